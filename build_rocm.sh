@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Builds the wheel of one cell on this machine. Needs Linux x86_64 and a Python from 3.10 to 3.14, no GPU, no ROCm.
+set -euo pipefail
+
+usage() {
+    cat <<'USAGE'
+usage: build_rocm.sh <flash-attn> <python> <torch> <rocm> [options]
+
+Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU and no ROCm.
+
+  build_rocm.sh 2.8.3 3.11 2.5.1 6.2
+  build_rocm.sh 2.8.3 3.11 2.5.1 6.2 --plan
+
+options:
+  --plan          print what would be done, as JSON, and stop
+  --backend NAME  ck or triton (default: ck where it is ready)
+  --dist DIR      where the wheel goes (default: dist in this repository)
+  --cache DIR     compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE,
+                  else $XDG_CACHE_HOME/rocm_wheels, else ~/.cache/rocm_wheels)
+
+environment:
+  PYTORCH_ROCM_ARCH or GPU_ARCHS  GPU targets: "gfx90a;gfx942", or native
+                                  (default: the GPU found here, else all common targets)
+  MAX_JOBS                        compile jobs at once (default: by cores and memory)
+  BUILD_TRITON_BACKEND            true: the triton wheel too (today it is the only one)
+USAGE
+}
+
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    if [[ $# -gt 1 ]]; then
+        printf '%s\n' "$2" >&2
+    fi
+    exit 5
+}
+
+# Prints the first Python that can run the pipeline.
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+        if "$name" -I -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    fail "no Python from 3.10 to 3.14 is on PATH (python3: $(python3 --version 2>&1 || echo none))" \
+        "Install one: apt-get install python3 python3-venv, or any other."
+}
+
+# Creates an empty environment with pip in it; Debian splits venv's pip off into a package of its own.
+make_venv() {
+    if "$python" -I -m venv --clear "$venv" >/dev/null 2>&1; then
+        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check "pip==$pip_version"
+    elif "$python" -I -m pip --version >/dev/null 2>&1 && "$python" -I -m venv --clear --without-pip "$venv"; then
+        "$python" -I -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check "pip==$pip_version"
+    else
+        fail "$python can neither make a virtual environment with pip nor run pip" \
+            "Install its venv package: apt-get install python3-venv."
+    fi
+}
+
+# Makes build/env anew when what it is made from has changed; the stamp is written last.
+environment() {
+    local stamp detail start=$SECONDS
+    stamp="$(cat "$root/pyproject.toml"; printf '%s\n' "$pip_version" "$root"; "$python" -I -c 'import sys; print(sys.executable, sys.version)')"
+    if [[ -x $venv/bin/python && -f $venv/stamp && "$(<"$venv/stamp")" == "$stamp" ]]; then
+        detail="unchanged"
+    else
+        make_venv
+        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:build"
+        printf '%s\n' "$root" >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
+        printf '%s\n' "$stamp" >"$venv/stamp"
+        detail="made with $("$venv/bin/python" -I --version)"
+    fi
+    printf '%-12s%7d s  %s, %s\n' environment $((SECONDS - start)) "${venv#"$PWD"/}" "$detail"
+}
+
+if [[ $# -eq 0 ]]; then
+    usage >&2
+    exit 2
+fi
+plan_option=--check
+for argument in "$@"; do
+    case $argument in
+        -h | --help) usage; exit 0 ;;
+        --plan) plan_option=--plan ;;
+    esac
+done
+
+root="$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+venv="$root/build/env"
+python="$(find_python)"
+
+# The plan needs nothing but the standard library: what cannot be built is refused before anything is installed.
+# -I keeps the directory and the Python settings of the caller out.
+"$python" -I -c '
+import sys
+
+sys.path.insert(0, sys.argv.pop(1))
+from rocm_wheels.cli import main
+
+sys.exit(main())
+' "$root" plan "$plan_option" "$@"
+if [[ $plan_option == --plan ]]; then
+    exit 0
+fi
+
+pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
+environment
+exec "$venv/bin/python" -I -m rocm_wheels build --dist "$root/dist" "$@"

@@ -1,0 +1,40 @@
+"""Fast attention: the API of flash-attn, with kernels compiled ahead of time."""
+
+from __future__ import annotations
+
+from flash_attn.runtime.build_info import load as _load
+
+_build = _load()
+__version__ = _build.version
+
+try:
+    from flash_attn.flash_attn_interface import (
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+        flash_attn_with_kvcache,
+    )
+    from flash_attn.runtime.info import backend_info
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    _wanted = f"torch {_build.torch_minor}" if _build.torch else "torch 2.5 or newer"
+    raise ImportError(
+        f"flash_attn {__version__} needs {_wanted}{f' for ROCm {_build.rocm}' if _build.rocm else ''}, "
+        "and no torch is installed: install it first"
+    ) from error
+
+__all__ = [
+    "__version__",
+    "backend_info",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]

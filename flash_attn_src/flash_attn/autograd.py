@@ -1,0 +1,328 @@
+"""Attention with a gradient: padding of the head dimension and the autograd functions, without checks.
+
+Tensors and options are those of the public functions in flash_attn.flash_attn_interface.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.functional import pad
+
+from flash_attn import ops
+from flash_attn.ops import maybe_contiguous
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Window = tuple[int, int]
+
+# The head dimension that backends get is a multiple of this.
+_HEAD_DIM_STEP = 8
+
+
+def _pad(x: torch.Tensor) -> torch.Tensor:
+    return pad(x, (0, -x.shape[-1] % _HEAD_DIM_STEP))
+
+
+def attend(
+    ctx: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Window,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    return_softmax: bool,
+    block_table: torch.Tensor | None,
+) -> Result:
+    """The forward of every function here; with a ctx it keeps what the backward needs."""
+    head_dim = q.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = head_dim**-0.5
+    if head_dim % _HEAD_DIM_STEP:
+        q, k, v = _pad(q), _pad(k), _pad(v)
+    else:
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        if k.stride(-1) != 1:
+            k = k.contiguous()
+        if v.stride(-1) != 1:
+            v = v.contiguous()
+    left, right = window_size
+    padded, softmax_lse, dmask, rng_state = ops.forward(
+        q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p,
+        return_softmax and dropout_p > 0.0,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
+    )  # fmt: skip
+    if ctx is not None:
+        ctx.save_for_backward(
+            q, k, v, padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k
+        )
+        ctx.options = (softmax_scale, causal, left, right, softcap, dropout_p, deterministic)
+        ctx.lengths = (max_seqlen_q, max_seqlen_k)
+        ctx.head_dim = head_dim
+        ctx.paged = block_table is not None
+    out = padded[..., :head_dim] if head_dim % _HEAD_DIM_STEP else padded
+    if not return_softmax:
+        return out
+    if dmask is None:
+        dmask = q.new_empty((0,))
+    if ctx is not None:
+        ctx.mark_non_differentiable(softmax_lse, dmask)
+    elif is_compiling():
+        softmax_lse, dmask = softmax_lse.detach(), dmask.detach()
+    return out, softmax_lse, dmask
+
+
+class _OnceOnly(torch.autograd.Function):
+    """Passes gradients through; a derivative of them raises instead of coming out as zero."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        return tuple(x.view_as(x) for x in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:  # noqa: ARG004
+        raise RuntimeError("flash_attn has no second derivative")
+
+
+def _gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.Tensor, ...]:
+    """What _first_gradients gives, guarded against a second derivative where one may be asked for."""
+    if is_compiling() or not torch.is_grad_enabled():
+        return _first_gradients(ctx, dout, packed)
+    with torch.no_grad():
+        gradients = _first_gradients(ctx, dout, packed)
+    return _OnceOnly.apply(torch.zeros((), requires_grad=True), *gradients)
+
+
+def _first_gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.Tensor, ...]:
+    """The gradients of the last `packed` of q, k, v in one tensor, stacked before the heads; 1 is none."""
+    if ctx.paged:
+        raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
+    q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    head_dim = ctx.head_dim
+    padded = head_dim % _HEAD_DIM_STEP != 0
+    if padded:
+        dout = _pad(dout)
+    elif not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
+        dout = maybe_contiguous(dout)
+    if packed == 1:
+        results = dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    else:
+        shape = k.shape
+        joint = torch.empty((*shape[:-2], packed, *shape[-2:]), dtype=k.dtype, device=k.device)
+        dk, dv = joint.select(-3, packed - 2), joint.select(-3, packed - 1)
+        if packed == 3:
+            dq = joint.select(-3, 0)
+            results = (joint,)
+        else:
+            dq = torch.empty_like(q)
+            results = (dq, joint)
+    softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
+    max_seqlen_q, max_seqlen_k = ctx.lengths
+    ops.backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
+        alibi_slopes, dropout_p, deterministic, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
+    if padded:
+        return tuple(x[..., :head_dim] for x in results)
+    return results
+
+
+class FlashAttnFunc(torch.autograd.Function):
+    """Autograd of flash_attn_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, None,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 1), *(None,) * 9
+
+
+class FlashAttnQKVPackedFunc(torch.autograd.Function):
+    """Autograd of flash_attn_qkvpacked_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        q, k, v = (qkv.detach().select(-3, part) for part in range(3))
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, None,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 3), *(None,) * 9
+
+
+class FlashAttnKVPackedFunc(torch.autograd.Function):
+    """Autograd of flash_attn_kvpacked_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        k, v = (kv.detach().select(-3, part) for part in range(2))
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, None,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 2), *(None,) * 9
+
+
+class FlashAttnVarlenFunc(torch.autograd.Function):
+    """Autograd of flash_attn_varlen_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        block_table: torch.Tensor | None,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, block_table,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 1), *(None,) * 14
+
+
+class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
+    """Autograd of flash_attn_varlen_qkvpacked_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        q, k, v = (qkv.detach().select(-3, part) for part in range(3))
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, None,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 3), *(None,) * 11
+
+
+class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
+    """Autograd of flash_attn_varlen_kvpacked_func, without its checks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Window,
+        softcap: float,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+        return_softmax: bool,
+        is_grad_enabled: bool = True,
+    ) -> Result:
+        k, v = (kv.detach().select(-3, part) for part in range(2))
+        return attend(
+            ctx if is_grad_enabled else None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_softmax, None,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, 2), *(None,) * 13

@@ -1,0 +1,268 @@
+"""Attention of one rectangular block of sequences, tile by tile, in plain PyTorch.
+
+All sequences of a call have the same two lengths. Memory beyond the inputs and outputs is bounded by
+`MAX_TILE_ELEMENTS` plus, in the backward, dk and dv in the accumulation type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+QUERY_TILE = 128
+KEY_TILE = 256
+MAX_TILE_ELEMENTS = 1 << 23  # scores held at once: 32 MiB in fp32
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What shapes the scores. Windows are counted in keys, -1 is open; causal is `right == 0`."""
+
+    scale: float
+    left: int
+    right: int
+    softcap: float
+    dropout_p: float
+    seed: tuple[int, int]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp64 for fp64, fp32 for every other type."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _tile_seed(*words: int) -> int:
+    """One well mixed 63-bit seed for the coordinates of a tile (the finaliser of SplitMix64)."""
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state >> 1
+
+
+def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def _key_spans(q0: int, q1: int, shift: int, seqlen_k: int, options: Options) -> Iterator[tuple[int, int]]:
+    """The key tiles that some query of q0..q1 sees; tiles start at multiples of KEY_TILE."""
+    first = max(0, q0 + shift - options.left) if options.left >= 0 else 0
+    last = min(seqlen_k, q1 + shift + options.right) if options.right >= 0 else seqlen_k
+    for k0 in range(first // KEY_TILE * KEY_TILE, last, KEY_TILE):
+        yield k0, min(k0 + KEY_TILE, seqlen_k)
+
+
+def _grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
+    """(b, s, h, d) as a view (b, heads_k, h / heads_k, s, d)."""
+    return x.unflatten(2, (heads_k, x.shape[2] // heads_k)).permute(0, 2, 3, 1, 4)
+
+
+class _Block:
+    """One chunk of the batch in (b, heads_k, group, s, d) layout, and the scores of its tiles."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        slopes: torch.Tensor | None,
+        options: Options,
+        coordinates: tuple[int, int],
+    ) -> None:
+        heads_k = k.shape[2]
+        self.q = _grouped(q, heads_k)
+        self.k = k.transpose(1, 2)
+        self.v = v.transpose(1, 2)
+        self.batch, _, self.group, self.seqlen_q, _ = self.q.shape
+        self.heads_k = heads_k
+        self.seqlen_k = k.shape[1]
+        self.shift = self.seqlen_k - self.seqlen_q
+        self.dtype = accumulation_dtype(q.dtype)
+        self.slopes = (
+            None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
+        )
+        self.options = options
+        self.coordinates = coordinates
+        self.generator = torch.Generator(device=q.device) if options.dropout_p > 0.0 else None
+
+    def query_spans(self) -> Iterator[tuple[int, int]]:
+        return _spans(0, self.seqlen_q, QUERY_TILE)
+
+    def key_spans(self, q0: int, q1: int) -> Iterator[tuple[int, int]]:
+        return _key_spans(q0, q1, self.shift, self.seqlen_k, self.options)
+
+    def rows(self, x: torch.Tensor, q0: int, q1: int) -> torch.Tensor:
+        """Query rows of a (b, heads_k, group, s, d) tensor as (b, heads_k, group * rows, d)."""
+        return x[:, :, :, q0:q1].to(self.dtype).flatten(2, 3)
+
+    def ungroup(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(2, (self.group, x.shape[2] // self.group))
+
+    def scores(
+        self, queries: torch.Tensor, keys: torch.Tensor, q0: int, q1: int, k0: int, k1: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(b, heads_k, group, rows, keys) scores, masked with -inf, and tanh of the capped ones."""
+        options = self.options
+        scores = self.ungroup(queries @ keys.transpose(-1, -2)) * options.scale
+        tanh = None
+        if options.softcap > 0.0:
+            tanh = torch.tanh(scores / options.softcap)
+            scores = tanh * options.softcap
+        if self.slopes is None and options.left < 0 and options.right < 0:
+            return scores, tanh
+        distance = (
+            torch.arange(k0, k1, device=scores.device)
+            - torch.arange(q0 + self.shift, q1 + self.shift, device=scores.device)[:, None]
+        )
+        if self.slopes is not None:
+            scores = scores - self.slopes * distance.abs()
+        if options.right >= 0 and k1 - 1 > q0 + self.shift + options.right:
+            scores = scores.masked_fill(distance > options.right, -torch.inf)
+        if options.left >= 0 and k0 < q1 - 1 + self.shift - options.left:
+            scores = scores.masked_fill(distance < -options.left, -torch.inf)
+        return scores, tanh
+
+    def kept(self, q0: int, q1: int, k0: int, k1: int) -> torch.Tensor:
+        """Dropout mask of a tile; a function of the seed and the tile's place, not of the order."""
+        assert self.generator is not None
+        self.generator.manual_seed(_tile_seed(*self.options.seed, *self.coordinates, q0, k0))
+        shape = (self.batch, self.heads_k, self.group, q1 - q0, k1 - k0)
+        drawn = torch.rand(shape, generator=self.generator, device=self.q.device)
+        return drawn >= self.options.dropout_p
+
+
+def _blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slopes: torch.Tensor | None,
+    options: Options,
+    sequence: int,
+) -> Iterator[tuple[slice, _Block]]:
+    """Chunks of the batch small enough for MAX_TILE_ELEMENTS."""
+    per_sequence = q.shape[2] * min(QUERY_TILE, q.shape[1]) * min(KEY_TILE, k.shape[1])
+    step = max(1, MAX_TILE_ELEMENTS // max(1, per_sequence))
+    for b0, b1 in _spans(0, q.shape[0], step):
+        chunk = slice(b0, b1)
+        chunk_slopes = None if slopes is None else slopes[chunk]
+        yield chunk, _Block(q[chunk], k[chunk], v[chunk], chunk_slopes, options, (sequence, b0))
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dmask: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    options: Options,
+    sequence: int = 0,
+) -> None:
+    """Fills out (b, sq, h, d), lse (b, h, sq) and, if given, dmask (b, h, sq, sk).
+
+    q (b, sq, h, d), k and v (b, sk, hk, d), slopes (b, h). A row without keys gets out 0, lse +inf.
+    dmask gets the probabilities, negative where dropped. `sequence` tells dropout masks apart.
+    """
+    for chunk, block in _blocks(q, k, v, slopes, options, sequence):
+        block_out = _grouped(out[chunk], block.heads_k)
+        block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
+        for q0, q1 in block.query_spans():
+            queries = block.rows(block.q, q0, q1)
+            shape = (block.batch, block.heads_k, block.group, q1 - q0, 1)
+            maximum = queries.new_full(shape, -torch.inf)
+            total = queries.new_zeros(shape)
+            summed = queries.new_zeros((*shape[:-1], v.shape[-1]))
+            for k0, k1 in block.key_spans(q0, q1):
+                keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
+                scores, _ = block.scores(queries, keys, q0, q1, k0, k1)
+                new_maximum = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+                # A row that has seen only -inf keeps weights of 0 instead of exp(-inf + inf).
+                origin = new_maximum.masked_fill(new_maximum == -torch.inf, 0.0)
+                weights = torch.exp(scores - origin)
+                correction = torch.exp(maximum - origin)
+                total = total * correction + weights.sum(-1, keepdim=True)
+                if options.dropout_p > 0.0:
+                    weights = weights * block.kept(q0, q1, k0, k1)
+                summed = summed * correction + block.ungroup(weights.flatten(2, 3) @ values)
+                maximum = new_maximum
+            undefined = (total == 0.0) | total.isnan()
+            factor = torch.where(undefined, 1.0, 1.0 / total) / (1.0 - options.dropout_p)
+            block_out[:, :, :, q0:q1] = (summed * factor).to(out.dtype)
+            row_lse = torch.where(undefined, torch.inf, maximum + torch.log(total))
+            block_lse[:, :, :, q0:q1] = row_lse.squeeze(-1)
+            if dmask is not None:
+                _fill_dmask(block, dmask[chunk], queries, row_lse, q0, q1)
+
+
+def _fill_dmask(
+    block: _Block, dmask: torch.Tensor, queries: torch.Tensor, row_lse: torch.Tensor, q0: int, q1: int
+) -> None:
+    grouped = dmask.unflatten(1, (block.heads_k, block.group))
+    tiny = torch.finfo(dmask.dtype).tiny
+    for k0, k1 in block.key_spans(q0, q1):
+        scores, _ = block.scores(queries, block.k[:, :, k0:k1].to(block.dtype), q0, q1, k0, k1)
+        probabilities = torch.exp(scores - row_lse)
+        # The sign must survive rounding to zero in the mask's type.
+        signed = torch.where(block.kept(q0, q1, k0, k1), probabilities, -probabilities.clamp_min(tiny))
+        signed = signed.masked_fill(scores == -torch.inf, 0.0)
+        grouped[:, :, :, q0:q1, k0:k1] = signed.to(dmask.dtype)
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    softmax_d: torch.Tensor,
+    slopes: torch.Tensor | None,
+    options: Options,
+    sequence: int = 0,
+) -> None:
+    """Fills dq, dk, dv (laid out as q, k, v) and softmax_d (b, h, sq) = rowsum(dout * out)."""
+    keep_scale = 1.0 / (1.0 - options.dropout_p)
+    for chunk, block in _blocks(q, k, v, slopes, options, sequence):
+        block_dq = _grouped(dq[chunk], block.heads_k)
+        block_dout = _grouped(dout[chunk], block.heads_k)
+        block_out = _grouped(out[chunk], block.heads_k)
+        block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
+        block_d = softmax_d[chunk].unflatten(1, (block.heads_k, block.group))
+        dkeys = torch.zeros(block.k.shape, dtype=block.dtype, device=k.device)
+        dvalues = torch.zeros(block.v.shape, dtype=block.dtype, device=v.device)
+        for q0, q1 in block.query_spans():
+            queries, douts = block.rows(block.q, q0, q1), block.rows(block_dout, q0, q1)
+            delta = block.ungroup((douts * block.rows(block_out, q0, q1)).sum(-1, keepdim=True))
+            block_d[:, :, :, q0:q1] = delta.squeeze(-1)
+            row_lse = block_lse[:, :, :, q0:q1, None].to(block.dtype)
+            dqueries = torch.zeros_like(queries)
+            for k0, k1 in block.key_spans(q0, q1):
+                keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
+                scores, tanh = block.scores(queries, keys, q0, q1, k0, k1)
+                weights = torch.exp(scores - row_lse)
+                dweights = block.ungroup(douts @ values.transpose(-1, -2))
+                used = weights
+                if options.dropout_p > 0.0:
+                    kept = block.kept(q0, q1, k0, k1) * keep_scale
+                    used, dweights = weights * kept, dweights * kept
+                dvalues[:, :, k0:k1] += used.flatten(2, 3).transpose(-1, -2) @ douts
+                dscores = weights * (dweights - delta)
+                if tanh is not None:
+                    dscores = dscores * (1.0 - tanh * tanh)
+                dscores = dscores.flatten(2, 3) * options.scale
+                dqueries += dscores @ keys
+                dkeys[:, :, k0:k1] += dscores.transpose(-1, -2) @ queries
+            block_dq[:, :, :, q0:q1] = block.ungroup(dqueries).to(dq.dtype)
+        dk[chunk] = dkeys.transpose(1, 2).to(dk.dtype)
+        dv[chunk] = dvalues.transpose(1, 2).to(dv.dtype)

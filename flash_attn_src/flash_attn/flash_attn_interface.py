@@ -1,0 +1,371 @@
+"""The public functions: checks, padding of the head dimension, autograd. Nothing here knows a backend.
+
+Options that all but flash_attn_with_kvcache share:
+
+dropout_p        probability in [0, 1) of dropping an attention weight; drawn from torch's default generator
+softmax_scale    factor of q @ k^T; default head_dim ** -0.5
+causal           query i sees keys up to i + seqlen_k - seqlen_q: aligned to the bottom right
+window_size      (left, right), in keys: query i sees keys i + seqlen_k - seqlen_q - left to ... + right;
+                 negative is open
+softcap          > 0: scores become softcap * tanh(score / softcap)
+alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqlen_q - j| is added to scores
+deterministic    the backward gives the same bits every time
+return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is
+                 fp32, +inf in rows that see no key. S_dmask, in q's dtype and for tests only, holds the
+                 probabilities, negative where dropped; it has shape (0,) without dropout
+
+Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of those of k.
+A row that sees no key gives 0. Wrong arguments raise TypeError or ValueError naming the argument, what
+came and what was wanted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen
+from flash_attn.autograd import (
+    FlashAttnFunc,
+    FlashAttnKVPackedFunc,
+    FlashAttnQKVPackedFunc,
+    FlashAttnVarlenFunc,
+    FlashAttnVarlenKVPackedFunc,
+    FlashAttnVarlenQKVPackedFunc,
+    Result,
+    Window,
+    attend,
+)
+from flash_attn.backends import select
+from flash_attn.backends import torch as torch_backend
+from flash_attn.ops import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+    _wrapped_flash_attn_backward,
+    _wrapped_flash_attn_forward,
+    _wrapped_flash_attn_varlen_backward,
+    _wrapped_flash_attn_varlen_forward,
+    maybe_contiguous,
+)
+
+__all__ = [
+    "FlashAttnFunc",
+    "FlashAttnKVPackedFunc",
+    "FlashAttnQKVPackedFunc",
+    "FlashAttnVarlenFunc",
+    "FlashAttnVarlenKVPackedFunc",
+    "FlashAttnVarlenQKVPackedFunc",
+    "_flash_attn_backward",
+    "_flash_attn_forward",
+    "_flash_attn_varlen_backward",
+    "_flash_attn_varlen_forward",
+    "_wrapped_flash_attn_backward",
+    "_wrapped_flash_attn_forward",
+    "_wrapped_flash_attn_varlen_backward",
+    "_wrapped_flash_attn_varlen_forward",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "maybe_contiguous",
+]
+
+
+def _op_has_autograd(deterministic: bool) -> bool:
+    """Under torch.compile the custom op brings its own autograd, which knows no `deterministic`.
+
+    Dynamo traces it where it refuses an autograd function: one tensor given for two arguments.
+    """
+    return is_compiling() and not deterministic
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
+
+    Returns out, shaped as q; with return_attn_probs also softmax_lse (batch, heads, seqlen_q) and S_dmask
+    (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
+    """
+    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and not _op_has_autograd(deterministic)
+    ):
+        return FlashAttnFunc.apply(
+            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim).
+
+    Its gradient comes as one tensor, without a copy.
+    """
+    check_packed("qkv", qkv, 5, 3)
+    q, k, v = qkv.unbind(-3)
+    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
+        return FlashAttnQKVPackedFunc.apply(
+            qkv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_func with k, v in one tensor (batch, seqlen_k, 2, heads_k, head_dim).
+
+    Its gradient comes as one tensor, without a copy.
+    """
+    check_packed("kv", kv, 5, 2)
+    k, v = kv.unbind(-3)
+    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or kv.requires_grad)
+        and not _op_has_autograd(deterministic)
+    ):
+        return FlashAttnKVPackedFunc.apply(
+            q, kv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Result:
+    """Attention of sequences end to end: q (total_q, heads, head_dim), k, v (total_k, heads_k, head_dim).
+
+    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), where each sequence starts and the last one ends.
+    max_seqlen_q, max_seqlen_k: the longest lengths, as ints or tensors of one element. With block_table,
+    int32 (batch, max_pages), k and v are pages (pages, page_size, heads_k, head_dim), and there is no
+    backward (RuntimeError). Rows of q outside every sequence give 0.
+
+    Returns out, shaped as q; with return_attn_probs also softmax_lse (heads, total_q) and S_dmask
+    (batch, heads, max_seqlen_q, max_seqlen_k). Options and errors: the module's docstring.
+    """
+    if type(max_seqlen_q) is not int:
+        max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
+    if type(max_seqlen_k) is not int:
+        max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
+    window_size = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
+        alibi_slopes, block_table,
+    )  # fmt: skip
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and not _op_has_autograd(deterministic)
+    ):
+        return FlashAttnVarlenFunc.apply(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_varlen_func with q, k, v in one tensor (total, 3, heads, head_dim).
+
+    cu_seqlens, int32 (batch + 1,), and max_seqlen serve queries and keys.
+    """
+    check_packed("qkv", qkv, 4, 3)
+    q, k, v = qkv.unbind(-3)
+    if type(max_seqlen) is not int:
+        max_seqlen = as_int("max_seqlen", max_seqlen)
+    window_size = check_varlen(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, window_size, softcap,
+        alibi_slopes, None,
+    )  # fmt: skip
+    if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
+        return FlashAttnVarlenQKVPackedFunc.apply(
+            qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
+            alibi_slopes, deterministic, return_attn_probs, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_varlen_func with k, v in one tensor (total_k, 2, heads_k, head_dim)."""
+    check_packed("kv", kv, 4, 2)
+    k, v = kv.unbind(-3)
+    if type(max_seqlen_q) is not int:
+        max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
+    if type(max_seqlen_k) is not int:
+        max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
+    window_size = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
+        alibi_slopes, None,
+    )  # fmt: skip
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or kv.requires_grad)
+        and not _op_has_autograd(deterministic)
+    ):
+        return FlashAttnVarlenKVPackedFunc.apply(
+            q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True,
+        )  # fmt: skip
+    return attend(
+        None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q (batch, seqlen_q, heads, head_dim) over a cache of keys and values; no backward.
+
+    k_cache, v_cache   (batch_cache, seqlen_cache, heads_k, head_dim), or with block_table, int32
+                       (batch, max_pages), pages (pages, page_size, heads_k, head_dim)
+    k, v               (batch, seqlen_new, heads_k, head_dim): written into the caches at cache_seqlens
+    rotary_cos, _sin   (places, rotary_dim / 2), q's dtype; with k only. New key i turns by the angle of place
+                       cache_seqlens + i; query i too if causal or in a window, else by that of cache_seqlens.
+                       rotary_interleaved pairs dims (0, 1), (2, 3), ..., else (i, i + rotary_dim / 2)
+    cache_seqlens      int or int32 (batch,): keys in the cache before k; default all. Required with k
+    cache_batch_idx    int32 (batch,): the row of the cache that each sequence uses; not with block_table
+    cache_leftpad      int32 (batch,): where each sequence's keys begin
+    num_splits         how many parts the keys are split into, 0 for a choice by shape: speed only
+
+    Returns out, shaped as q; with return_softmax_lse also softmax_lse (batch, heads, seqlen_q), fp32.
+    The other options and errors: the module's docstring.
+    """
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        length = as_int("cache_seqlens", cache_seqlens)
+        if isinstance(q, torch.Tensor) and q.dim() == 4:  # else the check below says what is wrong with q
+            cache_seqlens = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
+    if as_int("num_splits", num_splits) < 0:
+        raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
+    left, right = check_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        block_table, window_size, softcap, alibi_slopes,
+    )  # fmt: skip
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** -0.5
+    q = maybe_contiguous(q)
+    if k is not None and v is not None:
+        k, v = maybe_contiguous(k), maybe_contiguous(v)
+    kvcache = getattr(select(q), "kvcache", torch_backend.kvcache)
+    out, softmax_lse = kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+        block_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, alibi_slopes,
+        num_splits,
+    )  # fmt: skip
+    return (out, softmax_lse) if return_softmax_lse else out

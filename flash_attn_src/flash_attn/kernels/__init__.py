@@ -1,0 +1,1 @@
+"""Triton kernels by operation. These modules import Triton alone, never torch: the compile stage has no torch."""

@@ -1,0 +1,322 @@
+"""Backward attention in three kernels: delta, then dk and dv by blocks of keys, then dq by blocks of queries.
+
+With p = exp(s - lse) and delta = rowsum(dout * out): dv = p^T dout, ds = p * (dout v^T - delta),
+dq = scale * ds k, dk = scale * ds^T q (Dao et al., FlashAttention, 2022, algorithm 4). Each output element
+is summed by one program in a fixed order, so the result is the same in every run.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flash_attn.kernels.common import (
+    HAS_ALIBI,
+    LOG2E,
+    RUNTIME_ARGUMENTS,
+    alibi_bias,
+    capped_scores,
+    deep_dot,
+    keep_mask,
+    key_bounds,
+    key_span,
+    load_tile,
+    query_bounds,
+    query_span,
+    row_stride,
+    store_tile,
+    visible,
+)
+
+
+@triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
+def attn_bwd_delta(
+    out, dout, delta,
+    cu_seqlens_q,
+    stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
+    nheads, seqlen_q, head_dim, m_blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(dout * out) in fp32, laid out as lse is. Grid: m_blocks * nheads * batch."""
+    pid = tl.program_id(0)
+    m_block = pid % m_blocks
+    plane = pid // m_blocks
+    head = plane % nheads
+    batch = plane // nheads
+    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
+    first = m_block * BLOCK_M
+    if first >= sq:
+        return
+    batch64 = batch.to(tl.int64)
+    row64 = (q_start + first).to(tl.int64)
+    head64 = (head * VEC).to(tl.int64)
+    out += batch64 * stride_ob * VEC + head64 * stride_oh + row64 * stride_om * VEC
+    dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm * VEC
+    delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+    offs_m = tl.arange(0, BLOCK_M)
+    rows = sq - first
+    o_tile = load_tile(out, 0, offs_m, row_stride(stride_om, VEC), rows, head_dim * VEC, BLOCK_D, True, True)
+    g_tile = load_tile(dout, 0, offs_m, row_stride(stride_gm, VEC), rows, head_dim * VEC, BLOCK_D, True, True)
+    tl.store(delta + offs_m, tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1), mask=offs_m < rows)
+
+
+@triton.jit
+def _grad_scores(
+    s, dp, lse, delta, rows, cols, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
+    softcap, slope, p_dropout, rng_state, plane, MASK: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk). rows and cols, lse and delta come
+    broadcast to the tile's orientation; lse in natural units, +inf where a row saw no key, so p is 0 there."""
+    if EXTRA:
+        s, slope_of_cap = capped_scores(s * scale, softcap)
+        s += alibi_bias(slope, rows, cols, shift)
+        p = tl.exp2((s - lse) * LOG2E)
+    else:
+        p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
+    if MASK:
+        p = tl.where(visible(rows, cols, shift, seqlen_k, window_left, window_right), p, 0.0)
+    kept = p
+    if EXTRA:
+        if p_dropout > 0.0:
+            keep = keep_mask(rng_state, p_dropout, plane, rows, cols)
+            rescale = 1.0 / (1.0 - p_dropout)
+            kept = tl.where(keep, p * rescale, 0.0)
+            dp = tl.where(keep, dp * rescale, 0.0)
+    ds = p * (dp - delta)
+    if EXTRA:
+        ds = ds * slope_of_cap
+    return kept, ds
+
+
+@triton.jit
+def _dkdv_tile(
+    dk, dv, k, v, k_rows, v_rows, q, dout, lse, delta, m, first, cols, seqlen_q, seqlen_k,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+    scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
+    offs_m = tl.arange(0, BLOCK_M)
+    rows = m + offs_m
+    q_tile = load_tile(q, m, offs_m, stride_qm, seqlen_q, head_dim, BLOCK_D, MASK, PAD_D)
+    g_tile = load_tile(dout, m, offs_m, stride_gm, seqlen_q, head_dim, BLOCK_D, MASK, PAD_D)
+    if MASK:
+        lse_row = tl.load(lse + rows, mask=rows < seqlen_q, other=float("inf"))
+        delta_row = tl.load(delta + rows, mask=rows < seqlen_q, other=0.0)
+    else:
+        lse_row = tl.load(lse + rows)
+        delta_row = tl.load(delta + rows)
+    if DEPTH < BLOCK_D:
+        s = deep_dot(
+            k_rows, 0, cols - first, stride_kn, seqlen_k - first, q, m, offs_m, stride_qm, seqlen_q,
+            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, DEPTH,
+        )  # fmt: skip
+        dp = deep_dot(
+            v_rows, 0, cols - first, stride_vn, seqlen_k - first, dout, m, offs_m, stride_gm, seqlen_q,
+            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, DEPTH,
+        )  # fmt: skip
+    else:
+        s = tl.dot(k, tl.trans(q_tile), input_precision="ieee")
+        dp = tl.dot(v, tl.trans(g_tile), input_precision="ieee")
+    p, ds = _grad_scores(
+        s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_q, seqlen_k,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
+    )  # fmt: skip
+    dv = tl.dot(p.to(g_tile.dtype), g_tile, dv, input_precision="ieee")
+    dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
+def attn_bwd_dkdv(
+    q, k, v, dout, lse, delta, dk, dv,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    scale, softcap, p_dropout,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
+    stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
+    stride_lb, stride_lh, stride_ab,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N keys of one key head, all query heads of its group.
+    Grid: n_blocks * (nheads / group) * batch. Units as in `attn_fwd`."""
+    pid = tl.program_id(0)
+    n_block = pid % n_blocks
+    nheads_k = nheads // group
+    kv_head = pid // n_blocks % nheads_k
+    batch = pid // n_blocks // nheads_k
+
+    k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
+    first = n_block * BLOCK_N
+    if first >= sk:
+        return
+    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
+    shift = sk - sq
+    head_dim *= VEC
+    stride_qm = row_stride(stride_qm, VEC)
+    stride_gm = row_stride(stride_gm, VEC)
+    stride_kn = row_stride(stride_kn, VEC)
+    stride_vn = row_stride(stride_vn, VEC)
+    stride_dkn = row_stride(stride_dkn, VEC)
+    stride_dvn = row_stride(stride_dvn, VEC)
+
+    batch64 = batch.to(tl.int64)
+    q_row64 = q_start.to(tl.int64)
+    row64 = (k_start + first).to(tl.int64)
+    head64 = (kv_head * VEC).to(tl.int64)
+    k += batch64 * stride_kb * VEC + head64 * stride_kh + row64 * stride_kn
+    v += batch64 * stride_vb * VEC + head64 * stride_vh + row64 * stride_vn
+    dk += batch64 * stride_dkb * VEC + head64 * stride_dkh + row64 * stride_dkn
+    dv += batch64 * stride_dvb * VEC + head64 * stride_dvh + row64 * stride_dvn
+    q += batch64 * stride_qb * VEC + q_row64 * stride_qm
+    dout += batch64 * stride_gb * VEC + q_row64 * stride_gm
+    lse += batch64 * stride_lb + q_row64
+    delta += batch64 * stride_lb + q_row64
+
+    offs_n = tl.arange(0, BLOCK_N)
+    cols = first + offs_n
+    k_tile = load_tile(k, 0, offs_n, stride_kn, sk - first, head_dim, BLOCK_D, True, PAD_D)
+    v_tile = load_tile(v, 0, offs_n, stride_vn, sk - first, head_dim, BLOCK_D, True, PAD_D)
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
+    skipped = full_hi - full_lo
+    for head in range(kv_head * group, kv_head * group + group):
+        q_head = q + head * (stride_qh.to(tl.int64) * VEC)
+        g_head = dout + head * (stride_gh.to(tl.int64) * VEC)
+        lse_head = lse + head * stride_lh.to(tl.int64)
+        delta_head = delta + head * stride_lh.to(tl.int64)
+        plane = batch * nheads + head
+        slope = 0.0
+        if EXTRA:
+            if flags & HAS_ALIBI:
+                slope = tl.load(alibi_slopes + batch * stride_ab + head)
+        for m in tl.range(full_lo, full_hi, BLOCK_M):
+            dk_acc, dv_acc = _dkdv_tile(
+                dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+                scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+            )  # fmt: skip
+        for i in tl.range(lo, hi - skipped, BLOCK_M):
+            m = tl.where(i < full_lo, i, i + skipped)
+            dk_acc, dv_acc = _dkdv_tile(
+                dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+                scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+            )  # fmt: skip
+    dk_acc *= scale
+    store_tile(dk, dk_acc, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D)
+    store_tile(dv, dv_acc, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D)
+
+
+@triton.jit
+def _dq_tile(
+    dq, q, g, q_rows, g_rows, lse, delta, k, v, n, first, rows, seqlen_q, seqlen_k,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+    scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One block of keys against a block of queries."""
+    offs_n = tl.arange(0, BLOCK_N)
+    cols = n + offs_n
+    k_tile = load_tile(k, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+    if DEPTH < BLOCK_D:
+        s = deep_dot(
+            q_rows, 0, rows - first, stride_qm, seqlen_q - first, k, n, offs_n, stride_kn, seqlen_k,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+        )  # fmt: skip
+        dp = deep_dot(
+            g_rows, 0, rows - first, stride_gm, seqlen_q - first, v, n, offs_n, stride_vn, seqlen_k,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+        )  # fmt: skip
+    else:
+        v_tile = load_tile(v, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
+        dp = tl.dot(g, tl.trans(v_tile), input_precision="ieee")
+    _, ds = _grad_scores(
+        s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_q, seqlen_k,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
+    )  # fmt: skip
+    return tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
+def attn_bwd_dq(
+    q, k, v, dout, lse, delta, dq,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    scale, softcap, p_dropout,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
+    stride_dqb, stride_dqm, stride_dqh,
+    stride_lb, stride_lh, stride_ab,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
+    pid = tl.program_id(0)
+    m_block = m_blocks - 1 - pid % m_blocks
+    plane = pid // m_blocks
+    head = plane % nheads
+    batch = plane // nheads
+    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
+    first = m_block * BLOCK_M
+    if first >= sq:
+        return
+    k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
+    shift = sk - sq
+    head_dim *= VEC
+    stride_qm = row_stride(stride_qm, VEC)
+    stride_kn = row_stride(stride_kn, VEC)
+    stride_vn = row_stride(stride_vn, VEC)
+    stride_gm = row_stride(stride_gm, VEC)
+    stride_dqm = row_stride(stride_dqm, VEC)
+
+    batch64 = batch.to(tl.int64)
+    row64 = (q_start + first).to(tl.int64)
+    head64 = (head * VEC).to(tl.int64)
+    kv_head = (head // group * VEC).to(tl.int64)
+    q += batch64 * stride_qb * VEC + head64 * stride_qh + row64 * stride_qm
+    dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm
+    dq += batch64 * stride_dqb * VEC + head64 * stride_dqh + row64 * stride_dqm
+    k += batch64 * stride_kb * VEC + kv_head * stride_kh + k_start.to(tl.int64) * stride_kn
+    v += batch64 * stride_vb * VEC + kv_head * stride_vh + k_start.to(tl.int64) * stride_vn
+    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+    delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+
+    slope = 0.0
+    if EXTRA:
+        if flags & HAS_ALIBI:
+            slope = tl.load(alibi_slopes + batch * stride_ab + head)
+    offs_m = tl.arange(0, BLOCK_M)
+    rows = first + offs_m
+    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D, True, PAD_D)
+    g_tile = load_tile(dout, 0, offs_m, stride_gm, sq - first, head_dim, BLOCK_D, True, PAD_D)
+    lse_row = tl.load(lse + offs_m, mask=rows < sq, other=float("inf"))
+    delta_row = tl.load(delta + offs_m, mask=rows < sq, other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    for n in tl.range(full_lo, full_hi, BLOCK_N):
+        acc = _dq_tile(
+            acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+            scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+        )  # fmt: skip
+    skipped = full_hi - full_lo
+    for i in tl.range(lo, hi - skipped, BLOCK_N):
+        n = tl.where(i < full_lo, i, i + skipped)
+        acc = _dq_tile(
+            acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+            scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+        )  # fmt: skip
+    acc *= scale
+    store_tile(dq, acc, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D)

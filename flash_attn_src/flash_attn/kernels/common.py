@@ -1,0 +1,185 @@
+"""Device functions that the attention kernels share: which sequence, which keys, which scores."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flash_attn.kernels import flags
+
+HAS_CU_SEQLENS_Q = tl.constexpr(flags.HAS_CU_SEQLENS_Q)
+HAS_CU_SEQLENS_K = tl.constexpr(flags.HAS_CU_SEQLENS_K)
+HAS_SEQUSED_K = tl.constexpr(flags.HAS_SEQUSED_K)
+HAS_LEFTPAD_K = tl.constexpr(flags.HAS_LEFTPAD_K)
+HAS_ALIBI = tl.constexpr(flags.HAS_ALIBI)
+
+MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
+CAN_ASSUME = tl.constexpr(hasattr(tl, "assume"))  # from Triton 3.2 on
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+# The JIT may not fold these into a kernel when they happen to be 1 or a multiple of 16: it would compile anew.
+RUNTIME_ARGUMENTS = (
+    "nheads", "group", "seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "m_blocks", "n_blocks",
+    "flags", "scale", "softcap", "p_dropout", "stride_lb", "stride_lh", "stride_ab",
+    *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bmnh"),
+)  # fmt: skip
+
+
+@triton.jit
+def row_stride(stride, VEC: tl.constexpr):
+    """A row stride in elements, from units of 16 bytes. What is assumed of it lets AMD's compiler prove that
+    offsets within a tile stay below 2 GiB and use buffer instructions: masks become bounds, not branches."""
+    if CAN_ASSUME:
+        tl.assume(stride >= 0)
+        tl.assume(stride < MAX_ROW_STRIDE)
+    return stride * VEC
+
+
+@triton.jit
+def query_span(batch, seqlen, cu_seqlens_q, flags):
+    """First row and length of a batch entry's queries."""
+    start = batch * 0
+    if flags & HAS_CU_SEQLENS_Q:
+        start = tl.load(cu_seqlens_q + batch)
+        seqlen = tl.load(cu_seqlens_q + batch + 1) - start
+    return start, seqlen
+
+
+@triton.jit
+def key_span(batch, seqlen, cu_seqlens_k, seqused_k, leftpad_k, flags):
+    """First row and length of a batch entry's keys, after seqused_k and leftpad_k."""
+    start = batch * 0
+    if flags & HAS_CU_SEQLENS_K:
+        start = tl.load(cu_seqlens_k + batch)
+        seqlen = tl.load(cu_seqlens_k + batch + 1) - start
+    if flags & HAS_SEQUSED_K:
+        seqlen = tl.load(seqused_k + batch)
+    if flags & HAS_LEFTPAD_K:
+        pad = tl.load(leftpad_k + batch)
+        start += pad
+        seqlen -= pad
+    return start, seqlen
+
+
+@triton.jit
+def key_bounds(first, rows, shift, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
+    """Key range [lo, hi) that the query rows [first, first + rows) see, and the part [full_lo, full_hi)
+    of it, in whole blocks, where every row sees every key and no mask is needed. All but hi are multiples of
+    BLOCK. Row i sees keys i + shift - window_left .. i + shift + window_right."""
+    last = first + rows - 1
+    hi = tl.maximum(tl.minimum(seqlen_k, last + shift + window_right + 1), 0)
+    lo = tl.minimum(tl.maximum(first + shift - window_left, 0), hi) // BLOCK * BLOCK
+    full_lo = (tl.maximum(last + shift - window_left, 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_hi = tl.maximum(tl.minimum(seqlen_k, first + shift + window_right + 1), 0) // BLOCK * BLOCK
+    full_lo = tl.minimum(tl.maximum(full_lo, lo), tl.cdiv(hi, BLOCK) * BLOCK)
+    full_hi = tl.maximum(full_hi, full_lo)
+    return lo, full_lo, full_hi, hi
+
+
+@triton.jit
+def query_bounds(first, cols, shift, seqlen_q, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
+    """Query range that sees any of the keys [first, first + cols), and the unmasked part of it: the transpose
+    of `key_bounds`. A block of keys that reaches beyond seqlen_k is masked throughout."""
+    last = tl.minimum(first + cols, seqlen_k) - 1
+    hi = tl.maximum(tl.minimum(seqlen_q, last - shift + window_left + 1), 0)
+    lo = tl.minimum(tl.maximum(first - shift - window_right, 0), hi) // BLOCK * BLOCK
+    full_lo = (tl.maximum(first + cols - 1 - shift - window_right, 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_hi = tl.maximum(tl.minimum(seqlen_q, first - shift + window_left + 1), 0) // BLOCK * BLOCK
+    full_lo = tl.minimum(tl.maximum(full_lo, lo), tl.cdiv(hi, BLOCK) * BLOCK)
+    full_hi = tl.maximum(full_hi, full_lo)
+    if first + cols > seqlen_k:
+        full_hi = full_lo
+    return lo, full_lo, full_hi, hi
+
+
+@triton.jit
+def load_tile(
+    base, start, offsets, stride, limit, head_dim,
+    BLOCK_D: tl.constexpr, MASK: tl.constexpr, PAD_D: tl.constexpr,
+):  # fmt: skip
+    """Rows start + offsets of a matrix, as (rows, BLOCK_D); zeros beyond row `limit` (only with MASK) and beyond
+    column `head_dim` (only with PAD_D)."""
+    offs_d = tl.arange(0, BLOCK_D)
+    pointers = base + start * stride.to(tl.int64) + (offsets[:, None] * stride + offs_d[None, :])
+    if MASK and PAD_D:
+        inside = ((start + offsets)[:, None] < limit) & (offs_d[None, :] < head_dim)
+        tile = tl.load(pointers, mask=inside, other=0.0)
+    elif MASK:
+        tile = tl.load(pointers, mask=(start + offsets)[:, None] < limit, other=0.0)
+    elif PAD_D:
+        tile = tl.load(pointers, mask=offs_d[None, :] < head_dim, other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def deep_dot(
+    a, a_start, a_offsets, a_stride, a_limit, b, b_start, b_offsets, b_stride, b_limit, head_dim,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of a times rows of b, transposed, over the head dim in pieces of DEPTH that are read from memory.
+
+    For targets whose registers cannot hold a whole operand: without matrix cores a thread keeps entire rows.
+    """
+    product = tl.zeros((ROWS, COLS), tl.float32)
+    for d in tl.range(0, BLOCK_D, DEPTH):
+        a_part = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH, True, True)
+        b_part = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH, True, True)
+        product = tl.dot(a_part, tl.trans(b_part), product, input_precision="ieee")
+    return product
+
+
+@triton.jit
+def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
+    """Stores rows `offsets` of a tile, in the element type of `base`, up to row `limit` and column `head_dim`."""
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = (offsets[:, None] < limit) & (offs_d[None, :] < head_dim)
+    tl.store(
+        base + (offsets[:, None] * stride + offs_d[None, :]), tile.to(base.dtype.element_ty), mask=inside
+    )
+
+
+@triton.jit
+def visible(rows, cols, shift, seqlen_k, window_left, window_right):
+    """Which keys the rows see. One unsigned comparison an element: -window_left <= cols - rows - shift <=
+    window_right, where columns beyond seqlen_k are moved to the left of every window."""
+    edge = tl.where(cols < seqlen_k, cols - shift + window_left, -1)
+    return (edge - rows).to(tl.uint32, bitcast=True) <= (window_left + window_right).to(tl.uint32)
+
+
+@triton.jit
+def capped_scores(s, softcap):
+    """softcap * tanh(s / softcap), and its derivative with respect to s; (s, 1) where softcap is 0."""
+    slope = tl.full(s.shape, 1.0, tl.float32)
+    if softcap > 0.0:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1): no overflow on either side, and every target has exp2.
+        tanh = 1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E / softcap)) + 1.0)
+        slope = 1.0 - tanh * tanh
+        s = softcap * tanh
+    return s, slope
+
+
+@triton.jit
+def alibi_bias(slope, rows, cols, shift):
+    """-slope * distance from the diagonal that ends in the bottom right corner."""
+    return -slope * tl.abs(rows + shift - cols).to(tl.float32)
+
+
+@triton.jit
+def keep_mask(rng_state, p_dropout, plane, rows, cols):
+    """Dropout's keep mask: Philox of (seed, offset) in rng_state, a pure function of plane (batch and head),
+    row and column, so that every kernel and every tiling draws the same."""
+    seed = tl.load(rng_state)
+    offset = tl.load(rng_state + 1)
+    zero = (rows + cols) * 0
+    bits, _, _, _ = tl.philox(
+        seed,
+        (cols + zero).to(tl.uint32),
+        (rows + zero).to(tl.uint32),
+        (zero + plane).to(tl.uint32),
+        (zero + offset.to(tl.int32)).to(tl.uint32),
+    )
+    return (bits >> 8).to(tl.float32) * (1.0 / 16777216.0) >= p_dropout

@@ -1,0 +1,18 @@
+"""Values that kernels and their callers agree on: the bits of `flags`, and what stands for an open window."""
+
+from __future__ import annotations
+
+# Which of the optional pointers are real. Run-time bits instead of specialised kernels: one scalar branch a
+# program is free, a second copy of every code object is not.
+HAS_CU_SEQLENS_Q = 1
+HAS_CU_SEQLENS_K = 2
+HAS_SEQUSED_K = 4
+HAS_LEFTPAD_K = 8
+HAS_ALIBI = 16
+
+# Wider than any sequence (which must be shorter), and so small that a position, a shift and a window add up
+# within an int32.
+OPEN_WINDOW = 1 << 29
+
+# Row strides are smaller than this, in units of 16 bytes: 128 rows of a tile then span less than 2 GiB.
+MAX_ROW_STRIDE = 1 << 20

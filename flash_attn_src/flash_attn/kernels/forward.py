@@ -1,0 +1,152 @@
+"""Forward attention: out = softmax(scale * q k^T + masks) v, tile by tile with an online softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flash_attn.kernels.common import (
+    HAS_ALIBI,
+    LN2,
+    LOG2E,
+    RUNTIME_ARGUMENTS,
+    alibi_bias,
+    capped_scores,
+    deep_dot,
+    keep_mask,
+    key_bounds,
+    key_span,
+    load_tile,
+    query_span,
+    row_stride,
+    store_tile,
+    visible,
+)
+
+
+@triton.jit
+def _tile(
+    acc, m_i, l_i, q, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
+    stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+    softcap, slope, p_dropout, rng_state, plane,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One block of keys. q is the tile, q_rows points at its first row; k_head and v_head point at key 0; m_i and l_i are in units of log2."""
+    offs_n = tl.arange(0, BLOCK_N)
+    cols = n + offs_n
+    if DEPTH < BLOCK_D:
+        s = deep_dot(
+            q_rows, 0, rows - first, stride_qm, seqlen_q - first, k_head, n, offs_n, stride_kn, seqlen_k,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+        )  # fmt: skip
+    else:
+        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+    if EXTRA:
+        s, _ = capped_scores(s * scale, softcap)
+        s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
+        c = LOG2E
+    else:
+        c = scale * LOG2E  # positive: a negative scale would make the maximum a minimum, and comes with EXTRA
+    if MASK:
+        seen = visible(rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
+        s = tl.where(seen, s, float("-inf"))
+    m_new = tl.maximum(m_i, tl.max(s, 1) * c)
+    # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
+    m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
+    p = tl.exp2(s * c - m_sub[:, None])
+    alpha = tl.exp2(m_i - m_sub)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    if EXTRA:
+        if p_dropout > 0.0:
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, rows[:, None], cols[None, :]), p, 0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+    return acc, m_new, l_i
+
+
+@triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
+def attn_fwd(
+    q, k, v, out, lse,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    scale, softcap, p_dropout,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
+    stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
+    stride_lb, stride_lh, stride_ab,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M query rows of one head. Grid: m_blocks * nheads * batch.
+
+    Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
+    every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
+    """
+    pid = tl.program_id(0)
+    m_block = pid % m_blocks
+    plane = pid // m_blocks
+    head = plane % nheads
+    batch = plane // nheads
+    # The last rows see the most keys when causal: start them first, so that the short ones fill the tail.
+    m_block = m_blocks - 1 - m_block
+
+    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
+    first = m_block * BLOCK_M
+    if first >= sq:
+        return
+    k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
+    shift = sk - sq
+    head_dim *= VEC
+    stride_qm = row_stride(stride_qm, VEC)
+    stride_kn = row_stride(stride_kn, VEC)
+    stride_vn = row_stride(stride_vn, VEC)
+    stride_om = row_stride(stride_om, VEC)
+
+    batch64 = batch.to(tl.int64)
+    row64 = (q_start + first).to(tl.int64)
+    q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm
+    kv_head = (head // group * VEC).to(tl.int64)
+    k += batch64 * stride_kb * VEC + kv_head * stride_kh + k_start.to(tl.int64) * stride_kn
+    v += batch64 * stride_vb * VEC + kv_head * stride_vh + k_start.to(tl.int64) * stride_vn
+    out += batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
+    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+
+    slope = 0.0
+    if EXTRA:
+        if flags & HAS_ALIBI:
+            slope = tl.load(alibi_slopes + batch * stride_ab + head)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    rows = first + offs_m
+    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D, True, PAD_D)
+
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    for n in tl.range(full_lo, full_hi, BLOCK_N):
+        acc, m_i, l_i = _tile(
+            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk, stride_qm, stride_kn, stride_vn, head_dim, scale, shift,
+            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+        )  # fmt: skip
+    # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
+    skipped = full_hi - full_lo
+    for i in tl.range(lo, hi - skipped, BLOCK_N):
+        n = tl.where(i < full_lo, i, i + skipped)
+        acc, m_i, l_i = _tile(
+            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk, stride_qm, stride_kn, stride_vn, head_dim, scale, shift,
+            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+        )  # fmt: skip
+
+    empty = l_i == 0.0
+    inverse = 1.0 / tl.where(empty, 1.0, l_i)
+    if EXTRA:
+        inverse = inverse / (1.0 - p_dropout)
+    acc = acc * inverse[:, None]
+    store_tile(out, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+    lse_rows = tl.where(empty, float("inf"), (m_i + tl.log2(l_i)) * LN2)
+    tl.store(lse + offs_m, lse_rows, mask=rows < sq)

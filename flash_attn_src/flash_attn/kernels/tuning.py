@@ -1,0 +1,88 @@
+"""Launch parameters of every kernel per GPU family, operation, element size and head-dim bucket.
+
+One table, read by the ahead-of-time compiler and by the JIT path.
+
+cuda: measured on an H200 with Triton 3.6 (2026-11-21, bf16, dims 64 and 128); the others follow by size.
+cdna, rdna2, rdna3, rdna4: no such GPU was at hand. Each row is the largest tile of a list whose compiled code
+spills no vector register to memory, on every target of the family; `python -m rocm_wheels inspect` shows what
+became of it. Kernels with softcap, ALiBi and dropout hold more values a score, so they have rows of their own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flash_attn.runtime.variants import Variant
+
+
+class Config(NamedTuple):
+    """One launch configuration. depth: head-dim piece of the score products, 0 for the whole at once
+    (see `common.deep_dot`). options: the compiler's own, beside warps and stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int = 1
+    depth: int = 0
+    options: tuple[tuple[str, int], ...] = ()
+
+
+def family(target: str) -> str:
+    """The tuning family of a target: targets of one family share their tiles."""
+    for prefix, name in _FAMILIES:
+        if target.startswith(prefix):
+            return name
+    raise ValueError(f"no tuning for target {target!r}: add its family to flash_attn/kernels/tuning.py")
+
+
+def config(target: str, variant: Variant) -> Config:
+    """The launch configuration of one variant on one target. Raises ValueError for an unknown target."""
+    if variant.op == "bwd-delta":
+        return Config(64 if variant.block_d <= 64 else 16, 0, 4)
+    bits = 32 if variant.dtype == "fp32" else 16
+    plain, extra = _TABLE[family(target)][variant.op, bits, variant.block_d]
+    return extra if variant.extra else plain
+
+
+_FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna4"))
+
+C = Config
+_TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
+    # (op, element bits, head-dim bucket): (plain, with softcap, ALiBi and dropout)
+    "cuda": {
+        ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 64): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 128): (C(64, 64, 4, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 256): (C(64, 32, 4, 2), C(64, 32, 4, 2)),
+        ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
+        ("fwd", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("fwd", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("fwd", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+        ("bwd-dkdv", 16, 32): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 64): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 128): (C(64, 128, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+        ("bwd-dq", 16, 32): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dq", 16, 64): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dq", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dq", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dq", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dq", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dq", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
+        ("bwd-dq", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+    },
+}
+# provisional
+for fam, bm, bn in (("cdna", 64, 32), ("rdna2", 16, 16), ("rdna3", 32, 16), ("rdna4", 32, 16)):
+    _TABLE[fam] = {
+        (op, bits, d): (C(16, 16, 4), C(16, 16, 4))
+        if d == 256 or bits == 32
+        else ((C(bm, bn, 4), C(bm, bn, 4)))
+        for op in ("fwd", "bwd-dkdv", "bwd-dq")
+        for bits in (16, 32)
+        for d in (32, 64, 128, 256)
+    }

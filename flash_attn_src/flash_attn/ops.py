@@ -1,0 +1,401 @@
+"""The custom ops flash_attn::*, and the two calls that everything else makes: `forward` and `backward`.
+
+In eager mode those call the backend itself, as dispatching through a custom op costs more than a small
+kernel. Under torch.compile, torch.export, a dispatch mode or with a tensor subclass they go through the
+ops, which carry fakes. Shapes, dtypes and units: flash_attn.backends.torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from flash_attn.backends import select
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+_OPTIONS = "float dropout_p, float softmax_scale, bool causal"
+_DENSE_SCHEMA = (
+    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, SymInt window_size_left, SymInt window_size_right, "
+    "float softcap, Tensor? alibi_slopes, bool return_softmax) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_VARLEN_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+    f"SymInt max_seqlen_k, {_OPTIONS}, SymInt window_size_left=-1, SymInt window_size_right=-1, "
+    "float softcap=0.0, Tensor? alibi_slopes=None, bool return_softmax=False, Tensor? block_table=None, "
+    "Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
+_GRADIENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+    "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv"
+)
+_DENSE_BACKWARD_SCHEMA = (
+    f"({_GRADIENTS}, {_OPTIONS}, SymInt window_size_left, SymInt window_size_right, float softcap, "
+    "Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None) -> Tensor"
+)
+_VARLEN_BACKWARD_SCHEMA = (
+    f"({_GRADIENTS}, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    f"{_OPTIONS}, SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
+    "bool deterministic, Tensor? rng_state=None, bool zero_tensors=False) -> Tensor"
+)
+
+
+def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x, or a contiguous copy where its last dimension is strided."""
+    return x.contiguous() if x.stride(-1) != 1 else x
+
+
+def _lse_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def _complete(
+    q: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
+    out, softmax_lse, dmask, rng_state = results
+    if dmask is None:
+        dmask = torch.empty((0,), dtype=q.dtype, device=q.device)
+    if rng_state is None:
+        rng_state = torch.zeros((2,), dtype=torch.int64, device=q.device)
+    return out, softmax_lse, dmask, rng_state
+
+
+def _fake_results(
+    q: torch.Tensor, lse_shape: tuple[int, ...], dmask_shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty(q.shape, dtype=q.dtype, device=q.device),
+        torch.empty(lse_shape, dtype=_lse_dtype(q), device=q.device),
+        torch.empty(dmask_shape, dtype=q.dtype, device=q.device),
+        torch.empty((2,), dtype=torch.int64, device=q.device),
+    )
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), schema=_DENSE_SCHEMA)
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    return_softmax: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless asked for and dropout_p > 0."""
+    q, k, v = (maybe_contiguous(x) for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    results = select(q).forward(
+        *(q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap),
+        *(alibi_slopes, dropout_p, return_softmax, None),
+        *(None, None, q.shape[1], k.shape[1], None, None, None),
+    )
+    return _complete(q, results)
+
+
+@_flash_attn_forward.register_fake
+def _flash_attn_forward_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,  # noqa: ARG001
+    dropout_p: float,
+    softmax_scale: float,  # noqa: ARG001
+    causal: bool,  # noqa: ARG001
+    window_size_left: int,  # noqa: ARG001
+    window_size_right: int,  # noqa: ARG001
+    softcap: float,  # noqa: ARG001
+    alibi_slopes: torch.Tensor | None,  # noqa: ARG001
+    return_softmax: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, seqlen_q, heads, _ = q.shape
+    dmask_shape = (batch, heads, seqlen_q, k.shape[1]) if return_softmax and dropout_p > 0.0 else (0,)
+    return _fake_results(q, (batch, heads, seqlen_q), dmask_shape)
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
+def _flash_attn_varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    zero_tensors: bool = False,  # noqa: ARG001 - rows outside every sequence are always zero
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same for packed sequences; S_dmask is (batch, heads, max_seqlen_q, max_seqlen_k)."""
+    q, k, v = (maybe_contiguous(x) for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    results = select(q).forward(
+        *(q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap),
+        *(alibi_slopes, dropout_p, return_softmax, None),
+        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table),
+    )
+    return _complete(q, results)
+
+
+@_flash_attn_varlen_forward.register_fake
+def _flash_attn_varlen_forward_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,  # noqa: ARG001
+    v: torch.Tensor,  # noqa: ARG001
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,  # noqa: ARG001
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,  # noqa: ARG001
+    causal: bool,  # noqa: ARG001
+    window_size_left: int = -1,  # noqa: ARG001
+    window_size_right: int = -1,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    alibi_slopes: torch.Tensor | None = None,  # noqa: ARG001
+    return_softmax: bool = False,
+    block_table: torch.Tensor | None = None,  # noqa: ARG001
+    leftpad_k: torch.Tensor | None = None,  # noqa: ARG001
+    seqused_k: torch.Tensor | None = None,  # noqa: ARG001
+    zero_tensors: bool = False,  # noqa: ARG001
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    total, heads, _ = q.shape
+    batch = cu_seqlens_q.shape[0] - 1
+    dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax and dropout_p > 0.0 else (0,)
+    return _fake_results(q, (heads, total), dmask_shape)
+
+
+@torch.library.custom_op(
+    "flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"), schema=_DENSE_BACKWARD_SCHEMA
+)
+def _flash_attn_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Writes dq, dk, dv (each that is not None); returns softmax_d, shaped as softmax_lse."""
+    dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
+    return select(q).backward(
+        *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
+        *(window_size_left, window_size_right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
+        *(None, None, q.shape[1], k.shape[1]),
+    )
+
+
+@torch.library.custom_op(
+    "flash_attn::_flash_attn_varlen_backward",
+    mutates_args=("dq", "dk", "dv"),
+    schema=_VARLEN_BACKWARD_SCHEMA,
+)
+def _flash_attn_varlen_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+    zero_tensors: bool = False,  # noqa: ARG001
+) -> torch.Tensor:
+    """The same for packed sequences; softmax_d is (heads, total_q)."""
+    dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
+    return select(q).backward(
+        *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
+        *(window_size_left, window_size_right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
+        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+    )
+
+
+@_flash_attn_backward.register_fake
+@_flash_attn_varlen_backward.register_fake
+def _backward_fake(*args: object, **kwargs: object) -> torch.Tensor:
+    softmax_lse = kwargs["softmax_lse"] if "softmax_lse" in kwargs else args[5]
+    assert isinstance(softmax_lse, torch.Tensor)
+    return torch.empty_like(softmax_lse)
+
+
+_wrapped_flash_attn_forward = torch.ops.flash_attn._flash_attn_forward
+_wrapped_flash_attn_varlen_forward = torch.ops.flash_attn._flash_attn_varlen_forward
+_wrapped_flash_attn_backward = torch.ops.flash_attn._flash_attn_backward
+_wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, _ = inputs
+    out, softmax_lse, _, rng_state = output
+    ctx.save_for_backward(q, k, v, out, softmax_lse, alibi_slopes, rng_state)
+    ctx.options = (dropout_p, softmax_scale, causal, left, right, softcap)
+
+
+def _op_backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, softmax_lse, alibi_slopes, rng_state = ctx.saved_tensors
+    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    _wrapped_flash_attn_backward(
+        *(dout, q, k, v, out, softmax_lse, *gradients, *ctx.options, alibi_slopes, False, rng_state)
+    )
+    return *gradients, *(None,) * 8
+
+
+def _setup_varlen_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    tensors, lengths, options = inputs[:5], inputs[5:7], inputs[7:13]
+    alibi_slopes, _, block_table, leftpad_k, seqused_k, _ = inputs[13:]
+    out, softmax_lse, _, rng_state = output
+    ctx.save_for_backward(*tensors, out, softmax_lse, alibi_slopes, rng_state)
+    ctx.lengths = lengths
+    ctx.options = options
+    ctx.inference = block_table is not None or leftpad_k is not None or seqused_k is not None
+
+
+def _varlen_op_backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    if ctx.inference:
+        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
+    q, k, v, cu_seqlens_q, cu_seqlens_k, out, softmax_lse, alibi_slopes, rng_state = ctx.saved_tensors
+    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    _wrapped_flash_attn_varlen_backward(
+        *(dout, q, k, v, out, softmax_lse, *gradients, cu_seqlens_q, cu_seqlens_k, *ctx.lengths),
+        *(*ctx.options, alibi_slopes, False, rng_state),
+    )
+    return *gradients, *(None,) * 16
+
+
+_flash_attn_forward.register_autograd(_op_backward, setup_context=_setup_context)
+_flash_attn_varlen_forward.register_autograd(_varlen_op_backward, setup_context=_setup_varlen_context)
+
+
+def is_traced(q: torch.Tensor) -> bool:
+    """Whether the call has to go through the custom ops."""
+    if is_compiling():
+        return True
+    kind = type(q)
+    return (kind is not torch.Tensor and kind is not torch.nn.Parameter) or _dispatch_modes() > 0 or q.is_meta
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    return_softmax: bool,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    block_table: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(out, softmax_lse, S_dmask or None or (0,), rng_state or None), eager or traced."""
+    if is_traced(q):
+        if cu_seqlens_q is None or cu_seqlens_k is None:
+            return _wrapped_flash_attn_forward(
+                q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
+            )
+        return _wrapped_flash_attn_varlen_forward(
+            *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale),
+            *(causal, left, right, softcap, alibi_slopes, return_softmax, block_table),
+        )
+    return select(q).forward(
+        q, k, v, None, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, return_softmax,
+        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
+    )  # fmt: skip
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    deterministic: bool,
+    rng_state: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> None:
+    """Writes dq, dk, dv, eager or traced."""
+    if is_traced(q):
+        gradients = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
+        options = (
+            dropout_p,
+            softmax_scale,
+            causal,
+            left,
+            right,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            rng_state,
+        )
+        if cu_seqlens_q is None:
+            _wrapped_flash_attn_backward(*gradients, *options)
+        else:
+            lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+            _wrapped_flash_attn_varlen_backward(*gradients, *lengths, *options)
+        return
+    select(q).backward(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
+        alibi_slopes, dropout_p, deterministic, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip

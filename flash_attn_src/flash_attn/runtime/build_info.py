@@ -1,0 +1,48 @@
+"""What the wheel was built from: `_build_info.json`, which the build puts beside the package's modules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_PATH = Path(__file__).resolve().parent.parent / "_build_info.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildInfo:
+    """The defaults are those of a source tree. torch and rocm are the wheel's, "" where it is for any."""
+
+    version: str = "2.8.3"
+    label: str = ""
+    backend: str = "triton"
+    targets: tuple[str, ...] = ()
+    torch: str = ""
+    rocm: str = ""
+    python: str = ""
+    compiler: str = ""
+
+    @property
+    def torch_minor(self) -> str:
+        """Major and minor version of the wheel's torch, "2.5"; "" for any."""
+        return ".".join(self.torch.split(".")[:2])
+
+
+def read(path: Path) -> BuildInfo:
+    """The build info in a file; the defaults if there is none. Keys that are not known here are left out."""
+    if not path.is_file():
+        return BuildInfo()
+    data = json.loads(path.read_text(encoding="utf-8"))
+    known = {name: data[name] for name in BuildInfo.__dataclass_fields__ if data.get(name) is not None}
+    known["targets"] = tuple(known.get("targets", ()))
+    return BuildInfo(**known)
+
+
+@cache
+def load() -> BuildInfo:
+    """The build info of this installation."""
+    return read(_PATH)
+
+
+VERSION: str = load().version

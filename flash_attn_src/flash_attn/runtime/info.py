@@ -1,0 +1,94 @@
+"""`backend_info()`: what runs here, and what stands in the way of running on the GPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from flash_attn.runtime.build_info import BuildInfo, load
+
+
+def backend_info() -> dict[str, Any]:
+    """Build, machine and problems of this installation.
+
+    backend, version, label: of the wheel. torch: {"wheel", "running"} versions. targets: GPU targets with
+    kernels in the wheel. device_targets: targets of the GPUs here. launcher: path of the GPU driver library
+    that kernels are launched through, None if there is none. problems: sentences, each with its remedy.
+    """
+    build = load()
+    device_targets = _device_targets()
+    launcher, problems = _launcher()
+    return {
+        "backend": build.backend,
+        "version": build.version,
+        "label": build.label,
+        "torch": {"wheel": build.torch or None, "running": torch.__version__},
+        "targets": list(build.targets),
+        "device_targets": device_targets,
+        "launcher": launcher,
+        "problems": [
+            *torch_problems(build, torch.__version__, torch.version.hip),
+            *_target_problems(build, device_targets),
+            *problems,
+        ],
+    }
+
+
+def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]:
+    """What does not fit between the wheel and the torch that runs (its version, its HIP version or None)."""
+    problems = []
+    minor = ".".join(running.split(".")[:2])
+    if build.torch_minor and minor != build.torch_minor:
+        problems.append(
+            f"this wheel was built for torch {build.torch_minor}, torch {running} is running: install torch "
+            f"{build.torch_minor}, or the flash_attn wheel labelled torch{minor}"
+        )
+    if build.rocm and hip is None:
+        problems.append(
+            f"this wheel was built for ROCm {build.rocm}, torch {running} is not a ROCm build: install torch "
+            f"{build.torch_minor or minor} for ROCm {build.rocm}"
+        )
+    return problems
+
+
+def _device_targets() -> list[str]:
+    """Distinct targets of the visible GPUs, such as gfx942 or sm_90, sorted."""
+    if not torch.cuda.is_available():
+        return []
+    targets = set()
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        if torch.version.hip:
+            targets.add(properties.gcnArchName.split(":")[0])
+        else:
+            targets.add(f"sm_{properties.major}{properties.minor}")
+    return sorted(targets)
+
+
+def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
+    if not build.targets:
+        return []
+    return [
+        f"this wheel has kernels for {', '.join(build.targets)}, a GPU here is a {target}: build one with "
+        f"PYTORCH_ROCM_ARCH={target}, or install a Triton that can compile at run time"
+        for target in device_targets
+        if target not in build.targets
+    ]
+
+
+def _launcher() -> tuple[str | None, list[str]]:
+    platform = "hip" if torch.version.hip else "cuda" if torch.version.cuda else None
+    if platform is None:
+        return None, []
+    try:
+        module = importlib.import_module("flash_attn._launcher")
+    except ModuleNotFoundError:
+        return None, []
+    except ImportError as error:
+        return None, [f"the launcher does not load ({error}): reinstall the wheel"]
+    try:
+        return module.bind(platform), []
+    except RuntimeError as error:
+        return None, [f"no GPU driver: {error}"]

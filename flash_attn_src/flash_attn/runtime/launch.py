@@ -1,0 +1,159 @@
+"""From a variant to something that launches: code object of the store, or Triton's JIT where the store has none.
+
+Both kinds have `launch(device, stream, grid_x, grid_y, grid_z, *args)`, the tile sizes `block_m`, `block_n`, and
+`pointer(tensor)`, which turns a tensor into the form in which `launch` takes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flash_attn.runtime import store
+from flash_attn.runtime.store import KernelError
+from flash_attn.runtime.variants import Variant
+
+
+class StoreKernel:
+    """A code object of the store, launched through the driver that torch has loaded."""
+
+    __slots__ = ("block_m", "block_n", "launch", "name")
+    pointer = staticmethod(torch.Tensor.data_ptr)
+
+    @staticmethod
+    def optional(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
+        """Optional tensors (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state)."""
+        return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+    def __init__(self, archive: store.Store, name: str) -> None:
+        from flash_attn import _launcher
+
+        entry = archive.kernels[name]
+        _launcher.bind("cuda" if archive.target.startswith("sm_") else "hip")
+        kernel = _launcher.Kernel(
+            archive.image(name), entry["symbol"], entry["params"], entry["shared"], entry["threads"], name
+        )
+        self.name = name
+        self.block_m: int = entry["constants"].get("BLOCK_M", 0)
+        self.block_n: int = entry["constants"].get("BLOCK_N", 0)
+        self.launch: Callable[..., None] = kernel.launch
+
+
+class JitKernel:
+    """The same kernel, compiled by the installed Triton at its first call."""
+
+    __slots__ = ("block_m", "block_n", "function", "name", "options")
+
+    def __init__(self, variant: Variant, target: str) -> None:
+        from flash_attn.kernels import launches
+
+        spec = launches.specification(variant, target)
+        module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
+        self.name = variant.name
+        self.block_m: int = spec.constants.get("BLOCK_M", 0)
+        self.block_n: int = spec.constants.get("BLOCK_N", 0)
+        self.function = getattr(module, spec.symbol)
+        self.options = {**spec.constants, **spec.options}
+
+    @staticmethod
+    def pointer(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @staticmethod
+    def optional(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """As `StoreKernel.optional`. The JIT types a kernel by its arguments, so an absent one needs a stand-in
+        of the right type; the kernel never reads it."""
+        dtypes = (torch.int32, torch.int32, torch.int32, torch.int32, torch.float32, torch.int64)
+        device = "cpu" if interpreting() else "cuda"
+        return tuple(
+            torch.empty(1, dtype=dtype, device=device) if tensor is None else tensor
+            for tensor, dtype in zip(tensors, dtypes)
+        )
+
+    def launch(self, device: int, stream: int, x: int, y: int, z: int, *args: Any) -> None:
+        """Triton launches on torch's current stream, which is what `stream` names."""
+        if x * y * z == 0:
+            return
+        if device >= 0:
+            with torch.cuda.device(device):
+                self.function[(x, y, z)](*args, **self.options)
+        else:
+            self.function[(x, y, z)](*args, **self.options)
+
+
+def device_target(device: int) -> str:
+    """The GPU target of a torch device: "gfx942", "sm_90"."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def usable_triton() -> str | None:
+    """Why Triton's JIT cannot serve this process, or None when it can."""
+    try:
+        import triton
+    except ImportError as error:
+        return f"Triton cannot be imported ({error})"
+    if tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2]) < (3, 1):
+        return f"Triton {triton.__version__} is older than 3.1"
+    return None
+
+
+_kernels: dict[tuple[int, Variant], StoreKernel | JitKernel] = {}
+_lock = threading.Lock()
+_warned: set[str] = set()
+
+
+def kernel(device: int, variant: Variant) -> StoreKernel | JitKernel:
+    """The kernel of a variant for a device; found once, then remembered.
+
+    Raises KernelError where neither the store nor a JIT has it.
+    """
+    found = _kernels.get((device, variant))
+    if found is None:
+        with _lock:
+            found = _kernels.get((device, variant))
+            if found is None:
+                found = _kernels[device, variant] = _find(device, variant)
+    return found
+
+
+def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
+    if device < 0:  # Triton's interpreter, which takes CPU tensors
+        return JitKernel(variant, "gfx942")
+    target = device_target(device)
+    archive = store.open_store(target)
+    if archive is not None and variant.name in archive.kernels:
+        return StoreKernel(archive, variant.name)
+
+    present = ", ".join(store.targets()) or "none"
+    if archive is None:
+        lack = f"this flash_attn has no kernels for {target} (device {device}); its targets: {present}"
+    else:
+        lack = f"this flash_attn has no kernel {variant.name} for {target}"
+    reason = usable_triton()
+    if reason is not None:
+        raise KernelError(
+            f"{lack}, and {reason}. Build a wheel that has it: "
+            f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh <flash-attn> <python> <torch> <rocm>"
+        )
+    if target not in _warned:
+        _warned.add(target)
+        warnings.warn(
+            f"{lack}: Triton compiles kernels at their first call instead, which takes seconds each",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    return JitKernel(variant, target)
+
+
+def interpreting() -> bool:
+    """Whether Triton interprets kernels on the CPU, as the tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

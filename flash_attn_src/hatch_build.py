@@ -1,0 +1,226 @@
+"""Build hooks: the version and dependencies of a cell, and the compiled parts of its wheel.
+
+The wheel pipeline describes the cell through FLASH_ATTN_* variables and hands over what it compiled.
+With nothing set this is a user's own build: the kernels are compiled here, for the GPUs of this machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_ROOT = Path(__file__).resolve().parent
+_DEFAULT_VERSION = "2.8.3"
+_OLDEST_TORCH = "2.5"
+
+
+def _tools() -> Path:
+    """The directory of rocm_wheels: beside this one in the repository, inside it in an sdist."""
+    for parent in (_ROOT, _ROOT.parent):
+        if (parent / "rocm_wheels" / "versions.toml").is_file():
+            return parent / "rocm_wheels"
+    raise SystemExit(f"error: no rocm_wheels in {_ROOT} or beside it: build from a whole checkout or sdist")
+
+
+@functools.cache
+def _checkout() -> Path:
+    """A directory with rocm_wheels and flash_attn_src in it, as rocm_wheels expects to find them."""
+    tools = _tools()
+    if tools.parent == _ROOT.parent:
+        return tools.parent
+    checkout = Path(tempfile.mkdtemp(prefix="flash_attn-sdist-"))
+    atexit.register(shutil.rmtree, checkout, ignore_errors=True)
+    shutil.copytree(tools, checkout / "rocm_wheels")
+    (checkout / "flash_attn_src").symlink_to(_ROOT)
+    return checkout
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Errors of rocm_wheels end the build with their message and remedy, without a traceback."""
+    parent = str(_checkout())
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+    from rocm_wheels.errors import RocmWheelsError
+
+    try:
+        yield
+    except RocmWheelsError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modules, which a dataclass needs
+    """The wheel asked for through the environment."""
+
+    version: str
+    label: str
+    python: str
+    torch: str | None
+    backend: str
+    rocm: str | None
+    kernels: Path | None
+    launcher: Path | None
+    compile: bool
+
+    @classmethod
+    def from_environment(cls) -> _Request:
+        env = {key: value for key, value in os.environ.items() if value}
+        kernels, launcher = env.get("FLASH_ATTN_KERNELS"), env.get("FLASH_ATTN_LAUNCHER")
+        if (kernels is None) != (launcher is None):
+            raise SystemExit("error: FLASH_ATTN_KERNELS and FLASH_ATTN_LAUNCHER go together: set both")
+        return cls(
+            version=env.get("FLASH_ATTN_VERSION", _DEFAULT_VERSION),
+            label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
+            python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
+            torch=env.get("FLASH_ATTN_TORCH"),
+            backend=env.get("FLASH_ATTN_BACKEND", "triton"),
+            rocm=env.get("FLASH_ATTN_ROCM"),
+            kernels=Path(kernels) if kernels else None,
+            launcher=Path(launcher) if launcher else None,
+            compile=kernels is None and env.get("FLASH_ATTENTION_SKIP_CUDA_BUILD", "FALSE").upper() != "TRUE",
+        )
+
+    @property
+    def full_version(self) -> str:
+        return f"{self.version}+{self.label}" if self.label else self.version
+
+    @property
+    def requires(self) -> list[str]:
+        return [f"torch=={self.torch}.*" if self.torch else f"torch>={_OLDEST_TORCH}", "einops"]
+
+    @property
+    def tag(self) -> str:
+        """The launcher runs on every Python, the cell is for one; a wheel without it is for all."""
+        if self.launcher is None:
+            return "py3-none-any"
+        python = "cp" + self.python.replace(".", "")
+        return f"{python}-{python}-linux_x86_64"
+
+
+class MetadataHook(MetadataHookInterface):
+    """Version and dependencies of the wheel asked for."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        request = _Request.from_environment()
+        with _plain_errors():
+            from rocm_wheels import versions
+            from rocm_wheels.errors import UnknownVersion
+
+            known = versions.load().flash_attn
+            if request.version not in known:
+                raise UnknownVersion(
+                    f"FLASH_ATTN_VERSION={request.version} is not known", remedy=f"known: {', '.join(known)}"
+                )
+        metadata["version"] = request.full_version
+        metadata["dependencies"] = request.requires
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """Puts kernels, launcher and build info into the wheel, rocm_wheels into the sdist."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name == "sdist":
+            tools = _tools()
+            for path in sorted(tools.glob("*.*")):
+                build_data["force_include"][str(path)] = f"rocm_wheels/{path.name}"
+            return
+        if version == "editable":
+            return
+        request = _Request.from_environment()
+        self._check_metadata(request)
+        self._scratch = tempfile.TemporaryDirectory(prefix="flash_attn-")
+        scratch = Path(self._scratch.name)
+        if request.compile:
+            request = _compiled(request, scratch)
+        stores = sorted(request.kernels.glob("*.zip")) if request.kernels else []
+        if request.kernels and not stores:
+            raise SystemExit(f"error: FLASH_ATTN_KERNELS={request.kernels} holds no <target>.zip")
+        files = {f"flash_attn/_kernels/{store.name}": store for store in stores}
+        if request.launcher:
+            files["flash_attn/_launcher.abi3.so"] = request.launcher
+        files["flash_attn/_build_info.json"] = _write_build_info(request, stores, scratch)
+        build_data["force_include"].update((str(path), name) for name, path in files.items())
+        build_data["pure_python"] = request.launcher is None
+        build_data["tag"] = request.tag
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+        if scratch := getattr(self, "_scratch", None):
+            scratch.cleanup()
+
+    def _check_metadata(self, request: _Request) -> None:
+        """An sdist's version and dependencies are fixed (PEP 643), whatever the environment asks for."""
+        version, requires = self.metadata.version, self.metadata.core.dependencies
+        if version != request.full_version or set(requires) != set(request.requires):
+            raise SystemExit(
+                f"error: this sdist is {version} with {', '.join(requires)};"
+                f" {request.full_version} with {', '.join(request.requires)} was asked for\n"
+                "build from a checkout, or unset FLASH_ATTN_{VERSION,LOCAL_VERSION,TORCH}"
+            )
+
+
+def _compiled(request: _Request, scratch: Path) -> _Request:
+    """The request with kernels for the GPUs at hand and the launcher, both compiled here."""
+    with _plain_errors():
+        from rocm_wheels import versions
+        from rocm_wheels.machine import survey
+        from rocm_wheels.plan import TARGET_VARIABLES, parallel_jobs
+        from rocm_wheels.targets import known_targets
+
+        data, machine = versions.load(), survey(os.environ)
+        named = next((os.environ[name] for name in TARGET_VARIABLES if os.environ.get(name)), "native")
+        requested = [entry for entry in re.split(r"[;,\s]+", named) if entry]
+        targets = known_targets(data, machine.gpus if requested == ["native"] else requested)
+        if not targets:
+            raise SystemExit(
+                "error: no AMD GPU is visible on this machine, so it is not known what to compile for\n"
+                'name the targets: PYTORCH_ROCM_ARCH="gfx942;gfx1100", or build without kernels:'
+                " FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE (CPU tensors, and Triton's JIT where it is installed)"
+            )
+        from rocm_wheels import kernels, launcher
+        from rocm_wheels.cli import default_cache
+
+        cache = default_cache()
+        stores = kernels.compile_store(targets, cache=cache, jobs=parallel_jobs(data, os.environ, machine))
+        collected = scratch / "kernels"
+        collected.mkdir()
+        for target, store in stores.items():
+            shutil.copyfile(store, collected / f"{target}.zip")
+        return request._replace(kernels=collected, launcher=launcher.build(scratch, cache=cache))
+
+
+def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> Path:
+    """_build_info.json: what the installed package knows of its own build."""
+    compilers = set()
+    for store in stores:
+        with zipfile.ZipFile(store) as archive:
+            compiler = json.loads(archive.read("manifest.json"))["compiler"]
+        compilers.add(f"{compiler['name']} {compiler['version']}")
+    if len(compilers) > 1:
+        raise SystemExit(f"error: the stores come from several compilers: {', '.join(sorted(compilers))}")
+    info = {
+        "version": request.version,
+        "label": request.label,
+        "torch": request.torch,
+        "rocm": request.rocm,
+        "python": request.python,
+        "backend": request.backend,
+        "targets": [store.stem for store in stores],
+        "compiler": next(iter(compilers), None),
+    }
+    path = scratch / "_build_info.json"
+    path.write_text(json.dumps(info, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import torch
+from flash_attn.bert_padding import index_first_axis, index_put_first_axis, pad_input, unpad_input
+
+
+def _mask(lengths: list[int], seqlen: int) -> torch.Tensor:
+    return (torch.arange(seqlen) < torch.tensor(lengths)[:, None]).int()
+
+
+def test_unpad_gives_tokens_places_and_lengths() -> None:
+    hidden = torch.arange(3 * 4 * 2, dtype=torch.float32).view(3, 4, 2)
+    tokens, indices, cu_seqlens, longest, counted = unpad_input(hidden, _mask([2, 0, 3], 4))
+    assert indices.tolist() == [0, 1, 8, 9, 10]
+    assert indices.dtype is torch.int64
+    assert cu_seqlens.tolist() == [0, 2, 2, 5]
+    assert cu_seqlens.dtype is torch.int32
+    assert longest == 3
+    assert type(longest) is int
+    assert counted.tolist() == [2, 0, 3]
+    assert torch.equal(tokens, hidden.view(12, 2)[indices])
+
+
+def test_unused_tokens_keep_their_place_and_do_not_count() -> None:
+    hidden = torch.randn(2, 4, 3)
+    mask = _mask([2, 1], 4)
+    unused = _mask([3, 3], 4) - mask
+    tokens, indices, cu_seqlens, longest, counted = unpad_input(hidden, mask, unused)
+    assert cu_seqlens.tolist() == [0, 3, 6]
+    assert longest == 3
+    assert counted.tolist() == [2, 1]
+    assert torch.equal(tokens, hidden.view(8, 3)[indices])
+
+
+def test_bool_masks() -> None:
+    hidden = torch.randn(2, 4)
+    mask = _mask([2, 4], 4)
+    for got, wanted in zip(unpad_input(hidden, mask.bool()), unpad_input(hidden, mask), strict=True):
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
+    unused = torch.zeros(2, 4, dtype=torch.bool)
+    assert unpad_input(hidden, mask.bool(), unused)[3] == 4
+
+
+def test_pad_inverts_unpad() -> None:
+    hidden = torch.randn(3, 5, 2, 4)
+    mask = _mask([5, 1, 0], 5)
+    tokens, indices, *_ = unpad_input(hidden, mask)
+    assert torch.equal(pad_input(tokens, indices, 3, 5), hidden * mask[:, :, None, None])
+
+
+def test_gradients() -> None:
+    hidden = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    mask = _mask([3, 2], 4)
+
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        tokens, indices, *_ = unpad_input(x, mask)
+        return pad_input(tokens.sin(), indices, 2, 4)
+
+    assert torch.autograd.gradcheck(there_and_back, (hidden,))
+    indices = torch.tensor([4, 0, 2])
+    rows = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: index_first_axis(x, indices), (rows,))
+    values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: index_put_first_axis(x, indices, 6), (values,))

@@ -1,0 +1,414 @@
+"""The pure PyTorch backend against attention by the book, through the public functions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import flash_attn
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+from flash_attn.backends import tiles
+from flash_attn.backends import torch as backend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+torch.set_num_threads(2)
+
+
+def _tensors(
+    batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seqlen_q * 1000 + seqlen_k * 10 + dim)
+    shapes = [(batch, seqlen_q, heads, dim)] + [(batch, seqlen_k, heads_k, dim)] * 2
+    return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
+
+
+def _check(tensors: tuple[torch.Tensor, ...], call: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Forward, lse and the three gradients, within twice the error of PyTorch in the same type."""
+    q, k, v = tensors
+    dtype = q.dtype
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **call)
+    dout = torch.randn(out.shape).to(dtype)
+    got = torch.autograd.grad(out, tensors, dout)
+
+    def run(compute: torch.dtype) -> tuple[torch.Tensor, ...]:
+        o, stat = reference.attention(q, k, v, dtype=compute, **wanted)
+        return o, stat, *torch.autograd.grad(o, tensors, dout.to(compute))
+
+    exact, rough = run(torch.float64), run(dtype)
+    assert_close("out", out, exact[0], rough=rough[0], dtype=dtype)
+    assert_close("lse", lse, exact[1], tiny=2e-6, dtype=torch.float32)
+    for name, value, best, worse in zip(("dq", "dk", "dv"), got, exact[2:], rough[2:], strict=True):
+        assert_close(name, value, best, rough=worse, dtype=dtype)
+
+
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "left": {"window": (20, -1)},
+    "right": {"window": (-1, 5)},
+    "both": {"window": (30, 11)},
+    "causal window": {"causal": True, "window": (17, 40)},
+    "diagonal": {"window": (0, 0)},
+}
+SIZES = [(1, 1), (1, 300), (131, 131), (64, 333), (300, 65), (257, 7)]
+
+
+def _call(options: dict[str, Any]) -> dict[str, Any]:
+    return {"window_size" if key == "window" else key: value for key, value in options.items()}
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), SIZES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask: str, seqlen_q: int, seqlen_k: int) -> None:
+    tensors = _tensors(2, seqlen_q, seqlen_k, 2, 1, 16, torch.float32)
+    _check(tensors, _call(MASKS[mask]), MASKS[mask])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dim", [1, 12, 40, 64, 256])
+def test_dtypes_and_head_dims(dtype: torch.dtype, dim: int) -> None:
+    _check(_tensors(2, 70, 90, 3, 3, dim, dtype), {"causal": True}, {"causal": True})
+
+
+@pytest.mark.parametrize(("heads", "heads_k"), [(6, 1), (6, 2), (6, 3), (4, 4)])
+def test_grouped_heads(heads: int, heads_k: int) -> None:
+    _check(_tensors(2, 33, 47, heads, heads_k, 24, torch.bfloat16), {}, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 1.5},
+        {"softcap": 30.0, "causal": True},
+        {"softmax_scale": 0.7},
+        {"alibi": 1},
+        {"alibi": 2, "causal": True},
+        {"alibi": 2, "window": (25, 3), "softcap": 2.0},
+    ],
+    ids=str,
+)
+def test_scores(options: dict[str, Any]) -> None:
+    options = dict(options)
+    tensors = _tensors(2, 140, 301, 4, 2, 16, torch.float32)
+    rank = options.pop("alibi", 0)
+    if rank:
+        options["alibi_slopes"] = torch.rand((2, 4) if rank == 2 else (4,)) * 0.3
+    _check(tensors, _call(options), options)
+
+
+@pytest.mark.parametrize("extra", [{}, {"causal": True, "softcap": 2.0}, {"window": (40, 10)}], ids=str)
+def test_dropout(extra: dict[str, Any]) -> None:
+    tensors = _tensors(2, 150, 270, 4, 2, 16, torch.float32)
+    state = torch.get_rng_state()
+    _, _, dmask = flash_attn.flash_attn_func(*tensors, dropout_p=0.3, return_attn_probs=True, **_call(extra))
+    assert dmask.shape == (2, 4, 150, 270)
+    kept = dmask >= 0
+    seen = reference.visible(150, 270, extra.get("causal", False), extra.get("window", (-1, -1)))
+    fraction = float(kept[:, :, seen].float().mean())
+    assert abs(fraction - 0.7) < 0.01
+    plain, _ = reference.attention(*tensors, **extra)
+    identity = torch.eye(270)[None, :, None].expand(2, 270, 2, 270)
+    probabilities, _ = reference.attention(tensors[0], tensors[1], identity, **extra)
+    assert_close("|S_dmask|", dmask.abs().transpose(1, 2), probabilities, tiny=1e-6)
+    # The same state of the generator gives the same mask, forward and backward.
+    torch.set_rng_state(state)
+    _check(tensors, {"dropout_p": 0.3, **_call(extra)}, {"dropout_p": 0.3, "kept": kept, **extra})
+    assert not torch.allclose(flash_attn.flash_attn_func(*tensors, dropout_p=0.3), plain)
+
+
+def test_dropout_differs_between_calls_sequences_and_heads() -> None:
+    q = torch.randn(2, 64, 2, 8)
+    masks = [
+        flash_attn.flash_attn_func(q, q, q, dropout_p=0.5, return_attn_probs=True)[2] >= 0 for _ in range(2)
+    ]
+    views = [mask[b, h] for mask in masks for b in range(2) for h in range(2)]
+    for a, b in itertools.combinations(views, 2):
+        assert 0.4 < float((a == b).float().mean()) < 0.6
+
+
+def test_dropout_sign_survives_underflow() -> None:
+    q = torch.full((1, 32, 1, 8), 30.0, dtype=torch.float16)
+    k = q.clone()
+    k[:, 1:] = -30.0
+    dmask = flash_attn.flash_attn_func(q, k, k, dropout_p=0.5, return_attn_probs=True)[2]
+    assert 0.3 < float((dmask < 0).float().mean()) < 0.7
+
+
+def _varlen(
+    lengths_q: list[int], lengths_k: list[int], heads: int = 4, heads_k: int = 2, dim: int = 16
+) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    torch.manual_seed(sum(lengths_q))
+    q = torch.randn(sum(lengths_q), heads, dim, requires_grad=True)
+    k, v = (torch.randn(sum(lengths_k), heads_k, dim, requires_grad=True) for _ in range(2))
+    cu = [
+        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    ]
+    return (q, k, v), (*cu, max(lengths_q), max(lengths_k))
+
+
+LENGTHS = [([5, 130, 0, 1], [9, 200, 4, 0]), ([300], [7]), ([1, 1, 1], [40, 270, 3])]
+
+
+@pytest.mark.parametrize(("lengths_q", "lengths_k"), LENGTHS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (9, 4)}, {"softcap": 3.0, "alibi": True}, {"dropout_p": 0.25}],
+    ids=str,
+)
+def test_varlen_equals_each_sequence_alone(
+    lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]
+) -> None:
+    options = dict(options)
+    tensors, lengths = _varlen(lengths_q, lengths_k)
+    slopes = torch.rand(len(lengths_q), 4) if options.pop("alibi", False) else None
+    out, lse, dmask = flash_attn.flash_attn_varlen_func(
+        *tensors, *lengths, alibi_slopes=slopes, return_attn_probs=True, **_call(options)
+    )
+    dout = torch.randn(out.shape)
+    got = torch.autograd.grad(out, tensors, dout)
+    assert out.shape == tensors[0].shape
+    assert lse.shape == (4, sum(lengths_q))
+    doubles = [x.detach().double().requires_grad_() for x in tensors]
+    outs, lses = [], []
+    for i, (parts_q, parts_k, parts_v) in enumerate(
+        zip(
+            doubles[0].split(lengths_q), doubles[1].split(lengths_k), doubles[2].split(lengths_k), strict=True
+        )
+    ):
+        if options.get("dropout_p"):
+            options["kept"] = dmask[i, None, :, : lengths_q[i], : lengths_k[i]] >= 0
+        o, stat = reference.attention(
+            *(x[None] for x in (parts_q, parts_k, parts_v)),
+            dtype=torch.float64,
+            alibi_slopes=None if slopes is None else slopes[i],
+            **options,
+        )
+        outs.append(o[0])
+        lses.append(stat[0])
+    wanted = torch.autograd.grad(torch.cat(outs), doubles, dout.double())
+    assert_close("out", out, torch.cat(outs))
+    assert_close("lse", lse, torch.cat(lses, 1))
+    for name, value, best in zip(("dq", "dk", "dv"), got, wanted, strict=True):
+        assert_close(name, value, best)
+
+
+def test_rows_outside_every_sequence_are_zero() -> None:
+    (q, k, v), (cu_q, cu_k, *longest) = _varlen([5, 4], [6, 3])
+    q = torch.cat([q, torch.full((3, 4, 16), torch.nan)]).detach().requires_grad_()
+    out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, *longest, return_attn_probs=True)
+    out.sum().backward()
+    assert torch.equal(out[9:], torch.zeros(3, 4, 16))
+    assert bool((lse[:, 9:] == torch.inf).all())
+    assert torch.equal(q.grad[9:], torch.zeros(3, 4, 16))
+
+
+def _pages(x: torch.Tensor, lengths: list[int], page: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of x (total, h, d) scattered over shuffled pages full of NaN, and the block table."""
+    needed = [-(-length // page) for length in lengths]
+    torch.manual_seed(page)
+    order = torch.randperm(sum(needed) + 2).tolist()
+    pages = torch.full((sum(needed) + 2, page, *x.shape[1:]), torch.nan)
+    table = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
+    for i, (sequence, count) in enumerate(zip(x.split(lengths), needed, strict=True)):
+        for j in range(count):
+            table[i, j] = order.pop()
+            rows = sequence[j * page : (j + 1) * page]
+            pages[table[i, j], : rows.shape[0]] = rows
+    return pages, table
+
+
+def test_paged() -> None:
+    (q, k, v), lengths = _varlen([5, 130, 2], [9, 200, 33])
+    pages_k, table = _pages(k.detach(), [9, 200, 33], 32)
+    pages_v, _ = _pages(v.detach(), [9, 200, 33], 32)
+    out = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, *lengths, causal=True, block_table=table)
+    wanted = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, causal=True)
+    assert_close("out", out, wanted)
+    with pytest.raises(RuntimeError, match="block_table"):
+        out.sum().backward()
+
+
+def test_seqused_and_leftpad() -> None:
+    (q, k, v), lengths = _varlen([5, 130], [90, 200])
+    used, pads = torch.tensor([70, 0], dtype=torch.int32), torch.tensor([11, 0], dtype=torch.int32)
+    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, *lengths, used, pads, None)
+    out, lse, _, _ = backend.forward(q, k, v, None, *args)
+    wanted, wanted_lse = reference.attention(
+        q[None, :5], k[None, 11:70], v[None, 11:70], softmax_scale=0.25, causal=True
+    )
+    assert_close("out", out[:5], wanted[0])
+    assert_close("lse", lse[:, :5], wanted_lse[0])
+    assert not bool(out[5:].any())
+    dense = torch.stack([q[:5], q[5:10]])
+    caches = [torch.stack([x[:90], x[90:180]]) for x in (k, v)]
+    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, None, None, 5, 90, used, pads, None)
+    out, lse, _, _ = backend.forward(dense, *caches, None, *args)
+    assert_close("out", out[0], wanted[0])
+    assert_close("lse", lse[0], wanted_lse[0])
+    assert bool((lse[1] == torch.inf).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cu_seqlens_q", {"cu_q": [0, 5, 4]}),
+        ("cu_seqlens_q", {"cu_q": [0, 5, 400]}),
+        ("cu_seqlens_k", {"cu_k": [-1, 5, 9]}),
+        ("max_seqlen_q", {"max_q": 3}),
+    ],
+)
+def test_bad_sequences_are_named(name: str, change: dict[str, Any]) -> None:
+    (q, k, v), _ = _varlen([5, 4], [6, 3])
+    values = {"cu_q": [0, 5, 9], "cu_k": [0, 6, 9], "max_q": 5, **change}
+    cu_q, cu_k = (torch.tensor(values[key], dtype=torch.int32) for key in ("cu_q", "cu_k"))
+    with pytest.raises(ValueError, match=name):
+        flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, values["max_q"], 6)
+
+
+def test_bad_block_table_is_named() -> None:
+    (q, k, _), lengths = _varlen([5, 4], [6, 3])
+    pages, table = _pages(k.detach(), [6, 3], 8)
+    table[1, 0] = pages.shape[0]
+    with pytest.raises(ValueError, match="block_table"):
+        flash_attn.flash_attn_varlen_func(q, pages, pages, *lengths, block_table=table)
+
+
+@pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0)])
+def test_empty(seqlens: tuple[int, int]) -> None:
+    q, k, v = _tensors(2, *seqlens, 2, 2, 8, torch.float16)
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    out.sum().backward()
+    assert not bool(out.any())
+    assert bool((lse == torch.inf).all())
+    for x in (q, k, v):
+        assert not bool(x.grad.any())
+
+
+def test_no_sequences() -> None:
+    tensors = _tensors(0, 5, 7, 2, 2, 8, torch.float16)
+    assert flash_attn.flash_attn_func(*tensors).shape == (0, 5, 2, 8)
+
+
+def test_scores_without_end() -> None:
+    """-inf scores count as masked, huge ones do not overflow, +inf ones give NaN in their row alone."""
+    q, k, v = (x.detach() for x in _tensors(1, 4, 5, 1, 1, 8, torch.float32))
+    q = q.abs()
+    k[0, :, 0] = torch.tensor([-torch.inf, -torch.inf, 1e4, 1e5, -1e5])[:, None]
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert bool(out.isfinite().all())
+    assert_close("out", out[0, :, 0], v[0, 3].expand(4, 8))
+    k[0, :] = -torch.inf
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert not bool(out.any())
+    assert bool((lse == torch.inf).all())
+    k[0, 1] = torch.inf
+    q[0, 0] = -q[0, 0]
+    k[0, 0] = 0.0
+    k[0, 2:] = 0.0
+    out = flash_attn.flash_attn_func(q, k, v)
+    assert bool(out[0, 0].isfinite().all())
+    assert bool(out[0, 1:].isnan().all())
+
+
+def test_strides() -> None:
+    """Transposed, strided and expanded inputs give what their copies give."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 3, 40, 16).transpose(1, 2)
+    k = torch.randn(2, 50, 3, 32)[..., ::2]
+    v = torch.randn(1, 50, 1, 16).expand(2, 50, 3, 16)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    copies = [x.detach().contiguous().requires_grad_() for x in inputs]
+    results = []
+    for tensors in (inputs, copies):
+        out = flash_attn.flash_attn_func(*tensors)
+        results.append((out, *torch.autograd.grad(out.sum(), tensors)))
+    for got, wanted in zip(*results, strict=True):
+        assert_close("strides", got, wanted)
+
+
+GRADCHECK = [
+    {},
+    {"causal": True},
+    {"window_size": (2, 1)},
+    {"softcap": 1.0, "causal": True},
+    {"softmax_scale": 0.3, "alibi": True},
+]
+
+
+@pytest.mark.parametrize("options", GRADCHECK, ids=str)
+def test_gradcheck(options: dict[str, Any]) -> None:
+    options = dict(options)
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = torch.rand(4)
+    torch.manual_seed(1)
+    q = torch.randn(1, 5, 4, 3, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(1, 6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda *x: flash_attn.flash_attn_func(*x, **options), (q, k, v))
+
+
+def test_gradcheck_dropout() -> None:
+    q = torch.randn(1, 5, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return flash_attn.flash_attn_func(x, x, x, dropout_p=0.4)
+
+    assert torch.autograd.gradcheck(attend, (q,))
+
+
+def test_gradcheck_packed_and_varlen() -> None:
+    torch.manual_seed(2)
+    cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    qkv = torch.randn(7, 3, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x: flash_attn.flash_attn_varlen_qkvpacked_func(x, cu, 4, causal=True), (qkv,)
+    )
+    q = torch.randn(7, 2, 3, dtype=torch.float64, requires_grad=True)
+    kv = torch.randn(7, 2, 1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, y: flash_attn.flash_attn_varlen_kvpacked_func(x, y, cu, cu, 4, 4), (q, kv)
+    )
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the largest tensor that any op makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
+def test_memory_is_linear() -> None:
+    """No op of a causal 1200 x 1200 forward and backward makes more than a tile or the inputs' size."""
+    seqlen = 1200
+    q, k, v, dout = (torch.randn(1, seqlen, 1, 8) for _ in range(4))
+    arguments = (0.3, True, -1, -1, 0.0, None, 0.1)
+    with _LargestTensor() as largest:
+        out, lse, _, rng_state = backend.forward(
+            q, k, v, None, *arguments, False, None, None, None, seqlen, seqlen, None, None, None
+        )
+        gradients = [torch.empty_like(q) for _ in range(3)]
+        backend.backward(
+            *(dout, q, k, v, out, lse, *gradients, *arguments, False, rng_state, None, None, seqlen, seqlen)
+        )
+    assert largest.elements <= tiles.QUERY_TILE * tiles.KEY_TILE
+    assert all(bool(x.isfinite().all()) for x in gradients)
+
+
+def test_wide_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of the batch change nothing, dropout aside from its mask."""
+    tensors = _tensors(5, 20, 30, 2, 2, 8, torch.float32)
+    monkeypatch.setattr(tiles, "MAX_TILE_ELEMENTS", 2 * 2 * 20 * 30)
+    slopes = torch.rand(5, 2)
+    _check(tensors, {"alibi_slopes": slopes}, {"alibi_slopes": slopes})
+    dmask = flash_attn.flash_attn_func(*tensors, dropout_p=0.5, return_attn_probs=True)[2] >= 0
+    assert not torch.equal(dmask[0], dmask[2])

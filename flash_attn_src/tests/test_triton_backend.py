@@ -1,0 +1,321 @@
+"""The Triton kernels against attention by the book: interpreted on a CPU, compiled where there is a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+from flash_attn.backends import triton as backend
+from flash_attn.kernels import tuning
+from flash_attn.runtime import launch
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_multiplies_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter keeps bf16 as integers and multiplies those (seen in 3.7.1): widen them first."""
+    if GPU:
+        return
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot = builder.create_dot
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar.name != "bf16":
+            return handle
+        data = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(data, interpreter.tl.float32)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+
+
+def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    small = tuning.Config(32, 16, 4, 1, depth=depth)
+    if not GPU:
+        monkeypatch.setattr(tuning, "config", lambda target, variant: small)  # noqa: ARG005
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(backend, "_kernels", {})
+
+
+@pytest.fixture
+def _tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that short sequences span several."""
+    _use_tiles(monkeypatch, 0)
+
+
+@pytest.fixture
+def _deep_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with the head dim in pieces, as targets without matrix cores take it."""
+    _use_tiles(monkeypatch, 16)
+
+
+class Options(NamedTuple):
+    """What a call may ask for, as both the backend and the reference take it."""
+
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi: int = 0
+    softmax_scale: float | None = None
+
+
+class Lengths(NamedTuple):
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_q: int = 0
+    max_k: int = 0
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    options: Options,
+    slopes: torch.Tensor | None,
+    lengths: Lengths = Lengths(),
+) -> tuple[torch.Tensor, ...]:
+    """out, lse, dq, dk, dv of the Triton backend."""
+    scale = options.softmax_scale or q.shape[-1] ** -0.5
+    common = (scale, options.causal, *options.window, options.softcap, slopes, 0.0)
+    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *lengths, None, None, None)
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    backend.backward(dout, q, k, v, out, lse, *grads, *common, False, None, *lengths)
+    return out, lse, *grads
+
+
+def _wanted(
+    tensors: tuple[torch.Tensor, ...],
+    dout: torch.Tensor,
+    options: Options,
+    slopes: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    leaves = tuple(x.detach().to(dtype).requires_grad_() for x in tensors)
+    out, lse = reference.attention(
+        *leaves, causal=options.causal, window=options.window, softcap=options.softcap,
+        softmax_scale=options.softmax_scale, alibi_slopes=slopes, dtype=dtype,
+    )  # fmt: skip
+    return out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, dout.to(dtype))
+
+
+def _compare(
+    got: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...], rough: tuple[torch.Tensor, ...]
+) -> None:
+    for name, value, best, worse in zip(("out", "lse", "dq", "dk", "dv"), got, exact, rough, strict=True):
+        assert_close(
+            name, value, best, rough=None if name == "lse" else worse, tiny=2e-5 if name == "lse" else 1e-5
+        )
+
+
+def _check(
+    batch: int, sq: int, sk: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype, options: Options
+) -> None:
+    generator = torch.Generator().manual_seed(sq * 1000 + sk * 10 + dim)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    q, dout = draw(batch, sq, heads, dim), draw(batch, sq, heads, dim)
+    k, v = draw(batch, sk, heads_k, dim), draw(batch, sk, heads_k, dim)
+    slopes = None
+    if options.alibi:
+        shape = (heads,) if options.alibi == 1 else (batch, heads)
+        slopes = torch.rand(shape, generator=generator).to(DEVICE)
+    got = _run(q, k, v, dout, options, slopes)
+    tensors = (q, k, v)
+    _compare(
+        got,
+        _wanted(tensors, dout, options, slopes, torch.float64),
+        _wanted(tensors, dout, options, slopes, dtype),
+    )
+
+
+MASKS = {
+    "full": Options(),
+    "causal": Options(causal=True),
+    "left": Options(window=(20, -1)),
+    "right": Options(window=(-1, 5)),
+    "both": Options(window=(30, 11)),
+    "causal window": Options(causal=True, window=(17, 40)),
+    "diagonal": Options(window=(0, 0)),
+}
+SIZES = [(1, 1), (1, 50), (64, 64), (33, 90), (70, 41), (57, 7)]
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("sq", "sk"), SIZES)
+def test_masks_and_lengths(sq: int, sk: int, mask: str) -> None:
+    _check(1, sq, sk, 2, 1, 24, torch.float32, MASKS[mask])
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 96, 128, 200, 256])
+def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
+    _check(1, 41, 50, 1, 1, dim, dtype, Options(causal=True))
+
+
+@pytest.mark.usefixtures("_deep_tiles")
+@pytest.mark.parametrize("mask", ["full", "causal", "both"])
+@pytest.mark.parametrize("dim", [24, 64, 96])
+def test_head_dim_in_pieces(dim: int, mask: str) -> None:
+    _check(1, 41, 50, 2, 1, dim, torch.float32, MASKS[mask])
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize(("heads", "heads_k"), [(4, 4), (6, 2), (5, 1)])
+def test_grouped_heads(heads: int, heads_k: int) -> None:
+    _check(2, 35, 40, heads, heads_k, 32, torch.float32, Options(causal=True))
+
+
+EXTRAS = {
+    "softcap": Options(softcap=3.0, causal=True),
+    "alibi": Options(alibi=1),
+    "alibi per batch entry": Options(alibi=2, causal=True),
+    "softcap, alibi, window": Options(softcap=5.0, alibi=2, window=(20, 7)),
+    "negative scale": Options(softmax_scale=-0.4),
+    "large scale": Options(softmax_scale=3.0),
+}
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_score_options(extra: str, dtype: torch.dtype) -> None:
+    _check(2, 37, 45, 2, 2, 32, dtype, EXTRAS[extra])
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen_equals_dense_calls(causal: bool) -> None:
+    """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each."""
+    lengths_q, lengths_k = [37, 0, 5, 20], [30, 9, 0, 61]
+    torch.manual_seed(0)
+    q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
+    k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)
+    cu = [
+        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+        for lengths in (lengths_q, lengths_k)
+    ]
+    options = Options(causal=causal)
+    got = _run(q, k, v, dout, options, None, Lengths(*cu, max(lengths_q), max(lengths_k)))
+    parts = zip(*(x.split(lengths_q) for x in (q, dout)), *(x.split(lengths_k) for x in (k, v)), strict=True)
+    one_by_one = [_run(*(x[None] for x in (q, k, v, dout)), options, None) for q, dout, k, v in parts]
+    for index, name in enumerate(("out", "lse", "dq", "dk", "dv")):
+        pieces = [result[index][0] for result in one_by_one]
+        assert torch.equal(got[index], torch.cat(pieces, dim=1 if name == "lse" else 0)), name
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_seqused_and_leftpad_choose_the_keys() -> None:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 40, 2, 16, device=DEVICE) for _ in range(3))
+    used = torch.tensor([33, 20], dtype=torch.int32, device=DEVICE)
+    pad = torch.tensor([4, 0], dtype=torch.int32, device=DEVICE)
+    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 40)
+    out, lse, _, _ = backend.forward(q, k, v, None, *args, used, pad, None)
+    for entry in range(2):
+        keys = slice(int(pad[entry]), int(used[entry]))
+        wanted, wanted_lse, _, _ = backend.forward(
+            q[entry, None], k[entry, None, keys], v[entry, None, keys], None, *args, None, None, None
+        )
+        assert torch.equal(out[entry], wanted[0])
+        assert torch.equal(lse[entry], wanted_lse[0])
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_layouts_do_not_change_the_result() -> None:
+    """Transposed, expanded, offset by less than 16 bytes, packed: the same bits as contiguous copies."""
+    torch.manual_seed(2)
+    base = torch.randn(2, 3, 50, 40, device=DEVICE)
+    offset = torch.randn(2 * 50 * 3 * 40 + 1, device=DEVICE)[1:].view(2, 50, 3, 40)
+    expanded = torch.randn(2, 50, 1, 40, device=DEVICE).expand(2, 50, 3, 40)
+    q, k, v = base.transpose(1, 2), offset, expanded
+    dout = torch.randn(2, 50, 3, 40, device=DEVICE)
+    options = Options(causal=True)
+    got = _run(q, k, v, dout, options, None)
+    wanted = _run(q.contiguous(), k.clone(), v.contiguous(), dout, options, None)
+    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_gradients_land_in_strided_buffers() -> None:
+    torch.manual_seed(3)
+    q, k, v, dout = torch.randn(4, 1, 33, 2, 16, device=DEVICE)
+    args = (0.25, False, -1, -1, 0.0, None, 0.0)
+    out, lse, _, _ = backend.forward(q, k, v, None, *args, False, None, None, None, 33, 33, None, None, None)
+    packed = torch.full((1, 33, 3, 2, 16), torch.nan, device=DEVICE)
+    odd = torch.full((1, 33, 2, 17), torch.nan, device=DEVICE)[..., 1:]
+    plain = tuple(torch.empty_like(q) for _ in range(3))
+    backend.backward(dout, q, k, v, out, lse, *plain, *args, False, None, None, None, 33, 33)
+    backend.backward(dout, q, k, v, out, lse, *packed.unbind(2), *args, False, None, None, None, 33, 33)
+    assert torch.equal(packed, torch.stack(plain, 2))
+    backend.backward(dout, q, k, v, out, lse, odd, *plain[1:], *args, False, None, None, None, 33, 33)
+    assert torch.equal(odd, plain[0])
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_dropout_drops_the_same_in_forward_and_backward() -> None:
+    """out and the gradients are those of the reference under the mask that the kernels drew."""
+    torch.manual_seed(4)
+    heads, size, dropout_p = 2, 48, 0.3
+    q, k, dout = torch.randn(3, 1, size, heads, 64, device=DEVICE)
+    # With v the identity, out shows which probabilities were kept.
+    eye = torch.zeros(1, size, heads, 64, device=DEVICE)
+    eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
+    args = (0.125, False, -1, -1, 0.0, None, dropout_p)
+    tail = (None, None, size, size, None, None, None)
+    shown, _, _, state = backend.forward(q, k, eye, None, *args, False, None, *tail)
+    assert state is not None
+    kept = (shown[..., :size] != 0).permute(0, 2, 1, 3)
+    assert 0.65 < kept.float().mean() < 0.75
+    assert not torch.equal(kept[0, 0], kept[0, 1])
+
+    v = torch.randn(1, size, heads, 64, device=DEVICE)
+    out, lse, _, again = backend.forward(q, k, v, None, *args, False, state, *tail)
+    assert again is state
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    backend.backward(dout, q, k, v, out, lse, *grads, *args, False, state, None, None, size, size)
+    leaves = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+    wanted, wanted_lse = reference.attention(*leaves, dropout_p=dropout_p, kept=kept, dtype=torch.float64)
+    wanted_grads = torch.autograd.grad(wanted, leaves, dout.double())
+    for name, value, exact in zip(
+        ("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), (wanted, wanted_lse, *wanted_grads), strict=True
+    ):
+        assert_close(name, value, exact, tiny=2e-5)
+
+    torch.manual_seed(5)
+    first = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
+    second = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
+    torch.manual_seed(5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
+
+
+def test_what_the_kernels_lack_is_refused() -> None:
+    q = torch.randn(1, 16, 1, 16, device=DEVICE)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+    args = (1.0, False, -1, -1, 0.0, None)
+    tail = (None, None, None, 16, 16, None, None)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        backend.forward(q, q, q, None, *args, 0.0, False, *tail, table)
+    with pytest.raises(NotImplementedError, match="S_dmask"):
+        backend.forward(q, q, q, None, *args, 0.1, True, *tail, None)
+    with pytest.raises(TypeError, match="float64"):
+        backend.forward(q.double(), q.double(), q.double(), None, *args, 0.0, False, *tail, None)
+    odd = q[..., :12].contiguous()
+    with pytest.raises(ValueError, match="multiple of 8 here, got 12"):
+        backend.forward(odd, odd, odd, None, *args, 0.0, False, *tail, None)

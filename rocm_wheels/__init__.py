@@ -1,0 +1,1 @@
+"""Builds, repairs, tests and publishes ROCm wheels of flash_attn."""

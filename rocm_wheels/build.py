@@ -1,0 +1,85 @@
+"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rocm_wheels.plan import Plan
+
+Say = Callable[[str], None]
+
+
+class Progress:
+    """Prints what a stage did and how long it took, once it is done."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[list[str]]:
+        """Times a stage; what its body appends to the list is the detail of its line."""
+        detail: list[str] = []
+        start = time.monotonic()
+        yield detail
+        self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
+
+
+def run(plan: Plan, *, dist: Path, cache: Path, say: Say) -> Path:
+    """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
+
+    Errors of the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
+    """
+    # Imported here: a plan must be checked by a Python that has none of what the stages need.
+    from rocm_wheels import interpreters, kernels, launcher, repair, toolchain, verify, wheel
+
+    progress = Progress(say)
+    dist.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    # In the cache, since /tmp may be small or another file system than the one that uv links torch from.
+    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as temporary:
+        work = Path(temporary)
+        built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
+        for directory in (built, wheels, checks):
+            directory.mkdir()
+        with progress.stage("check") as detail:
+            toolchain.check(plan)
+            repair.check()
+            python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
+            detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
+        with progress.stage("compile") as detail:
+            stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs)
+            detail += [f"{target} {_size(store)}" for target, store in stores.items()]
+        with progress.stage("assemble") as detail:
+            raw = wheel.assemble(plan, stores, launcher.build(built), wheels)
+            detail.append(raw.name)
+        with progress.stage("repair") as detail:
+            repaired = repair.repair(raw, dist)
+            detail.append(repaired.name)
+        with progress.stage("verify") as detail:
+            verdict = verify.verify(repaired, plan, checks)
+            detail.append("passed" if verdict.ok else "failed")
+    say(f"\n{verdict.summary()}\n")
+    for line in _closing(plan, repaired):
+        say(line)
+    return repaired
+
+
+def _closing(plan: Plan, wheel: Path) -> list[str]:
+    cell = plan.cell
+    return [
+        f"wheel    {wheel}",
+        f"size     {_size(wheel)}",
+        f"targets  {', '.join(plan.targets)}",
+        f"verdict  {wheel}.verdict.json",
+        f"needs    Python {cell.python}, torch {cell.torch_minor} from index directory {plan.torch_index}",
+        f"install  pip install '{wheel}'",
+    ]
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

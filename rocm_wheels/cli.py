@@ -1,0 +1,182 @@
+"""`python -m rocm_wheels <verb>`: reads the command line and hands over; no logic of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rocm_wheels import versions
+from rocm_wheels.errors import RocmWheelsError
+from rocm_wheels.machine import survey
+from rocm_wheels.plan import Plan, make_plan, parallel_jobs
+from rocm_wheels.targets import known_targets
+
+DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
+EXAMPLES = """\
+examples:
+  python -m rocm_wheels plan 2.8.3 3.11 2.5.1 6.2
+      what a build would do, as JSON; refused at once if the versions do not exist together
+  python -m rocm_wheels build 2.8.3 3.11 2.5.1 6.2
+      one wheel in dist/, for the GPU of this machine or else all common targets
+  PYTORCH_ROCM_ARCH='gfx90a;gfx942' MAX_JOBS=4 python -m rocm_wheels build 2.8.3 3.11 2.5 6.2
+      the same for two targets, four compile jobs at once
+  python -m rocm_wheels compile --target gfx942 --shard 2/4
+      the second quarter of the kernels of one target, into the cache
+  python -m rocm_wheels inspect dist/flash_attn-*.whl
+      targets, kernels and resources in a wheel
+"""
+CELL = (
+    ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3"),
+    ("python", "python", "version of Python: 3.11"),
+    ("torch", "torch", "version of torch: 2.5.1, or 2.5 for the newest of them"),
+    ("rocm", "rocm", "version of ROCm: 6.2"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except RocmWheelsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def default_cache() -> Path:
+    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory."""
+    if own := os.environ.get("ROCM_WHEELS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocm_wheels"
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    plan = _planned(arguments)
+    if not arguments.check:
+        _print_plan(plan)
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    plan = _planned(arguments)
+    if arguments.plan:
+        _print_plan(plan)
+        return 0
+    from rocm_wheels import build
+
+    say = partial(print, flush=True)
+    for note in plan.notes:
+        say(f"note: {note}")
+    say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
+    build.run(plan, dist=arguments.dist.absolute(), cache=arguments.cache.absolute(), say=say)
+    return 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    data = versions.load()
+    targets = known_targets(data, arguments.target)
+    jobs = arguments.jobs or parallel_jobs(data, os.environ, survey(os.environ))
+    from rocm_wheels import kernels
+
+    stores = kernels.compile_store(
+        targets, cache=arguments.cache.absolute(), jobs=jobs, shard=arguments.shard, only=arguments.only
+    )
+    for target, store in stores.items():
+        print(f"{target}  {store}")
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import inspect_store
+
+    print(inspect_store.report(arguments.file))
+    return 0
+
+
+def _planned(arguments: argparse.Namespace) -> Plan:
+    cell = {name: getattr(arguments, name) for _, name, _ in CELL}
+    return make_plan(versions.load(), **cell, backend=arguments.backend, env=os.environ)
+
+
+def _print_plan(plan: Plan) -> None:
+    """JSON on stdout; the notes on stderr too, where a user sees them when stdout is piped."""
+    print(json.dumps(plan.as_dict(), indent=2))
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not i/n with 1 <= i <= n, such as 2/4")
+    return int(index), int(count)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m rocm_wheels", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="<verb>", required=True)
+
+    plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
+    build = verbs.add_parser("build", help="build the wheel of one cell")
+    for verb in (plan, build):
+        for name, dest, text in CELL:
+            verb.add_argument(dest, metavar=name, help=text)
+        verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it is ready)")
+        verb.add_argument(
+            "--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)"
+        )
+        verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
+        _add_cache(verb)
+    plan.add_argument("--check", action="store_true", help="print nothing unless the plan is refused")
+    plan.set_defaults(run=_plan)
+    build.set_defaults(run=_build)
+
+    compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
+    compile_.add_argument(
+        "--target", action="append", required=True, metavar="GFX", help="gfx942, sm_90, ...; may be repeated"
+    )
+    compile_.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
+    )
+    compile_.add_argument("--only", metavar="GLOB", help="only the variants whose name matches")
+    compile_.add_argument(
+        "--jobs",
+        type=_jobs,
+        metavar="N",
+        help="compile jobs at once (default: MAX_JOBS, or by cores and memory)",
+    )
+    _add_cache(compile_)
+    compile_.set_defaults(run=_compile)
+
+    inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
+    inspect.add_argument("file", type=Path, help="a wheel, or the zip file of one target")
+    inspect.set_defaults(run=_inspect)
+    return parser
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        metavar="DIR",
+        help="compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE, else ~/.cache/rocm_wheels)",
+    )

@@ -1,0 +1,142 @@
+"""Reads GPU code objects (ELF files of AMD and NVIDIA): target, symbol, resources, argument count."""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from rocm_wheels.errors import CompileFailed
+
+# LLVM, "User Guide for AMDGPU Backend", ELF header flags: EF_AMDGPU_MACH.
+MACHINES = {
+    0x36: "gfx1030",
+    0x3F: "gfx90a",
+    0x41: "gfx1100",
+    0x43: "gfx1150",
+    0x46: "gfx1101",
+    0x47: "gfx1102",
+    0x48: "gfx1200",
+    0x4A: "gfx1151",
+    0x4C: "gfx942",
+    0x4E: "gfx1201",
+    0x4F: "gfx950",
+}
+_EM_AMDGPU, _EM_CUDA = 224, 190
+
+# NVIDIA cubin, .nv.info attributes: the ones that cuobjdump prints under these names.
+_KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeObject:
+    """What one kernel's code object says of itself. Counts of registers, bytes of memory.
+
+    sgprs, agprs and spills are 0 on NVIDIA, where `private` shows what was spilled.
+    """
+
+    target: str
+    symbol: str
+    arguments: int
+    vgprs: int
+    agprs: int
+    sgprs: int
+    vgpr_spills: int
+    sgpr_spills: int
+    private: int
+    lds: int
+
+    def resources(self) -> dict[str, int]:
+        """The figures that belong in a manifest."""
+        names = ("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills", "private", "lds")
+        return {name: getattr(self, name) for name in names}
+
+
+def read(image: bytes) -> CodeObject:
+    """Read an image that holds one kernel. Raises CompileFailed for anything else."""
+    try:
+        elf = ELFFile(io.BytesIO(image))
+        machine = elf.header["e_machine"]
+    except (ELFError, struct.error) as error:
+        raise CompileFailed(f"not a code object: {error}") from error
+    if machine in ("EM_AMDGPU", _EM_AMDGPU):
+        return _read_amd(elf)
+    if machine in ("EM_CUDA", _EM_CUDA):
+        return _read_nvidia(elf)
+    raise CompileFailed(f"not a GPU code object: ELF machine {machine}")
+
+
+def _read_amd(elf: ELFFile) -> CodeObject:
+    mach = elf.header["e_flags"] & 0xFF
+    kernels: list[dict[str, Any]] = []
+    for section in elf.iter_sections():
+        if section["sh_type"] == "SHT_NOTE":
+            for note in section.iter_notes():
+                if note["n_name"] == "AMDGPU":
+                    kernels += msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
+    if len(kernels) != 1:
+        raise CompileFailed(f"the code object holds {len(kernels)} kernels, expected one")
+    kernel = kernels[0]
+    explicit = [argument for argument in kernel[".args"] if not argument[".value_kind"].startswith("hidden_")]
+    return CodeObject(
+        target=MACHINES.get(mach, f"unknown AMDGPU machine 0x{mach:x}"),
+        symbol=kernel[".name"],
+        arguments=len(explicit),
+        vgprs=kernel[".vgpr_count"],
+        agprs=kernel.get(".agpr_count", 0),
+        sgprs=kernel[".sgpr_count"],
+        vgpr_spills=kernel.get(".vgpr_spill_count", 0),
+        sgpr_spills=kernel.get(".sgpr_spill_count", 0),
+        private=kernel[".private_segment_fixed_size"],
+        lds=kernel[".group_segment_fixed_size"],
+    )
+
+
+def _read_nvidia(elf: ELFFile) -> CodeObject:
+    texts = [section for section in elf.iter_sections() if section.name.startswith(".text.")]
+    if len(texts) != 1:
+        raise CompileFailed(f"the cubin holds {len(texts)} kernels, expected one")
+    symbol = texts[0].name.removeprefix(".text.")
+    info = elf.get_section_by_name(f".nv.info.{symbol}")
+    common = elf.get_section_by_name(".nv.info")
+
+    def figure(attribute: int) -> int:
+        """The largest value of a (symbol, value) attribute; the file has one kernel."""
+        values = [struct.unpack_from("<II", value)[1] for value in _attributes(common.data(), attribute)]
+        return max(values, default=0)
+
+    shared = elf.get_section_by_name(f".nv.shared.{symbol}")
+    # From CUDA 13 on the ELF ABI keeps the architecture in the second byte of e_flags, before in the first.
+    flags = elf.header["e_flags"]
+    architecture = (flags >> 8) & 0xFF if elf.header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF
+    return CodeObject(
+        target=f"sm_{architecture}",
+        symbol=symbol,
+        arguments=len(_attributes(info.data(), _KPARAM_INFO)),
+        vgprs=figure(_REGCOUNT),
+        agprs=0,
+        sgprs=0,
+        vgpr_spills=0,
+        sgpr_spills=0,
+        private=figure(_FRAME_SIZE),
+        lds=shared["sh_size"] if shared is not None else 0,
+    )
+
+
+def _attributes(data: bytes, wanted: int) -> list[bytes]:
+    """The values of one attribute in a .nv.info section: records of format, attribute, size or value."""
+    found = []
+    position = 0
+    while position + 4 <= len(data):
+        kind, attribute, size = struct.unpack_from("<BBH", data, position)
+        position += 4
+        if kind == 4:  # a value of `size` bytes follows; in the other formats `size` is the value
+            if attribute == wanted:
+                found.append(data[position : position + size])
+            position += size
+    return found

@@ -1,0 +1,75 @@
+"""What can go wrong: one class and one exit code for each kind of failure."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+# ruff: noqa: N818 - the names say what happened; that they are errors is where they are used
+
+
+class RocmWheelsError(Exception):
+    """A failure with its reason and, where there is one, the thing to do about it."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.remedy}" if self.remedy else self.message
+
+
+class UnknownVersion(RocmWheelsError):
+    """A version that versions.toml does not list."""
+
+    exit_code = 2
+
+
+class ImpossibleCell(RocmWheelsError):
+    """Known versions that do not exist together."""
+
+    exit_code = 3
+
+
+class BadTarget(RocmWheelsError):
+    """A GPU target that does not exist or that the cell cannot serve."""
+
+    exit_code = 4
+
+
+class MissingTool(RocmWheelsError):
+    """The machine lacks a compiler, a header or a program."""
+
+    exit_code = 5
+
+
+class CompileFailed(RocmWheelsError):
+    """A kernel or the launcher did not compile."""
+
+    exit_code = 6
+
+
+class AssembleFailed(RocmWheelsError):
+    """A wheel could not be put together."""
+
+    exit_code = 7
+
+
+class RepairFailed(RocmWheelsError):
+    """A wheel could not be made a manylinux wheel."""
+
+    exit_code = 8
+
+
+class VerifyFailed(RocmWheelsError):
+    """A wheel did not pass its tests."""
+
+    exit_code = 9
+
+
+class DataError(RocmWheelsError):
+    """versions.toml, a setting or a file name does not have the form it should have."""
+
+    exit_code = 10

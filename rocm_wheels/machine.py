@@ -1,0 +1,98 @@
+"""This machine: cores, memory, GPUs, ROCm. Standard library only, and nothing is compiled or loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a plan needs to know: memory in MiB, gfx targets of the GPUs, a ROCm compiler or none."""
+
+    cores: int
+    available_mib: int
+    gpus: tuple[str, ...] = ()
+    rocm: bool = False
+
+
+def survey(env: Mapping[str, str]) -> Machine:
+    """Looks at this machine, within the limits of its container."""
+    return Machine(
+        cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_rocm(env) is not None
+    )
+
+
+def detect_targets(nodes: Path = KFD_NODES) -> tuple[str, ...]:
+    """The gfx targets of the local AMD GPUs, sorted; empty without a GPU or its driver."""
+    names = {gfx_name(int(version)) for version in _kfd_versions(nodes) if int(version)}
+    return tuple(sorted(names or _enumerated()))
+
+
+def gfx_name(version: int) -> str:
+    """The kernel driver's decimal MMmmss as a target: 90402 -> gfx942, 90010 -> gfx90a."""
+    major, rest = divmod(version, 10000)
+    minor, stepping = divmod(rest, 100)
+    return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def _kfd_versions(nodes: Path) -> list[str]:
+    versions = []
+    for properties in sorted(nodes.glob("*/properties")):
+        try:
+            text = properties.read_text()
+        except OSError:  # a container may see the node of a GPU that it must not use
+            continue
+        versions += re.findall(r"^gfx_target_version (\d+)$", text, re.MULTILINE)
+    return versions
+
+
+def _enumerated() -> set[str]:
+    """What ROCm's own tool reports; it also knows GPUs without the kfd driver (WSL)."""
+    tool = shutil.which("rocm_agent_enumerator") or shutil.which("/opt/rocm/bin/rocm_agent_enumerator")
+    if tool is None:
+        return set()
+    try:
+        done = subprocess.run([tool], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    return set(re.findall(r"^gfx(?!000$)[0-9a-f]+$", done.stdout, re.MULTILINE))
+
+
+def _rocm(env: Mapping[str, str]) -> Path | None:
+    """The root of a ROCm with a compiler in it."""
+    root = Path(env.get("ROCM_PATH") or "/opt/rocm")
+    return root if (root / "llvm/bin/clang").exists() else None
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, -(-int(quota) // int(period)))
+    return max(cores, 1)
+
+
+def _available_mib() -> int:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(MEMINFO), re.MULTILINE)
+    limits = [int(match[1]) // 1024] if match else []
+    group = _read(CGROUP / "memory.max")
+    if group.isdigit():
+        limits.append(int(group) // 2**20)
+    return min(limits, default=0)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

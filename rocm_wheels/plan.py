@@ -1,0 +1,155 @@
+"""A plan: everything that is decided before anything is compiled, as a value that can be printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from rocm_wheels import names
+from rocm_wheels.cells import Cell, resolve
+from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell
+from rocm_wheels.machine import Machine, survey
+from rocm_wheels.targets import served, targets
+from rocm_wheels.versions import Versions
+
+STEPS = ("check", "compile", "assemble", "repair", "verify")
+TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One wheel to be built; `notes` are decisions that the user should know of."""
+
+    cell: Cell
+    targets: tuple[str, ...]
+    targets_from: str
+    jobs: int
+    label: str
+    wheel: str
+    torch_index: str
+    compiler: str
+    toolchain: str
+    steps: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """The plan as JSON-ready values, the cell as a nested table."""
+        return asdict(self)
+
+
+def make_plan(
+    versions: Versions,
+    *,
+    flash_attn: str,
+    python: str,
+    torch: str,
+    rocm: str,
+    backend: str | None = None,
+    env: Mapping[str, str],
+    machine: Machine | None = None,
+) -> Plan:
+    """The plan of one cell under these environment variables; `machine` is surveyed unless given.
+
+    UnknownVersion, ImpossibleCell, BadTarget or DataError (a malformed variable) if it cannot be built.
+    """
+    _flag(env, "BUILD_TRITON_BACKEND")  # no effect yet: the triton wheel is the one that is built anyway
+    chosen, notes = _backend(versions, backend)
+    cell = resolve(versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=chosen)
+    requested, source = _requested(env)
+    if requested is not None and requested != ("native",):
+        built = targets(versions, cell, requested)
+    machine = machine or survey(env)
+    if requested is None or requested == ("native",):
+        found, source, more = _found(versions, cell, machine, native=requested is not None, variable=source)
+        built = targets(versions, cell, found)
+        notes += more
+    compiler = versions.backends[chosen].compiler
+    return Plan(
+        cell=cell,
+        targets=built,
+        targets_from=source,
+        jobs=parallel_jobs(versions, env, machine),
+        label=names.local_label(cell),
+        wheel=names.wheel_name(cell),
+        torch_index=versions.torch[cell.torch].rocm[cell.rocm],
+        compiler=f"{compiler} {versions.compilers[compiler]}",
+        # Triton brings its own compiler: its kernels are the same on a machine with and without ROCm.
+        toolchain="rocm" if machine.rocm and chosen == "ck" else "pypi",
+        steps=STEPS,
+        notes=notes,
+    )
+
+
+def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine) -> int:
+    """Compile jobs that run at once: MAX_JOBS (DataError if malformed), else by cores and memory."""
+    text = env.get("MAX_JOBS", "").strip()
+    if not text:
+        return max(1, min(machine.cores, machine.available_mib // versions.build.job_memory_mib))
+    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
+        raise DataError(
+            f"MAX_JOBS={text!r} is not a whole number above 0",
+            remedy="Unset MAX_JOBS to let cores and memory decide.",
+        )
+    return int(text)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    """A boolean variable, off where unset. DataError for a value that is neither true nor false."""
+    text = env.get(name, "").strip().lower()
+    if text not in ("", "0", "1", "false", "true", "off", "on", "no", "yes"):
+        raise DataError(
+            f"{name}={env[name]!r} is neither true nor false", remedy=f"Set {name}=true, or unset it."
+        )
+    return text in ("1", "true", "on", "yes")
+
+
+def _backend(versions: Versions, requested: str | None) -> tuple[str, tuple[str, ...]]:
+    """The backend to build and a note where it is not the one a user would expect."""
+    ready = [backend.name for backend in versions.backends.values() if backend.ready]
+    if requested is None:
+        default = next(iter(versions.backends))
+        if default == ready[0]:
+            return default, ()
+        return ready[0], (f"the {default} backend is not there yet: this builds the {ready[0]} wheel",)
+    if requested in versions.backends and requested not in ready:
+        raise ImpossibleCell(
+            f"the {requested} backend is not there yet: its kernels are not in this repository",
+            remedy=f"Use --backend {ready[0]}.",
+        )
+    return requested, ()
+
+
+def _requested(env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:
+    """The targets of the environment and the variable that names them."""
+    lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "")))) for name in TARGET_VARIABLES}
+    given = {name: entries for name, entries in lists.items() if entries}
+    if len({frozenset(entries) for entries in given.values()}) > 1:
+        both = " and ".join(f"{name}={';'.join(entries)}" for name, entries in given.items())
+        raise BadTarget(f"{both} name different targets", remedy="Unset one of them, or make them equal.")
+    for name, entries in given.items():
+        if "native" in entries and len(entries) > 1:
+            raise BadTarget(
+                f"{name}={';'.join(entries)} mixes native with targets",
+                remedy="Name native alone, or targets only.",
+            )
+        return entries, name
+    return None, ""
+
+
+def _found(
+    versions: Versions, cell: Cell, machine: Machine, *, native: bool, variable: str
+) -> tuple[tuple[str, ...] | None, str, tuple[str, ...]]:
+    """The machine's GPUs that the cell serves, else None for all common targets; where from; notes."""
+    serves = [target.name for target in served(versions, cell)]
+    fit = tuple(gpu for gpu in machine.gpus if gpu in serves)
+    rest = ", ".join(gpu for gpu in machine.gpus if gpu not in serves)
+    if native and not fit:
+        raise BadTarget(
+            f"{variable}=native, but this machine has no GPU that the cell serves (found: {rest or 'none'})",
+            remedy=f"Name targets instead: {', '.join(serves)}.",
+        )
+    notes = (f"no kernels are built for {rest} of this machine: the cell does not serve it",) if rest else ()
+    if fit:
+        return fit, "GPU of this machine", notes
+    return None, "all common targets", notes

@@ -1,0 +1,41 @@
+"""What a build needs of its environment, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rocm_wheels.errors import MissingTool
+from rocm_wheels.plan import Plan
+
+_REMEDY = "run ./build_rocm.sh, which makes an environment with all of it, or `pip install --group build`"
+
+
+def check(plan: Plan) -> None:
+    """Raises MissingTool for the first thing this environment lacks to carry the plan out.
+
+    The compiler must be the pinned one: another version would fill the store with other kernels than the plan
+    says, under the same name.
+    """
+    name, wanted = plan.compiler.split()
+    found = _version(name)
+    if found != wanted:
+        raise MissingTool(
+            f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=_REMEDY
+        )
+    for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
+        _version(package)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        raise MissingTool(
+            f"the C headers of this Python are missing: no {header}",
+            remedy="install python3-dev, or build with a Python that has them (uv's, pyenv's, deadsnakes' -dev)",
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise MissingTool(f"the package {package} is missing", remedy=_REMEDY) from None

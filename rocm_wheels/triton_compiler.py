@@ -1,0 +1,105 @@
+"""Compiles one variant of a Triton kernel for one GPU target, ahead of time, on a machine that needs no GPU.
+
+Runs in worker processes: importing Triton costs a second and its compiler may end the process.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import warnings
+from typing import Any
+
+from rocm_wheels import codeobject, sources
+from rocm_wheels.errors import CompileFailed
+
+# What an instruction counts as, by the start of its mnemonic: AMD ISA first, then PTX.
+_CLASSES = (
+    ("mfma", r"v_mfma|v_smfmac"),
+    ("wmma", r"v_wmma|v_swmmac"),
+    ("dot", r"v_dot\d"),
+    ("lds", r"ds_"),
+    ("memory", r"global_|buffer_|flat_"),
+    ("scratch", r"scratch_"),
+    ("valu", r"v_"),
+    ("salu", r"s_"),
+    ("wgmma", r"wgmma\.mma"),
+    ("mma", r"mma\."),
+)
+_MNEMONIC = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z]\w*[\w.]*)", re.MULTILINE)
+
+
+def prepare(scratch: str) -> None:
+    """Set up a worker process. Nothing of the build machine may reach a code object: no line tables (they hold
+    paths), and a compiler cache of this run's own, in the directory `scratch`."""
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    os.environ["TRITON_CACHE_DIR"] = scratch
+    warnings.simplefilter("ignore")
+
+
+def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, Any]]:
+    """The code object of a variant, given by its fields, and its manifest entry. Raises CompileFailed."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    variants = sources.module("runtime.variants")
+    variant = variants.Variant(*fields)
+    spec = sources.module("kernels.launches").specification(variant, target)
+    function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)
+    signature, constants, attributes, letters = {}, {}, {}, ""
+    for position, name in enumerate(function.arg_names):
+        if name in spec.constants:
+            signature[name] = "constexpr"
+            constants[(position,)] = spec.constants[name]
+            continue
+        signature[name] = variants.argument_type(name, variant.dtype)
+        letters += variants.launch_letter(signature[name])
+        if name in variants.ALIGNED:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    gpu = (
+        GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+        if target.startswith("sm_")
+        else GPUTarget("hip", target, 64 if target.startswith("gfx9") else 32)
+    )
+    where = f"{variant.name} for {target}"
+    try:
+        source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+        compiled = triton.compile(source, target=gpu, options=dict(spec.options))
+    except Exception as error:
+        raise CompileFailed(f"Triton {triton.__version__} cannot compile {where}: {error}") from error
+
+    metadata = compiled.metadata
+    for scratch in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(metadata, scratch, 0):
+            raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
+    image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
+    found = codeobject.read(image)
+    if found.target != target or found.symbol != metadata.name:
+        raise CompileFailed(f"{where} came out as {found.symbol} for {found.target}")
+    if found.arguments < len(letters):
+        raise CompileFailed(f"{where} takes {found.arguments} arguments, the kernel has {len(letters)}")
+    entry = {
+        "symbol": metadata.name,
+        "threads": metadata.num_warps * gpu.warp_size,
+        "shared": metadata.shared,
+        # Beyond its own arguments Triton passes scratch pointers, null for kernels that use none.
+        "params": letters + "0" * (found.arguments - len(letters)),
+        "constants": spec.constants,
+        "options": spec.options,
+        "resources": found.resources(),
+        "isa": instruction_mix(compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]),
+    }
+    return image, entry
+
+
+def instruction_mix(assembly: str) -> dict[str, int]:
+    """How many instructions of each class an assembly text holds; classes that do not occur are left out."""
+    counts: collections.Counter[str] = collections.Counter()
+    for mnemonic, number in collections.Counter(_MNEMONIC.findall(assembly)).items():
+        for name, pattern in _CLASSES:
+            if re.match(pattern, mnemonic):
+                counts[name] += number
+                break
+    return {name: counts[name] for name, _ in _CLASSES if counts[name]}

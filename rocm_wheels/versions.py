@@ -1,0 +1,160 @@
+"""What exists, read from versions.toml and checked: an error names the file, the key and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocm_wheels.tables import Table, key, lenient, parse
+
+DATA_FILE = Path(__file__).with_name("versions.toml")
+FP8_FORMATS = ("none", "fnuz", "ocp")
+WAVEFRONTS = (32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Facts of the build machine: memory of one compile job, pip of the environment."""
+
+    job_memory_mib: int
+    pip: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A kernel family; `ready` once its kernels are in this repository."""
+
+    name: str
+    compiler: str
+    ready: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """A torch release; `rocm` maps a ROCm version to the directory of the wheel index."""
+
+    version: str
+    python: tuple[str, ...]
+    rocm: Mapping[str, str]
+    triton: str | None
+    triton_package: str
+    cxx11_abi: bool
+    platform: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rocm:
+    """A ROCm release and a container image with it, where one is known."""
+
+    version: str
+    image: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A gfx target; `backends` maps a backend to the ROCm from which on it serves the target."""
+
+    name: str
+    family: str
+    products: tuple[str, ...]
+    wavefront: int
+    fp8: str
+    backends: Mapping[str, str]
+    default: bool
+
+    def serves(self, backend: str, rocm: str) -> bool:
+        """Whether `backend` has kernels for this target under that ROCm."""
+        since = self.backends.get(backend)
+        return since is not None and key(rocm) >= key(since)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """All of versions.toml; the versions ascend in every field."""
+
+    flash_attn: tuple[str, ...]
+    python: tuple[str, ...]
+    build: Build
+    compilers: Mapping[str, str]
+    backends: Mapping[str, Backend]
+    rocm: Mapping[str, Rocm]
+    torch: Mapping[str, Torch]
+    targets: Mapping[str, Target]
+
+
+def load(path: Path = DATA_FILE) -> Versions:
+    """Reads the data file. DataError if its content is wrong."""
+    return loads(path.read_text(encoding="utf-8"), name=path.name)
+
+
+def loads(text: str, *, name: str = "versions.toml") -> Versions:
+    """Reads the text of a data file; `name` is what errors call it."""
+    root = Table(name, "", parse(text, name))
+    flash_attn = root.versions("flash_attn")
+    python = root.versions("python")
+    build = root.table("build")
+    compilers = root.table("compilers")
+    versions = Versions(
+        flash_attn=flash_attn,
+        python=python,
+        build=Build(job_memory_mib=build.get("job_memory_mib", int), pip=build.version("pip")),
+        compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
+        backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
+        rocm=(rocm := {entry.last: _rocm(entry) for entry in root.tables("rocm", versions=True)}),
+        torch={entry.last: _torch(entry, python, rocm) for entry in root.tables("torch", versions=True)},
+        targets={entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")},
+    )
+    for table in (build, compilers, root):
+        table.finish()
+    if versions.build.job_memory_mib < 1:
+        raise build.error("job_memory_mib", versions.build.job_memory_mib, "is not above 0")
+    return versions
+
+
+def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
+    backend = Backend(
+        name=table.last, compiler=table.choice("compiler", compilers), ready=table.get("ready", bool)
+    )
+    table.finish()
+    return backend
+
+
+def _rocm(table: Table) -> Rocm:
+    rocm = Rocm(version=table.last, image=table.optional("image", table.text))
+    table.finish()
+    return rocm
+
+
+def _torch(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> Torch:
+    index = table.table("rocm")
+    torch = Torch(
+        version=table.last,
+        python=table.choices("python", python),
+        rocm={
+            label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)
+        },
+        triton=table.optional("triton", table.version),
+        triton_package=table.text("triton_package"),
+        cxx11_abi=table.get("cxx11_abi", bool),
+        platform=table.text("platform"),
+    )
+    table.finish()
+    return torch
+
+
+def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Rocm]) -> Target:
+    since = table.table("backends")
+    target = Target(
+        name=table.last,
+        family=table.text("family"),
+        products=table.texts("products"),
+        wavefront=table.get("wavefront", int),
+        fp8=table.choice("fp8", FP8_FORMATS),
+        backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
+        default=table.get("default", bool),
+    )
+    table.finish()
+    if target.wavefront not in WAVEFRONTS:
+        raise table.error("wavefront", target.wavefront, "is neither 32 nor 64")
+    return target

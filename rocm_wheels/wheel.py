@@ -1,0 +1,118 @@
+"""Stage 2: kernel stores, the launcher and the Python package become the wheel of one cell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocm_wheels import names
+from rocm_wheels.errors import AssembleFailed
+from rocm_wheels.plan import Plan
+
+SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src"
+# 1980-01-01 UTC in seconds: the oldest date that a zip file can hold.
+_OLDEST_EPOCH = 315532800
+_LOG_LINES = 25
+
+
+def assemble(
+    plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, source: Path = SOURCE
+) -> Path:
+    """Builds the wheel of `plan.cell` into `output` and returns its path.
+
+    `stores` maps each target of the plan to its zip. The same stores, launcher, sources and
+    SOURCE_DATE_EPOCH give the same bytes. Raises AssembleFailed with the end of the build's log.
+    """
+    _check_inputs(plan, stores, launcher)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
+        kernels = Path(scratch) / "kernels"
+        kernels.mkdir()
+        for target, store in stores.items():
+            shutil.copyfile(store, kernels / f"{target}.zip")
+        built = _build(plan, kernels, launcher, Path(scratch) / "dist", source)
+        return built.replace(output / built.name)
+
+
+def source_date_epoch(source: Path = SOURCE) -> int:
+    """Seconds since 1970 for every date in the wheel.
+
+    SOURCE_DATE_EPOCH, else the time of the last commit, else (no git, no commit yet) 1980-01-01.
+    """
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not given.isdigit():
+            raise AssembleFailed(
+                f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds",
+                remedy="unset it, or set it to a number such as $(date +%s)",
+            )
+        return max(int(given), _OLDEST_EPOCH)
+    try:
+        log = subprocess.run(
+            ["git", "-C", str(source), "log", "-1", "--format=%ct"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return _OLDEST_EPOCH
+    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else _OLDEST_EPOCH
+
+
+def _check_inputs(plan: Plan, stores: Mapping[str, Path], launcher: Path) -> None:
+    remedy = "run the compile stage for the same plan again"
+    if set(stores) != set(plan.targets):
+        raise AssembleFailed(
+            f"the plan is for {', '.join(plan.targets)}, the stores are for {', '.join(sorted(stores))}",
+            remedy=remedy,
+        )
+    missing = [str(path) for path in (*stores.values(), launcher) if not path.is_file()]
+    if missing:
+        raise AssembleFailed(f"compiled parts are missing: {', '.join(missing)}", remedy=remedy)
+
+
+def _build(plan: Plan, kernels: Path, launcher: Path, dist: Path, source: Path) -> Path:
+    # Without isolation: the environment is pinned already, and the compilers among the build
+    # requirements, which only a user's own build needs, may be absent where stores are assembled.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
+    done = subprocess.run(
+        [*command, "--outdir", str(dist), str(source)],
+        env=_environment(plan, kernels, launcher, source),
+        cwd=kernels,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    tail = "\n".join(done.stdout.splitlines()[-_LOG_LINES:])
+    if done.returncode != 0:
+        raise AssembleFailed(f"building the wheel of {plan.label} failed:\n{tail}")
+    built = [path.name for path in dist.iterdir()]
+    expected = names.wheel_name(plan.cell)
+    if built != [expected]:
+        raise AssembleFailed(
+            f"the build made {', '.join(built) or 'nothing'}, the cell's wheel is {expected}",
+            remedy="flash_attn_src/hatch_build.py and rocm_wheels/names.py disagree: fix one",
+        )
+    return dist / expected
+
+
+def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
+    cell = plan.cell
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+    return {
+        **inherited,
+        "FLASH_ATTN_VERSION": cell.flash_attn,
+        "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
+        "FLASH_ATTN_PYTHON": cell.python,
+        "FLASH_ATTN_TORCH": cell.torch_minor,
+        "FLASH_ATTN_BACKEND": cell.backend,
+        "FLASH_ATTN_ROCM": cell.rocm,
+        "FLASH_ATTN_KERNELS": str(kernels.resolve()),
+        "FLASH_ATTN_LAUNCHER": str(launcher.resolve()),
+        "SOURCE_DATE_EPOCH": str(source_date_epoch(source)),
+    }

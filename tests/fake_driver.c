@@ -1,0 +1,527 @@
+/* A driver without a device, for test_launcher.py: the calls that the launcher makes, written to a log that
+ * fake_driver.py reads. Compiled as libamdhip64.so.6, and with -DFAKE_CUDA as libcuda.so.1.
+ *
+ * The image of a module is its kernel's own list of parameter letters ("PPif0"), so a launch knows how many
+ * bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
+ */
+#define _GNU_SOURCE 1
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+
+enum {
+    LOG_SIZE = 1 << 20,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static char text[LOG_SIZE];
+static size_t text_length;
+static int quiet, device_count = 2, load_milliseconds, meeting, met;
+static char failing[64];
+static int failing_code;
+static __thread int capture_mode;
+
+static void
+note(const char *format, ...)
+{
+    va_list arguments;
+    if (quiet)
+        return;
+    pthread_mutex_lock(&lock);
+    va_start(arguments, format);
+    text_length += (size_t)vsnprintf(text + text_length, LOG_SIZE - text_length, format, arguments);
+    va_end(arguments);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The error that the test asked of this function, once; else 0. */
+static int
+told_to_fail(const char *function)
+{
+    if (failing_code == 0 || strcmp(failing, function) != 0)
+        return 0;
+    int code = failing_code;
+    failing_code = 0;
+    return code;
+}
+
+#define MAY_FAIL()                                                                                           \
+    do {                                                                                                     \
+        int code_ = told_to_fail(__func__);                                                                  \
+        if (code_ != 0)                                                                                      \
+            return code_;                                                                                    \
+    } while (0)
+
+/* ---- what the test says and reads ---- */
+
+API void fake_reset(void);
+API const char *fake_log(void);
+API void fake_fail(const char *function, int code);
+API void fake_set_devices(int count);
+API void fake_set_load_milliseconds(int duration);
+API void fake_set_quiet(int value);
+API void fake_set_meeting(int threads);
+API void fake_set_capture_mode(int mode);
+API int fake_capture_mode(void);
+
+void
+fake_reset(void)
+{
+    text_length = 0;
+    text[0] = '\0';
+    failing_code = 0;
+    meeting = met = 0;
+    load_milliseconds = 0;
+}
+
+const char *
+fake_log(void)
+{
+    return text;
+}
+
+/* The next call of the function returns the code and does nothing. */
+void
+fake_fail(const char *function, int code)
+{
+    snprintf(failing, sizeof(failing), "%s", function);
+    failing_code = code;
+}
+
+void
+fake_set_devices(int count)
+{
+    device_count = count;
+}
+
+void
+fake_set_load_milliseconds(int duration)
+{
+    load_milliseconds = duration;
+}
+
+/* Quiet: nothing is logged. */
+void
+fake_set_quiet(int value)
+{
+    quiet = value;
+}
+
+/* Each launch waits until this many threads are in one; after 5 s without them it returns 999. */
+void
+fake_set_meeting(int threads)
+{
+    meeting = threads;
+}
+
+void
+fake_set_capture_mode(int mode)
+{
+    capture_mode = mode;
+}
+
+int
+fake_capture_mode(void)
+{
+    return capture_mode;
+}
+
+/* ---- modules and functions ---- */
+
+struct function {
+    const char *letters; /* the image itself: a driver that reads it later must find it alive */
+    int dynamic_shared;
+    int device;
+};
+
+static int
+load(const char *name, int device, void **module, const void *image)
+{
+    struct function *function = calloc(1, sizeof(*function));
+    function->letters = image;
+    function->device = device;
+    usleep((useconds_t)load_milliseconds * 1000);
+    note("%s device=%d mode=%d image=%s\n", name, device, capture_mode, (const char *)image);
+    *module = function;
+    return 0;
+}
+
+static int
+wait_for_others(void)
+{
+    struct timespec until;
+    int late = 0;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 5;
+    pthread_mutex_lock(&lock);
+    met++;
+    pthread_cond_broadcast(&changed);
+    while (met < meeting && !late)
+        late = pthread_cond_timedwait(&changed, &lock, &until);
+    pthread_mutex_unlock(&lock);
+    return late ? 999 : 0;
+}
+
+static int
+launch(const char *name, int device, const struct function *function, const unsigned *sizes, unsigned shared,
+       void *stream, void **parameters)
+{
+    char arguments[64 * 20 + 1] = "";
+    size_t length = 0;
+    if (meeting > 0)
+        return wait_for_others();
+    if (quiet)
+        return 0;
+    for (size_t index = 0; index < strlen(function->letters); index++) {
+        size_t size = function->letters[index] == 'i' || function->letters[index] == 'f' ? 4 : 8;
+        const unsigned char *bytes = parameters[index];
+        for (size_t byte = 0; byte < size; byte++)
+            length += (size_t)sprintf(arguments + length, "%02x", bytes[byte]);
+        length += (size_t)sprintf(arguments + length, ",");
+    }
+    note("%s device=%d loaded=%d stream=%llu grid=%u,%u,%u block=%u,%u,%u shared=%u args=%s\n", name, device,
+         function->device, (unsigned long long)(uintptr_t)stream, sizes[0], sizes[1], sizes[2], sizes[3],
+         sizes[4], sizes[5], shared, arguments);
+    return 0;
+}
+
+static int
+exchange(const char *name, int *mode)
+{
+    int previous = capture_mode;
+    note("%s %d\n", name, *mode);
+    capture_mode = *mode;
+    *mode = previous;
+    return 0;
+}
+
+static int
+attribute(int *value, int which, const struct function *function)
+{
+    static const int values[] = {256, 512, 0, 16, 64, 0, 0, 0};
+    *value = which == 8 ? function->dynamic_shared : values[which & 7];
+    return 0;
+}
+
+#ifndef FAKE_CUDA
+
+static __thread int current_device;
+
+API const char *hipGetErrorName(int code);
+API const char *hipGetErrorString(int code);
+API int hipGetLastError(void);
+API int hipGetDeviceCount(int *count);
+API int hipGetDevice(int *device);
+API int hipSetDevice(int device);
+API int hipModuleLoadData(void **module, const void *image);
+API int hipModuleUnload(void *module);
+API int hipModuleGetFunction(void **function, void *module, const char *symbol);
+API int hipFuncGetAttribute(int *value, int which, void *function);
+API int hipThreadExchangeStreamCaptureMode(int *mode);
+API int hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                              void *stream, void **parameters, void **extra);
+
+const char *
+hipGetErrorName(int code)
+{
+    return code == 209 ? "hipErrorNoBinaryForGpu" : "hipErrorOther";
+}
+
+const char *
+hipGetErrorString(int code)
+{
+    return code == 209 ? "no kernel image is available" : "other";
+}
+
+int
+hipGetLastError(void)
+{
+    note("%s\n", __func__);
+    return 0;
+}
+
+int
+hipGetDeviceCount(int *count)
+{
+    MAY_FAIL();
+    *count = device_count;
+    return device_count == 0 ? NO_DEVICE : 0;
+}
+
+int
+hipGetDevice(int *device)
+{
+    *device = current_device;
+    return 0;
+}
+
+int
+hipSetDevice(int device)
+{
+    MAY_FAIL();
+    note("%s %d\n", __func__, device);
+    if (device < 0 || device >= device_count)
+        return INVALID_DEVICE;
+    current_device = device;
+    return 0;
+}
+
+int
+hipModuleLoadData(void **module, const void *image)
+{
+    MAY_FAIL();
+    return load(__func__, current_device, module, image);
+}
+
+int
+hipModuleUnload(void *module)
+{
+    note("%s\n", __func__);
+    free(module);
+    return 0;
+}
+
+int
+hipModuleGetFunction(void **function, void *module, const char *symbol)
+{
+    MAY_FAIL();
+    note("%s %s\n", __func__, symbol);
+    *function = module;
+    return 0;
+}
+
+int
+hipFuncGetAttribute(int *value, int which, void *function)
+{
+    MAY_FAIL();
+    return attribute(value, which, function);
+}
+
+int
+hipThreadExchangeStreamCaptureMode(int *mode)
+{
+    MAY_FAIL();
+    return exchange(__func__, mode);
+}
+
+#ifndef FAKE_OLD
+int
+hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
+                      void **extra)
+{
+    const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
+    (void)extra;
+    MAY_FAIL();
+    return launch(__func__, current_device, function, sizes, shared, stream, parameters);
+}
+#endif
+
+#else /* FAKE_CUDA */
+
+static int initialized;
+static __thread void *contexts[8];
+static __thread int depth; /* contexts[depth] is the current one; the first may be NULL */
+
+/* The primary context of a device is an address that tells its number. */
+static void *
+context_of(int device)
+{
+    return (void *)(uintptr_t)(0x1000 + device);
+}
+
+#define CURRENT        (contexts[depth])
+#define CURRENT_DEVICE ((int)((uintptr_t)CURRENT - 0x1000))
+#define NEED_CONTEXT()                                                                                       \
+    do {                                                                                                     \
+        MAY_FAIL();                                                                                          \
+        if (!initialized)                                                                                    \
+            return NOT_INITIALIZED;                                                                          \
+        if (CURRENT == NULL)                                                                                 \
+            return INVALID_CONTEXT;                                                                          \
+    } while (0)
+
+API int cuGetErrorName(int code, const char **name);
+API int cuGetErrorString(int code, const char **string);
+API int cuInit(unsigned flags);
+API int cuDeviceGetCount(int *count);
+API int cuDeviceGet(int *device, int ordinal);
+API int cuDevicePrimaryCtxRetain(void **context, int device);
+API int cuCtxGetCurrent(void **context);
+API int cuCtxGetDevice(int *device);
+API int cuCtxSetCurrent(void *context);
+API int cuCtxPushCurrent_v2(void *context);
+API int cuCtxPopCurrent_v2(void **context);
+API int cuModuleLoadData(void **module, const void *image);
+API int cuModuleUnload(void *module);
+API int cuModuleGetFunction(void **function, void *module, const char *symbol);
+API int cuFuncGetAttribute(int *value, int which, void *function);
+API int cuFuncSetAttribute(void *function, int which, int value);
+API int cuThreadExchangeStreamCaptureMode(int *mode);
+API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
+                       void **extra);
+
+int
+cuGetErrorName(int code, const char **name)
+{
+    *name = code == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR_OTHER";
+    return code == 12345 ? 1 : 0;
+}
+
+int
+cuGetErrorString(int code, const char **string)
+{
+    *string = code == 209 ? "no kernel image is available" : "other";
+    return code == 12345 ? 1 : 0;
+}
+
+int
+cuInit(unsigned flags)
+{
+    (void)flags;
+    MAY_FAIL();
+    initialized = 1;
+    return device_count == 0 ? NO_DEVICE : 0;
+}
+
+int
+cuDeviceGetCount(int *count)
+{
+    *count = device_count;
+    return initialized ? 0 : NOT_INITIALIZED;
+}
+
+int
+cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return initialized ? 0 : NOT_INITIALIZED;
+}
+
+int
+cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    MAY_FAIL();
+    note("%s %d\n", __func__, device);
+    *context = context_of(device);
+    return 0;
+}
+
+int
+cuCtxGetCurrent(void **context)
+{
+    *context = CURRENT;
+    return initialized ? 0 : NOT_INITIALIZED;
+}
+
+int
+cuCtxGetDevice(int *device)
+{
+    NEED_CONTEXT();
+    *device = CURRENT_DEVICE;
+    return 0;
+}
+
+int
+cuCtxSetCurrent(void *context)
+{
+    note("%s %d\n", __func__, (int)((uintptr_t)context - 0x1000));
+    CURRENT = context;
+    return 0;
+}
+
+int
+cuCtxPushCurrent_v2(void *context)
+{
+    note("%s %d\n", __func__, (int)((uintptr_t)context - 0x1000));
+    contexts[++depth] = context;
+    return 0;
+}
+
+int
+cuCtxPopCurrent_v2(void **context)
+{
+    NEED_CONTEXT();
+    note("%s\n", __func__);
+    *context = contexts[depth--];
+    return 0;
+}
+
+int
+cuModuleLoadData(void **module, const void *image)
+{
+    NEED_CONTEXT();
+    return load(__func__, CURRENT_DEVICE, module, image);
+}
+
+int
+cuModuleUnload(void *module)
+{
+    NEED_CONTEXT();
+    note("%s\n", __func__);
+    free(module);
+    return 0;
+}
+
+int
+cuModuleGetFunction(void **function, void *module, const char *symbol)
+{
+    NEED_CONTEXT();
+    note("%s %s\n", __func__, symbol);
+    *function = module;
+    return 0;
+}
+
+int
+cuFuncGetAttribute(int *value, int which, void *function)
+{
+    NEED_CONTEXT();
+    return attribute(value, which, function);
+}
+
+int
+cuFuncSetAttribute(void *function, int which, int value)
+{
+    NEED_CONTEXT();
+    note("%s %d %d\n", __func__, which, value);
+    if (which == 8)
+        ((struct function *)function)->dynamic_shared = value;
+    return 0;
+}
+
+int
+cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    MAY_FAIL();
+    return exchange(__func__, mode);
+}
+
+int
+cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+               unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
+               void **extra)
+{
+    const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
+    const struct function *called = function;
+    (void)extra;
+    NEED_CONTEXT();
+    if (shared > 48 * 1024 && (int)shared > called->dynamic_shared)
+        return 1;
+    return launch(__func__, CURRENT_DEVICE, called, sizes, shared, stream, parameters);
+}
+
+#endif

@@ -1,0 +1,71 @@
+"""Small stand-ins for what the heavy stages make: a plan, kernel stores, a launcher."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from rocm_wheels import versions
+from rocm_wheels.machine import Machine
+from rocm_wheels.plan import Plan, make_plan
+
+
+def plan(*targets: str, python: str = "3.11", torch: str = "2.5.1", rocm: str = "6.2") -> Plan:
+    """The plan of a Triton cell for these targets."""
+    return make_plan(
+        versions.load(),
+        flash_attn="2.8.3",
+        python=python,
+        torch=torch,
+        rocm=rocm,
+        backend="triton",
+        env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
+        machine=Machine(cores=1, available_mib=1024),
+    )
+
+
+def store(directory: Path, target: str, *, compiler: str = "3.7.1") -> Path:
+    """A store with one kernel whose code object is a few bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    image = f"code for {target}".encode()
+    kernel = {
+        "symbol": "k",
+        "sha256": hashlib.sha256(image).hexdigest(),
+        "threads": 64,
+        "shared": 0,
+        "params": "P",
+    }
+    manifest = {
+        "format": 1,
+        "target": target,
+        "compiler": {"name": "triton", "version": compiler},
+        "kernels": {"k": kernel},
+    }
+    path = directory / f"{target}.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(manifest, sort_keys=True))
+        archive.writestr(zipfile.ZipInfo("k.co"), image)
+    return path
+
+
+def library(path: Path, code: str, *flags: str, glibc: str = "2.17") -> Path:
+    """A shared library compiled from C against that glibc."""
+    source = path.with_suffix(".c")
+    source.write_text(code, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        f"x86_64-linux-gnu.{glibc}",
+        "-shared",
+        "-fPIC",
+        "-s",
+    ]
+    subprocess.run([*command, "-o", str(path), str(source), *flags], check=True, capture_output=True)
+    return path

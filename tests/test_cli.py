@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rocm_wheels
+from rocm_wheels import cli
+from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed
+from rocm_wheels.plan import Plan
+from rocm_wheels.versions import Versions
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "build_rocm.sh"
+CELL = ("2.8.3", "3.11", "2.5.1", "6.2")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ROCM_WHEELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("rocm_wheels.machine.detect_targets", lambda: ())
+
+
+class Verdict:
+    ok = True
+
+    def summary(self) -> str:
+        return "passed\n  tests: 12 passed"
+
+
+class Stages:
+    """Stands in for the modules that compile, assemble, repair and verify, and records the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.failure: RocmWheelsError | None = None
+        self.compiled: dict[str, object] = {}
+        self.reported = Path()
+        modules: dict[str, dict[str, Callable[..., object]]] = {
+            "toolchain": {"check": self.note("toolchain.check")},
+            "kernels": {"compile_store": self.compile_store},
+            "launcher": {"build": self.launcher},
+            "wheel": {"assemble": self.assemble},
+            "interpreters": {"find": self.find},
+            "repair": {"check": self.note("repair.check"), "repair": self.repair},
+            "verify": {"verify": self.verify},
+            "inspect_store": {"report": self.report},
+        }
+        for module, functions in modules.items():
+            fake = SimpleNamespace(**functions)
+            monkeypatch.setitem(sys.modules, f"rocm_wheels.{module}", fake)
+            monkeypatch.setattr(rocm_wheels, module, fake, raising=False)
+
+    def note(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.calls.append(name)
+
+    def find(self, version: str) -> Path:
+        self.calls.append(f"find {version}")
+        return Path("/somewhere/python")
+
+    def compile_store(self, targets: Sequence[str], *, cache: Path, **options: object) -> dict[str, Path]:
+        self.calls.append("compile")
+        self.compiled = {"targets": tuple(targets), "cache": cache, **options}
+        return {target: self.file(cache / f"{target}.zip") for target in targets}
+
+    def launcher(self, output: Path) -> Path:
+        self.calls.append("launcher")
+        return self.file(output / "_launcher.abi3.so")
+
+    def assemble(self, plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path) -> Path:
+        assert set(stores) == set(plan.targets)
+        assert launcher.is_file()
+        self.calls.append("assemble")
+        return self.file(output / plan.wheel)
+
+    def repair(self, wheel: Path, output: Path) -> Path:
+        assert wheel.is_file()
+        self.calls.append("repair")
+        return self.file(output / wheel.name.replace("-linux_", "-manylinux_2_17_"))
+
+    def verify(self, wheel: Path, plan: Plan, work: Path) -> Verdict:
+        assert wheel.is_file()
+        assert work.is_dir()
+        assert plan.cell.rocm == "6.2"
+        self.calls.append("verify")
+        if self.failure:
+            raise self.failure
+        return Verdict()
+
+    def report(self, path: Path) -> str:
+        self.reported = path
+        return "gfx942  12 kernels"
+
+    @staticmethod
+    def file(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 3000)
+        return path
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    return Stages(monkeypatch)
+
+
+def test_plan_prints_json_and_its_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *CELL]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["label"] == "rocm62torch2.5triton"
+    assert err == "note: the ck backend is not there yet: this builds the triton wheel\n"
+    assert cli.main(["build", "--plan", *CELL]) == 0
+    assert capsys.readouterr() == (out, err)
+
+
+def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--check", *CELL]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["2.8.4", "3.11", "2.5.1", "6.2"], 2, "error: flash-attn '2.8.4' is not known\nNearest: 2.8.3."),
+        (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest cell that exists: 2.8.3 3.11 2.6.0 6.2\n"),
+        ([*CELL, "--backend", "ck"], 3, "error: the ck backend is not there yet"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_a_refusal_has_its_exit_code_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], verb: str, arguments: list[str], code: int, text: str
+) -> None:
+    assert cli.main([verb, *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert text in err
+
+
+def test_every_error_has_its_own_exit_code() -> None:
+    codes = [error.exit_code for error in RocmWheelsError.__subclasses__()]
+    assert sorted(codes) == list(range(2, 11))
+
+
+def test_build_runs_the_stages_in_order(
+    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", "3")
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path / "out")]) == 0
+    assert stages.calls == [
+        "toolchain.check",
+        "repair.check",
+        "find 3.11",
+        "compile",
+        "launcher",
+        "assemble",
+        "repair",
+        "verify",
+    ]
+    targets = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
+    assert stages.compiled == {"targets": targets, "cache": tmp_path / "cache", "jobs": 3}
+    wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "note: the ck backend is not there yet: this builds the triton wheel"
+    assert [line.split()[0] for line in lines[2:7]] == ["check", "compile", "assemble", "repair", "verify"]
+    assert all(line.split()[2] == "s" for line in lines[2:7])
+    assert lines[7:] == [
+        "",
+        "passed",
+        "  tests: 12 passed",
+        "",
+        f"wheel    {wheel}",
+        "size     3 KiB",
+        "targets  gfx90a, gfx942, gfx1030, gfx1100",
+        f"verdict  {wheel}.verdict.json",
+        "needs    Python 3.11, torch 2.5 from index directory rocm6.2",
+        f"install  pip install '{wheel}'",
+    ]
+    assert not list((tmp_path / "cache").glob("work-*"))
+
+
+def test_a_bad_verdict_fails_the_build(
+    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages.failure = VerifyFailed("a kernel of gfx942 does not load", remedy="see the verdict")
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 9
+    out, err = capsys.readouterr()
+    assert "install " not in out
+    assert err == "error: a kernel of gfx942 does not load\nsee the verdict\n"
+    assert len(list(tmp_path.glob("*.whl"))) == 1
+
+
+def test_an_error_of_a_stage_stops_the_build(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(plan: Plan) -> None:
+        raise MissingTool(f"{plan.compiler} is not installed", remedy="Run build_rocm.sh.")
+
+    monkeypatch.setattr(sys.modules["rocm_wheels.toolchain"], "check", check)
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 5
+    assert capsys.readouterr().err == "error: triton 3.7.1 is not installed\nRun build_rocm.sh.\n"
+    assert stages.calls == []
+
+
+def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--target",
+        "sm_90",
+        "--target",
+        "gfx942:xnack-",
+        "--shard",
+        "2/4",
+        "--only",
+        "fwd*",
+        "--jobs",
+        "2",
+    ]
+    assert cli.main(["compile", *arguments, "--cache", str(tmp_path)]) == 0
+    assert stages.compiled == {
+        "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*"
+    }  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[0] == f"gfx942  {tmp_path / 'gfx942.zip'}"
+    assert cli.main(["compile", "--target", "gfx94a"]) == 4
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/"])
+def test_a_shard_is_checked(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["compile", "--target", "gfx942", "--shard", shard])
+    assert caught.value.code == 2
+    assert f"'{shard}' is not i/n with 1 <= i <= n" in capsys.readouterr().err
+
+
+def test_inspect(stages: Stages, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", "some.whl"]) == 0
+    assert stages.reported == Path("some.whl")
+    assert capsys.readouterr().out == "gfx942  12 kernels\n"
+
+
+def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cli.default_cache() == tmp_path / "cache"
+    monkeypatch.setenv("ROCM_WHEELS_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.default_cache() == tmp_path / "rocm_wheels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.default_cache() == tmp_path / ".cache/rocm_wheels"
+
+
+def test_help_reads_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rocm_wheels", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for text in ("plan", "build", "compile", "inspect", "build 2.8.3 3.11 2.5.1 6.2", "--shard 2/4"):
+        assert text in done.stdout
+
+
+STDLIB_ONLY = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from rocm_wheels.cli import main
+code = main()
+tops = {name.partition(".")[0] for name in sys.modules}
+print(sorted(tops - set(sys.stdlib_module_names) - {"__main__", "rocm_wheels"}), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
+def test_plan_needs_the_standard_library_only() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), "plan", "--check", *CELL],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "[]\n")
+
+
+def script(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SCRIPT), *arguments],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
+    done = script(
+        *CELL, "--plan", cwd=tmp_path, GPU_ARCHS="gfx942", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["targets"] == ["gfx942"]
+
+
+def _cpu_seconds() -> float:
+    """CPU time of the finished children: unlike the clock, it does not grow on a busy machine."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
+    copy = tmp_path / "repository"
+    shutil.copytree(ROOT / "rocm_wheels", copy / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SCRIPT, copy)
+    before = _cpu_seconds()
+    done = subprocess.run(
+        [copy / SCRIPT.name, "2.8.3", "3.11", "2.6", "6.3"], capture_output=True, text=True, check=False
+    )
+    took = _cpu_seconds() - before
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: torch 2.6.0 has no wheels for ROCm 6.3")
+    assert not (copy / "build").exists()
+    assert took < 1  # 0.3 s on two cores of a virtual machine
+
+
+def test_script_usage(tmp_path: Path) -> None:
+    done = script(cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: build_rocm.sh <flash-attn> <python> <torch> <rocm>")
+    assert script("2.8.3", cwd=tmp_path).returncode == 2
+    done = script("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PYTORCH_ROCM_ARCH" in done.stdout
+
+
+def _fake_path(directory: Path, **programs: str) -> str:
+    """A PATH with the system's basic tools, and these shell scripts before them; no other Python."""
+    directory.mkdir()
+    for name in ("bash", "dirname", "cat"):
+        found = shutil.which(name)
+        assert found
+        (directory / name).symlink_to(found)
+    for name, body in programs.items():
+        path = directory / name
+        path.write_text(f"#!{directory}/bash\n{body}\n")
+        path.chmod(0o755)
+    return str(directory)
+
+
+def test_script_takes_another_python_where_python3_is_too_old(tmp_path: Path) -> None:
+    path = _fake_path(tmp_path / "bin", **{"python3": "exit 1", "python3.12": f'exec {sys.executable} "$@"'})
+    done = subprocess.run(
+        [tmp_path / "bin/bash", SCRIPT, *CELL, "--plan"], env={"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["label"] == "rocm62torch2.5triton"
+
+
+def test_script_says_which_python_it_needs(tmp_path: Path) -> None:
+    path = _fake_path(tmp_path / "bin", python3='[[ $1 == --version ]] && echo "Python 3.8.1"; exit 1')
+    done = subprocess.run(
+        [tmp_path / "bin/bash", SCRIPT, *CELL],
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "error: no Python from 3.10 to 3.14 is on PATH (python3: Python 3.8.1" in done.stderr
+    assert "apt-get install python3 python3-venv" in done.stderr
+
+
+# Makes an environment as `python -m venv` does, with a Python that only writes down how it is called.
+FAKE_PYTHON = r"""
+case "$*" in
+    "-I -m venv --clear "*)
+        [[ -z ${NO_ENSUREPIP:-} || $* == *--without-pip* ]] || exit 1
+        venv="${!#}"
+        rm -rf "$venv" && mkdir -p "$venv/bin"
+        cp "$0" "$venv/bin/python" ;;
+    *sysconfig*) dirname "$0" ;;
+    "-I --version") echo "Python 3.11.9" ;;
+    *"-m pip"* | *"rocm_wheels build"*)
+        echo "$*" >>"$LOG"
+        [[ -z ${FAIL:-} || $* != *"--group"* ]] || exit 1 ;;
+    *) exec PYTHON "$@" ;;
+esac
+"""
+
+
+@dataclass
+class Checkout:
+    """A copy of the script and of what it reads, with a fake python3 on PATH."""
+
+    root: Path
+    env: dict[str, str]
+    log: Path
+
+    def run(self, **env: str) -> subprocess.CompletedProcess[str]:
+        """Builds the README's cell; the calls of pip and of the build are in `calls` afterwards."""
+        self.log.write_text("")
+        return subprocess.run(
+            [self.root / SCRIPT.name, *CELL],
+            cwd=self.root.parent, env={**self.env, **env}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    @property
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    root = tmp_path / "repository"
+    shutil.copytree(ROOT / "rocm_wheels", root / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (SCRIPT.name, "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    python = tmp_path / "bin/python3"
+    python.parent.mkdir()
+    python.write_text("#!/usr/bin/env bash\n" + FAKE_PYTHON.replace("PYTHON", sys.executable))
+    python.chmod(0o755)
+    log = tmp_path / "log"
+    path = f"{python.parent}:{os.environ['PATH']}"
+    return Checkout(root, {"PATH": path, "LOG": str(log), "HOME": str(tmp_path)}, log)
+
+
+def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: Versions) -> None:
+    build = f"-I -m rocm_wheels build --dist {checkout.root}/dist {' '.join(CELL)}"
+    quiet = "install --quiet --disable-pip-version-check"
+    made = [
+        f"-I -m pip {quiet} pip=={data.build.pip}",
+        f"-I -m pip {quiet} --group {checkout.root}/pyproject.toml:build",
+        build,
+    ]
+    done = checkout.run()
+    assert done.returncode == 0, done.stderr
+    assert checkout.calls == made
+    assert done.stdout.startswith("environment ")
+    assert done.stdout.endswith("s  repository/build/env, made with Python 3.11.9\n")
+    assert (checkout.root / "build/env/bin/rocm_wheels.pth").read_text() == f"{checkout.root}\n"
+
+    done = checkout.run()
+    assert checkout.calls == [build]
+    assert done.stdout.endswith("s  repository/build/env, unchanged\n")
+
+    with (checkout.root / "pyproject.toml").open("a") as pyproject:
+        pyproject.write("# changed\n")
+    checkout.run()
+    assert checkout.calls == made
+
+
+def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
+    done = checkout.run(FAIL="1")
+    assert done.returncode == 1
+    assert len(checkout.calls) == 2
+    checkout.run()
+    assert len(checkout.calls) == 3
+
+
+def test_script_lends_its_pip_to_an_environment_without_one(checkout: Checkout, data: Versions) -> None:
+    done = checkout.run(NO_ENSUREPIP="1")
+    assert done.returncode == 0, done.stderr
+    assert f"--python {checkout.root}/build/env/bin/python install" in checkout.calls[1]
+    assert checkout.calls[1].endswith(f"pip=={data.build.pip}")

@@ -1,0 +1,39 @@
+"""Reading code objects; real ones are read in test_kernels.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import codeobject, triton_compiler
+from rocm_wheels.errors import CompileFailed
+
+
+@pytest.mark.parametrize("image", [b"", b"\x7fELF", b"not an object at all", b"\x7fELF" + b"\0" * 60])
+def test_what_is_no_code_object_is_refused(image: bytes) -> None:
+    with pytest.raises(CompileFailed, match="not a "):
+        codeobject.read(image)
+
+
+def test_a_host_program_is_refused() -> None:
+    with pytest.raises(CompileFailed, match="not a GPU code object"):
+        codeobject.read(Path(sys.executable).read_bytes())
+
+
+def test_the_instruction_mix_counts_by_class() -> None:
+    assembly = "\n".join(
+        [
+            "\tv_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[0:15]",
+            "\tv_add_f32_e32 v0, v1, v2",
+            "\tv_exp_f32_e32 v0, v1",
+            "\tds_read_b64 v[0:1], v2",
+            "\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen",
+            "\ts_waitcnt lgkmcnt(0)",
+            ".LBB0_1:",
+            "\t; v_add in a comment",
+        ]
+    )
+    expected = {"mfma": 1, "lds": 1, "memory": 1, "valu": 2, "salu": 1}
+    assert triton_compiler.instruction_mix(assembly) == expected

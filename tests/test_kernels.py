@@ -1,0 +1,140 @@
+"""Stage 1 on real compilers: the smallest kernels, for an AMD target of each wavefront and an NVIDIA one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import codeobject, inspect_store, kernels
+from rocm_wheels.errors import CompileFailed, DataError
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = ("gfx942", "gfx1100", "sm_90")
+SMALL = "bwd-delta-*16-d*"
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, kernels.compile_store(TARGETS, cache=cache, jobs=2, only=SMALL)
+
+
+def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path, dict[str, Path]]) -> None:
+    _, stores = built
+    assert set(stores) == set(TARGETS)
+    for target, path in stores.items():
+        assert path.name == f"{target}.zip"
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+            names = sorted(manifest["kernels"])
+            assert names == sorted(
+                f"bwd-delta-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256)
+            )
+            assert sorted(archive.namelist()) == sorted(["manifest.json", *(f"{name}.co" for name in names)])
+            for name in names:
+                image = archive.read(f"{name}.co")
+                assert codeobject.read(image).target == target
+                assert str(ROOT).encode() not in image
+                entry = manifest["kernels"][name]
+                assert entry["threads"] == 4 * (64 if target == "gfx942" else 32)
+                assert entry["params"].startswith("PPPP" + "i" * 8)
+
+
+def test_a_second_build_compiles_nothing(
+    built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, stores = built
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(kernels, "_compile", refuse)
+    assert kernels.compile_store(TARGETS, cache=cache, jobs=2, only=SMALL) == stores
+
+
+def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(
+    built: tuple[Path, dict[str, Path]],
+) -> None:
+    cache, stores = built
+    before = stores["gfx942"].read_bytes()
+    damaged = kernels.units(["gfx942"], only=SMALL)[0].path(cache)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    kernels.compile_store(["gfx942"], cache=cache, jobs=1, only=SMALL)
+    assert stores["gfx942"].read_bytes() == before
+
+
+def test_a_killed_build_continues_and_gives_the_same_bytes(
+    built: tuple[Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, stores = built
+    command = [
+        sys.executable, "-c",
+        "import sys; from pathlib import Path; from rocm_wheels.kernels import compile_store\n"
+        "if __name__ == '__main__':\n"
+        f"    compile_store(['gfx942'], cache=Path(sys.argv[1]), jobs=1, only={SMALL!r})",
+        str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("kernels/*/*.json")):
+        assert process.poll() is None, "the build ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("kernels/*/*.json")}
+    assert 0 < len(kept) < 8
+    resumed = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=SMALL)
+    assert resumed["gfx942"].read_bytes() == stores["gfx942"].read_bytes()
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_shards_are_a_partition_of_the_whole(count: int) -> None:
+    whole = kernels.units(["gfx90a", "gfx942"])
+    shards = [kernels.units(["gfx90a", "gfx942"], shard=(index, count)) for index in range(1, count + 1)]
+    assert sorted(unit.key for shard in shards for unit in shard) == sorted(unit.key for unit in whole)
+    assert len({unit.key for unit in whole}) == len(whole)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_sharded_builds_fill_one_cache(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
+    _, stores = built
+    for index in (1, 2):
+        assert kernels.compile_store(["gfx1100"], cache=tmp_path, jobs=1, shard=(index, 2), only=SMALL) == {}
+    whole = kernels.compile_store(["gfx1100"], cache=tmp_path, jobs=1, only=SMALL)
+    assert whole["gfx1100"].read_bytes() == stores["gfx1100"].read_bytes()
+
+
+def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CompileFailed, match="fwd-fp8"):
+        kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*")
+
+
+def test_inspect_prints_a_row_for_every_code_object(
+    built: tuple[Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, stores = built
+    table = inspect_store.report(stores["gfx942"])
+    assert table.startswith("gfx942: 8 kernels, ")
+    assert "0 with spills to memory" in table
+    assert len(table.splitlines()) == 2 + 8
+
+    wheel = tmp_path / "some.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for target, path in stores.items():
+            archive.write(path, f"flash_attn/_kernels/{target}.zip")
+    assert inspect_store.report(wheel).count(" kernels, ") == 3
+
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(DataError, match="neither a wheel nor a kernel store"):
+        inspect_store.report(tmp_path / "text")

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import machine as machines
+from rocm_wheels import versions
+from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
+from rocm_wheels.machine import Machine, detect_targets, gfx_name
+from rocm_wheels.plan import Plan, make_plan, parallel_jobs
+from rocm_wheels.versions import Versions
+
+BARE = Machine(cores=8, available_mib=16384)
+COMMON = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
+
+
+def plan(
+    data: Versions,
+    machine: Machine = BARE,
+    env: Mapping[str, str] | None = None,
+    *,
+    backend: str | None = None,
+) -> Plan:
+    versions = {"flash_attn": "2.8.3", "python": "3.11", "torch": "2.5.1", "rocm": "6.2"}
+    return make_plan(data, **versions, backend=backend, env=env or {}, machine=machine)
+
+
+def test_the_plan_of_the_readme(data: Versions) -> None:
+    made = plan(data, backend="triton")
+    assert made.as_dict() == {
+        "cell": {
+            "flash_attn": "2.8.3",
+            "python": "3.11",
+            "torch": "2.5.1",
+            "rocm": "6.2",
+            "backend": "triton",
+        },
+        "targets": COMMON,
+        "targets_from": "all common targets",
+        "jobs": 8,
+        "label": "rocm62torch2.5triton",
+        "wheel": "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl",
+        "torch_index": "rocm6.2",
+        "compiler": f"triton {data.compilers['triton']}",
+        "toolchain": "pypi",
+        "steps": ("check", "compile", "assemble", "repair", "verify"),
+        "notes": (),
+    }
+    assert json.loads(json.dumps(made.as_dict()))["targets"] == list(COMMON)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected", "source"),
+    [
+        ({"PYTORCH_ROCM_ARCH": "gfx942;gfx90a"}, ("gfx90a", "gfx942"), "PYTORCH_ROCM_ARCH"),
+        ({"GPU_ARCHS": "gfx942, gfx90a gfx1100;"}, ("gfx90a", "gfx942", "gfx1100"), "GPU_ARCHS"),
+        ({"GPU_ARCHS": " ; "}, COMMON, "all common targets"),
+        ({"GPU_ARCHS": "", "PYTORCH_ROCM_ARCH": "gfx942"}, ("gfx942",), "PYTORCH_ROCM_ARCH"),
+        (
+            {"GPU_ARCHS": "gfx942 gfx90a", "PYTORCH_ROCM_ARCH": "gfx90a;gfx942"},
+            ("gfx90a", "gfx942"),
+            "PYTORCH_ROCM_ARCH",
+        ),
+        ({"GPU_ARCHS": "sm_90"}, ("sm_90",), "GPU_ARCHS"),
+    ],
+)
+def test_targets_of_the_environment(
+    data: Versions, env: dict[str, str], expected: tuple[str, ...], source: str
+) -> None:
+    made = plan(data, env=env)
+    assert (made.targets, made.targets_from) == (expected, source)
+
+
+def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
+    machine = replace(BARE, gpus=("gfx1100",))
+    assert plan(data, machine).targets == ("gfx1100",)
+    assert plan(data, machine).targets_from == "GPU of this machine"
+    assert plan(data, machine, {"GPU_ARCHS": "native"}).targets == ("gfx1100",)
+    assert plan(data, machine, {"GPU_ARCHS": "gfx942"}).targets == ("gfx942",)
+
+
+def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
+    made = plan(data, replace(BARE, gpus=("gfx1036", "gfx1100")))
+    assert made.targets == ("gfx1100",)
+    assert "no kernels are built for gfx1036 of this machine: the cell does not serve it" in made.notes
+    made = plan(data, replace(BARE, gpus=("gfx906",)))
+    assert (made.targets, made.targets_from) == (COMMON, "all common targets")
+    assert any("gfx906" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("env", "message", "remedy"),
+    [
+        (
+            {"PYTORCH_ROCM_ARCH": "gfx942", "GPU_ARCHS": "gfx90a"},
+            "PYTORCH_ROCM_ARCH=gfx942 and GPU_ARCHS=gfx90a name different targets",
+            "Unset one of them",
+        ),
+        (
+            {"GPU_ARCHS": "native"},
+            "GPU_ARCHS=native, but this machine has no GPU that",
+            "Name targets instead: gfx90a,",
+        ),
+        (
+            {"GPU_ARCHS": "native;gfx942"},
+            "GPU_ARCHS=native;gfx942 mixes native with targets",
+            "Name native alone",
+        ),
+        ({"GPU_ARCHS": "gfx942;mi300x"}, "'mi300x' is a product", "gfx942"),
+        ({"PYTORCH_ROCM_ARCH": "gfx950"}, "gfx950 (MI350) needs ROCm 7.0", "gfx942"),
+    ],
+)
+def test_bad_targets(data: Versions, env: dict[str, str], message: str, remedy: str) -> None:
+    with pytest.raises(BadTarget) as caught:
+        plan(data, env=env)
+    assert caught.value.message.startswith(message)
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("cores", "available_mib", "env", "jobs"),
+    [
+        (8, 16384, {}, 8),
+        (64, 7000, {}, 10),
+        (64, 699, {}, 1),
+        (2, 0, {}, 1),
+        (2, 700, {"MAX_JOBS": " 12 "}, 12),
+        (4, 16384, {"MAX_JOBS": ""}, 4),
+    ],
+)
+def test_jobs(data: Versions, cores: int, available_mib: int, env: dict[str, str], jobs: int) -> None:
+    assert data.build.job_memory_mib == 700
+    assert parallel_jobs(data, env, Machine(cores=cores, available_mib=available_mib)) == jobs
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "four", "2.5", "²"])
+def test_max_jobs_is_checked(data: Versions, value: str) -> None:
+    with pytest.raises(DataError, match=f"MAX_JOBS='{value}' is not a whole number above 0\nUnset MAX_JOBS"):
+        plan(data, env={"MAX_JOBS": value})
+
+
+def test_the_default_backend_is_the_first_that_is_ready(data: Versions) -> None:
+    made = plan(data)
+    assert made.cell.backend == "triton"
+    assert made.notes == ("the ck backend is not there yet: this builds the triton wheel",)
+    with pytest.raises(ImpossibleCell, match="the ck backend is not there yet") as caught:
+        plan(data, backend="ck")
+    assert caught.value.remedy == "Use --backend triton."
+    with pytest.raises(UnknownVersion, match="backend 'aiter' is not known"):
+        plan(data, backend="aiter")
+
+
+def test_a_ready_ck_backend_is_the_default_and_takes_the_compiler_of_rocm() -> None:
+    text = versions.DATA_FILE.read_text(encoding="utf-8").replace("ready = false", "ready = true")
+    data = versions.loads(text)
+    made = plan(data, replace(BARE, rocm=True))
+    assert (made.label, made.targets, made.notes) == ("rocm62torch2.5", ("gfx90a", "gfx942"), ())
+    assert (made.compiler, made.toolchain) == (f"ziglang {data.compilers['ziglang']}", "rocm")
+    assert plan(data).toolchain == "pypi"
+    assert plan(data, replace(BARE, rocm=True), backend="triton").toolchain == "pypi"
+
+
+def test_a_refused_cell_costs_no_look_at_the_machine(data: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(env: object) -> Machine:
+        raise AssertionError(f"surveyed with {env}")
+
+    monkeypatch.setattr("rocm_wheels.plan.survey", look)
+    for torch, env in [("2.6.0", {}), ("2.7.0", {"GPU_ARCHS": "gfx950"})]:
+        with pytest.raises((ImpossibleCell, BadTarget)):
+            make_plan(data, flash_attn="2.8.3", python="3.11", torch=torch, rocm="6.3", env=env)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (90402, "gfx942"),
+        (90010, "gfx90a"),
+        (90500, "gfx950"),
+        (100300, "gfx1030"),
+        (110000, "gfx1100"),
+        (110501, "gfx1151"),
+        (120001, "gfx1201"),
+    ],
+)
+def test_gfx_names(version: int, name: str) -> None:
+    assert gfx_name(version) == name
+
+
+def test_gpus_are_found_in_the_topology_of_the_driver(tmp_path: Path) -> None:
+    for node, version in enumerate([0, 90402, 90402, 110501]):
+        properties = tmp_path / str(node) / "properties"
+        properties.parent.mkdir()
+        properties.write_text(f"cpu_cores_count 8\ngfx_target_version {version}\nvendor_id 4098\n")
+    assert detect_targets(tmp_path) == ("gfx1151", "gfx942")
+
+
+def test_without_the_driver_rocms_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "rocm_agent_enumerator"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tool.write_text("#!/bin/sh\nprintf 'gfx000\\ngfx1100\\n'\n")
+    tool.chmod(0o755)
+    assert detect_targets(tmp_path / "none") == ("gfx1100",)
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert detect_targets(tmp_path / "none") == ()
+
+
+def test_a_container_limits_cores_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8388608 kB\n")
+    monkeypatch.setattr(machines, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machines, "CGROUP", tmp_path)
+    monkeypatch.setattr(machines, "KFD_NODES", tmp_path)
+    assert machines.survey({"ROCM_PATH": str(tmp_path)}).available_mib == 8192
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machines.survey({}).available_mib == 8192
+    (tmp_path / "memory.max").write_text(f"{2**31}\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    clang = tmp_path / "llvm/bin/clang"
+    clang.parent.mkdir(parents=True)
+    clang.touch()
+    found = machines.survey({"ROCM_PATH": str(tmp_path)})
+    assert (found.cores, found.available_mib, found.rocm) == (1, 2048, True)
+
+
+def test_a_malformed_flag_is_refused(data: Versions) -> None:
+    with pytest.raises(DataError, match="BUILD_TRITON_BACKEND='maybe' is neither true nor false"):
+        plan(data, env={"BUILD_TRITON_BACKEND": "maybe"})
+    assert plan(data, env={"BUILD_TRITON_BACKEND": "True"}) == plan(data)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rocm_wheels import versions
+from rocm_wheels.cells import Cell
+from rocm_wheels.errors import BadTarget
+from rocm_wheels.targets import known_targets, targets
+from rocm_wheels.versions import Versions
+
+
+@pytest.mark.parametrize(
+    ("backend", "torch", "rocm", "expected"),
+    [
+        ("triton", "2.5.1", "6.2", "gfx90a gfx942 gfx1030 gfx1100"),
+        ("triton", "2.8.0", "6.4", "gfx90a gfx942 gfx1030 gfx1100 gfx1151 gfx1200 gfx1201"),
+        ("triton", "2.10.0", "7.0", "gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1151 gfx1200 gfx1201"),
+        ("ck", "2.5.1", "6.1", "gfx90a gfx942"),
+        ("ck", "2.14.0", "7.2", "gfx90a gfx942 gfx950"),
+    ],
+)
+def test_common_targets(
+    data: Versions, cell: Cell, backend: str, torch: str, rocm: str, expected: str
+) -> None:
+    cell = replace(cell, backend=backend, torch=torch, rocm=rocm)
+    assert targets(data, cell, None) == tuple(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [
+        (["gfx942:sramecc+:xnack-", "gfx90a"], ("gfx90a", "gfx942")),
+        (["gfx942", "gfx942:xnack+", "GFX942 "], ("gfx942",)),
+        (["sm_100", "sm_90", "gfx1101"], ("gfx1101", "sm_90", "sm_100")),
+    ],
+)
+def test_requested_targets(
+    data: Versions, cell: Cell, requested: list[str], expected: tuple[str, ...]
+) -> None:
+    assert targets(data, cell, requested) == expected
+
+
+EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gfx1151, gfx1200, gfx1201"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message", "remedy"),
+    [
+        (
+            "gfx94a",
+            "'gfx94a' is not a known GPU target",
+            f"Did you mean gfx942 (MI300)? Known: {EVERY}, or sm_90",
+        ),
+        ("gfx110", "'gfx110' is not a known GPU target", "Did you mean gfx1100"),
+        ("banana", "'banana' is not a known GPU target", f"Known: {EVERY}"),
+        ("sm_9", "'sm_9' is not a known GPU target", "or sm_90 and the like"),
+        ("mi300x", "'mi300x' is a product, not a target", "Its target is gfx942."),
+        ("MI300X", "'MI300X' is a product, not a target", "Its target is gfx942."),
+        ("MI250", "'MI250' is a product, not a target", "Its target is gfx90a."),
+        ("AMD Instinct MI355X", "'AMD Instinct MI355X' is a product", "Its target is gfx950."),
+        ("Radeon RX 7900 XTX", "'Radeon RX 7900 XTX' is a product", "Its target is gfx1100."),
+    ],
+)
+def test_unknown_targets(data: Versions, cell: Cell, entry: str, message: str, remedy: str) -> None:
+    with pytest.raises(BadTarget) as caught:
+        targets(data, cell, ["gfx90a", entry])
+    assert caught.value.message.startswith(message)
+    assert remedy in caught.value.remedy
+    with pytest.raises(BadTarget):
+        known_targets(data, [entry])
+
+
+def test_a_target_may_need_a_newer_rocm(data: Versions, cell: Cell) -> None:
+    with pytest.raises(BadTarget) as caught:
+        targets(data, cell, ["gfx950"])
+    assert caught.value.message == (
+        "gfx950 (MI350) needs ROCm 7.0 or newer with the triton backend, this cell has ROCm 6.2"
+    )
+    assert caught.value.remedy == (
+        "Take ROCm 7.0 or 7.1 or 7.2 (torch 2.10.0, 2.11.0, 2.14.0),"
+        " or the nearest target of this cell: gfx942 (MI300)."
+    )
+
+
+@pytest.mark.parametrize("entry", ["gfx1100", "gfx1201"])
+def test_radeons_have_the_triton_backend_only(data: Versions, cell: Cell, entry: str) -> None:
+    with pytest.raises(BadTarget, match=f"the ck backend has no kernels for {entry}") as caught:
+        targets(data, replace(cell, backend="ck"), [entry])
+    assert caught.value.remedy == "Use --backend triton, or one of gfx90a, gfx942."
+
+
+def test_cuda_targets_are_for_triton_only(data: Versions, cell: Cell) -> None:
+    assert targets(data, cell, ["sm_90"]) == ("sm_90",)
+    with pytest.raises(BadTarget, match="sm_90 is a CUDA target, which the ck backend does not have"):
+        targets(data, replace(cell, backend="ck"), ["sm_90"])
+
+
+def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
+    text = versions.DATA_FILE.read_text(encoding="utf-8")
+    entry = text[text.index("[targets.gfx90a]") : text.index("[targets.gfx942]")]
+    entry = entry.replace("gfx90a", "gfx999").replace('"mi2', '"mi9')
+    data = versions.loads(text + entry)
+    assert targets(data, cell, None) == ("gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx999")
+    assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
+    with pytest.raises(BadTarget, match="Its target is gfx999"):
+        targets(data, cell, ["MI950X"])

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_parts
+import pytest
+
+from rocm_wheels import interpreters, repair, verdict, verify, wheel
+from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.verdict import Stage, Verdict
+
+NAME = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
+FILES = [name for files in verdict.TESTED.values() for name in files]
+
+
+def _test(file: str, outcome: str = "passed", reason: str = "", **properties: object) -> dict[str, Any]:
+    return {
+        "name": f"{file}::test_it",
+        "file": file,
+        "outcome": outcome,
+        "seconds": 0.5,
+        "reason": reason,
+        "properties": properties,
+    }
+
+
+def _report(*tests: dict[str, Any]) -> dict[str, Any]:
+    """A report in which the named tests replace a passing one of their file, without a GPU."""
+    named = {test["file"] for test in tests}
+    others = [_test(file) for file in FILES if file not in {*named, "test_gpu.py"}]
+    if "test_gpu.py" not in named:
+        others.append(_test("test_gpu.py", "skipped", "no AMD or NVIDIA GPU on this machine"))
+    return {"python": "3.11.7", "torch": "2.5.1+cu124", "devices": [], "tests": [*tests, *others]}
+
+
+@pytest.fixture
+def repaired(tmp_path: Path) -> Path:
+    path = tmp_path / NAME
+    path.write_bytes(b"a wheel")
+    return path
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "TORCH_INDEX", "http://127.0.0.1:9/whl")
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, pip: dict[str, Any] | str, uv: dict[str, Any] | str) -> None:
+    """What the two environments give: a report, or the words of an installer that failed."""
+
+    def give(result: dict[str, Any] | str) -> Any:
+        def install(*_: object) -> tuple[float, dict[str, Any]]:
+            if isinstance(result, str):
+                raise VerifyFailed(result)
+            return 1.5, result
+
+        return install
+
+    monkeypatch.setattr(verify, "_with_pip", give(pip))
+    monkeypatch.setattr(verify, "_with_uv", give(uv))
+    monkeypatch.setattr(interpreters, "find", lambda _: Path(sys.executable))
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numerics: dict[str, Any] = {"error float32 forward": 2e-7, "error bfloat16 backward": 4e-3}
+    _pretend(
+        monkeypatch,
+        _report(_test("test_numerics_cpu.py", **numerics)),
+        _report(_test("test_smoke.py")),
+    )
+    found = verify.verify(repaired, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
+    assert found.ok
+    written = json.loads((tmp_path / f"{NAME}.verdict.json").read_text())
+    assert written == json.loads(json.dumps(found.as_dict()))
+    assert written["ok"] is True
+    assert written["sha256"] == hashlib.sha256(b"a wheel").hexdigest()
+    assert written["size"] == 7
+    assert written["cell"] == {
+        "flash_attn": "2.8.3",
+        "python": "3.11",
+        "torch": "2.5.1",
+        "rocm": "6.2",
+        "backend": "triton",
+    }
+    assert written["targets"] == ["gfx90a", "gfx942"]
+    assert written["torch_source"] == "PyPI 2.5.1+cu124: the ROCm index could not be reached"
+    assert {name: stage["status"] for name, stage in written["stages"].items()} == {
+        "repaired": "passed",
+        "installed with pip": "passed",
+        "installed with uv": "passed",
+        "code objects": "passed",
+        "import": "passed",
+        "cpu numerics": "passed",
+        "gpu": "not run: no AMD or NVIDIA GPU on this machine",
+    }
+    worst = {"float32 forward": 2e-7, "bfloat16 backward": 4e-3}
+    assert written["stages"]["cpu numerics"]["details"]["worst error"] == worst
+    summary = found.summary()
+    assert "worst error 4.0e-03" in summary
+    assert "not run: no AMD or NVIDIA GPU on this machine" in summary
+    assert f"{2 * len(FILES) - 1} passed, 0 failed, 2 skipped" in summary
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_failing_test_is_named_after_the_verdict_is_written(
+    tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(monkeypatch, _report(_test("test_contents.py", "failed")), _report())
+    with pytest.raises(VerifyFailed, match=r"code objects: failed\n(.*\n)*test_contents\.py::test_it"):
+        verify.verify(repaired, fake_parts.plan("gfx90a"), tmp_path)
+    written = json.loads((tmp_path / f"{NAME}.verdict.json").read_text())
+    assert written["ok"] is False
+    assert written["failures"] == ["test_contents.py::test_it"]
+    assert written["stages"]["cpu numerics"]["status"] == "passed"
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_installer_that_fails_is_quoted(
+    tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(monkeypatch, "pip said: no matching distribution", _report())
+    with pytest.raises(VerifyFailed, match="pip said: no matching distribution"):
+        verify.verify(repaired, fake_parts.plan("gfx90a"), tmp_path)
+    stages = json.loads((tmp_path / f"{NAME}.verdict.json").read_text())["stages"]
+    assert stages["installed with pip"]["status"] == "failed"
+    assert stages["import"]["status"] == "not run: the wheel could not be installed with pip"
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_wheel_that_is_not_repaired_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / NAME.replace("manylinux_2_17", "linux")
+    path.write_bytes(b"a wheel")
+    _pretend(monkeypatch, _report(), _report())
+    with pytest.raises(VerifyFailed, match="repaired: not run: the wheel is tagged linux_x86_64"):
+        verify.verify(path, fake_parts.plan("gfx90a"), tmp_path)
+
+
+def test_smoke_test_that_fails_under_uv_fails_the_wheel(
+    tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch, unreachable: None
+) -> None:
+    assert unreachable is None
+    _pretend(monkeypatch, _report(), _report(_test("test_smoke.py", "failed")))
+    with pytest.raises(VerifyFailed, match=r"installed with uv: failed\n(.*\n)*test_smoke\.py::test_it"):
+        verify.verify(repaired, fake_parts.plan("gfx90a"), tmp_path)
+
+
+class _Index(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/whl/rocm6.2/torch/" else 403)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Index)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setattr(verify, "TORCH_INDEX", f"http://127.0.0.1:{server.server_port}/whl")
+    yield verify.TORCH_INDEX
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_torch_comes_from_the_rocm_index_where_it_answers(index: str) -> None:
+    source = verify.torch_source(fake_parts.plan("gfx90a"))
+    assert (source.requirement, source.index) == ("torch==2.5.1+rocm6.2", f"{index}/rocm6.2")
+    assert verify._torch_words(source, None) == f"{index}/rocm6.2 torch==2.5.1+rocm6.2"
+
+
+@pytest.mark.usefixtures("index")
+def test_torch_comes_from_pypi_where_the_index_refuses() -> None:
+    source = verify.torch_source(fake_parts.plan("gfx90a", python="3.12", torch="2.6.0"))
+    assert (source.requirement, source.index, source.name) == ("torch==2.6.0", None, "pypi")
+    assert source.why == "the ROCm index answered 403"
+
+
+def test_gpu_stage_that_failed_fails_the_wheel() -> None:
+    stages = {verdict.REPAIRED: Stage(status="passed"), verdict.GPU: Stage(status="failed")}
+    assert not _verdict(stages).ok
+    assert _verdict({**stages, verdict.GPU: Stage.not_run("no GPU")}).ok
+    assert not _verdict(
+        {**stages, verdict.REPAIRED: Stage.not_run("why"), verdict.GPU: Stage(status="passed")}
+    ).ok
+
+
+def test_a_stage_without_tests_has_not_run() -> None:
+    stages = verdict.tested_stages({"tests": [], "devices": []}, "")
+    assert {stage.status for stage in stages.values()} == {"not run: no test was collected"}
+
+
+def _verdict(stages: dict[str, Stage]) -> Verdict:
+    return Verdict(
+        wheel=NAME,
+        sha256="",
+        size=0,
+        cell={},
+        targets=(),
+        torch_source="",
+        python="",
+        platform="",
+        stages=stages,
+        tests={},
+        failures=(),
+    )
+
+
+def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRITON_INTERPRET"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("UV_CACHE_DIR", "/kept")
+    found = verify.clean_environment()
+    assert not [name for name in found if name.startswith(("PYTHON", "VIRTUAL", "FLASH", "TRITON"))]
+    assert found["UV_CACHE_DIR"] == "/kept"
+
+
+def test_every_wheel_test_speaks_for_a_stage() -> None:
+    assert {path.name for path in verify.WHEEL_TESTS.glob("test_*.py")} == {*FILES, verify.SMOKE}
+
+
+def test_wheel_tests_import_nothing_of_the_repository() -> None:
+    for path in verify.WHEEL_TESTS.glob("*.py"):
+        assert "rocm_wheels" not in path.read_text().replace("rocm_wheels authors", ""), path.name
+
+
+def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
+    """The contents tests on an unpacked wheel whose code objects are no code objects: told as such."""
+    launcher = fake_parts.library(tmp_path / "_launcher.abi3.so", "int answer(void) { return 42; }\n")
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    cell = fake_parts.plan("gfx90a", python=running, torch="2.6.0")
+    stores = {"gfx90a": fake_parts.store(tmp_path, "gfx90a")}
+    built = repair.repair(wheel.assemble(cell, stores, launcher, tmp_path / "raw"), tmp_path / "out")
+    site = tmp_path / "site"
+    shutil.unpack_archive(built, site, format="zip")
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-c", str(verify.WHEEL_TESTS / "pytest.ini"), "--report", str(report)]
+    done = subprocess.run(
+        [*command, str(verify.WHEEL_TESTS / "test_contents.py")],
+        env={**verify.clean_environment(), "PYTHONPATH": str(site), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    outcomes = {test["name"].partition("::")[2]: test["outcome"] for test in found["tests"]}
+    assert outcomes.pop("test_code_objects_are_for_their_target") == "failed"
+    assert set(outcomes.values()) == {"passed"}
+    assert len(outcomes) == 8
+    stages = verdict.tested_stages(found, "")
+    assert stages["code objects"].status == "failed"
+    assert stages["code objects"].details["bytes"] == {"gfx90a": stores["gfx90a"].stat().st_size}
+    assert stages["import"].status == "not run: no test was collected"

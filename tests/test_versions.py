@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import versions
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.tables import key
+from rocm_wheels.versions import Versions
+
+TEXT = versions.DATA_FILE.read_text(encoding="utf-8")
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def test_versions_ascend_by_number(data: Versions) -> None:
+    assert next(iter(data.torch)) == "2.5.1"
+    assert list(data.torch)[-1] == "2.14.0"
+    assert list(data.torch).index("2.10.0") > list(data.torch).index("2.9.1")
+    for listed in (data.flash_attn, data.python, tuple(data.torch), tuple(data.rocm)):
+        assert list(listed) == sorted(listed, key=key)
+
+
+@pytest.mark.parametrize(
+    ("torch", "rocm", "directory"),
+    [
+        ("2.5.1", "6.2", "rocm6.2"),
+        ("2.6.0", "6.1", "rocm6.1"),
+        ("2.6.0", "6.2", "rocm6.2.4"),
+        ("2.7.1", "6.3", "rocm6.3"),
+        ("2.9.1", "6.4", "rocm6.4"),
+        ("2.10.0", "7.0", "rocm7.0"),
+        ("2.14.0", "7.2", "rocm7.2"),
+    ],
+)
+def test_index_directories(data: Versions, torch: str, rocm: str, directory: str) -> None:
+    assert data.torch[torch].rocm[rocm] == directory
+
+
+def test_only_torch_2_5_has_the_old_abi(data: Versions) -> None:
+    assert [name for name, torch in data.torch.items() if not torch.cxx11_abi] == ["2.5.1"]
+
+
+def test_the_triton_package_was_renamed_with_rocm_7(data: Versions) -> None:
+    for torch in data.torch.values():
+        renamed = key(torch.version) >= (2, 10)
+        assert torch.triton_package == ("triton-rocm" if renamed else "pytorch-triton-rocm")
+
+
+@pytest.mark.parametrize(
+    ("target", "wavefront", "fp8"),
+    [
+        ("gfx90a", 64, "none"),
+        ("gfx942", 64, "fnuz"),
+        ("gfx950", 64, "ocp"),
+        ("gfx1030", 32, "none"),
+        ("gfx1100", 32, "none"),
+        ("gfx1151", 32, "none"),
+        ("gfx1201", 32, "ocp"),
+    ],
+)
+def test_target_properties(data: Versions, target: str, wavefront: int, fp8: str) -> None:
+    assert (data.targets[target].wavefront, data.targets[target].fp8) == (wavefront, fp8)
+
+
+def test_a_target_is_served_from_its_rocm_on(data: Versions) -> None:
+    gfx950 = data.targets["gfx950"]
+    assert [rocm for rocm in data.rocm if gfx950.serves("ck", rocm)] == ["7.0", "7.1", "7.2"]
+    assert not data.targets["gfx1100"].serves("ck", "7.2")
+
+
+def test_a_product_names_one_target(data: Versions) -> None:
+    products = [product for target in data.targets.values() for product in target.products]
+    assert len(products) == len(set(products))
+    assert all(re.fullmatch("[a-z0-9]+", product) for product in products)
+
+
+def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
+    pins = dict(re.findall(r'"([\w-]+)==([\d.]+)"', PYPROJECT.read_text(encoding="utf-8")))
+    assert {name: pins[name] for name in data.compilers} == dict(data.compilers)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "remedy"),
+    [
+        pytest.param(
+            'triton = "3.1.0"',
+            'tritn = "3.1.0"',
+            "versions.toml: torch/2.5.1/tritn: '3.1.0' is a key that nothing reads",
+            "triton_package",
+            id="unknown key",
+        ),
+        pytest.param(
+            'pip = "26.3"',
+            "",
+            "versions.toml: build/pip: None is missing: str expected",
+            "",
+            id="missing key",
+        ),
+        pytest.param(
+            "[build]",
+            "[bulid]\nx = 1\n[build]",
+            "versions.toml: bulid: {'x': 1} is a key that nothing reads",
+            "build, compilers",
+            id="unknown table",
+        ),
+        pytest.param(
+            "job_memory_mib = 700",
+            'job_memory_mib = "700"',
+            "versions.toml: build/job_memory_mib: '700' is str, not int",
+            "",
+            id="type",
+        ),
+        pytest.param(
+            "job_memory_mib = 700",
+            "job_memory_mib = true",
+            "versions.toml: build/job_memory_mib: True is bool, not int",
+            "",
+            id="a bool is no int",
+        ),
+        pytest.param(
+            "job_memory_mib = 700",
+            "job_memory_mib = 0",
+            "versions.toml: build/job_memory_mib: 0 is not above 0",
+            "",
+            id="range",
+        ),
+        pytest.param(
+            'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }',
+            'rocm = { "6.1" = "rocm6.1", "6.9" = "rocm6.9" }',
+            "versions.toml: torch/2.5.1/rocm/6.9: '6.9' is not known",
+            "Known: 6.1, 6.2, 6.3, 6.4, 7.0, 7.1, 7.2.",
+            id="dangling rocm",
+        ),
+        pytest.param(
+            'python = ["3.10", "3.11", "3.12"]',
+            'python = ["3.9", "3.11", "3.12"]',
+            "versions.toml: torch/2.5.1/python: '3.9' is not known",
+            "Known: 3.10, 3.11",
+            id="dangling python",
+        ),
+        pytest.param(
+            'compiler = "ziglang"',
+            'compiler = "gcc"',
+            "versions.toml: backends/ck/compiler: 'gcc' is not known",
+            "Known: triton, ziglang.",
+            id="dangling compiler",
+        ),
+        pytest.param(
+            'backends = { ck = "7.0", triton = "7.0" }',
+            'backends = { ck = "7.0", tritn = "7.0" }',
+            "versions.toml: targets/gfx950/backends/tritn: 'tritn' is not known",
+            "Known: ck, triton.",
+            id="dangling backend",
+        ),
+        pytest.param(
+            'backends = { ck = "7.0", triton = "7.0" }',
+            'backends = { ck = "7.0", triton = "8.0" }',
+            "versions.toml: targets/gfx950/backends/triton: '8.0' is not known",
+            "Known: 6.1",
+            id="dangling rocm of a target",
+        ),
+        pytest.param(
+            'fp8 = "fnuz"',
+            'fp8 = "e4m3"',
+            "versions.toml: targets/gfx942/fp8: 'e4m3' is not known",
+            "Known: none, fnuz, ocp.",
+            id="fp8 format",
+        ),
+        pytest.param(
+            "wavefront = 64",
+            "wavefront = 16",
+            "versions.toml: targets/gfx90a/wavefront: 16 is neither 32 nor 64",
+            "",
+            id="wavefront",
+        ),
+        pytest.param(
+            '"2.8.3"]', '"2.8.x"]', "versions.toml: flash_attn: '2.8.x' is not a dotted", "", id="version"
+        ),
+        pytest.param(
+            '"2.8.3"]', '"2.6.3"]', "versions.toml: flash_attn: '2.6.3' is listed twice", "", id="twice"
+        ),
+        pytest.param(
+            '"2.8.3"]', "283]", "versions.toml: flash_attn: 283 is int, not str", "", id="list type"
+        ),
+        pytest.param("[torch.", "[[torch.", "versions.toml: not valid TOML", "", id="syntax"),
+    ],
+)
+def test_a_wrong_file_is_told_by_key_and_value(old: str, new: str, message: str, remedy: str) -> None:
+    assert old in TEXT
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        versions.loads(TEXT.replace(old, new, 1))
+    assert remedy in caught.value.remedy
+
+
+def test_an_empty_table_is_an_error() -> None:
+    text = re.sub(r'\[rocm\."[^[]*', "", TEXT) + "\n[rocm]\n"
+    with pytest.raises(DataError, match=r"versions\.toml: rocm: \{\} is empty"):
+        versions.loads(text)
+
+
+def test_the_error_names_the_file_that_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(TEXT.replace('python = ["3.10"', 'python = [3.10, "3.10"', 1), encoding="utf-8")
+    with pytest.raises(DataError, match=r"^other\.toml: python: 3\.1 is float, not str"):
+        versions.load(path)
+
+
+def test_without_any_toml_reader_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("rocm_wheels.tables.importlib.import_module", missing)
+    with pytest.raises(MissingTool, match="no TOML reader") as caught:
+        versions.load()
+    assert "python3-pip" in caught.value.remedy

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import fake_parts
+import pytest
+from packaging.requirements import Requirement
+
+from rocm_wheels import names, wheel
+from rocm_wheels.errors import AssembleFailed
+from rocm_wheels.machine import detect_targets
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER = b"\x7fELF pretended launcher"
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Path:
+    path = tmp_path / "_launcher.abi3.so"
+    path.write_bytes(LAUNCHER)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("FLASH_ATT", "PYTORCH_ROCM_ARCH", "GPU_ARCHS", "SOURCE_DATE_EPOCH")):
+            monkeypatch.delenv(name)
+
+
+def _stores(directory: Path, *targets: str) -> dict[str, Path]:
+    return {target: fake_parts.store(directory / "stores", target) for target in targets}
+
+
+def _build(
+    source: Path, output: Path, kind: str, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """What `pip install` runs: the build backend alone, without rocm_wheels.wheel around it."""
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--skip-dependency-check"]
+    return subprocess.run(
+        [*command, "--outdir", str(output), str(source)],
+        env={**os.environ, **variables},
+        cwd=output.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _metadata(path: Path, name: str) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        (found,) = (each for each in archive.namelist() if each.endswith(f".dist-info/{name}"))
+        return archive.read(found).decode().splitlines()
+
+
+def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
+    plan = fake_parts.plan("gfx90a", "gfx942")
+    built = wheel.assemble(plan, _stores(tmp_path, "gfx90a", "gfx942"), launcher, tmp_path / "out")
+    assert built == tmp_path / "out" / names.wheel_name(plan.cell)
+    assert list((tmp_path / "out").iterdir()) == [built]
+    metadata = _metadata(built, "METADATA")
+    assert "Name: flash_attn" in metadata
+    assert "Version: 2.8.3+rocm62torch2.5triton" in metadata
+    requires = {line for line in metadata if line.startswith("Requires-Dist")}
+    assert requires == {"Requires-Dist: torch==2.5.*", "Requires-Dist: einops"}
+    assert "Tag: cp311-cp311-linux_x86_64" in _metadata(built, "WHEEL")
+    assert "Root-Is-Purelib: false" in _metadata(built, "WHEEL")
+    with zipfile.ZipFile(built) as archive:
+        assert archive.read("flash_attn/_launcher.abi3.so") == LAUNCHER
+        assert (
+            archive.read("flash_attn/_kernels/gfx942.zip")
+            == (tmp_path / "stores" / "gfx942.zip").read_bytes()
+        )
+        info = archive.read("flash_attn/_build_info.json").decode()
+        tops = {name.partition("/")[0] for name in archive.namelist()}
+        modules = [name for name in archive.namelist() if name.endswith("__init__.py")]
+    assert "flash_attn/__init__.py" in modules
+    assert tops == {"flash_attn", "flash_attn-2.8.3+rocm62torch2.5triton.dist-info"}
+    assert json.loads(info) == {
+        "backend": "triton",
+        "compiler": "triton 3.7.1",
+        "label": "rocm62torch2.5triton",
+        "python": "3.11",
+        "rocm": "6.2",
+        "targets": ["gfx90a", "gfx942"],
+        "torch": "2.5",
+        "version": "2.8.3",
+    }
+    assert list(json.loads(info)) == sorted(json.loads(info))
+
+
+def test_cell_of_another_python(tmp_path: Path, launcher: Path) -> None:
+    plan = fake_parts.plan("gfx1100", python="3.12", torch="2.6.0")
+    built = wheel.assemble(plan, _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
+    assert built.name == "flash_attn-2.8.3+rocm62torch2.6triton-cp312-cp312-linux_x86_64.whl"
+
+
+def test_same_input_gives_same_bytes(tmp_path: Path, launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two checkouts at different paths with different file times and modes, and stray files in one."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+    built = []
+    for number in (1, 2):
+        source = tmp_path / f"checkout{number}" / "flash_attn_src"
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(wheel.SOURCE, source, ignore=ignore)
+        shutil.copytree(ROOT / "rocm_wheels", source.parent / "rocm_wheels", ignore=ignore)
+        if number == 2:
+            (source / "flash_attn" / "__pycache__").mkdir()
+            (source / "flash_attn" / "__pycache__" / "stale.cpython-311.pyc").write_bytes(b"stale")
+            (source / "flash_attn" / "_launcher.abi3.so").write_bytes(b"stale")
+            (source.parent / ".gitignore").write_text("*.py\n")
+            (source / "flash_attn" / "__init__.py").touch()
+            (source / "flash_attn" / "__init__.py").chmod(0o600)
+        stores = _stores(tmp_path / f"parts{number}", "gfx90a", "gfx942")
+        plan = fake_parts.plan("gfx90a", "gfx942")
+        built.append(wheel.assemble(plan, stores, launcher, tmp_path / f"out{number}", source=source))
+    assert built[0].read_bytes() == built[1].read_bytes()
+    with zipfile.ZipFile(built[0]) as archive:
+        assert {info.date_time for info in archive.infolist()} == {(2025, 6, 15, 15, 6, 40)}
+
+
+def test_environment_of_the_caller_does_not_leak(
+    tmp_path: Path, launcher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_SKIP_CUDA_BUILD", "TRUE")
+    monkeypatch.setenv("FLASH_ATTN_VERSION", "2.6.3")
+    built = wheel.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), launcher, tmp_path / "out")
+    assert "flash_attn-2.8.3+" in built.name
+
+
+def test_stores_that_are_not_the_plans(tmp_path: Path, launcher: Path) -> None:
+    with pytest.raises(AssembleFailed, match=r"gfx90a, gfx942.*gfx1100"):
+        wheel.assemble(
+            fake_parts.plan("gfx90a", "gfx942"), _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out"
+        )
+
+
+def test_missing_launcher(tmp_path: Path) -> None:
+    absent = tmp_path / "_launcher.abi3.so"
+    with pytest.raises(AssembleFailed, match=r"missing: .*_launcher\.abi3\.so"):
+        wheel.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), absent, tmp_path / "out")
+
+
+def test_a_failing_build_shows_its_log(tmp_path: Path, launcher: Path) -> None:
+    stores = {
+        "gfx90a": fake_parts.store(tmp_path, "gfx90a"),
+        "gfx942": fake_parts.store(tmp_path, "gfx942", compiler="3.6.0"),
+    }
+    with pytest.raises(AssembleFailed, match=r"several compilers: triton 3\.6\.0, triton 3\.7\.1"):
+        wheel.assemble(fake_parts.plan("gfx90a", "gfx942"), stores, launcher, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_source_date_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
+    assert wheel.source_date_epoch() == 1750000000
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert wheel.source_date_epoch() == 315532800
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(AssembleFailed, match="'yesterday' is not a number"):
+        wheel.source_date_epoch()
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    assert wheel.source_date_epoch(tmp_path) == 315532800
+
+
+def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    group = toml.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
+    inner = toml.loads((wheel.SOURCE / "pyproject.toml").read_text())["build-system"]["requires"]
+    pins = {Requirement(each).name: each for each in group}
+    assert {Requirement(each).name: each for each in inner}.items() <= pins.items()
+    assert {"hatchling", "triton", "ziglang"} <= {Requirement(each).name for each in inner}
+
+
+def test_both_licenses_are_the_same() -> None:
+    assert (ROOT / "LICENSE").read_bytes() == (wheel.SOURCE / "LICENSE").read_bytes()
+
+
+@pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU to build for")
+def test_user_without_a_gpu_is_told_what_to_do(tmp_path: Path) -> None:
+    done = _build(
+        wheel.SOURCE, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)}
+    )
+    assert done.returncode != 0
+    assert "no AMD GPU is visible" in done.stdout + done.stderr
+    assert "PYTORCH_ROCM_ARCH=" in done.stdout + done.stderr
+    assert "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE" in done.stdout + done.stderr
+    assert "rocm_wheels.errors" not in done.stdout + done.stderr
+
+
+def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PYTORCH_ROCM_ARCH": "gfx943"})
+    assert done.returncode != 0
+    assert "error: 'gfx943' is not a known GPU target" in done.stdout + done.stderr
+    assert "Traceback (most recent call last)" not in done.stderr
+
+
+def test_user_names_a_version_that_does_not_exist(tmp_path: Path) -> None:
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTN_VERSION": "2.8.4"})
+    assert done.returncode != 0
+    assert "FLASH_ATTN_VERSION=2.8.4 is not known\nknown: 2.6.3, 2.7.4, 2.8.3" in done.stdout + done.stderr
+
+
+def test_wheel_without_kernels(tmp_path: Path) -> None:
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = tmp_path / "out" / "flash_attn-2.8.3-py3-none-any.whl"
+    with zipfile.ZipFile(built) as archive:
+        info = json.loads(archive.read("flash_attn/_build_info.json"))
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".zip"))]
+    assert (info["targets"], info["compiler"], info["torch"]) == ([], None, None)
+    assert "Requires-Dist: torch>=2.5" in _metadata(built, "METADATA")
+
+
+def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
+    out, skip = tmp_path / "out", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+    assert _build(wheel.SOURCE, out, "sdist", {}).returncode == 0
+    shutil.unpack_archive(out / "flash_attn-2.8.3.tar.gz", tmp_path, filter="data")
+    unpacked = tmp_path / "flash_attn-2.8.3"
+    assert (unpacked / "csrc" / "launcher" / "launcher.c").is_file()
+    assert (unpacked / "rocm_wheels" / "versions.toml").is_file()
+    for source, directory in ((wheel.SOURCE, out), (unpacked, tmp_path / "from_sdist")):
+        done = _build(source, directory, "wheel", skip)
+        assert done.returncode == 0, done.stdout + done.stderr
+    name = "flash_attn-2.8.3-py3-none-any.whl"
+    assert (out / name).read_bytes() == (tmp_path / "from_sdist" / name).read_bytes()
+    done = _build(unpacked, tmp_path / "other", "wheel", {**skip, "FLASH_ATTN_TORCH": "2.6"})
+    assert done.returncode != 0
+    assert "this sdist is 2.8.3 with" in done.stdout + done.stderr

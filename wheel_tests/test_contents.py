@@ -1,0 +1,168 @@
+"""What lies in the wheel: its tag, its digests, its code objects; nothing that belongs to torch or ROCm."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from elftools.elf.elffile import ELFFile
+from packaging.tags import parse_tag, sys_tags
+
+EM_CUDA, EM_AMDGPU = 190, 224
+# EF_AMDGPU_MACH, the low byte of e_flags: LLVM's "User Guide for AMDGPU Backend".
+MACH = {
+    "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
+    "gfx1030": 0x36,
+    "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47,
+    "gfx1150": 0x43, "gfx1151": 0x4A,
+    "gfx1200": 0x48, "gfx1201": 0x4E,
+}  # fmt: skip
+NT_AMDGPU_METADATA = 32
+LAUNCHER = "flash_attn/_launcher.abi3.so"
+C_LIBRARIES = {
+    "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stores(package: Path, build_info: dict[str, Any]) -> dict[str, Path]:
+    """Target -> its zip."""
+    found = {path.stem: path for path in sorted((package / "_kernels").glob("*.zip"))}
+    assert sorted(found) == sorted(build_info["targets"])
+    assert found, "the wheel has no kernels"
+    return found
+
+
+def test_tag_fits_this_interpreter(dist: metadata.Distribution) -> None:
+    lines = (dist.read_text("WHEEL") or "").splitlines()
+    tags = {
+        tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))
+    }
+    assert tags & set(sys_tags()), f"{sorted(map(str, tags))} do not fit this Python"
+    assert "Root-Is-Purelib: false" in lines
+
+
+def test_record_is_true(dist: metadata.Distribution) -> None:
+    files = dist.files
+    assert files
+    for file in files:
+        if file.hash is None:
+            assert file.suffix == ".pyc" or file.name == "RECORD", f"{file} has no digest"
+            continue
+        data = file.read_binary()
+        digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, data).digest()).rstrip(b"=").decode()
+        assert digest == file.hash.value, f"{file} has another digest"
+        assert len(data) == file.size, f"{file} has another size"
+
+
+def test_every_file_is_recorded(dist: metadata.Distribution, package: Path) -> None:
+    recorded = {Path(str(dist.locate_file(file))).resolve() for file in dist.files or ()}
+    there = {path.resolve() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert there <= recorded
+
+
+def test_no_foreign_library_and_no_loose_code_object(dist: metadata.Distribution) -> None:
+    elf = [
+        str(file)
+        for file in dist.files or ()
+        if file.suffix != ".pyc" and file.read_binary()[:4] == b"\x7fELF"
+    ]
+    assert elf == [LAUNCHER]
+    assert not [str(file) for file in dist.files or () if ".libs/" in str(file) or ".so." in file.name]
+
+
+def test_launcher_needs_only_libc(dist: metadata.Distribution) -> None:
+    with Path(str(dist.locate_file(LAUNCHER))).open("rb") as file:
+        dynamic = ELFFile(file).get_section_by_name(".dynamic")
+        tags = [(tag.entry.d_tag, getattr(tag, "needed", None)) for tag in dynamic.iter_tags()]
+    assert {needed for name, needed in tags if name == "DT_NEEDED"} <= C_LIBRARIES
+    assert not [name for name, _ in tags if name in ("DT_RPATH", "DT_RUNPATH")]
+
+
+def test_sizes(stores: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
+    sizes = {target: path.stat().st_size for target, path in stores.items()}
+    record_property("bytes", sizes)
+    assert all(sizes.values())
+
+
+def test_manifests(stores: dict[str, Path], build_info: dict[str, Any]) -> None:
+    for target, path in stores.items():
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+            names = set(archive.namelist())
+        assert manifest["target"] == target
+        assert f"{manifest['compiler']['name']} {manifest['compiler']['version']}" == build_info["compiler"]
+        assert names == {"manifest.json", *(f"{kernel}.co" for kernel in manifest["kernels"])}
+
+
+def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
+    kernels = {}
+    for target, path in stores.items():
+        with zipfile.ZipFile(path) as archive:
+            kernels[target] = sorted(json.loads(archive.read("manifest.json"))["kernels"])
+    first = next(iter(kernels.values()))
+    assert first
+    assert all(each == first for each in kernels.values())
+
+
+def test_code_objects_are_for_their_target(
+    stores: dict[str, Path], record_property: Callable[[str, object], None]
+) -> None:
+    counts = {}
+    for target, path in stores.items():
+        with zipfile.ZipFile(path) as archive:
+            kernels = json.loads(archive.read("manifest.json"))["kernels"]
+            for name, kernel in kernels.items():
+                image = archive.read(f"{name}.co")
+                assert hashlib.sha256(image).hexdigest() == kernel["sha256"], f"{target} {name}"
+                if target.startswith("sm_"):
+                    _check_cuda(image, target, kernel, name)
+                else:
+                    _check_amd(image, target, kernel, name)
+        counts[target] = len(kernels)
+    record_property("code objects", counts)
+
+
+def _check_cuda(image: bytes, target: str, kernel: dict[str, Any], name: str) -> None:
+    elf = ELFFile(io.BytesIO(image))
+    number = int(target.removeprefix("sm_"))
+    assert elf["e_machine"] in (EM_CUDA, "EM_CUDA"), name
+    # The architecture is the low byte of e_flags, from CUDA 13 on the second one.
+    assert number in (elf["e_flags"] & 0xFF, elf["e_flags"] >> 8 & 0xFF), f"{name} is not for {target}"
+    assert kernel["symbol"] in {symbol.name for symbol in elf.get_section_by_name(".symtab").iter_symbols()}
+
+
+def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> None:
+    # The header by hand: e_machine is the half-word at 18, e_flags the word at 48.
+    (machine,), (flags,) = struct.unpack_from("<H", image, 18), struct.unpack_from("<I", image, 48)
+    assert image[:4] == b"\x7fELF", f"{name} is no ELF file"
+    assert machine == EM_AMDGPU, name
+    assert flags & 0xFF == MACH[target], f"{name} is for machine {flags & 0xFF:#x}, not {target}"
+    described = _amd_metadata(image)
+    assert described["amdhsa.target"].partition(":")[0].endswith(f"--{target}"), name
+    (described_kernel,) = (each for each in described["amdhsa.kernels"] if each[".name"] == kernel["symbol"])
+    assert kernel["threads"] <= described_kernel[".max_flat_workgroup_size"], name
+    sizes = {"P": 8, "0": 8, "i": 4, "I": 8, "f": 4, "d": 8}
+    assert sum(sizes[letter] for letter in kernel["params"]) <= described_kernel[".kernarg_segment_size"], (
+        name
+    )
+
+
+def _amd_metadata(image: bytes) -> dict[str, Any]:
+    """The msgpack note that the HIP runtime reads: name "AMDGPU", type 32."""
+    note = ELFFile(io.BytesIO(image)).get_section_by_name(".note").data()
+    name_size, size, kind = struct.unpack_from("<III", note)
+    start = 12 + -(-name_size // 4) * 4
+    assert (note[12 : 12 + name_size], kind) == (b"AMDGPU\0", NT_AMDGPU_METADATA)
+    described: dict[str, Any] = msgpack.unpackb(note[start : start + size])
+    return described

@@ -1,0 +1,45 @@
+"""The installed distribution: its metadata, and that this environment satisfies it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Any
+
+import flash_attn
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+
+def test_version_carries_the_label(dist: metadata.Distribution, build_info: dict[str, Any]) -> None:
+    version = Version(dist.version)
+    assert version.public == build_info["version"]
+    assert (version.local or "") == build_info["label"]
+
+
+def test_dunder_version_is_plain() -> None:
+    assert all(part.isdigit() for part in flash_attn.__version__.split("."))
+    assert flash_attn.__version__ == Version(metadata.version("flash_attn")).public
+
+
+def test_found_under_both_spellings() -> None:
+    assert metadata.version("flash-attn") == metadata.version("flash_attn")
+
+
+def test_requirements(dist: metadata.Distribution, build_info: dict[str, Any]) -> None:
+    requirements = {each.name: each for each in map(Requirement, dist.requires or ())}
+    # A Requires-Dist on triton would replace the one that a ROCm torch brings under the same import name.
+    assert set(requirements) == {"torch", "einops"}
+    if build_info["torch"]:
+        assert str(requirements["torch"].specifier) == f"=={build_info['torch']}.*"
+    for name, requirement in requirements.items():
+        assert requirement.specifier.contains(metadata.version(name), prereleases=True)
+
+
+def test_built_for_this_python(build_info: dict[str, Any]) -> None:
+    assert build_info["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_license_is_there(dist: metadata.Distribution) -> None:
+    (name,) = dist.metadata.get_all("License-File") or ()
+    assert "BSD 3-Clause" in (dist.read_text(f"licenses/{name}") or "")
