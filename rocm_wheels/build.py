@@ -54,7 +54,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say) -> Path:
             stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs)
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with progress.stage("assemble") as detail:
-            raw = wheel.assemble(plan, stores, launcher.build(built), wheels)
+            raw = wheel.assemble(plan, stores, launcher.build(built, cache=cache), wheels)
             detail.append(raw.name)
         with progress.stage("repair") as detail:
             repaired = repair.repair(raw, dist)

@@ -42,9 +42,7 @@ class Cell:
         return self._order() < other._order()
 
     def _order(self) -> tuple[object, ...]:
-        return *(
-            key(version) for version in (self.flash_attn, self.python, self.torch, self.rocm)
-        ), self.backend
+        return *(key(version) for version in (self.flash_attn, self.python, self.torch, self.rocm)), self.backend
 
 
 def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
@@ -185,16 +183,12 @@ def _rocm(versions: Versions, value: str) -> str:
 def _backend(versions: Versions, value: str) -> str:
     if value in versions.backends:
         return value
-    raise UnknownVersion(
-        f"backend {value!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}."
-    )
+    raise UnknownVersion(f"backend {value!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}.")
 
 
 def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> RocmWheelsError:
     near = _nearest_version(value, known)
-    return UnknownVersion(
-        f"{what} {value!r} is not known{why}", remedy=f"Nearest: {near}. Known: {', '.join(known)}."
-    )
+    return UnknownVersion(f"{what} {value!r} is not known{why}", remedy=f"Nearest: {near}. Known: {', '.join(known)}.")
 
 
 def _nearest_version(value: str, known: Sequence[str]) -> str:

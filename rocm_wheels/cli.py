@@ -140,9 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it is ready)")
-        verb.add_argument(
-            "--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)"
-        )
+        verb.add_argument("--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
         _add_cache(verb)
     plan.add_argument("--check", action="store_true", help="print nothing unless the plan is refused")

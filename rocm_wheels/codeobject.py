@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
 from rocm_wheels.errors import CompileFailed
 
@@ -75,7 +76,7 @@ def _read_amd(elf: ELFFile) -> CodeObject:
     mach = elf.header["e_flags"] & 0xFF
     kernels: list[dict[str, Any]] = []
     for section in elf.iter_sections():
-        if section["sh_type"] == "SHT_NOTE":
+        if isinstance(section, NoteSection):
             for note in section.iter_notes():
                 if note["n_name"] == "AMDGPU":
                     kernels += msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
@@ -102,22 +103,22 @@ def _read_nvidia(elf: ELFFile) -> CodeObject:
     if len(texts) != 1:
         raise CompileFailed(f"the cubin holds {len(texts)} kernels, expected one")
     symbol = texts[0].name.removeprefix(".text.")
-    info = elf.get_section_by_name(f".nv.info.{symbol}")
-    common = elf.get_section_by_name(".nv.info")
+    sections = {section.name: section for section in elf.iter_sections()}
+    info, common = (sections[name].data() for name in (f".nv.info.{symbol}", ".nv.info"))
 
     def figure(attribute: int) -> int:
         """The largest value of a (symbol, value) attribute; the file has one kernel."""
-        values = [struct.unpack_from("<II", value)[1] for value in _attributes(common.data(), attribute)]
+        values = [struct.unpack_from("<II", value)[1] for value in _attributes(common, attribute)]
         return max(values, default=0)
 
-    shared = elf.get_section_by_name(f".nv.shared.{symbol}")
+    shared = sections.get(f".nv.shared.{symbol}")
     # From CUDA 13 on the ELF ABI keeps the architecture in the second byte of e_flags, before in the first.
     flags = elf.header["e_flags"]
     architecture = (flags >> 8) & 0xFF if elf.header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF
     return CodeObject(
         target=f"sm_{architecture}",
         symbol=symbol,
-        arguments=len(_attributes(info.data(), _KPARAM_INFO)),
+        arguments=len(_attributes(info, _KPARAM_INFO)),
         vgprs=figure(_REGCOUNT),
         agprs=0,
         sgprs=0,

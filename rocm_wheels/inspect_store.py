@@ -20,9 +20,7 @@ def report(path: Path) -> str:
     MMA) are static counts that the compile stage took from the assembly.
     """
     if not zipfile.is_zipfile(path):
-        raise DataError(
-            f"{path} is neither a wheel nor a kernel store", remedy="name a .whl or a <target>.zip"
-        )
+        raise DataError(f"{path} is neither a wheel nor a kernel store", remedy="name a .whl or a <target>.zip")
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if "manifest.json" in names:
@@ -46,9 +44,7 @@ def _table(target: str, content: bytes) -> str:
             if found.target != target:
                 raise DataError(f"{name} in {target}.zip is a code object for {found.target}")
             isa = entry["isa"]
-            matrix = [
-                f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa
-            ]
+            matrix = [f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa]
             spilling += bool(found.vgpr_spills or found.private)
             figures = (
                 entry["threads"], entry["shared"], found.vgprs, found.agprs, found.sgprs,
@@ -57,9 +53,7 @@ def _table(target: str, content: bytes) -> str:
             )  # fmt: skip
             rows.append((name, *map(str, figures)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     compiler = manifest["compiler"]
     title = (
         f"{target}: {len(rows) - 1} kernels, {len(content) / 1024:.0f} KiB, {spilling} with spills to memory, "

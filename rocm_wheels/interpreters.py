@@ -16,9 +16,7 @@ _PROBE = """
 import sys, sysconfig
 print("%d.%d" % sys.version_info[:2] + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""))
 """
-_SEARCHED = (
-    "the running interpreter, PATH, pyenv's versions, /opt/python, /opt/hostedtoolcache, `uv python find`"
-)
+_SEARCHED = "the running interpreter, PATH, pyenv's versions, /opt/python, /opt/hostedtoolcache, `uv python find`"
 _PROBE_SECONDS = 20
 _INSTALL_SECONDS = 180
 

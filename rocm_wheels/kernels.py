@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Unit:
         return cache / "kernels" / self.key[:2] / f"{self.key}.co"
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiler() -> tuple[str, str]:
     """Name and version of the kernel compiler. Raises MissingTool."""
     try:
@@ -102,13 +102,9 @@ def compile_store(
     """
     wanted = units(targets, shard=shard, only=only)
     if not wanted:
-        raise CompileFailed(
-            f"no variant matches {only!r}", remedy="`python -m rocm_wheels compile --list` shows all"
-        )
+        raise CompileFailed(f"no variant matches {only!r}", remedy="`python -m rocm_wheels compile --list` shows all")
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
-    print(
-        f"  {len(wanted)} kernels for {', '.join(targets)}: {len(wanted) - len(missing)} cached", flush=True
-    )
+    print(f"  {len(wanted)} kernels for {', '.join(targets)}: {len(wanted) - len(missing)} cached", flush=True)
     if missing:
         _compile(missing, cache, jobs)
     if shard[1] > 1:

@@ -27,9 +27,7 @@ class Machine:
 
 def survey(env: Mapping[str, str]) -> Machine:
     """Looks at this machine, within the limits of its container."""
-    return Machine(
-        cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_rocm(env) is not None
-    )
+    return Machine(cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_rocm(env) is not None)
 
 
 def detect_targets(nodes: Path = KFD_NODES) -> tuple[str, ...]:

@@ -42,9 +42,7 @@ def parse_label(label: str) -> tuple[str, str, str]:
     """(rocm, torch minor, backend) of a local version label; DataError if it is none of ours."""
     match = _LABEL.fullmatch(label)
     if match is None or match["backend"] not in _LABEL_BACKENDS:
-        raise DataError(
-            f"{label!r} is not a label of these wheels", remedy="A label reads rocm62torch2.5triton."
-        )
+        raise DataError(f"{label!r} is not a label of these wheels", remedy="A label reads rocm62torch2.5triton.")
     return f"{match['major']}.{match['minor']}", match["torch"], _LABEL_BACKENDS[match["backend"]]
 
 
@@ -65,9 +63,7 @@ def parse(filename: str) -> ParsedWheel:
     try:
         name, full, build, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename as error:
-        raise DataError(
-            f"{filename!r} is not a wheel name: {error}", remedy=f"Expected: {EXAMPLE}"
-        ) from error
+        raise DataError(f"{filename!r} is not a wheel name: {error}", remedy=f"Expected: {EXAMPLE}") from error
     interpreters = {tag.interpreter for tag in tags}
     match = re.fullmatch(r"cp(\d)(\d+)", interpreters.pop()) if len(interpreters) == 1 else None
     if name != canonicalize_name(DISTRIBUTION) or full.local is None or build or match is None:

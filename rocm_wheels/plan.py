@@ -98,9 +98,7 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     """A boolean variable, off where unset. DataError for a value that is neither true nor false."""
     text = env.get(name, "").strip().lower()
     if text not in ("", "0", "1", "false", "true", "off", "on", "no", "yes"):
-        raise DataError(
-            f"{name}={env[name]!r} is neither true nor false", remedy=f"Set {name}=true, or unset it."
-        )
+        raise DataError(f"{name}={env[name]!r} is neither true nor false", remedy=f"Set {name}=true, or unset it.")
     return text in ("1", "true", "on", "yes")
 
 

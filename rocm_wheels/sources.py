@@ -6,20 +6,14 @@ import hashlib
 import importlib
 import sys
 import types
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@lru_cache(maxsize=None)
-def flash_attn_src() -> Path:
-    """The source tree of the wheel: beside this package in the repository, above it in a source distribution."""
-    for candidate in (ROOT / "flash_attn_src", ROOT):
-        if (candidate / "flash_attn" / "kernels").is_dir():
-            return candidate
-    raise FileNotFoundError(f"no flash_attn_src/ beside {ROOT / 'rocm_wheels'}: run from a full checkout")
+FLASH_ATTN_SRC = ROOT / "flash_attn_src"
 
 
 def module(name: str) -> Any:
@@ -30,16 +24,16 @@ def module(name: str) -> Any:
     """
     if "flash_attn" not in sys.modules:
         package = types.ModuleType("flash_attn")
-        package.__path__ = [str(flash_attn_src() / "flash_attn")]
+        package.__path__ = [str(FLASH_ATTN_SRC / "flash_attn")]
         sys.modules["flash_attn"] = package
     return importlib.import_module(f"flash_attn.{name}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def digest(*files: str) -> str:
     """sha256 over files of the source tree, named relative to it."""
     total = hashlib.sha256()
     for file in files:
-        content = (flash_attn_src() / file).read_bytes()
+        content = (FLASH_ATTN_SRC / file).read_bytes()
         total.update(f"{file}\0{len(content)}\0".encode() + content)
     return total.hexdigest()

@@ -115,17 +115,13 @@ class Table:
         if not outer.data:
             raise self.error(name, {}, "is empty")
         if versions:
-            return [
-                outer.table(outer.check_version(entry, entry)) for entry in sorted(outer.data, key=lenient)
-            ]
+            return [outer.table(outer.check_version(entry, entry)) for entry in sorted(outer.data, key=lenient)]
         return [outer.table(entry) for entry in outer.data]
 
     def finish(self) -> None:
         for name in self.data:
             if name not in self.read:
-                raise self.error(
-                    name, self.data[name], "is a key that nothing reads", known=sorted(self.read)
-                )
+                raise self.error(name, self.data[name], "is a key that nothing reads", known=sorted(self.read))
 
 
 def lenient(version: str) -> tuple[int, ...]:

@@ -21,9 +21,7 @@ def check(plan: Plan) -> None:
     name, wanted = plan.compiler.split()
     found = _version(name)
     if found != wanted:
-        raise MissingTool(
-            f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=_REMEDY
-        )
+        raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=_REMEDY)
     for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
         _version(package)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"

@@ -185,9 +185,7 @@ def _torch_words(source: TorchSource, report: Mapping[str, Any] | None) -> str:
     return f"PyPI {found}: {source.why}" if source.index is None else f"{source.index} {found}"
 
 
-def _call(
-    command: Sequence[str | Path], *, seconds: int, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def _call(command: Sequence[str | Path], *, seconds: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     variables = {**clean_environment(), "PYTHONNOUSERSITE": "1"}
     if cwd is not None:
         # uv leaves byte-compiling to the first import; each later process then imports torch in a third of

@@ -113,9 +113,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
 
 
 def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
-    backend = Backend(
-        name=table.last, compiler=table.choice("compiler", compilers), ready=table.get("ready", bool)
-    )
+    backend = Backend(name=table.last, compiler=table.choice("compiler", compilers), ready=table.get("ready", bool))
     table.finish()
     return backend
 
@@ -131,9 +129,7 @@ def _torch(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> T
     torch = Torch(
         version=table.last,
         python=table.choices("python", python),
-        rocm={
-            label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)
-        },
+        rocm={label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)},
         triton=table.optional("triton", table.version),
         triton_package=table.text("triton_package"),
         cxx11_abi=table.get("cxx11_abi", bool),

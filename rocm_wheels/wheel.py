@@ -20,9 +20,7 @@ _OLDEST_EPOCH = 315532800
 _LOG_LINES = 25
 
 
-def assemble(
-    plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, source: Path = SOURCE
-) -> Path:
+def assemble(plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, source: Path = SOURCE) -> Path:
     """Builds the wheel of `plan.cell` into `output` and returns its path.
 
     `stores` maps each target of the plan to its zip. The same stores, launcher, sources and

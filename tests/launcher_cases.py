@@ -92,9 +92,7 @@ def raises(kind: type[BaseException], *fragments: str) -> Iterator[list[BaseExce
 
 
 def hexadecimal(letters: str, values: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(
-        struct.pack(FORMATS[letter], value or 0).hex() for letter, value in zip(letters, values, strict=True)
-    )
+    return tuple(struct.pack(FORMATS[letter], value or 0).hex() for letter, value in zip(letters, values, strict=True))
 
 
 def in_thread(function: Callable[[], None]) -> None:
@@ -504,9 +502,7 @@ def attributes_come_from_the_driver(bench: Bench) -> None:
 def binding_again_is_the_same(bench: Bench) -> None:
     equal(bench.launcher.bind(bench.platform), bench.launcher.bind(bench.platform))
     other = {"hip": "cuda", "cuda": "hip"}[bench.platform]
-    with raises(
-        bench.launcher.DriverError, f"already bound to {bench.platform}", bench.launcher.bind(bench.platform)
-    ):
+    with raises(bench.launcher.DriverError, f"already bound to {bench.platform}", bench.launcher.bind(bench.platform)):
         bench.launcher.bind(other)
     with raises(ValueError, "'rocm'", "'hip'", "'cuda'"):
         bench.launcher.bind("rocm")

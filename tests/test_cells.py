@@ -187,9 +187,7 @@ def test_product_refuses_what_nobody_knows(data: Versions) -> None:
 
 def test_limit_rows() -> None:
     assert len(cells.limit_rows(range(256))) == 256
-    with pytest.raises(
-        DataError, match="has 300 rows, a workflow run holds 256\nLeave out versions worth 44"
-    ):
+    with pytest.raises(DataError, match="has 300 rows, a workflow run holds 256\nLeave out versions worth 44"):
         cells.limit_rows(range(300))
 
 

@@ -188,9 +188,7 @@ def test_build_runs_the_stages_in_order(
     assert not list((tmp_path / "cache").glob("work-*"))
 
 
-def test_a_bad_verdict_fails_the_build(
-    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_verdict_fails_the_build(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages.failure = VerifyFailed("a kernel of gfx942 does not load", remedy="see the verdict")
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 9
     out, err = capsys.readouterr()
@@ -298,9 +296,7 @@ def script(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
 
 
 def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
-    done = script(
-        *CELL, "--plan", cwd=tmp_path, GPU_ARCHS="gfx942", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere"
-    )
+    done = script(*CELL, "--plan", cwd=tmp_path, GPU_ARCHS="gfx942", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["targets"] == ["gfx942"]
 

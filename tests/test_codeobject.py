@@ -23,17 +23,15 @@ def test_a_host_program_is_refused() -> None:
 
 
 def test_the_instruction_mix_counts_by_class() -> None:
-    assembly = "\n".join(
-        [
-            "\tv_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[0:15]",
-            "\tv_add_f32_e32 v0, v1, v2",
-            "\tv_exp_f32_e32 v0, v1",
-            "\tds_read_b64 v[0:1], v2",
-            "\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen",
-            "\ts_waitcnt lgkmcnt(0)",
-            ".LBB0_1:",
-            "\t; v_add in a comment",
-        ]
-    )
+    lines = [
+        "\tv_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[0:15]",
+        "\tv_add_f32_e32 v0, v1, v2",
+        "\tv_exp_f32_e32 v0, v1",
+        "\tds_read_b64 v[0:1], v2",
+        "\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen",
+        "\ts_waitcnt lgkmcnt(0)",
+        ".LBB0_1:",
+        "\t; v_add in a comment",
+    ]
     expected = {"mfma": 1, "lds": 1, "memory": 1, "valu": 2, "salu": 1}
-    assert triton_compiler.instruction_mix(assembly) == expected
+    assert triton_compiler.instruction_mix("\n".join(lines)) == expected

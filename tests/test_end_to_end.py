@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Of a user with one GPU target in mind and an empty cache."""
-    keep = {
-        key: value for key, value in os.environ.items() if key not in ("GPU_ARCHS", "BUILD_TRITON_BACKEND")
-    }
+    keep = {key: value for key, value in os.environ.items() if key not in ("GPU_ARCHS", "BUILD_TRITON_BACKEND")}
     return {**keep, "PYTORCH_ROCM_ARCH": "gfx942", "ROCM_WHEELS_CACHE": str(tmp_path_factory.mktemp("cache"))}
 
 
@@ -46,9 +44,7 @@ def test_the_command_of_the_readme_ends_with_a_tested_wheel(first: tuple[str, Pa
     verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
     assert verdict["tests"]["failed"] == 0
     assert verdict["tests"]["passed"] >= 40
-    assert {
-        stage: entry["status"] for stage, entry in verdict["stages"].items() if stage != "gpu"
-    } == dict.fromkeys(
+    assert {stage: entry["status"] for stage, entry in verdict["stages"].items() if stage != "gpu"} == dict.fromkeys(
         ["repaired", "installed with pip", "installed with uv", "code objects", "import", "cpu numerics"],
         "passed",
     )

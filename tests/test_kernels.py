@@ -35,9 +35,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             names = sorted(manifest["kernels"])
-            assert names == sorted(
-                f"bwd-delta-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256)
-            )
+            assert names == sorted(f"bwd-delta-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256))
             assert sorted(archive.namelist()) == sorted(["manifest.json", *(f"{name}.co" for name in names)])
             for name in names:
                 image = archive.read(f"{name}.co")
@@ -48,9 +46,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
                 assert entry["params"].startswith("PPPP" + "i" * 8)
 
 
-def test_a_second_build_compiles_nothing(
-    built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
     cache, stores = built
 
     def refuse(*_: object) -> None:
@@ -71,9 +67,7 @@ def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(
     assert stores["gfx942"].read_bytes() == before
 
 
-def test_a_killed_build_continues_and_gives_the_same_bytes(
-    built: tuple[Path, dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     _, stores = built
     command = [
         sys.executable, "-c",
@@ -120,9 +114,7 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*")
 
 
-def test_inspect_prints_a_row_for_every_code_object(
-    built: tuple[Path, dict[str, Path]], tmp_path: Path
-) -> None:
+def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     _, stores = built
     table = inspect_store.report(stores["gfx942"])
     assert table.startswith("gfx942: 8 kernels, ")

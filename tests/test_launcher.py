@@ -302,9 +302,7 @@ class TestBuild:
         launcher.build(tmp_path / "out", cache=cache)
         assert list(home.iterdir()) == []
 
-    def test_compiler_errors_are_shown(
-        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_compiler_errors_are_shown(self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = tmp_path / "launcher.c"
         source.write_text("int broken(void) { return nothing; }\n")
         monkeypatch.setattr(launcher, "SOURCE", source)

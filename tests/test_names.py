@@ -21,9 +21,7 @@ cells = st.builds(
     rocm=st.builds("{}.{}".format, st.integers(1, 9), numbers),
     backend=st.sampled_from(["ck", "triton"]),
 )
-platforms = st.sampled_from(
-    ["linux_x86_64", "manylinux_2_17_x86_64.manylinux2014_x86_64", "manylinux_2_28_x86_64"]
-)
+platforms = st.sampled_from(["linux_x86_64", "manylinux_2_17_x86_64.manylinux2014_x86_64", "manylinux_2_28_x86_64"])
 
 
 @pytest.mark.parametrize(

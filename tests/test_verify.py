@@ -126,9 +126,7 @@ def test_failing_test_is_named_after_the_verdict_is_written(
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_installer_that_fails_is_quoted(
-    tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installer_that_fails_is_quoted(tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "pip said: no matching distribution", _report())
     with pytest.raises(VerifyFailed, match="pip said: no matching distribution"):
         verify.verify(repaired, fake_parts.plan("gfx90a"), tmp_path)
@@ -193,9 +191,7 @@ def test_gpu_stage_that_failed_fails_the_wheel() -> None:
     stages = {verdict.REPAIRED: Stage(status="passed"), verdict.GPU: Stage(status="failed")}
     assert not _verdict(stages).ok
     assert _verdict({**stages, verdict.GPU: Stage.not_run("no GPU")}).ok
-    assert not _verdict(
-        {**stages, verdict.REPAIRED: Stage.not_run("why"), verdict.GPU: Stage(status="passed")}
-    ).ok
+    assert not _verdict({**stages, verdict.REPAIRED: Stage.not_run("why"), verdict.GPU: Stage(status="passed")}).ok
 
 
 def test_a_stage_without_tests_has_not_run() -> None:

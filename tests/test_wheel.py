@@ -40,9 +40,7 @@ def _stores(directory: Path, *targets: str) -> dict[str, Path]:
     return {target: fake_parts.store(directory / "stores", target) for target in targets}
 
 
-def _build(
-    source: Path, output: Path, kind: str, variables: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def _build(source: Path, output: Path, kind: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """What `pip install` runs: the build backend alone, without rocm_wheels.wheel around it."""
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--skip-dependency-check"]
     return subprocess.run(
@@ -75,10 +73,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
     assert "Root-Is-Purelib: false" in _metadata(built, "WHEEL")
     with zipfile.ZipFile(built) as archive:
         assert archive.read("flash_attn/_launcher.abi3.so") == LAUNCHER
-        assert (
-            archive.read("flash_attn/_kernels/gfx942.zip")
-            == (tmp_path / "stores" / "gfx942.zip").read_bytes()
-        )
+        assert archive.read("flash_attn/_kernels/gfx942.zip") == (tmp_path / "stores" / "gfx942.zip").read_bytes()
         info = archive.read("flash_attn/_build_info.json").decode()
         tops = {name.partition("/")[0] for name in archive.namelist()}
         modules = [name for name in archive.namelist() if name.endswith("__init__.py")]
@@ -138,9 +133,7 @@ def test_environment_of_the_caller_does_not_leak(
 
 def test_stores_that_are_not_the_plans(tmp_path: Path, launcher: Path) -> None:
     with pytest.raises(AssembleFailed, match=r"gfx90a, gfx942.*gfx1100"):
-        wheel.assemble(
-            fake_parts.plan("gfx90a", "gfx942"), _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out"
-        )
+        wheel.assemble(fake_parts.plan("gfx90a", "gfx942"), _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
 
 
 def test_missing_launcher(tmp_path: Path) -> None:
@@ -186,9 +179,7 @@ def test_both_licenses_are_the_same() -> None:
 
 @pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU to build for")
 def test_user_without_a_gpu_is_told_what_to_do(tmp_path: Path) -> None:
-    done = _build(
-        wheel.SOURCE, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)}
-    )
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode != 0
     assert "no AMD GPU is visible" in done.stdout + done.stderr
     assert "PYTORCH_ROCM_ARCH=" in done.stdout + done.stderr

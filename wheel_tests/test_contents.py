@@ -45,9 +45,7 @@ def stores(package: Path, build_info: dict[str, Any]) -> dict[str, Path]:
 
 def test_tag_fits_this_interpreter(dist: metadata.Distribution) -> None:
     lines = (dist.read_text("WHEEL") or "").splitlines()
-    tags = {
-        tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))
-    }
+    tags = {tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))}
     assert tags & set(sys_tags()), f"{sorted(map(str, tags))} do not fit this Python"
     assert "Root-Is-Purelib: false" in lines
 
@@ -72,11 +70,7 @@ def test_every_file_is_recorded(dist: metadata.Distribution, package: Path) -> N
 
 
 def test_no_foreign_library_and_no_loose_code_object(dist: metadata.Distribution) -> None:
-    elf = [
-        str(file)
-        for file in dist.files or ()
-        if file.suffix != ".pyc" and file.read_binary()[:4] == b"\x7fELF"
-    ]
+    elf = [str(file) for file in dist.files or () if file.suffix != ".pyc" and file.read_binary()[:4] == b"\x7fELF"]
     assert elf == [LAUNCHER]
     assert not [str(file) for file in dist.files or () if ".libs/" in str(file) or ".so." in file.name]
 
@@ -153,9 +147,7 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
     (described_kernel,) = (each for each in described["amdhsa.kernels"] if each[".name"] == kernel["symbol"])
     assert kernel["threads"] <= described_kernel[".max_flat_workgroup_size"], name
     sizes = {"P": 8, "0": 8, "i": 4, "I": 8, "f": 4, "d": 8}
-    assert sum(sizes[letter] for letter in kernel["params"]) <= described_kernel[".kernarg_segment_size"], (
-        name
-    )
+    assert sum(sizes[letter] for letter in kernel["params"]) <= described_kernel[".kernarg_segment_size"], name
 
 
 def _amd_metadata(image: bytes) -> dict[str, Any]:

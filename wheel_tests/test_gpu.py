@@ -100,15 +100,11 @@ def test_grouped_heads(heads_k: int, record_property: Record) -> None:
 def test_varlen(causal: bool, dtype: torch.dtype, record_property: Record) -> None:
     lengths_q, lengths_k = [5, 200, 1, 37], [9, 200, 130, 20]
     q, k, v, dout = (x[0] for x in inputs(1, sum(lengths_q), sum(lengths_k), 4, 2, 64, dtype, "cuda"))
-    offsets = [
-        torch.tensor([0, *lengths]).cumsum(0).to("cuda", torch.int32) for lengths in (lengths_q, lengths_k)
-    ]
+    offsets = [torch.tensor([0, *lengths]).cumsum(0).to("cuda", torch.int32) for lengths in (lengths_q, lengths_k)]
     out = flash_attn_varlen_func(q, k, v, *offsets, max(lengths_q), max(lengths_k), causal=causal)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    split = zip(
-        *(x.split(n) for x, n in zip(exact, (lengths_q, lengths_k, lengths_k), strict=True)), strict=True
-    )
+    split = zip(*(x.split(n) for x, n in zip(exact, (lengths_q, lengths_k, lengths_k), strict=True)), strict=True)
     wanted = torch.cat([reference(*(x[None] for x in part), causal=causal)[0][0] for part in split])
     wanted_grads = torch.autograd.grad(wanted, exact, dout.float())
     errors = error(out, wanted), max(error(*pair) for pair in zip(grads, wanted_grads, strict=True))

@@ -177,9 +177,7 @@ def check_kvcache(
             raise ValueError("cache_batch_idx: got a tensor, wanted None with block_table")
         check_block_table(block_table, q, batch)
     elif cache_batch_idx is None and k_cache.shape[0] != batch:
-        raise ValueError(
-            f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx"
-        )
+        raise ValueError(f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx")
     for name, index in (
         ("cache_seqlens", cache_seqlens),
         ("cache_batch_idx", cache_batch_idx),
@@ -224,9 +222,7 @@ def as_int(name: str, value: int | torch.Tensor) -> int:
     """A length given as an int or as a tensor of one element, which is read (on a GPU that synchronises)."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_floating_point():
-            raise ValueError(
-                f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one int"
-            )
+            raise ValueError(f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one int")
         return int(value.item())
     try:
         return operator.index(value)
@@ -250,9 +246,7 @@ def _diagnose_tensors(
         if x.dim() != len(axes):
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
         if x.dtype not in _DTYPES and not (x.dtype is torch.float64 and x.is_cpu):
-            raise TypeError(
-                f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)"
-            )
+            raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
         if x.dtype is not q.dtype:
             raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has")
         if x.device != q.device:
@@ -294,17 +288,12 @@ def _diagnose_options(
         heads = q.shape[-2]
         if alibi_slopes.shape not in ((heads,), (batch, heads)):
             raise ValueError(
-                f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, "
-                f"wanted ({heads},) or ({batch}, {heads})"
+                f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, wanted ({heads},) or ({batch}, {heads})"
             )
         if alibi_slopes.device != q.device:
-            raise ValueError(
-                f"alibi_slopes: got a tensor on {alibi_slopes.device}, wanted {q.device} where q is"
-            )
+            raise ValueError(f"alibi_slopes: got a tensor on {alibi_slopes.device}, wanted {q.device} where q is")
         if alibi_slopes.stride(-1) != 1 and heads > 1:
-            raise ValueError(
-                f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1"
-            )
+            raise ValueError(f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1")
     return max(left, -1), max(right, -1)
 
 
@@ -321,9 +310,7 @@ def _check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> 
         raise ValueError(f"{name}: got stride {index.stride(-1)} in its last dimension, wanted 1")
 
 
-def _check_rotary(
-    q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor | None, sin: torch.Tensor | None
-) -> None:
+def _check_rotary(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor | None, sin: torch.Tensor | None) -> None:
     if (cos is None) != (sin is None):
         raise ValueError("rotary_cos, rotary_sin: got only one of them, wanted both or neither")
     if cos is None or sin is None:
@@ -343,6 +330,4 @@ def _check_rotary(
                 f"rotary_dim at most {q.shape[-1]}"
             )
     if cos.shape != sin.shape:
-        raise ValueError(
-            f"rotary_sin: got shape {tuple(sin.shape)}, wanted {tuple(cos.shape)} as rotary_cos has"
-        )
+        raise ValueError(f"rotary_sin: got shape {tuple(sin.shape)}, wanted {tuple(cos.shape)} as rotary_cos has")

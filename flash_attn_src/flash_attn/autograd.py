@@ -64,9 +64,7 @@ def attend(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
     )  # fmt: skip
     if ctx is not None:
-        ctx.save_for_backward(
-            q, k, v, padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k
-        )
+        ctx.save_for_backward(q, k, v, padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
         ctx.options = (softmax_scale, causal, left, right, softcap, dropout_p, deterministic)
         ctx.lengths = (max_seqlen_q, max_seqlen_k)
         ctx.head_dim = head_dim

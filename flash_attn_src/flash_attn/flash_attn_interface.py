@@ -166,11 +166,7 @@ def flash_attn_kvpacked_func(
     check_packed("kv", kv, 5, 2)
     k, v = kv.unbind(-3)
     window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad)
-        and not _op_has_autograd(deterministic)
-    ):
+    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnKVPackedFunc.apply(
             q, kv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True,
@@ -295,11 +291,7 @@ def flash_attn_varlen_kvpacked_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
         alibi_slopes, None,
     )  # fmt: skip
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad)
-        and not _op_has_autograd(deterministic)
-    ):
+    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnVarlenKVPackedFunc.apply(
             q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
             window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True,

@@ -52,9 +52,7 @@ OP_SIGNATURES = {
         "softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, "
         "seqused_k=None, zero_tensors=False"
     ),
-    "_flash_attn_backward": (
-        f"{_GRADIENTS}, dropout_p, softmax_scale, {_WINDOW}, deterministic, rng_state=None"
-    ),
+    "_flash_attn_backward": (f"{_GRADIENTS}, dropout_p, softmax_scale, {_WINDOW}, deterministic, rng_state=None"),
     "_flash_attn_varlen_backward": (
         f"{_GRADIENTS}, {LENGTHS}, dropout_p, softmax_scale, {_WINDOW}, deterministic, rng_state=None, "
         "zero_tensors=False"
@@ -214,9 +212,7 @@ def test_block_table_errors() -> None:
             flash_attn.flash_attn_varlen_func(*arguments, block_table=table)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("qkv", (2, 6, 2, 4, 16)), ("qkv", (6, 3, 4, 16)), ("qkv", (3,))]
-)
+@pytest.mark.parametrize(("name", "shape"), [("qkv", (2, 6, 2, 4, 16)), ("qkv", (6, 3, 4, 16)), ("qkv", (3,))])
 def test_packed_errors(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"{name}: got shape"):
         flash_attn.flash_attn_qkvpacked_func(torch.zeros(shape))
@@ -632,9 +628,7 @@ def test_backend_info() -> None:
     told = flash_attn.backend_info()
     assert told["version"] == flash_attn.__version__ == "2.8.3"
     assert told["torch"]["running"] == torch.__version__
-    assert set(told) == {
-        *("backend", "version", "label", "torch", "targets", "device_targets", "launcher", "problems")
-    }
+    assert set(told) == {*("backend", "version", "label", "torch", "targets", "device_targets", "launcher", "problems")}
 
 
 def test_build_info_of_a_wheel(tmp_path: Path) -> None:

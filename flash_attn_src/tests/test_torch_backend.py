@@ -121,9 +121,7 @@ def test_dropout(extra: dict[str, Any]) -> None:
 
 def test_dropout_differs_between_calls_sequences_and_heads() -> None:
     q = torch.randn(2, 64, 2, 8)
-    masks = [
-        flash_attn.flash_attn_func(q, q, q, dropout_p=0.5, return_attn_probs=True)[2] >= 0 for _ in range(2)
-    ]
+    masks = [flash_attn.flash_attn_func(q, q, q, dropout_p=0.5, return_attn_probs=True)[2] >= 0 for _ in range(2)]
     views = [mask[b, h] for mask in masks for b in range(2) for h in range(2)]
     for a, b in itertools.combinations(views, 2):
         assert 0.4 < float((a == b).float().mean()) < 0.6
@@ -143,10 +141,7 @@ def _varlen(
     torch.manual_seed(sum(lengths_q))
     q = torch.randn(sum(lengths_q), heads, dim, requires_grad=True)
     k, v = (torch.randn(sum(lengths_k), heads_k, dim, requires_grad=True) for _ in range(2))
-    cu = [
-        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-        for lengths in (lengths_q, lengths_k)
-    ]
+    cu = [torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32) for lengths in (lengths_q, lengths_k)]
     return (q, k, v), (*cu, max(lengths_q), max(lengths_k))
 
 
@@ -159,9 +154,7 @@ LENGTHS = [([5, 130, 0, 1], [9, 200, 4, 0]), ([300], [7]), ([1, 1, 1], [40, 270,
     [{}, {"causal": True}, {"window": (9, 4)}, {"softcap": 3.0, "alibi": True}, {"dropout_p": 0.25}],
     ids=str,
 )
-def test_varlen_equals_each_sequence_alone(
-    lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]
-) -> None:
+def test_varlen_equals_each_sequence_alone(lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]) -> None:
     options = dict(options)
     tensors, lengths = _varlen(lengths_q, lengths_k)
     slopes = torch.rand(len(lengths_q), 4) if options.pop("alibi", False) else None
@@ -175,9 +168,7 @@ def test_varlen_equals_each_sequence_alone(
     doubles = [x.detach().double().requires_grad_() for x in tensors]
     outs, lses = [], []
     for i, (parts_q, parts_k, parts_v) in enumerate(
-        zip(
-            doubles[0].split(lengths_q), doubles[1].split(lengths_k), doubles[2].split(lengths_k), strict=True
-        )
+        zip(doubles[0].split(lengths_q), doubles[1].split(lengths_k), doubles[2].split(lengths_k), strict=True)
     ):
         if options.get("dropout_p"):
             options["kept"] = dmask[i, None, :, : lengths_q[i], : lengths_k[i]] >= 0

@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
+from flash_attn import backends
 from flash_attn.backends import triton as backend
 from flash_attn.kernels import tuning
 from flash_attn.runtime import launch
@@ -77,6 +78,9 @@ class Lengths(NamedTuple):
     max_k: int = 0
 
 
+DENSE = Lengths()
+
+
 def _run(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -84,7 +88,7 @@ def _run(
     dout: torch.Tensor,
     options: Options,
     slopes: torch.Tensor | None,
-    lengths: Lengths = Lengths(),
+    lengths: Lengths = DENSE,
 ) -> tuple[torch.Tensor, ...]:
     """out, lse, dq, dk, dv of the Triton backend."""
     scale = options.softmax_scale or q.shape[-1] ** -0.5
@@ -110,13 +114,9 @@ def _wanted(
     return out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, dout.to(dtype))
 
 
-def _compare(
-    got: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...], rough: tuple[torch.Tensor, ...]
-) -> None:
+def _compare(got: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...], rough: tuple[torch.Tensor, ...]) -> None:
     for name, value, best, worse in zip(("out", "lse", "dq", "dk", "dv"), got, exact, rough, strict=True):
-        assert_close(
-            name, value, best, rough=None if name == "lse" else worse, tiny=2e-5 if name == "lse" else 1e-5
-        )
+        assert_close(name, value, best, rough=None if name == "lse" else worse, tiny=2e-5 if name == "lse" else 1e-5)
 
 
 def _check(
@@ -319,3 +319,29 @@ def test_what_the_kernels_lack_is_refused() -> None:
     odd = q[..., :12].contiguous()
     with pytest.raises(ValueError, match="multiple of 8 here, got 12"):
         backend.forward(odd, odd, odd, None, *args, 0.0, False, *tail, None)
+
+
+class _OnGpu:
+    """What `select` looks at of a GPU tensor."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(None, None), ("TRUE", None), ("1", None), ("FALSE", "asks for the CK backend"), ("yes", "neither TRUE nor")],
+)
+def test_the_environment_chooses_the_backend(
+    value: str | None, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", raising=False)
+    else:
+        monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", value)
+    monkeypatch.setattr(backends, "_problem", backends.problem())
+    assert backends.select(torch.zeros(1)).__name__ == "flash_attn.backends.torch"
+    if message is None:
+        assert backends.select(_OnGpu()) is backend
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            backends.select(_OnGpu())

@@ -85,9 +85,7 @@ class _Block:
         self.seqlen_k = k.shape[1]
         self.shift = self.seqlen_k - self.seqlen_q
         self.dtype = accumulation_dtype(q.dtype)
-        self.slopes = (
-            None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
-        )
+        self.slopes = None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
         self.options = options
         self.coordinates = coordinates
         self.generator = torch.Generator(device=q.device) if options.dropout_p > 0.0 else None

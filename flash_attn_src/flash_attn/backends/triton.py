@@ -30,12 +30,10 @@ _BACKWARD = ("bwd-delta", "bwd-dkdv", "bwd-dq")
 Kernel = launch.StoreKernel | launch.JitKernel
 _kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
 
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
 
 
-def _find(
-    ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, extra: bool
-) -> tuple[Kernel, ...]:
+def _find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, extra: bool) -> tuple[Kernel, ...]:
     """The kernels of one kind of call. `extra` selects those with softcap, ALiBi and dropout compiled in."""
     key = (ops, device, dtype, head_dim, extra)
     found = _kernels.get(key)
@@ -43,9 +41,7 @@ def _find(
         if dtype not in _DTYPES:
             raise TypeError(f"the Triton backend takes float16, bfloat16 or float32 on a GPU, got {dtype}")
         if head_dim % 8:
-            raise ValueError(
-                f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros"
-            )
+            raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
         if device < 0 and not launch.interpreting():
             raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
         variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), extra and op != "bwd-delta") for op in ops)
@@ -125,13 +121,9 @@ def forward(
     return_softmax together with dropout; KernelError where neither the wheel nor a JIT has the kernel.
     """
     if block_table is not None:
-        raise NotImplementedError(
-            "block_table: the Triton backend has no paged forward yet; gather k and v first"
-        )
+        raise NotImplementedError("block_table: the Triton backend has no paged forward yet; gather k and v first")
     if return_softmax and dropout_p > 0.0:
-        raise NotImplementedError(
-            "return_attn_probs with dropout: the Triton backend does not return S_dmask yet"
-        )
+        raise NotImplementedError("return_attn_probs with dropout: the Triton backend does not return S_dmask yet")
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
@@ -254,7 +246,7 @@ def backward(
         *q_strides, *k_strides, *v_strides, *g_strides, *_strides(dq, vec),
         *shared, m_blocks, flags,
     )  # fmt: skip
-    for grad, computed in zip(given, (dq, dk, dv)):
+    for grad, computed in zip(given, (dq, dk, dv), strict=True):
         if grad is not computed:
             grad.copy_(computed)
     return delta

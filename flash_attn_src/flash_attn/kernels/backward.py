@@ -62,7 +62,7 @@ def attn_bwd_delta(
 
 @triton.jit
 def _grad_scores(
-    s, dp, lse, delta, rows, cols, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
+    s, dp, lse, delta, rows, cols, seqlen_k, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, MASK: tl.constexpr, EXTRA: tl.constexpr,
 ):  # fmt: skip
     """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk). rows and cols, lse and delta come
@@ -120,7 +120,7 @@ def _dkdv_tile(
         s = tl.dot(k, tl.trans(q_tile), input_precision="ieee")
         dp = tl.dot(v, tl.trans(g_tile), input_precision="ieee")
     p, ds = _grad_scores(
-        s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_q, seqlen_k,
+        s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
     )  # fmt: skip
     dv = tl.dot(p.to(g_tile.dtype), g_tile, dv, input_precision="ieee")
@@ -240,7 +240,7 @@ def _dq_tile(
         s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
         dp = tl.dot(g, tl.trans(v_tile), input_precision="ieee")
     _, ds = _grad_scores(
-        s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_q, seqlen_k,
+        s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
     )  # fmt: skip
     return tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")

@@ -137,9 +137,7 @@ def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constex
     """Stores rows `offsets` of a tile, in the element type of `base`, up to row `limit` and column `head_dim`."""
     offs_d = tl.arange(0, BLOCK_D)
     inside = (offsets[:, None] < limit) & (offs_d[None, :] < head_dim)
-    tl.store(
-        base + (offsets[:, None] * stride + offs_d[None, :]), tile.to(base.dtype.element_ty), mask=inside
-    )
+    tl.store(base + (offsets[:, None] * stride + offs_d[None, :]), tile.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -32,7 +32,8 @@ def _tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
     PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys. q is the tile, q_rows points at its first row; k_head and v_head point at key 0; m_i and l_i are in units of log2."""
+    """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
+    m_i and l_i are in units of log2."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
     if DEPTH < BLOCK_D:
@@ -128,8 +129,9 @@ def attn_fwd(
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk, stride_qm, stride_kn, stride_vn, head_dim, scale, shift,
-            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+            softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
@@ -137,8 +139,9 @@ def attn_fwd(
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk, stride_qm, stride_kn, stride_vn, head_dim, scale, shift,
-            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+            softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
         )  # fmt: skip
 

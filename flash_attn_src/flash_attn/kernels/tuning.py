@@ -3,9 +3,10 @@
 One table, read by the ahead-of-time compiler and by the JIT path.
 
 cuda: measured on an H200 with Triton 3.6 (2026-11-21, bf16, dims 64 and 128); the others follow by size.
-cdna, rdna2, rdna3, rdna4: no such GPU was at hand. Each row is the largest tile of a list whose compiled code
-spills no vector register to memory, on every target of the family; `python -m rocm_wheels inspect` shows what
-became of it. Kernels with softcap, ALiBi and dropout hold more values a score, so they have rows of their own.
+cdna, rdna2, rdna3: no such GPU was at hand. Each row is the largest tile of a list whose compiled code spills no
+vector register to memory; `python -m rocm_wheels inspect` shows what became of it. Kernels with softcap, ALiBi and
+dropout hold more values a score, so they have rows of their own. rdna2 has no matrix cores: a thread keeps whole
+rows of its operands, so the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def config(target: str, variant: Variant) -> Config:
     return extra if variant.extra else plain
 
 
-_FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna4"))
+# gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
+_FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna3"))
 
 C = Config
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
@@ -75,14 +77,82 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
         ("bwd-dq", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dq", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
     },
+    "cdna": {
+        ("fwd", 16, 32): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
+        ("fwd", 16, 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
+        ("fwd", 16, 128): (C(128, 64, 8), C(128, 64, 8)),
+        ("fwd", 16, 256): (C(128, 32, 8), C(128, 32, 4)),
+        ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
+        ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
+        ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
+        ("fwd", 32, 256): (C(64, 32, 4), C(64, 64, 4)),
+        ("bwd-dkdv", 16, 32): (C(64, 128, 8), C(64, 64, 4)),
+        ("bwd-dkdv", 16, 64): (C(32, 128, 8), C(32, 128, 4)),
+        ("bwd-dkdv", 16, 128): (C(64, 64, 4), C(32, 64, 4)),
+        ("bwd-dkdv", 16, 256): (C(16, 32, 4), C(16, 64, 4)),
+        ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
+        ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(64, 64, 4)),
+        ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
+        ("bwd-dkdv", 32, 256): (C(16, 32, 4), C(16, 32, 4)),
+        ("bwd-dq", 16, 32): (C(128, 64, 8), C(64, 64, 4)),
+        ("bwd-dq", 16, 64): (C(128, 64, 8), C(64, 64, 4)),
+        ("bwd-dq", 16, 128): (C(128, 32, 8), C(64, 64, 4)),
+        ("bwd-dq", 16, 256): (C(64, 32, 4), C(64, 16, 4)),
+        ("bwd-dq", 32, 32): (C(64, 64, 4), C(64, 64, 4)),
+        ("bwd-dq", 32, 64): (C(64, 32, 4), C(64, 32, 4)),
+        ("bwd-dq", 32, 128): (C(64, 32, 4), C(64, 32, 4)),
+        ("bwd-dq", 32, 256): (C(32, 16, 4), C(32, 16, 4)),
+    },
+    "rdna2": {
+        ("fwd", 16, 32): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
+        ("fwd", 16, 64): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
+        ("fwd", 16, 128): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
+        ("fwd", 16, 256): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("fwd", 32, 32): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("fwd", 32, 64): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("fwd", 32, 128): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("fwd", 32, 256): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("bwd-dkdv", 16, 32): (C(16, 32, 4, depth=16), C(16, 32, 8, depth=16)),
+        ("bwd-dkdv", 16, 64): (C(16, 32, 4, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dkdv", 16, 128): (C(16, 32, 4, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 16, 256): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 32): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 64): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 128): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 16, 32): (C(64, 16, 8, depth=16), C(32, 16, 4, depth=16)),
+        ("bwd-dq", 16, 64): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 128): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 32): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 64): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+    },
+    "rdna3": {
+        ("fwd", 16, 32): (C(128, 32, 8), C(128, 32, 8)),
+        ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8)),
+        ("fwd", 16, 128): (C(128, 32, 8), C(128, 32, 8, depth=64)),
+        ("fwd", 16, 256): (C(64, 16, 8), C(64, 16, 8, depth=64)),
+        ("fwd", 32, 32): (C(128, 32, 8, depth=16), C(128, 32, 8, depth=16)),
+        ("fwd", 32, 64): (C(128, 16, 8, depth=32), C(128, 16, 8, depth=32)),
+        ("fwd", 32, 128): (C(64, 16, 8, depth=32), C(64, 16, 8, depth=32)),
+        ("fwd", 32, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
+        ("bwd-dkdv", 16, 32): (C(32, 32, 4), C(32, 32, 4)),
+        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8)),
+        ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16), C(16, 32, 8, depth=16)),
+        ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32), C(16, 16, 8, depth=32)),
+        ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
+        ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dkdv", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
+        ("bwd-dq", 16, 64): (C(64, 32, 8), C(32, 32, 8, depth=32)),
+        ("bwd-dq", 16, 128): (C(64, 32, 8, depth=32), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
+        ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 32, 8, depth=16)),
+        ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+    },
 }
-# provisional
-for fam, bm, bn in (("cdna", 64, 32), ("rdna2", 16, 16), ("rdna3", 32, 16), ("rdna4", 32, 16)):
-    _TABLE[fam] = {
-        (op, bits, d): (C(16, 16, 4), C(16, 16, 4))
-        if d == 256 or bits == 32
-        else ((C(bm, bn, 4), C(bm, bn, 4)))
-        for op in ("fwd", "bwd-dkdv", "bwd-dq")
-        for bits in (16, 32)
-        for d in (32, 64, 128, 256)
-    }

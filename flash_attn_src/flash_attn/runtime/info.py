@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flash_attn import backends
 from flash_attn.runtime.build_info import BuildInfo, load
 
 
@@ -20,6 +21,7 @@ def backend_info() -> dict[str, Any]:
     build = load()
     device_targets = _device_targets()
     launcher, problems = _launcher()
+    backend_problem = backends.problem()
     return {
         "backend": build.backend,
         "version": build.version,
@@ -31,6 +33,7 @@ def backend_info() -> dict[str, Any]:
         "problems": [
             *torch_problems(build, torch.__version__, torch.version.hip),
             *_target_problems(build, device_targets),
+            *([backend_problem] if backend_problem else []),
             *problems,
         ],
     }

@@ -73,11 +73,11 @@ class JitKernel:
         device = "cpu" if interpreting() else "cuda"
         return tuple(
             torch.empty(1, dtype=dtype, device=device) if tensor is None else tensor
-            for tensor, dtype in zip(tensors, dtypes)
+            for tensor, dtype in zip(tensors, dtypes, strict=True)
         )
 
-    def launch(self, device: int, stream: int, x: int, y: int, z: int, *args: Any) -> None:
-        """Triton launches on torch's current stream, which is what `stream` names."""
+    def launch(self, device: int, _stream: int, x: int, y: int, z: int, *args: Any) -> None:
+        """Triton launches on torch's current stream by itself."""
         if x * y * z == 0:
             return
         if device >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,7 @@ class Store:
             with zipfile.ZipFile(path) as archive:
                 manifest = json.loads(archive.read("manifest.json"))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise KernelError(
-                f"the kernel store {path} cannot be read ({error}): reinstall the wheel"
-            ) from error
+            raise KernelError(f"the kernel store {path} cannot be read ({error}): reinstall the wheel") from error
         if manifest["format"] != FORMAT:
             raise KernelError(
                 f"the kernel store {path} has format {manifest['format']}, this flash_attn reads {FORMAT}: "
@@ -49,9 +47,7 @@ class Store:
             with zipfile.ZipFile(self.path) as archive:
                 image = archive.read(f"{name}.co")
         except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise KernelError(
-                f"{name} cannot be read from {self.path} ({error}): reinstall the wheel"
-            ) from error
+            raise KernelError(f"{name} cannot be read from {self.path} ({error}): reinstall the wheel") from error
         digest = hashlib.sha256(image).hexdigest()
         wanted = self.kernels[name]["sha256"]
         if digest != wanted:
@@ -62,7 +58,7 @@ class Store:
         return image
 
 
-@lru_cache(maxsize=None)
+@cache
 def open_store(target: str, directory: Path | None = None) -> Store | None:
     """The store of a target, or None where this installation has none."""
     path = (directory or DIRECTORY) / f"{target}.zip"
