@@ -31,4 +31,4 @@ ruff check .
 ruff format --check .
 mypy
 shellcheck --severity=style ./*.sh .ci/run
-exec pytest "$@"
+exec python -m pytest "$@"

@@ -45,7 +45,7 @@ def _table(target: str, content: bytes) -> str:
                 raise DataError(f"{name} in {target}.zip is a code object for {found.target}")
             isa = entry["isa"]
             matrix = [f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa]
-            spilling += bool(found.vgpr_spills or found.private)
+            spilling += found.private > 0  # on CDNA a spilled VGPR may go to an AGPR, an SGPR goes to a VGPR's lane
             figures = (
                 entry["threads"], entry["shared"], found.vgprs, found.agprs, found.sgprs,
                 f"{found.vgpr_spills}/{found.sgpr_spills}", found.private, " ".join(matrix) or "-",

@@ -27,12 +27,15 @@ _CLASSES = (
     ("wgmma", r"wgmma\.mma"),
     ("mma", r"mma\."),
 )
+_SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
 _MNEMONIC = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z]\w*[\w.]*)", re.MULTILINE)
 
 
 def prepare(scratch: str) -> None:
-    """Set up a worker process. Nothing of the build machine may reach a code object: no line tables (they hold
-    paths), and a compiler cache of this run's own, in the directory `scratch`."""
+    """Set up a worker process. Nothing of the build machine may reach a code object: no compiler switches of its
+    user, no line tables (they hold paths), and a compiler cache of this run's own, in the directory `scratch`."""
+    for name in [name for name in os.environ if name.startswith(_SWITCHES)]:
+        del os.environ[name]
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     os.environ["TRITON_CACHE_DIR"] = scratch
     warnings.simplefilter("ignore")

@@ -74,7 +74,8 @@ class Stages:
         self.compiled = {"targets": tuple(targets), "cache": cache, **options}
         return {target: self.file(cache / f"{target}.zip") for target in targets}
 
-    def launcher(self, output: Path) -> Path:
+    def launcher(self, output: Path, *, cache: Path) -> Path:
+        assert cache.is_dir()
         self.calls.append("launcher")
         return self.file(output / "_launcher.abi3.so")
 

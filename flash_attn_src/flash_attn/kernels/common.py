@@ -14,7 +14,6 @@ HAS_LEFTPAD_K = tl.constexpr(flags.HAS_LEFTPAD_K)
 HAS_ALIBI = tl.constexpr(flags.HAS_ALIBI)
 
 MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
-CAN_ASSUME = tl.constexpr(hasattr(tl, "assume"))  # from Triton 3.2 on
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -27,13 +26,25 @@ RUNTIME_ARGUMENTS = (
 )  # fmt: skip
 
 
+if hasattr(tl, "assume"):
+
+    @triton.jit
+    def _assume_row_stride(stride):
+        tl.assume(stride >= 0)
+        tl.assume(stride < MAX_ROW_STRIDE)
+
+else:  # Triton 3.1
+
+    @triton.jit
+    def _assume_row_stride(stride):
+        pass
+
+
 @triton.jit
 def row_stride(stride, VEC: tl.constexpr):
     """A row stride in elements, from units of 16 bytes. What is assumed of it lets AMD's compiler prove that
     offsets within a tile stay below 2 GiB and use buffer instructions: masks become bounds, not branches."""
-    if CAN_ASSUME:
-        tl.assume(stride >= 0)
-        tl.assume(stride < MAX_ROW_STRIDE)
+    _assume_row_stride(stride)
     return stride * VEC
 
 
