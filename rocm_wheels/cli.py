@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        print("error: interrupted\nRun it again: it goes on from the kernels that are compiled.", file=sys.stderr)
         return 130
     return code
 

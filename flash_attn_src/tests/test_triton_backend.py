@@ -305,15 +305,69 @@ def test_dropout_drops_the_same_in_forward_and_backward() -> None:
     assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
 
 
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("page_size", [16, 7, 64])
+def test_pages_are_followed(page_size: int) -> None:
+    """Shuffled pages, unequal lengths, padding on the left: the bits of the same keys laid out in a row."""
+    torch.manual_seed(6)
+    lengths_q, lengths_k, pads = [9, 33], [50, 71], [3, 0]
+    pages = [-(-length // page_size) for length in lengths_k]
+    order = torch.randperm(sum(pages) + 2)
+    table = torch.zeros(2, max(pages), dtype=torch.int32)
+    table[0, : pages[0]], table[1, : pages[1]] = order[: pages[0]], order[pages[0] : sum(pages)]
+    k, v = torch.randn(2, len(order), page_size, 2, 24, device=DEVICE)
+    q = torch.randn(sum(lengths_q), 4, 24, device=DEVICE)
+
+    def offsets(lengths: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+
+    pad = torch.tensor(pads, dtype=torch.int32, device=DEVICE)
+    args = (0.2, True, 30, -1, 2.0, None, 0.0, False, None)
+    lengths = (offsets(lengths_q), offsets(lengths_k), max(lengths_q), max(lengths_k))
+    out, lse, _, _ = backend.forward(q, k, v, None, *args, *lengths, None, pad, table.to(DEVICE))
+    rows = [
+        x[table[entry].to(DEVICE)].flatten(0, 1)[pads[entry] : lengths_k[entry]] for x in (k, v) for entry in (0, 1)
+    ]
+    plain_k, plain_v = torch.cat(rows[:2]), torch.cat(rows[2:])
+    lengths = (lengths[0], offsets([n - p for n, p in zip(lengths_k, pads, strict=True)]), *lengths[2:])
+    wanted, wanted_lse, _, _ = backend.forward(q, plain_k, plain_v, None, *args, *lengths, None, None, None)
+    assert torch.equal(out, wanted)
+    assert torch.equal(lse, wanted_lse)
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_dmask_shows_probabilities_and_what_was_dropped(dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    q, k, v = torch.randn(3, 2, 40, 2, 48, device=DEVICE, dtype=dtype)
+    slopes = torch.rand(2, 2, device=DEVICE)
+    options = Options(causal=True, window=(25, -1), softcap=5.0)
+    args = (48**-0.5, True, 25, -1, 5.0, slopes, 0.4, True, None)
+    out, lse, dmask, _ = backend.forward(q, k, v, None, *args, None, None, 40, 40, None, None, None)
+    seen = reference.visible(40, 40, True, (25, -1)).to(DEVICE)
+    assert dmask.dtype == dtype
+    assert dmask.shape == (2, 2, 40, 40)
+    assert not dmask.masked_select(~seen).any()
+    kept = seen & (dmask >= 0)  # one that is kept may underflow to 0, one that is dropped may not
+    assert 0.5 < kept.sum() / seen.expand_as(dmask).sum() < 0.7
+    wanted, wanted_lse = reference.attention(
+        q, k, v, causal=True, window=options.window, softcap=5.0, alibi_slopes=slopes, dropout_p=0.4, kept=kept,
+        dtype=torch.float64,
+    )  # fmt: skip
+    assert_close("out", out, wanted, tiny=2e-3 if dtype is torch.float16 else 1e-5)
+    # Without the mask the sum over v = identity is the probability itself.
+    sums = dmask.abs().double().sum(-1)
+    assert_close("sum of probabilities", sums, torch.ones_like(sums), tiny=2e-3 if dtype is torch.float16 else 1e-5)
+    assert_close("lse", lse, wanted_lse, tiny=2e-5)
+
+
 def test_what_the_kernels_lack_is_refused() -> None:
     q = torch.randn(1, 16, 1, 16, device=DEVICE)
     table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
     args = (1.0, False, -1, -1, 0.0, None)
     tail = (None, None, None, 16, 16, None, None)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        backend.forward(q, q, q, None, *args, 0.0, False, *tail, table)
-    with pytest.raises(NotImplementedError, match="S_dmask"):
-        backend.forward(q, q, q, None, *args, 0.1, True, *tail, None)
+    with pytest.raises(NotImplementedError, match="S_dmask of a paged cache"):
+        backend.forward(q, q, q, None, *args, 0.1, True, *tail, table)
     with pytest.raises(TypeError, match="float64"):
         backend.forward(q.double(), q.double(), q.double(), None, *args, 0.0, False, *tail, None)
     odd = q[..., :12].contiguous()

@@ -17,7 +17,7 @@ from flash_attn.kernels.flags import (
     OPEN_WINDOW,
 )
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant, bucket
+from flash_attn.runtime.variants import EXTRA, Variant, bucket
 
 name = "flash_attn.backends.triton"
 
@@ -26,6 +26,8 @@ _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _VEC = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 
 _FORWARD = ("fwd",)
+_PAGED = ("fwd-paged",)
+_PROBABILITIES = ("probabilities",)
 _BACKWARD = ("bwd-delta", "bwd-dkdv", "bwd-dq")
 Kernel = launch.StoreKernel | launch.JitKernel
 _kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
@@ -44,7 +46,7 @@ def _find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, 
             raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
         if device < 0 and not launch.interpreting():
             raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-        variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), extra and op != "bwd-delta") for op in ops)
+        variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), EXTRA.get(op, (extra,))[0]) for op in ops)
         found = _kernels[key] = tuple(launch.kernel(device, variant) for variant in variants)
     return found
 
@@ -117,30 +119,29 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Attention of q over k and v; shapes and meaning as in `flash_attn_interface`.
 
-    Returns (out, softmax_lse, S_dmask, rng_state). Raises NotImplementedError for block_table, and for
-    return_softmax together with dropout; KernelError where neither the wheel nor a JIT has the kernel.
+    Returns (out, softmax_lse, S_dmask, rng_state). Raises KernelError where neither the wheel nor a JIT has the
+    kernel, NotImplementedError for S_dmask of a paged cache.
     """
-    if block_table is not None:
-        raise NotImplementedError("block_table: the Triton backend has no paged forward yet; gather k and v first")
-    if return_softmax and dropout_p > 0.0:
-        raise NotImplementedError("return_attn_probs with dropout: the Triton backend does not return S_dmask yet")
+    if return_softmax and dropout_p > 0.0 and block_table is not None:
+        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there")
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
     extra = softcap > 0.0 or dropout_p > 0.0 or alibi_slopes is not None or softmax_scale < 0.0
-    (kernel,) = _find(_FORWARD, device, dtype, head_dim, extra)
+    (kernel,) = _find(_FORWARD if block_table is None else _PAGED, device, dtype, head_dim, extra)
     vec = _VEC[dtype]
     q, k, v = _aligned(q, vec), _aligned(k, vec), _aligned(v, vec)
     result = torch.empty_like(q) if out is None else _aligned(out, vec)
 
+    nheads_k = k.shape[-2]
     if cu_seqlens_q is None:
         batch, max_seqlen_q, nheads, _ = q.shape
-        max_seqlen_k, nheads_k = k.shape[1], k.shape[2]
+        max_seqlen_k = k.shape[1]
         lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
     else:
         total_q, nheads, _ = q.shape
-        batch, nheads_k = cu_seqlens_q.shape[0] - 1, k.shape[1]
+        batch = cu_seqlens_q.shape[0] - 1
         lse = torch.empty((nheads, total_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, total_q
     if dropout_p > 0.0 and rng_state is None:
@@ -149,21 +150,39 @@ def forward(
 
     window_left, window_right = _window(causal, window_left, window_right)
     pointer = kernel.pointer
+    stream = _current_stream(device)
     m_blocks = -(-max_seqlen_q // kernel.block_m)
+    flags = _flags(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes)
+    group = nheads // nheads_k
+    table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
     kernel.launch(
-        device, _current_stream(device), m_blocks * nheads * batch, 1, 1,
+        device, stream, m_blocks * nheads * batch, 1, 1,
         pointer(q), pointer(k), pointer(v), pointer(result), pointer(lse),
-        *kernel.optional(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table),
         softmax_scale, softcap, dropout_p,
         *_strides(q, vec), *_strides(k, vec), *_strides(v, vec), *_strides(result, vec),
-        lse_b, lse_h, _alibi_stride(alibi_slopes),
-        nheads, nheads // nheads_k, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
-        m_blocks, _flags(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes),
+        lse_b, lse_h, _alibi_stride(alibi_slopes), table_stride, page_size,
+        nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right, m_blocks, flags,
     )  # fmt: skip
     if out is not None and result is not out:
         out.copy_(result)
         result = out
-    return result, lse, None, rng_state
+    if not return_softmax or dropout_p == 0.0:
+        return result, lse, None, rng_state
+
+    dmask = torch.empty((batch, nheads, max_seqlen_q, max_seqlen_k), dtype=dtype, device=q.device)
+    (kernel,) = _find(_PROBABILITIES, device, dtype, head_dim, extra)
+    m_blocks, n_blocks = -(-max_seqlen_q // kernel.block_m), -(-max_seqlen_k // kernel.block_n)
+    kernel.launch(
+        device, stream, m_blocks * n_blocks * nheads * batch, 1, 1,
+        pointer(q), pointer(k), pointer(lse), pointer(dmask),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state),
+        softmax_scale, softcap, dropout_p,
+        *_strides(q, vec), *_strides(k, vec), lse_b, lse_h, _alibi_stride(alibi_slopes),
+        nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
+        m_blocks, n_blocks, flags,
+    )  # fmt: skip
+    return result, lse, dmask, rng_state
 
 
 def backward(

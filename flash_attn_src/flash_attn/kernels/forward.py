@@ -7,6 +7,7 @@ import triton.language as tl
 
 from flash_attn.kernels.common import (
     HAS_ALIBI,
+    HAS_LEFTPAD_K,
     LN2,
     LOG2E,
     RUNTIME_ARGUMENTS,
@@ -16,6 +17,7 @@ from flash_attn.kernels.common import (
     keep_mask,
     key_bounds,
     key_span,
+    load_paged_tile,
     load_tile,
     query_span,
     row_stride,
@@ -28,15 +30,18 @@ from flash_attn.kernels.common import (
 def _tile(
     acc, m_i, l_i, q, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
     stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
-    softcap, slope, p_dropout, rng_state, plane,
+    softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr, PAGED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
     m_i and l_i are in units of log2."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    if DEPTH < BLOCK_D:
+    if PAGED:
+        k = load_paged_tile(k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    elif DEPTH < BLOCK_D:
         s = deep_dot(
             q_rows, 0, rows - first, stride_qm, seqlen_q - first, k_head, n, offs_n, stride_kn, seqlen_k,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
@@ -44,7 +49,10 @@ def _tile(
     else:
         k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
-    v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+    if PAGED:
+        v = load_paged_tile(v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D)
+    else:
+        v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
     if EXTRA:
         s, _ = capped_scores(s * scale, softcap)
         s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
@@ -71,19 +79,20 @@ def _tile(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_fwd(
     q, k, v, out, lse,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
-    stride_lb, stride_lh, stride_ab,
+    stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr, PAGED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: m_blocks * nheads * batch.
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
+    PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -109,8 +118,19 @@ def attn_fwd(
     row64 = (q_start + first).to(tl.int64)
     q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm
     kv_head = (head // group * VEC).to(tl.int64)
-    k += batch64 * stride_kb * VEC + kv_head * stride_kh + k_start.to(tl.int64) * stride_kn
-    v += batch64 * stride_vb * VEC + kv_head * stride_vh + k_start.to(tl.int64) * stride_vn
+    k += kv_head * stride_kh
+    v += kv_head * stride_vh
+    table = block_table
+    leftpad = 0
+    if PAGED:
+        table += batch64 * stride_tb
+        if flags & HAS_LEFTPAD_K:
+            leftpad = tl.load(leftpad_k + batch)
+    else:
+        k += batch64 * stride_kb * VEC + k_start.to(tl.int64) * stride_kn
+        v += batch64 * stride_vb * VEC + k_start.to(tl.int64) * stride_vn
+    stride_kp = stride_kb.to(tl.int64) * VEC
+    stride_vp = stride_vb.to(tl.int64) * VEC
     out += batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
     lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
 
@@ -131,8 +151,8 @@ def attn_fwd(
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
-            softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+            softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA, PAGED,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
@@ -141,8 +161,8 @@ def attn_fwd(
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
-            softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+            softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA, PAGED,
         )  # fmt: skip
 
     empty = l_i == 0.0

@@ -31,6 +31,10 @@ def specification(variant: Variant, target: str) -> Specification:
     }
     if variant.op != "bwd-delta":
         depth = min(config.depth or variant.block_d, variant.block_d)
-        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "PAD_D": True, "EXTRA": variant.extra}
+        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth}
+        if variant.op != "probabilities":
+            constants |= {"PAD_D": True, "EXTRA": variant.extra}
+        if symbol == "attn_fwd":
+            constants["PAGED"] = variant.op == "fwd-paged"
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
     return Specification(module, symbol, constants, options)

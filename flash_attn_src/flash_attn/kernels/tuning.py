@@ -2,7 +2,8 @@
 
 One table, read by the ahead-of-time compiler and by the JIT path.
 
-cuda: measured on an H200 with Triton 3.6 (2026-11-21, bf16, dims 64 and 128); the others follow by size.
+cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, with and without causal
+mask); the others follow by size.
 cdna, rdna2, rdna3: no such GPU was at hand. Each row is the largest tile of a list whose compiled code spills no
 vector register to memory; `python -m rocm_wheels inspect` shows what became of it. Kernels with softcap, ALiBi and
 dropout hold more values a score, so they have rows of their own. rdna2 has no matrix cores: a thread keeps whole
@@ -41,7 +42,12 @@ def config(target: str, variant: Variant) -> Config:
     if variant.op == "bwd-delta":
         return Config(64 if variant.block_d <= 64 else 16, 0, 4)
     bits = 32 if variant.dtype == "fp32" else 16
-    plain, extra = _TABLE[family(target)][variant.op, bits, variant.block_d]
+    table = _TABLE[family(target)]
+    if variant.op == "probabilities":
+        return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
+    if variant.op == "fwd-paged":  # its rows are gathered, for which the head dim is not split
+        return table["fwd", bits, variant.block_d][1]._replace(depth=0)
+    plain, extra = table[variant.op, bits, variant.block_d]
     return extra if variant.extra else plain
 
 
@@ -53,23 +59,23 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
     # (op, element bits, head-dim bucket): (plain, with softcap, ALiBi and dropout)
     "cuda": {
         ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 64): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 128): (C(64, 64, 4, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 64): (C(128, 64, 8, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
         ("fwd", 16, 256): (C(64, 32, 4, 2), C(64, 32, 4, 2)),
         ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
         ("bwd-dkdv", 16, 32): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
-        ("bwd-dkdv", 16, 64): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
-        ("bwd-dkdv", 16, 128): (C(64, 128, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 128): (C(64, 64, 4, 2), C(64, 64, 4, 2)),
         ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
         ("bwd-dq", 16, 32): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
-        ("bwd-dq", 16, 64): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dq", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 2)),
         ("bwd-dq", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
         ("bwd-dq", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dq", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),

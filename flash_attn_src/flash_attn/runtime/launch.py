@@ -28,7 +28,8 @@ class StoreKernel:
 
     @staticmethod
     def optional(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
-        """Optional tensors (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state)."""
+        """Optional tensors (cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state) and, for
+        the forward, block_table."""
         return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
     def __init__(self, archive: store.Store, name: str) -> None:
@@ -69,11 +70,11 @@ class JitKernel:
     def optional(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """As `StoreKernel.optional`. The JIT types a kernel by its arguments, so an absent one needs a stand-in
         of the right type; the kernel never reads it."""
-        dtypes = (torch.int32, torch.int32, torch.int32, torch.int32, torch.float32, torch.int64)
+        dtypes = (*(torch.int32,) * 4, torch.float32, torch.int64, torch.int32)
         device = "cpu" if interpreting() else "cuda"
         return tuple(
             torch.empty(1, dtype=dtype, device=device) if tensor is None else tensor
-            for tensor, dtype in zip(tensors, dtypes, strict=True)
+            for tensor, dtype in zip(tensors, dtypes, strict=False)
         )
 
     def launch(self, device: int, _stream: int, x: int, y: int, z: int, *args: Any) -> None:

@@ -14,16 +14,22 @@ HEAD_DIMS = (32, 64, 128, 256)
 # Operation -> the kernel's module below flash_attn.kernels, and its function.
 OPS = {
     "fwd": ("forward", "attn_fwd"),
+    "fwd-paged": ("forward", "attn_fwd"),
+    "probabilities": ("probabilities", "attn_probabilities"),
     "bwd-delta": ("backward", "attn_bwd_delta"),
     "bwd-dkdv": ("backward", "attn_bwd_dkdv"),
     "bwd-dq": ("backward", "attn_bwd_dq"),
 }
 
+# Operations for which one kernel serves calls with and without softcap, ALiBi and dropout: it needs none of
+# them, or is too rarely called to deserve two.
+EXTRA = {"bwd-delta": (False,), "fwd-paged": (True,), "probabilities": (True,)}
+
 # Argument name -> type. "T" stands for the variant's element type; what is not named here is an int32.
 TYPES = {
-    **dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), "*T"),
+    **dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "dmask"), "*T"),
     **dict.fromkeys(("lse", "delta", "alibi_slopes"), "*fp32"),
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k"), "*i32"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table"), "*i32"),
     "rng_state": "*i64",
     **dict.fromkeys(("scale", "softcap", "p_dropout"), "fp32"),
 }
@@ -63,7 +69,7 @@ def table() -> tuple[Variant, ...]:
         for op in OPS
         for dtype in DTYPES
         for block_d in HEAD_DIMS
-        for extra in ((False,) if op == "bwd-delta" else (False, True))
+        for extra in EXTRA.get(op, (False, True))
     )
 
 
