@@ -187,6 +187,7 @@ EXTRAS = {
     "alibi per batch entry": Options(alibi=2, causal=True),
     "softcap, alibi, window": Options(softcap=5.0, alibi=2, window=(20, 7)),
     "negative scale": Options(softmax_scale=-0.4),
+    "tiny scale": Options(softmax_scale=1e-30),
     "large scale": Options(softmax_scale=3.0),
 }
 

@@ -127,7 +127,7 @@ def forward(
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
-    extra = softcap > 0.0 or dropout_p > 0.0 or alibi_slopes is not None or softmax_scale < 0.0
+    extra = softcap > 0.0 or dropout_p > 0.0 or alibi_slopes is not None or softmax_scale <= 0.0
     (kernel,) = _find(_FORWARD if block_table is None else _PAGED, device, dtype, head_dim, extra)
     vec = _VEC[dtype]
     q, k, v = _aligned(q, vec), _aligned(k, vec), _aligned(v, vec)
@@ -213,7 +213,7 @@ def backward(
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
-    extra = softcap > 0.0 or dropout_p > 0.0 or alibi_slopes is not None or softmax_scale < 0.0
+    extra = softcap > 0.0 or dropout_p > 0.0 or alibi_slopes is not None or softmax_scale <= 0.0
     delta_kernel, dkdv_kernel, dq_kernel = _find(_BACKWARD, device, dtype, head_dim, extra)
     vec = _VEC[dtype]
     dout, q, k, v, out = (_aligned(tensor, vec) for tensor in (dout, q, k, v, out))

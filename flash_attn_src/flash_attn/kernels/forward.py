@@ -35,7 +35,7 @@ def _tile(
     PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr, PAGED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
-    m_i and l_i are in units of log2."""
+    m_i is in the units of s: natural with EXTRA, else before scaling."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
     if PAGED:
@@ -56,17 +56,20 @@ def _tile(
     if EXTRA:
         s, _ = capped_scores(s * scale, softcap)
         s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
-        c = LOG2E
-    else:
-        c = scale * LOG2E  # positive: a negative scale would make the maximum a minimum, and comes with EXTRA
     if MASK:
         seen = visible(rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
         s = tl.where(seen, s, float("-inf"))
-    m_new = tl.maximum(m_i, tl.max(s, 1) * c)
+    m_new = tl.maximum(m_i, tl.max(s, 1))
     # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
     m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
-    p = tl.exp2(s * c - m_sub[:, None])
-    alpha = tl.exp2(m_i - m_sub)
+    if EXTRA:
+        # Scores with ALiBi may be large: their difference is exact where the rounding of a product is not.
+        p = tl.exp2((s - m_sub[:, None]) * LOG2E)
+        alpha = tl.exp2((m_i - m_sub) * LOG2E)
+    else:
+        c = scale * LOG2E  # positive, as the maximum is taken before scaling: other scales come with EXTRA
+        p = tl.exp2(s * c - (m_sub * c)[:, None])
+        alpha = tl.exp2((m_i - m_sub) * c)
     l_i = l_i * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
     if EXTRA:
@@ -171,5 +174,7 @@ def attn_fwd(
         inverse = inverse / (1.0 - p_dropout)
     acc = acc * inverse[:, None]
     store_tile(out, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
-    lse_rows = tl.where(empty, float("inf"), (m_i + tl.log2(l_i)) * LN2)
+    if not EXTRA:
+        m_i = m_i * scale
+    lse_rows = tl.where(empty, float("inf"), m_i + tl.log2(l_i) * LN2)
     tl.store(lse + offs_m, lse_rows, mask=rows < sq)
