@@ -150,7 +150,7 @@ def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
         warnings.warn(
             f"{lack}: Triton compiles kernels at their first call instead, which takes seconds each",
             RuntimeWarning,
-            stacklevel=6,
+            stacklevel=9,  # the caller of the public function
         )
     return JitKernel(variant, target)
 
