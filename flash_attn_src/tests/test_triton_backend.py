@@ -306,10 +306,10 @@ def test_dropout_drops_the_same_in_forward_and_backward() -> None:
     assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
 
 
-@pytest.mark.usefixtures("_tiles")
-@pytest.mark.parametrize("page_size", [16, 7, 64])
-def test_pages_are_followed(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "tiles"), [(16, "_tiles"), (7, "_tiles"), (64, "_tiles"), (16, "_deep_tiles")])
+def test_pages_are_followed(page_size: int, tiles: str, request: pytest.FixtureRequest) -> None:
     """Shuffled pages, unequal lengths, padding on the left: the bits of the same keys laid out in a row."""
+    request.getfixturevalue(tiles)
     torch.manual_seed(6)
     lengths_q, lengths_k, pads = [9, 33], [50, 71], [3, 0]
     pages = [-(-length // page_size) for length in lengths_k]

@@ -17,6 +17,7 @@ from flash_attn.kernels.common import (
     alibi_bias,
     capped_scores,
     deep_dot,
+    hide,
     keep_mask,
     key_bounds,
     key_span,
@@ -25,7 +26,6 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
     store_tile,
-    visible,
 )
 
 
@@ -74,7 +74,7 @@ def _grad_scores(
     else:
         p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
     if MASK:
-        p = tl.where(visible(rows, cols, shift, seqlen_k, window_left, window_right), p, 0.0)
+        p = hide(p, 0.0, rows, cols, shift, seqlen_k, window_left, window_right)
     kept = p
     if EXTRA:
         if p_dropout > 0.0:

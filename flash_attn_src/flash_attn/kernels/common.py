@@ -159,6 +159,22 @@ def deep_dot(
 
 
 @triton.jit
+def deep_dot_paged(
+    a, a_offsets, a_stride, a_limit, pages, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """`deep_dot` of rows of a with rows of a paged cache."""
+    product = tl.zeros((ROWS, COLS), tl.float32)
+    for d in tl.range(0, BLOCK_D, DEPTH):
+        a_part = load_tile(a + d, 0, a_offsets, a_stride, a_limit, head_dim - d, DEPTH, True, True)
+        b_part = load_paged_tile(
+            pages + d, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim - d, DEPTH
+        )
+        product = tl.dot(a_part, tl.trans(b_part), product, input_precision="ieee")
+    return product
+
+
+@triton.jit
 def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
     """Stores rows `offsets` of a tile, in the element type of `base`, up to row `limit` and column `head_dim`."""
     offs_d = tl.arange(0, BLOCK_D)
@@ -167,14 +183,17 @@ def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constex
 
 
 @triton.jit
-def visible(rows, cols, shift, seqlen_k, window_left, window_right):
-    """Which keys the rows see: cols - rows - shift within [-window_left, window_right], and below seqlen_k.
+def hide(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
+    """x where the rows see the columns, else fill: cols - rows - shift within [-window_left, window_right], and
+    below seqlen_k.
 
-    Two comparisons against bounds of the row, so that no integer a score is kept in registers: with
-    differences of rows and columns a forward kernel of head dim 64 took 168 registers instead of 133 (sm_90).
+    Two selections by bounds of the row, in this form for the registers it leaves: the difference of row and
+    column would be an integer kept for every score (sm_90: 168 registers instead of 136), the conjunction of both
+    comparisons a pair of scalar registers each (gfx90a: 105 spilled to lanes instead of 36).
     """
     last = tl.minimum(rows + shift + window_right, seqlen_k - 1)
-    return (cols <= last) & (cols >= rows + shift - window_left)
+    x = tl.where(cols <= last, x, fill)
+    return tl.where(cols >= rows + shift - window_left, x, fill)
 
 
 @triton.jit

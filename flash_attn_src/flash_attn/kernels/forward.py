@@ -14,6 +14,8 @@ from flash_attn.kernels.common import (
     alibi_bias,
     capped_scores,
     deep_dot,
+    deep_dot_paged,
+    hide,
     keep_mask,
     key_bounds,
     key_span,
@@ -22,7 +24,6 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
     store_tile,
-    visible,
 )
 
 
@@ -38,7 +39,13 @@ def _tile(
     m_i is in the units of s: natural with EXTRA, else before scaling."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    if PAGED:
+    if PAGED and DEPTH < BLOCK_D:
+        s = deep_dot_paged(
+            q_rows, rows - first, stride_qm, seqlen_q - first,
+            k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+        )  # fmt: skip
+    elif PAGED:
         k = load_paged_tile(k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
     elif DEPTH < BLOCK_D:
@@ -57,8 +64,7 @@ def _tile(
         s, _ = capped_scores(s * scale, softcap)
         s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
     if MASK:
-        seen = visible(rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
-        s = tl.where(seen, s, float("-inf"))
+        s = hide(s, float("-inf"), rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
     m_new = tl.maximum(m_i, tl.max(s, 1))
     # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
     m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new

@@ -11,11 +11,11 @@ from flash_attn.kernels.common import (
     alibi_bias,
     capped_scores,
     deep_dot,
+    hide,
     keep_mask,
     key_span,
     query_span,
     row_stride,
-    visible,
 )
 
 
@@ -70,6 +70,6 @@ def attn_probabilities(
     keep = keep_mask(rng_state, p_dropout, plane, rows, cols)
     smallest = 6.103515625e-05 if dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
     p = tl.where(keep, p, -tl.maximum(p, smallest))
-    p = tl.where(visible(rows, cols, shift, sk, window_left, window_right) & (rows < sq), p, 0.0)
+    p = tl.where(rows < sq, hide(p, 0.0, rows, cols, shift, sk, window_left, window_right), 0.0)
     tile = dmask + (rows.to(tl.int64) * seqlen_k + cols)
     tl.store(tile, p.to(dmask.dtype.element_ty), mask=(rows < seqlen_q) & (cols < seqlen_k))

@@ -45,9 +45,10 @@ def config(target: str, variant: Variant) -> Config:
     table = _TABLE[family(target)]
     if variant.op == "probabilities":
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
-    if variant.op == "fwd-paged":  # its rows are gathered, for which the head dim is not split
-        return table["fwd", bits, variant.block_d][1]._replace(depth=0)
-    plain, extra = table[variant.op, bits, variant.block_d]
+    row = (variant.op, bits, variant.block_d)
+    if variant.op == "fwd-paged":
+        return table.get(row, table["fwd", bits, variant.block_d])[1]
+    plain, extra = table[row]
     return extra if variant.extra else plain
 
 
@@ -140,6 +141,8 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
         ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8)),
         ("fwd", 16, 128): (C(128, 32, 8), C(128, 32, 8, depth=64)),
         ("fwd", 16, 256): (C(64, 16, 8), C(64, 16, 8, depth=64)),
+        ("fwd-paged", 16, 128): (C(64, 32, 8, depth=32), C(64, 32, 8, depth=32)),
+        ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
         ("fwd", 32, 32): (C(128, 32, 8, depth=16), C(128, 32, 8, depth=16)),
         ("fwd", 32, 64): (C(128, 16, 8, depth=32), C(128, 16, 8, depth=32)),
         ("fwd", 32, 128): (C(64, 16, 8, depth=32), C(64, 16, 8, depth=32)),
