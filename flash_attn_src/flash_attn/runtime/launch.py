@@ -96,7 +96,7 @@ def device_target(device: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def usable_triton() -> str | None:
+def triton_problem() -> str | None:
     """Why Triton's JIT cannot serve this process, or None when it can."""
     try:
         import triton
@@ -139,7 +139,7 @@ def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
         lack = f"this flash_attn has no kernels for {target} (device {device}); its targets: {present}"
     else:
         lack = f"this flash_attn has no kernel {variant.name} for {target}"
-    reason = usable_triton()
+    reason = triton_problem()
     if reason is not None:
         raise KernelError(
             f"{lack}, and {reason}. Build a wheel that has it: "
