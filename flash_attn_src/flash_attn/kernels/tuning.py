@@ -5,9 +5,9 @@ One table, read by the ahead-of-time compiler and by the JIT path.
 cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, with and without causal
 mask, the second column with ALiBi); the others follow by size.
 cdna, rdna2, rdna3: no such GPU was at hand. Each row is the largest tile of a list whose compiled code spills no
-vector register to memory, or spills least: `python -m rocm_wheels inspect` shows the few of rdna that do. Kernels with softcap, ALiBi and
-dropout hold more values a score, so they have rows of their own. rdna2 has no matrix cores: a thread keeps whole
-rows of its operands, so the head dim is taken in pieces of 16.
+vector register to memory, or spills least: `python -m rocm_wheels inspect` shows the few of rdna that do. Kernels
+with softcap, ALiBi and dropout hold more values a score, so they have rows of their own. rdna2 has no matrix cores:
+a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
