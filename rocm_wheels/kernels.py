@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import sources, triton_compiler
+from rocm_wheels import codeobject, sources, triton_compiler
 from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
@@ -59,6 +59,13 @@ def compiler() -> tuple[str, str]:
         ) from None
 
 
+@cache
+def _recipe() -> str:
+    """Digest of the code that turns a kernel into an object and its manifest entry."""
+    files = (Path(str(module.__file__)) for module in (triton_compiler, codeobject))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def units(targets: Sequence[str], *, shard: tuple[int, int] = (1, 1), only: str | None = None) -> list[Unit]:
     """What to compile, in a fixed order. The shards 1/n to n/n have no unit in common and all of them together."""
     variants = sources.module("runtime.variants")
@@ -80,7 +87,7 @@ def units(targets: Sequence[str], *, shard: tuple[int, int] = (1, 1), only: str 
                 "aligned": variants.ALIGNED,
                 "compiler": compiler(),
                 "sources": sources.digest(*files, "flash_attn/kernels/flags.py"),
-                "recipe": hashlib.sha256(Path(triton_compiler.__file__).read_bytes()).hexdigest(),
+                "recipe": _recipe(),
             }
             key = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
             found.append(Unit(target=target, name=variant.name, variant=tuple(variant), key=key))

@@ -12,7 +12,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import triton as backend
-from flash_attn.kernels import tuning
+from flash_attn.kernels import flags, tuning
 from flash_attn.runtime import launch
 
 GPU = torch.cuda.is_available()
@@ -249,6 +249,21 @@ def test_layouts_do_not_change_the_result() -> None:
     options = Options(causal=True)
     got = _run(q, k, v, dout, options, None)
     wanted = _run(q.contiguous(), k.clone(), v.contiguous(), dout, options, None)
+    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_rows_too_far_apart_for_the_kernels_are_copied() -> None:
+    """The compiler is told a bound of the row stride: beyond it a tile could span more than 2 GiB."""
+    stride = flags.MAX_ROW_STRIDE * 4
+    storage = torch.zeros(stride * 3 + 32, device=DEVICE)
+    far = storage.as_strided((1, 4, 2, 16), (0, stride, 16, 1)).copy_(torch.randn(1, 4, 2, 16))
+    assert backend._aligned(far, 4) is not far
+    near = storage.as_strided((1, 4, 2, 16), (0, stride - 4, 16, 1))
+    assert backend._aligned(near, 4) is near
+    dout = torch.randn(1, 4, 2, 16, device=DEVICE)
+    got = _run(far, far, far, dout, Options(), None)
+    wanted = _run(*(far.contiguous(),) * 3, dout, Options(), None)
     assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
 
 

@@ -14,6 +14,7 @@ from flash_attn.kernels.flags import (
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
     HAS_SEQUSED_K,
+    MAX_ROW_STRIDE,
     OPEN_WINDOW,
 )
 from flash_attn.runtime import launch
@@ -52,12 +53,12 @@ def _find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, 
 
 
 def _aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
-    """The tensor itself where its rows start on 16 bytes and lie dense, else a copy that does."""
+    """The tensor itself where its rows start on 16 bytes, lie dense and not too far apart, else a copy that does."""
     *outer, last = tensor.stride()
     misaligned = tensor.data_ptr() & 15
     for stride in outer:
         misaligned |= stride & (vec - 1)
-    if last == 1 and not misaligned:
+    if last == 1 and not misaligned and outer[-2] < MAX_ROW_STRIDE * vec:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
