@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch as _torch
 
+from flash_attn.backends import autotune
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 
@@ -27,6 +28,7 @@ def problem() -> str | None:
 
 
 _problem = problem()
+_gpu_backend = autotune if autotune.wanted() else triton_backend
 
 
 def select(tensor: _torch.Tensor) -> ModuleType:
@@ -38,4 +40,4 @@ def select(tensor: _torch.Tensor) -> ModuleType:
         return torch_backend
     if _problem is not None:
         raise RuntimeError(_problem)
-    return triton_backend
+    return _gpu_backend

@@ -15,13 +15,17 @@ from flash_attn.kernels.common import (
     LOG2E,
     RUNTIME_ARGUMENTS,
     alibi_bias,
-    capped_scores,
+    capped,
     deep_dot,
+    held_columns,
     hide,
     keep_mask,
     key_bounds,
     key_span,
+    load_rows,
     load_tile,
+    narrow,
+    place,
     query_bounds,
     query_span,
     row_stride,
@@ -55,22 +59,28 @@ def attn_bwd_delta(
     delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
     offs_m = tl.arange(0, BLOCK_M)
     rows = sq - first
-    o_tile = load_tile(out, 0, offs_m, row_stride(stride_om, VEC), rows, head_dim * VEC, BLOCK_D, True, True)
-    g_tile = load_tile(dout, 0, offs_m, row_stride(stride_gm, VEC), rows, head_dim * VEC, BLOCK_D, True, True)
+    o_tile = load_tile(out, 0, offs_m, row_stride(stride_om, VEC), rows, head_dim * VEC, BLOCK_D)
+    g_tile = load_tile(dout, 0, offs_m, row_stride(stride_gm, VEC), rows, head_dim * VEC, BLOCK_D)
     tl.store(delta + offs_m, tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1), mask=offs_m < rows)
 
 
 @triton.jit
 def _grad_scores(
     s, dp, lse, delta, rows, cols, seqlen_k, scale, shift, window_left, window_right,
-    softcap, slope, p_dropout, rng_state, plane, MASK: tl.constexpr, EXTRA: tl.constexpr,
+    softcap, slope, p_dropout, rng_state, plane, first_row, first_col,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
+    STEP: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk). rows and cols, lse and delta come
-    broadcast to the tile's orientation; lse in natural units, +inf where a row saw no key, so p is 0 there."""
+    broadcast to the tile's orientation, which is keys by queries with FLIP; lse in natural units, +inf where a
+    row saw no key, so p is 0 there."""
     if EXTRA:
-        s, slope_of_cap = capped_scores(s * scale, softcap)
-        s += alibi_bias(slope, rows, cols, shift)
-        p = tl.exp2((s - lse) * LOG2E)
+        s = s * (scale * LOG2E)
+        if SOFTCAP:
+            s, tanh = capped(s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
+        s += alibi_bias(slope * LOG2E, rows, cols, shift)
+        p = tl.exp2(s - lse * LOG2E)
     else:
         p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
     if MASK:
@@ -78,33 +88,38 @@ def _grad_scores(
     kept = p
     if EXTRA:
         if p_dropout > 0.0:
-            keep = keep_mask(rng_state, p_dropout, plane, rows, cols)
+            keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, STEP)
+            if FLIP:
+                keep = tl.trans(keep)
             rescale = 1.0 / (1.0 - p_dropout)
             kept = tl.where(keep, p * rescale, 0.0)
             dp = tl.where(keep, dp * rescale, 0.0)
     ds = p * (dp - delta)
-    if EXTRA:
-        ds = ds * slope_of_cap
+    if SOFTCAP:
+        ds = ds * (1.0 - tanh * tanh)
     return kept, ds
 
 
 @triton.jit
 def _dkdv_tile(
     dk, dv, k, v, k_rows, v_rows, q, dout, lse, delta, m, first, cols, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
+    HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)
     rows = m + offs_m
-    q_tile = load_tile(q, m, offs_m, stride_qm, seqlen_q, head_dim, BLOCK_D, MASK, PAD_D)
-    g_tile = load_tile(dout, m, offs_m, stride_gm, seqlen_q, head_dim, BLOCK_D, MASK, PAD_D)
     if MASK:
+        q_tile = load_tile(q, m, offs_m, stride_qm, seqlen_q, head_dim, BLOCK_D)
+        g_tile = load_tile(dout, m, offs_m, stride_gm, seqlen_q, head_dim, BLOCK_D)
         lse_row = tl.load(lse + rows, mask=rows < seqlen_q, other=float("inf"))
         delta_row = tl.load(delta + rows, mask=rows < seqlen_q, other=0.0)
     else:
+        q_tile = load_rows(q, m, offs_m, stride_qm, columns)
+        g_tile = load_rows(dout, m, offs_m, stride_gm, columns)
         lse_row = tl.load(lse + rows)
         delta_row = tl.load(delta + rows)
     if DEPTH < BLOCK_D:
@@ -121,10 +136,11 @@ def _dkdv_tile(
         dp = tl.dot(v, tl.trans(g_tile), input_precision="ieee")
     p, ds = _grad_scores(
         s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
+        BLOCK_M, BLOCK_N, MASK, EXTRA, SOFTCAP, STEP, True,
     )  # fmt: skip
-    dv = tl.dot(p.to(g_tile.dtype), g_tile, dv, input_precision="ieee")
-    dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+    dv = tl.dot(narrow(p, g_tile.dtype, HALF_UP), g_tile, dv, input_precision="ieee")
+    dk = tl.dot(narrow(ds, q_tile.dtype, HALF_UP), q_tile, dk, input_precision="ieee")
     return dk, dv
 
 
@@ -137,17 +153,17 @@ def attn_bwd_dkdv(
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     stride_lb, stride_lh, stride_ab,
-    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, flags,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
+    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one key head, all query heads of its group.
-    Grid: n_blocks * (nheads / group) * batch. Units as in `attn_fwd`."""
-    pid = tl.program_id(0)
-    n_block = pid % n_blocks
+    Grid: n_blocks * planes, planes = (nheads / group) * batch. Units as in `attn_fwd`."""
+    n_block, plane = place(n_blocks, planes, chunk, DIES)
     nheads_k = nheads // group
-    kv_head = pid // n_blocks % nheads_k
-    batch = pid // n_blocks // nheads_k
+    kv_head = plane % nheads_k
+    batch = plane // nheads_k
 
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
     first = n_block * BLOCK_N
@@ -178,8 +194,9 @@ def attn_bwd_dkdv(
 
     offs_n = tl.arange(0, BLOCK_N)
     cols = first + offs_n
-    k_tile = load_tile(k, 0, offs_n, stride_kn, sk - first, head_dim, BLOCK_D, True, PAD_D)
-    v_tile = load_tile(v, 0, offs_n, stride_vn, sk - first, head_dim, BLOCK_D, True, PAD_D)
+    columns = held_columns(head_dim, VEC, BLOCK_D)
+    k_tile = load_tile(k, 0, offs_n, stride_kn, sk - first, head_dim, BLOCK_D)
+    v_tile = load_tile(v, 0, offs_n, stride_vn, sk - first, head_dim, BLOCK_D)
     dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
@@ -197,17 +214,17 @@ def attn_bwd_dkdv(
         for m in tl.range(full_lo, full_hi, BLOCK_M):
             dk_acc, dv_acc = _dkdv_tile(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, HALF_UP, STEP,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
             dk_acc, dv_acc = _dkdv_tile(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, HALF_UP, STEP,
             )  # fmt: skip
     dk_acc *= scale
     store_tile(dk, dk_acc, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D)
@@ -217,15 +234,19 @@ def attn_bwd_dkdv(
 @triton.jit
 def _dq_tile(
     dq, q, g, q_rows, g_rows, lse, delta, k, v, n, first, rows, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
+    HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys against a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    k_tile = load_tile(k, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+    if MASK:
+        k_tile = load_tile(k, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
+    else:
+        k_tile = load_rows(k, n, offs_n, stride_kn, columns)
     if DEPTH < BLOCK_D:
         s = deep_dot(
             q_rows, 0, rows - first, stride_qm, seqlen_q - first, k, n, offs_n, stride_kn, seqlen_k,
@@ -236,14 +257,18 @@ def _dq_tile(
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
         )  # fmt: skip
     else:
-        v_tile = load_tile(v, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+        if MASK:
+            v_tile = load_tile(v, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D)
+        else:
+            v_tile = load_rows(v, n, offs_n, stride_vn, columns)
         s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
         dp = tl.dot(g, tl.trans(v_tile), input_precision="ieee")
     _, ds = _grad_scores(
         s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, MASK, EXTRA,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
+        BLOCK_M, BLOCK_N, MASK, EXTRA, SOFTCAP, STEP, False,
     )  # fmt: skip
-    return tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+    return tl.dot(narrow(ds, k_tile.dtype, HALF_UP), k_tile, dq, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -255,14 +280,14 @@ def attn_bwd_dq(
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
     stride_dqb, stride_dqm, stride_dqh,
     stride_lb, stride_lh, stride_ab,
-    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, flags,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr,
+    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
+    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
-    pid = tl.program_id(0)
-    m_block = m_blocks - 1 - pid % m_blocks
-    plane = pid // m_blocks
+    m_block, plane = place(m_blocks, planes, chunk, DIES)
+    m_block = m_blocks - 1 - m_block
     head = plane % nheads
     batch = plane // nheads
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
@@ -296,8 +321,9 @@ def attn_bwd_dq(
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
     offs_m = tl.arange(0, BLOCK_M)
     rows = first + offs_m
-    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D, True, PAD_D)
-    g_tile = load_tile(dout, 0, offs_m, stride_gm, sq - first, head_dim, BLOCK_D, True, PAD_D)
+    columns = held_columns(head_dim, VEC, BLOCK_D)
+    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
+    g_tile = load_tile(dout, 0, offs_m, stride_gm, sq - first, head_dim, BLOCK_D)
     lse_row = tl.load(lse + offs_m, mask=rows < sq, other=float("inf"))
     delta_row = tl.load(delta + offs_m, mask=rows < sq, other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -305,18 +331,18 @@ def attn_bwd_dq(
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         acc = _dq_tile(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, HALF_UP, STEP,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         acc = _dq_tile(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, HALF_UP, STEP,
         )  # fmt: skip
     acc *= scale
     store_tile(dq, acc, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D)

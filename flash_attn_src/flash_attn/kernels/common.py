@@ -21,7 +21,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 # The JIT may not fold these into a kernel when they happen to be 1 or a multiple of 16: it would compile anew.
 RUNTIME_ARGUMENTS = (
     "nheads", "group", "seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right", "m_blocks", "n_blocks",
-    "page_size", "flags", "scale", "softcap", "p_dropout", "stride_lb", "stride_lh", "stride_ab", "stride_tb",
+    "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
+    "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bmnh"),
 )  # fmt: skip
 
@@ -46,6 +47,25 @@ def row_stride(stride, VEC: tl.constexpr):
     offsets within a tile stay below 2 GiB and use buffer instructions: masks become bounds, not branches."""
     _assume_row_stride(stride)
     return stride * VEC
+
+
+@triton.jit
+def place(blocks, planes, chunk, DIES: tl.constexpr):
+    """Which (block, plane) of blocks x planes this program works on; a plane is a batch entry and head.
+
+    Planes are taken in chunks: all blocks of `chunk` planes, block by block, before the next chunk. Small chunks
+    keep the keys of what runs at the same time in the cache, large ones start all heavy blocks first. Programs
+    go to the DIES of a GPU in turn, each with a cache of its own, so neighbouring planes stay on one die.
+    """
+    pid = tl.program_id(0)
+    first = pid // (blocks * chunk) * chunk
+    rest = pid - first * blocks
+    here = tl.minimum(chunk, planes - first)
+    plane = rest % here
+    if DIES > 1:
+        if here % DIES == 0:
+            plane = plane % DIES * (here // DIES) + plane // DIES
+    return rest // here, first + plane
 
 
 @triton.jit
@@ -106,24 +126,26 @@ def query_bounds(first, cols, shift, seqlen_q, seqlen_k, window_left, window_rig
 
 
 @triton.jit
-def load_tile(
-    base, start, offsets, stride, limit, head_dim,
-    BLOCK_D: tl.constexpr, MASK: tl.constexpr, PAD_D: tl.constexpr,
-):  # fmt: skip
-    """Rows start + offsets of a matrix, as (rows, BLOCK_D); zeros beyond row `limit` (only with MASK) and beyond
-    column `head_dim` (only with PAD_D)."""
+def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
+    """Rows start + offsets of a matrix, as (rows, BLOCK_D); zeros beyond row `limit` and column `head_dim`."""
     offs_d = tl.arange(0, BLOCK_D)
     pointers = base + start * stride.to(tl.int64) + (offsets[:, None] * stride + offs_d[None, :])
-    if MASK and PAD_D:
-        inside = ((start + offsets)[:, None] < limit) & (offs_d[None, :] < head_dim)
-        tile = tl.load(pointers, mask=inside, other=0.0)
-    elif MASK:
-        tile = tl.load(pointers, mask=(start + offsets)[:, None] < limit, other=0.0)
-    elif PAD_D:
-        tile = tl.load(pointers, mask=offs_d[None, :] < head_dim, other=0.0)
-    else:
-        tile = tl.load(pointers)
-    return tile
+    inside = ((start + offsets)[:, None] < limit) & (offs_d[None, :] < head_dim)
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def held_columns(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Columns 0 .. BLOCK_D - 1 where those beyond head_dim repeat its last VEC, for `load_rows`."""
+    offs_d = tl.arange(0, BLOCK_D)
+    return tl.minimum(offs_d // VEC * VEC, head_dim - VEC) + offs_d % VEC
+
+
+@triton.jit
+def load_rows(base, start, offsets, stride, columns):
+    """Rows start + offsets of a matrix that all exist, without a mask. Columns beyond the head dim repeat others:
+    they meet zeros in a product, or make columns of a result that are never stored."""
+    return tl.load(base + start * stride.to(tl.int64) + (offsets[:, None] * stride + columns[None, :]))
 
 
 @triton.jit
@@ -152,8 +174,8 @@ def deep_dot(
     """
     product = tl.zeros((ROWS, COLS), tl.float32)
     for d in tl.range(0, BLOCK_D, DEPTH):
-        a_part = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH, True, True)
-        b_part = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH, True, True)
+        a_part = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)
+        b_part = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH)
         product = tl.dot(a_part, tl.trans(b_part), product, input_precision="ieee")
     return product
 
@@ -166,7 +188,7 @@ def deep_dot_paged(
     """`deep_dot` of rows of a with rows of a paged cache."""
     product = tl.zeros((ROWS, COLS), tl.float32)
     for d in tl.range(0, BLOCK_D, DEPTH):
-        a_part = load_tile(a + d, 0, a_offsets, a_stride, a_limit, head_dim - d, DEPTH, True, True)
+        a_part = load_tile(a + d, 0, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)
         b_part = load_paged_tile(
             pages + d, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim - d, DEPTH
         )
@@ -197,35 +219,69 @@ def hide(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
 
 
 @triton.jit
-def capped_scores(s, softcap):
-    """softcap * tanh(s / softcap), and its derivative with respect to s; (s, 1) where softcap is 0."""
-    slope = tl.full(s.shape, 1.0, tl.float32)
-    if softcap > 0.0:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1): no overflow on either side, and every target has exp2.
-        tanh = 1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E / softcap)) + 1.0)
-        slope = 1.0 - tanh * tanh
-        s = softcap * tanh
-    return s, slope
+def capped(s, cap, inverse):
+    """cap * tanh(s * inverse), and the tanh."""
+    # tanh(x) = 1 - 2 / (exp(2 x) + 1): no overflow on either side, and every target has exp2 and rsqrt, which
+    # squared is a fraction of the instructions of a division.
+    root = tl.math.rsqrt(tl.exp2(s * (2.0 * LOG2E * inverse)) + 1.0)
+    tanh = 1.0 - 2.0 * root * root
+    return tanh * cap, tanh
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
+    """x (fp32) in an operand's type. HALF_UP: bfloat16 by adding half a unit and cutting off, which differs from
+    rounding to even in ties alone and takes 1.5 instructions an element instead of 5 where the GPU has none."""
+    if HALF_UP and dtype == tl.bfloat16:
+        y = ((x.to(tl.uint32, bitcast=True) + 0x8000) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        y = x.to(dtype)
+    return y
 
 
 @triton.jit
 def alibi_bias(slope, rows, cols, shift):
-    """-slope * distance from the diagonal that ends in the bottom right corner."""
-    return -slope * tl.abs(rows + shift - cols).to(tl.float32)
+    """-slope * distance from the diagonal that ends in the bottom right corner; positions below 2^24 are exact."""
+    return -slope * tl.abs((rows + shift).to(tl.float32) - cols.to(tl.float32))
 
 
 @triton.jit
-def keep_mask(rng_state, p_dropout, plane, rows, cols):
-    """Dropout's keep mask: Philox of (seed, offset) in rng_state, a pure function of plane (batch and head),
-    row and column, so that every kernel and every tiling draws the same."""
-    seed = tl.load(rng_state)
-    offset = tl.load(rng_state + 1)
+def _keep_two(word, threshold):
+    """Bits 0 and 1: whether the halves of a word reach the threshold."""
+    return ((word & 0xFFFF) >= threshold).to(tl.uint32) | (((word >> 16) >= threshold).to(tl.uint32) << 1)
+
+
+@triton.jit
+def keep_mask(
+    rng_state, p_dropout, plane, first_row, first_col, ROWS: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr
+):
+    """Dropout's keep mask of a tile, (ROWS, COLS) of int1: Philox of (seed, offset) in rng_state, a pure function
+    of plane (batch and head), row and column, so that every kernel and every tiling of a target draws the same.
+
+    One Philox call serves eight scores, two rows by four columns that are STEP apart, with 16 bits each: p_dropout
+    is honoured to 2^-17. With the STEP of a target's matrix instructions they lie in one thread, or in few, and
+    nothing has to be exchanged. Seven rounds pass BigCrush (Salmon et al., Parallel random numbers: as easy as
+    1, 2, 3, 2011, table 2).
+    """
+    GROUPS: tl.constexpr = (COLS + 4 * STEP - 1) // (4 * STEP)
+    SHARE: tl.constexpr = COLS // (GROUPS * STEP)  # of a group's four columns, those within the tile
+    rows = (first_row // 2 + tl.arange(0, ROWS // 2))[:, None]
+    cols = (first_col // (4 * STEP) * STEP + tl.arange(0, GROUPS * STEP))[None, :]
     zero = (rows + cols) * 0
-    bits, _, _, _ = tl.philox(
-        seed,
+    a, b, c, d = tl.philox(
+        tl.load(rng_state),
         (cols + zero).to(tl.uint32),
         (rows + zero).to(tl.uint32),
-        (zero + plane).to(tl.uint32),
-        (zero + offset.to(tl.int32)).to(tl.uint32),
+        (plane + zero).to(tl.uint32),
+        (tl.load(rng_state + 1).to(tl.int32) + zero).to(tl.uint32),
+        n_rounds=7,
     )
-    return (bits >> 8).to(tl.float32) * (1.0 / 16777216.0) >= p_dropout
+    threshold = (tl.full((1, 1), 65536.0, tl.float32) * p_dropout + 0.5).to(tl.uint32)
+    kept = _keep_two(a, threshold) | (_keep_two(b, threshold) << 2)
+    kept |= (_keep_two(c, threshold) << 4) | (_keep_two(d, threshold) << 6)
+    kept = tl.reshape(kept, (ROWS // (2 * STEP), 1, STEP, GROUPS, 1, STEP))
+    kept = tl.broadcast_to(kept, (ROWS // (2 * STEP), 2, STEP, GROUPS, SHARE, STEP))
+    bit = (tl.arange(0, ROWS) // STEP % 2)[:, None] + (tl.arange(0, COLS) // STEP % 4)[None, :] * 2
+    if SHARE < 4:
+        bit += first_col // STEP % 4 * 2
+    return ((tl.reshape(kept, (ROWS, COLS)) >> bit) & 1) != 0

@@ -12,15 +12,19 @@ from flash_attn.kernels.common import (
     LOG2E,
     RUNTIME_ARGUMENTS,
     alibi_bias,
-    capped_scores,
+    capped,
     deep_dot,
     deep_dot_paged,
+    held_columns,
     hide,
     keep_mask,
     key_bounds,
     key_span,
     load_paged_tile,
+    load_rows,
     load_tile,
+    narrow,
+    place,
     query_span,
     row_stride,
     store_tile,
@@ -30,13 +34,14 @@ from flash_attn.kernels.common import (
 @triton.jit
 def _tile(
     acc, m_i, l_i, q, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
-    stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+    stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    PAD_D: tl.constexpr, MASK: tl.constexpr, EXTRA: tl.constexpr, PAGED: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr, PAGED: tl.constexpr,
+    HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
-    m_i is in the units of s: natural with EXTRA, else before scaling."""
+    m_i is in the units of s: those of exp2 with EXTRA, else before scaling."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
     if PAGED and DEPTH < BLOCK_D:
@@ -54,24 +59,31 @@ def _tile(
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
         )  # fmt: skip
     else:
-        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+        if MASK:
+            k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
+        else:
+            k = load_rows(k_head, n, offs_n, stride_kn, columns)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if PAGED:
         v = load_paged_tile(v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D)
+    elif MASK:
+        v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D)
     else:
-        v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D, MASK, PAD_D)
+        v = load_rows(v_head, n, offs_n, stride_vn, columns)
     if EXTRA:
-        s, _ = capped_scores(s * scale, softcap)
-        s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
+        s = s * (scale * LOG2E)
+        if SOFTCAP:
+            if softcap > 0.0:
+                s, _ = capped(s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
+        s += alibi_bias(slope * LOG2E, rows[:, None], cols[None, :], shift)
     if MASK:
         s = hide(s, float("-inf"), rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
     m_new = tl.maximum(m_i, tl.max(s, 1))
     # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
     m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
     if EXTRA:
-        # Scores with ALiBi may be large: their difference is exact where the rounding of a product is not.
-        p = tl.exp2((s - m_sub[:, None]) * LOG2E)
-        alpha = tl.exp2((m_i - m_sub) * LOG2E)
+        p = tl.exp2(s - m_sub[:, None])
+        alpha = tl.exp2(m_i - m_sub)
     else:
         c = scale * LOG2E  # positive, as the maximum is taken before scaling: other scales come with EXTRA
         p = tl.exp2(s * c - (m_sub * c)[:, None])
@@ -80,8 +92,8 @@ def _tile(
     acc = acc * alpha[:, None]
     if EXTRA:
         if p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, rows[:, None], cols[None, :]), p, 0.0)
-    acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, STEP), p, 0.0)
+    acc = tl.dot(narrow(p, v.dtype, HALF_UP), v, acc, input_precision="ieee")
     return acc, m_new, l_i
 
 
@@ -93,19 +105,18 @@ def attn_fwd(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
-    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, flags,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAD_D: tl.constexpr, EXTRA: tl.constexpr, PAGED: tl.constexpr,
+    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr, PAGED: tl.constexpr,
+    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M query rows of one head. Grid: m_blocks * nheads * batch.
+    """One program: BLOCK_M query rows of one head. Grid: m_blocks * planes, planes = nheads * batch.
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
     PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page.
     """
-    pid = tl.program_id(0)
-    m_block = pid % m_blocks
-    plane = pid // m_blocks
+    m_block, plane = place(m_blocks, planes, chunk, DIES)
     head = plane % nheads
     batch = plane // nheads
     # The last rows see the most keys when causal: start them first, so that the short ones fill the tail.
@@ -150,7 +161,8 @@ def attn_fwd(
 
     offs_m = tl.arange(0, BLOCK_M)
     rows = first + offs_m
-    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D, True, PAD_D)
+    columns = held_columns(head_dim, VEC, BLOCK_D)
+    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
 
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -159,9 +171,9 @@ def attn_fwd(
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+            stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, False, EXTRA, PAGED,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, PAGED, HALF_UP, STEP,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
@@ -169,9 +181,9 @@ def attn_fwd(
         n = tl.where(i < full_lo, i, i + skipped)
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, scale, shift, window_left, window_right,
+            stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAD_D, True, EXTRA, PAGED,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, PAGED, HALF_UP, STEP,
         )  # fmt: skip
 
     empty = l_i == 0.0
@@ -180,7 +192,6 @@ def attn_fwd(
         inverse = inverse / (1.0 - p_dropout)
     acc = acc * inverse[:, None]
     store_tile(out, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
-    if not EXTRA:
-        m_i = m_i * scale
+    m_i = m_i * (LN2 if EXTRA else scale)
     lse_rows = tl.where(empty, float("inf"), m_i + tl.log2(l_i) * LN2)
     tl.store(lse + offs_m, lse_rows, mask=rows < sq)

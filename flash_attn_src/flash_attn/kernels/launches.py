@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from flash_attn.kernels import tuning
+from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import OPS, Variant
 
 
@@ -20,10 +21,11 @@ class Specification(NamedTuple):
     options: dict[str, int]
 
 
-def specification(variant: Variant, target: str) -> Specification:
-    """The specification of a variant for a target. Raises ValueError for a target without tuning."""
+def specification(variant: Variant, target: str, config: Config | None = None) -> Specification:
+    """The specification of a variant for a target, by its own configuration or that of the tuning table.
+    Raises ValueError for a target without tuning."""
     module, symbol = OPS[variant.op]
-    config = tuning.config(target, variant)
+    config = config or tuning.config(target, variant)
     constants: dict[str, Any] = {
         "VEC": 4 if variant.dtype == "fp32" else 8,
         "BLOCK_M": config.block_m,
@@ -31,9 +33,14 @@ def specification(variant: Variant, target: str) -> Specification:
     }
     if variant.op != "bwd-delta":
         depth = min(config.depth or variant.block_d, variant.block_d)
-        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth}
+        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "STEP": tuning.dropout_step(target)}
         if variant.op != "probabilities":
-            constants |= {"PAD_D": True, "EXTRA": variant.extra}
+            constants |= {
+                "EXTRA": variant.kind != "plain",
+                "SOFTCAP": variant.kind == "softcap",
+                "DIES": tuning.dies(target),
+                "HALF_UP": tuning.half_up(target),
+            }
         if symbol == "attn_fwd":
             constants["PAGED"] = variant.op == "fwd-paged"
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}

@@ -9,7 +9,7 @@ from flash_attn.kernels.common import (
     HAS_ALIBI,
     RUNTIME_ARGUMENTS,
     alibi_bias,
-    capped_scores,
+    capped,
     deep_dot,
     hide,
     keep_mask,
@@ -27,6 +27,7 @@ def attn_probabilities(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, n_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
     """dmask (batch, heads, seqlen_q, seqlen_k): exp(score - lse), negative where dropout drops it, 0 where masked.
     A dropped probability that underflows becomes the smallest normal number, so that its sign shows.
@@ -63,11 +64,13 @@ def attn_probabilities(
         q, first_row, offs_m, stride_qm, sq, k, first_col, offs_n, stride_kn, sk,
         head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
     )  # fmt: skip
-    s, _ = capped_scores(s * scale, softcap)
+    s = s * scale
+    if softcap > 0.0:
+        s, _ = capped(s, softcap, 1.0 / softcap)
     s += alibi_bias(slope, rows, cols, shift)
     lse_rows = tl.load(lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))
     p = tl.exp(s - lse_rows[:, None])
-    keep = keep_mask(rng_state, p_dropout, plane, rows, cols)
+    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, STEP)
     smallest = 6.103515625e-05 if dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
     p = tl.where(keep, p, -tl.maximum(p, smallest))
     p = tl.where(rows < sq, hide(p, 0.0, rows, cols, shift, sk, window_left, window_right), 0.0)

@@ -2,19 +2,23 @@
 
 One table, read by the ahead-of-time compiler and by the JIT path.
 
-cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, with and without causal
-mask, the second column with ALiBi); the others follow by size.
-cdna, rdna2, rdna3: no such GPU was at hand. Each row is the largest tile of a list whose compiled code spills no
-vector register to memory, or spills least: `python -m rocm_wheels inspect` shows the few of rdna that do. Kernels
-with softcap, ALiBi and dropout hold more values a score, so they have rows of their own. rdna2 has no matrix cores:
-a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
+cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, full, causal and window,
+the second column with ALiBi and dropout, the third with softcap); the others follow by size.
+cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
+types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
+LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
+score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
+second still leaves two waves, as the loads then run under the arithmetic.
+rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
+register to memory. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken
+in pieces of 16.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from flash_attn.runtime.variants import Variant
+from flash_attn.runtime.variants import KINDS, Variant
 
 
 class Config(NamedTuple):
@@ -47,36 +51,68 @@ def config(target: str, variant: Variant) -> Config:
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
     row = (variant.op, bits, variant.block_d)
     if variant.op == "fwd-paged":
-        return table.get(row, table["fwd", bits, variant.block_d])[1]
-    plain, extra = table[row]
-    return extra if variant.extra else plain
+        return table.get(row, table["fwd", bits, variant.block_d])[-1]
+    configs = table[row]
+    return configs[min(KINDS.index(variant.kind), len(configs) - 1)]
+
+
+def candidates(target: str, variant: Variant) -> list[Config]:
+    """What a search on the GPU tries beside the table's own: its neighbours in tile, warps and stages."""
+    own = config(target, variant)
+    found = []
+    for block_m, block_n in ((1, 1), (2, 1), (1, 2), (0.5, 1), (1, 0.5)):
+        for num_warps in (4, 8):
+            for num_stages in (1, 2, 3):
+                tile = int(own.block_m * block_m), int(own.block_n * block_n)
+                one = own._replace(block_m=tile[0], block_n=tile[1], num_warps=num_warps, num_stages=num_stages)
+                if min(tile) >= 16 and max(tile) <= 256 and one != own:
+                    found.append(one)
+    return found
+
+
+def dies(target: str) -> int:
+    """Compute dies of a target with a level-2 cache each, to which programs go in turn: 8 on MI300 and MI350."""
+    return 8 if target in ("gfx942", "gfx950") else 1
+
+
+def dropout_step(target: str) -> int:
+    """How far apart the rows, and the columns, of a tile are that a thread holds: see `common.keep_mask`."""
+    return 8 if target.startswith("sm_") else 1
+
+
+def half_up(target: str) -> bool:
+    """Whether fp32 becomes bfloat16 by `common.narrow`: the AMD targets without an instruction for it."""
+    return target.startswith("gfx") and target != "gfx950"
 
 
 # gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
 _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna3"))
 
 C = Config
-_TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
-    # (op, element bits, head-dim bucket): (plain, with softcap, ALiBi and dropout)
+_TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
+    # (op, element bits, head-dim bucket): one of each kind, the last for those that follow
     "cuda": {
         ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 64): (C(128, 64, 8, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3, options=(("maxnreg", 128),))),
+        ("fwd", 16, 128): (C(64, 64, 4, 3), C(64, 64, 4, 3)),
         ("fwd", 16, 256): (C(64, 32, 4, 2), C(64, 32, 4, 2)),
         ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
         ("bwd-dkdv", 16, 32): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
-        ("bwd-dkdv", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 2)),
-        ("bwd-dkdv", 16, 128): (C(64, 64, 4, 2), C(32, 64, 4, 2)),
+        ("bwd-dkdv", 16, 64): (C(64, 64, 4, 3), C(32, 64, 4, 3, options=(("maxnreg", 168),)), C(32, 64, 4, 3)),
+        ("bwd-dkdv", 16, 128): (C(32, 64, 4, 3), C(32, 64, 4, 2)),
         ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dkdv", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
         ("bwd-dq", 16, 32): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
-        ("bwd-dq", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3)),
+        ("bwd-dq", 16, 64): (
+            C(128, 64, 8, 3, options=(("maxnreg", 128),)),
+            C(64, 64, 4, 3, options=(("maxnreg", 168),)),
+        ),
         ("bwd-dq", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
         ("bwd-dq", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
         ("bwd-dq", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
@@ -85,26 +121,26 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
         ("bwd-dq", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
     },
     "cdna": {
-        ("fwd", 16, 32): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
-        ("fwd", 16, 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
-        ("fwd", 16, 128): (C(128, 64, 8), C(128, 64, 8)),
-        ("fwd", 16, 256): (C(128, 32, 4), C(128, 32, 4)),
+        ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4)),
+        ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4)),
+        ("fwd", 16, 128): (C(128, 32, 4, 2), C(128, 32, 4, 2)),
+        ("fwd", 16, 256): (C(128, 32, 8), C(128, 16, 4, 2), C(64, 16, 4, 2)),
         ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
         ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
         ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
         ("fwd", 32, 256): (C(64, 32, 4), C(64, 64, 4)),
-        ("bwd-dkdv", 16, 32): (C(64, 128, 8), C(64, 64, 4)),
-        ("bwd-dkdv", 16, 64): (C(32, 128, 8), C(32, 128, 4)),
-        ("bwd-dkdv", 16, 128): (C(32, 64, 4), C(32, 64, 4)),
-        ("bwd-dkdv", 16, 256): (C(16, 32, 4), C(16, 64, 4)),
+        ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(16, 128, 4)),
+        ("bwd-dkdv", 16, 64): (C(32, 128, 4), C(16, 128, 4)),
+        ("bwd-dkdv", 16, 128): (C(16, 128, 4), C(16, 128, 4)),
+        ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4)),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(64, 64, 4)),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
         ("bwd-dkdv", 32, 256): (C(16, 32, 4), C(16, 32, 4)),
-        ("bwd-dq", 16, 32): (C(128, 64, 8), C(64, 64, 4)),
-        ("bwd-dq", 16, 64): (C(128, 64, 8), C(64, 64, 4)),
-        ("bwd-dq", 16, 128): (C(128, 32, 8), C(64, 64, 4)),
-        ("bwd-dq", 16, 256): (C(64, 32, 4), C(64, 16, 4)),
+        ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4)),
+        ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2)),
+        ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 32, 4)),
+        ("bwd-dq", 16, 256): (C(64, 16, 4), C(64, 16, 4)),
         ("bwd-dq", 32, 32): (C(64, 64, 4), C(64, 64, 4)),
         ("bwd-dq", 32, 64): (C(64, 32, 4), C(64, 32, 4)),
         ("bwd-dq", 32, 128): (C(64, 32, 4), C(64, 32, 4)),
@@ -139,7 +175,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
     "rdna3": {
         ("fwd", 16, 32): (C(128, 32, 8), C(128, 32, 8)),
         ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8)),
-        ("fwd", 16, 128): (C(128, 32, 8), C(128, 32, 8, depth=64)),
+        ("fwd", 16, 128): (C(128, 32, 8), C(64, 32, 8, depth=64)),
         ("fwd", 16, 256): (C(64, 16, 8), C(64, 16, 8, depth=64)),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=32), C(64, 32, 8, depth=32)),
         ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
@@ -148,7 +184,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, Config]]] = {
         ("fwd", 32, 128): (C(64, 16, 8, depth=32), C(64, 16, 8, depth=32)),
         ("fwd", 32, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
         ("bwd-dkdv", 16, 32): (C(32, 32, 4), C(32, 32, 4)),
-        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8)),
+        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
         ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32), C(16, 16, 8, depth=32)),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),

@@ -1,7 +1,8 @@
 """From a variant to something that launches: code object of the store, or Triton's JIT where the store has none.
 
-Both kinds have `launch(device, stream, grid_x, grid_y, grid_z, *args)`, the tile sizes `block_m`, `block_n`, and
-`pointer(tensor)`, which turns a tensor into the form in which `launch` takes it.
+Both kinds have `launch(device, stream, grid_x, grid_y, grid_z, *args)`, the tile sizes `block_m`, `block_n`, the
+number of `dies` that programs go to in turn, and `pointer(tensor)`, which turns a tensor into the form in which
+`launch` takes it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,11 +20,14 @@ from flash_attn.runtime import store
 from flash_attn.runtime.store import KernelError
 from flash_attn.runtime.variants import Variant
 
+if TYPE_CHECKING:
+    from flash_attn.kernels.tuning import Config
+
 
 class StoreKernel:
     """A code object of the store, launched through the driver that torch has loaded."""
 
-    __slots__ = ("block_m", "block_n", "launch", "name")
+    __slots__ = ("block_m", "block_n", "dies", "launch", "variant")
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     @staticmethod
@@ -32,33 +36,41 @@ class StoreKernel:
         the forward, block_table."""
         return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
-    def __init__(self, archive: store.Store, name: str) -> None:
+    def __init__(self, archive: store.Store, variant: Variant) -> None:
         from flash_attn import _launcher
 
-        entry = archive.kernels[name]
+        entry = archive.kernels[variant.name]
         _launcher.bind("cuda" if archive.target.startswith("sm_") else "hip")
         kernel = _launcher.Kernel(
-            archive.image(name), entry["symbol"], entry["params"], entry["shared"], entry["threads"], name
+            archive.image(variant.name),
+            entry["symbol"],
+            entry["params"],
+            entry["shared"],
+            entry["threads"],
+            variant.name,
         )
-        self.name = name
+        self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
+        self.dies: int = entry["constants"].get("DIES", 1)
         self.launch: Callable[..., None] = kernel.launch
 
 
 class JitKernel:
     """The same kernel, compiled by the installed Triton at its first call."""
 
-    __slots__ = ("block_m", "block_n", "function", "name", "options")
+    __slots__ = ("block_m", "block_n", "dies", "function", "options", "variant")
 
-    def __init__(self, variant: Variant, target: str) -> None:
+    def __init__(self, variant: Variant, target: str, config: Config | None = None) -> None:
+        """With a launch configuration of the caller's, or that of the tuning table."""
         from flash_attn.kernels import launches
 
-        spec = launches.specification(variant, target)
+        spec = launches.specification(variant, target, config)
         module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
-        self.name = variant.name
+        self.variant = variant
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
+        self.dies: int = spec.constants.get("DIES", 1)
         self.function = getattr(module, spec.symbol)
         self.options = {**spec.constants, **spec.options}
 
@@ -132,7 +144,7 @@ def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     target = device_target(device)
     archive = store.open_store(target)
     if archive is not None and variant.name in archive.kernels:
-        return StoreKernel(archive, variant.name)
+        return StoreKernel(archive, variant)
 
     present = ", ".join(store.targets()) or "none"
     if archive is None:

@@ -21,9 +21,12 @@ OPS = {
     "bwd-dq": ("backward", "attn_bwd_dq"),
 }
 
-# Operations for which one kernel serves calls with and without softcap, ALiBi and dropout: it needs none of
-# them, or is too rarely called to deserve two.
-EXTRA = {"bwd-delta": (False,), "fwd-paged": (True,), "probabilities": (True,)}
+# What a kernel can do to the scores: nothing, ALiBi and dropout, or softcap besides. Each kind holds more values
+# a score than the one before.
+KINDS = ("plain", "extra", "softcap")
+
+# Operations of one kind alone: they touch no scores, or are too rarely called to deserve several.
+ONE_KIND = {"bwd-delta": "plain", "fwd-paged": "softcap", "probabilities": "softcap"}
 
 # Argument name -> type. "T" stands for the variant's element type; what is not named here is an int32.
 TYPES = {
@@ -41,17 +44,19 @@ ALIGNED = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "delta")
 class Variant(NamedTuple):
     """One compiled kernel: masks, windows, lengths and head counts are run-time arguments of all of them.
 
-    block_d: head dims up to this one are served. extra: softcap, ALiBi and dropout are compiled in.
+    block_d: head dims up to this one are served. kind: one of KINDS.
     """
 
     op: str
     dtype: str
     block_d: int
-    extra: bool
+    kind: str
 
     @property
     def name(self) -> str:
-        return f"{self.op}-{self.dtype}-d{self.block_d}" + ("-extra" if self.extra else "")
+        """Unique among variants: "fwd-bf16-d128", "bwd-dq-fp16-d64-softcap"."""
+        shown = "" if self.kind == ONE_KIND.get(self.op, "plain") else f"-{self.kind}"
+        return f"{self.op}-{self.dtype}-d{self.block_d}{shown}"
 
 
 def bucket(head_dim: int) -> int:
@@ -65,11 +70,11 @@ def bucket(head_dim: int) -> int:
 def table() -> tuple[Variant, ...]:
     """Every ahead-of-time variant, in a fixed order."""
     return tuple(
-        Variant(op, dtype, block_d, extra)
+        Variant(op, dtype, block_d, kind)
         for op in OPS
         for dtype in DTYPES
         for block_d in HEAD_DIMS
-        for extra in EXTRA.get(op, (False, True))
+        for kind in ((ONE_KIND[op],) if op in ONE_KIND else KINDS)
     )
 
 

@@ -1,0 +1,116 @@
+"""The search for launch configurations: what it tries, keeps, reads back, and that results stay right."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+from flash_attn.backends import autotune, triton
+from flash_attn.kernels import tuning
+from flash_attn.kernels.tuning import Config
+from flash_attn.runtime.variants import table
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and autotune.launch.triton_problem() is not None, reason="the search needs Triton"
+)
+
+
+@pytest.fixture
+def searching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache directory of the test's own, two candidates, and no memory of earlier searches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "candidates", lambda _target, _variant: [Config(16, 16, 4), Config(32, 32, 4)])
+    monkeypatch.setattr(autotune, "_ROUNDS", 1)
+    monkeypatch.setattr(autotune, "_kernels", {})
+    monkeypatch.setattr(triton, "_kernels", {})
+    autotune._store.cache_clear()
+    return tmp_path
+
+
+def _call(dropout_p: float = 0.0) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(3)
+    q, k, v, dout = (torch.randn(1, 33, 2, 32, device=DEVICE) for _ in range(4))
+    rest = (32**-0.5, True, -1, -1, 0.0, None, dropout_p)
+    varlen = (None, None, 33, 33)
+    out, lse, _, rng_state = autotune.forward(q, k, v, None, *rest, False, None, *varlen, None, None, None)
+    grads = [torch.empty_like(q) for _ in range(3)]
+    autotune.backward(dout, q, k, v, out, lse, *grads, *rest, False, rng_state, *varlen)
+    return q, k, v, dout, out, *grads
+
+
+def test_search_keeps_what_it_found(searching: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    q, k, v, dout, out, *grads = _call()
+    wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    expected, _ = reference.attention(*wide, causal=True, dtype=None)
+    wanted = (expected, *torch.autograd.grad(expected, wide, dout.double()))
+    for name, got, want in zip(("out", "dq", "dk", "dv"), (out, *grads), wanted, strict=True):
+        assert_close(name, got, want, tiny=1e-4)
+
+    (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
+    kept = json.loads(store.read_text())
+    assert set(kept) == {f"{op}-fp32-d32 q64-k64-causal" for op in ("fwd", "bwd-dkdv", "bwd-dq")}
+    assert all(entry["milliseconds"] > 0.0 for entry in kept.values())
+    assert "tuning fwd-fp32-d32 q64-k64-causal: 1/2" in capsys.readouterr().err
+
+
+def test_kept_configurations_are_read_and_not_searched(
+    searching: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _call()
+    (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
+    forced = {name: {"config": Config(16, 32, 4), "milliseconds": 1.0} for name in json.loads(store.read_text())}
+    store.write_text(json.dumps(forced))
+    monkeypatch.setattr(autotune, "_kernels", {})
+    capsys.readouterr()
+    _call()
+    assert capsys.readouterr().err == ""
+    assert {(kernel.block_m, kernel.block_n) for found in autotune._kernels.values() for kernel in found[-1:]} == {
+        (16, 32)
+    }
+
+
+def test_a_damaged_file_is_searched_again(searching: Path) -> None:
+    _call()
+    (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
+    store.write_text("{")
+    autotune._kernels.clear()
+    _call()
+    assert len(json.loads(store.read_text())) == 3
+
+
+@pytest.mark.usefixtures("searching")
+def test_dropout_draws_once() -> None:
+    """The search runs the call many times and must leave torch's generator where one call leaves it."""
+    _call(0.25)
+    searched = torch.randint(0, 1 << 30, (1,), device=DEVICE)
+    _call(0.25)
+    assert torch.equal(torch.randint(0, 1 << 30, (1,), device=DEVICE), searched)
+
+
+def test_candidates_are_neighbours() -> None:
+    for variant in table():
+        if variant.op in ("fwd", "bwd-dkdv", "bwd-dq"):
+            for target in ("gfx942", "gfx1100", "sm_90"):
+                own = tuning.config(target, variant)
+                found = tuning.candidates(target, variant)
+                assert found
+                assert own not in found
+                assert all(min(one.block_m, one.block_n) >= 16 for one in found)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", False), ("FALSE", False), ("0", False), ("TRUE", True)])
+def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_AUTOTUNE", value)
+    assert autotune.wanted() is expected
+
+
+def test_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE", "maybe")
+    with pytest.raises(RuntimeError, match="MAYBE is neither TRUE nor FALSE"):
+        autotune.wanted()
