@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rocm_wheels import versions
+from rocm_wheels import release_cli, versions
 from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.machine import survey
 from rocm_wheels.plan import Plan, make_plan, parallel_jobs
@@ -29,6 +29,12 @@ examples:
       the second quarter of the kernels of one target, into the cache
   python -m rocm_wheels inspect dist/flash_attn-*.whl
       targets, kernels and resources in a wheel
+  python -m rocm_wheels which
+      the line that installs flash_attn on this machine, or why there is none
+  python -m rocm_wheels publish --tag v1.2.3 --dist dist --dry-run
+      what a release of these wheels would hold
+  python -m rocm_wheels index --dir dist --out site --repo owner/name --url http://127.0.0.1:8000/
+      a package index of one's own wheels: python -m http.server --bind 127.0.0.1 --directory site
 """
 CELL = (
     ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3"),
@@ -167,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, help="a wheel, or the zip file of one target")
     inspect.set_defaults(run=_inspect)
+    release_cli.add_verbs(verbs)
     return parser
 
 

@@ -73,3 +73,9 @@ class DataError(RocmWheelsError):
     """versions.toml, a setting or a file name does not have the form it should have."""
 
     exit_code = 10
+
+
+class PublishFailed(RocmWheelsError):
+    """A release could not be made, or is not what it should be."""
+
+    exit_code = 11

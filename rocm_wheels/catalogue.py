@@ -1,0 +1,196 @@
+"""Wheels that can be installed from somewhere, as values: read from a directory or from GitHub releases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from rocm_wheels import names
+from rocm_wheels.entry import Wheel
+from rocm_wheels.errors import DataError
+
+METADATA = ".metadata"
+VERDICT = ".verdict.json"
+YANKED = ".yanked"
+_FETCHES = 8
+
+Fetch = Callable[[Mapping[str, Any]], bytes]
+
+
+def from_directory(directory: Path) -> list[Wheel]:
+    """The wheels of a directory; their URLs are their bare names.
+
+    DataError if a wheel is none of ours, has no verdict beside it, or the verdict is about other bytes.
+    """
+    wheels = [local_wheel(path) for path in sorted(directory.glob("*.whl"))]
+    if not wheels:
+        raise DataError(f"{directory} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
+    return sorted(wheels)
+
+
+def local_wheel(path: Path) -> Wheel:
+    """The wheel in a file, with the verdict beside it."""
+    written = path.with_name(path.name + VERDICT)
+    if not written.is_file():
+        raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
+    verdict = _verdict(written.name, written.read_bytes())
+    wheel = _wheel(
+        path.name, file_sha256(path), path.stat().st_size, core_metadata(path), verdict, url=path.name, release=""
+    )
+    if (verdict.get("sha256"), verdict.get("size")) != (wheel.sha256, wheel.size):
+        raise DataError(f"the verdict beside {path.name} is about another file of that name", remedy="Build it again.")
+    return wheel
+
+
+def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Wheel]:
+    """The wheels of releases as GitHub's API describes them; `fetch` gives the bytes of an asset.
+
+    Of wheels with the same name the one of the newest release counts. Metadata, verdicts and yanks are assets
+    beside each wheel. DataError if one is missing or not what its digest says.
+    """
+    oldest_first = sorted(releases, key=lambda release: (release["published_at"] or "", release["id"]))
+    newest = {asset["name"]: (tag, asset, there) for release in oldest_first for tag, asset, there in _assets(release)}
+    with ThreadPoolExecutor(_FETCHES) as pool:
+        return sorted(pool.map(lambda found: _released(fetch, *found), newest.values()))
+
+
+def load_releases(text: str) -> list[dict[str, Any]]:
+    """The releases in an answer of GitHub's API: one, a list, or a list of pages. DataError if it is none."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"the releases are not JSON: {error}") from error
+    releases = list(_flat(content))
+    if not all(isinstance(release, dict) and "tag_name" in release for release in releases):
+        raise DataError(
+            "this JSON is not a list of GitHub releases",
+            remedy="Make it with: gh api --paginate --slurp repos/OWNER/NAME/releases",
+        )
+    return releases
+
+
+def core_metadata(path: Path) -> bytes:
+    """The METADATA file of a wheel (PEP 658). DataError if the file is not a wheel of its name."""
+    stem = "-".join(path.name.split("-")[:2])
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(f"{stem}.dist-info/METADATA")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DataError(f"{path.name} is not a wheel of that name: {error}") from error
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def asset_sha256(asset: Mapping[str, Any]) -> str | None:
+    """GitHub's own digest of an asset; None for assets from before it kept them."""
+    algorithm, _, value = str(asset.get("digest") or "").partition(":")
+    return value if algorithm == "sha256" else None
+
+
+def _flat(content: object) -> Iterator[Any]:
+    if isinstance(content, list):
+        for entry in content:
+            yield from _flat(entry)
+    else:
+        yield content
+
+
+def _assets(release: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], dict[str, Mapping[str, Any]]]]:
+    """(tag, asset, the release's assets by name) of each wheel in a release."""
+    there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
+    for name, asset in there.items():
+        if name.endswith(".whl"):
+            yield release["tag_name"], asset, there
+
+
+def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> Wheel:
+    name = asset["name"]
+
+    def beside(suffix: str) -> bytes:
+        if name + suffix not in there:
+            raise DataError(
+                f"release {tag} has {name} without its {suffix}", remedy=f"Run `publish --tag {tag}` again with both."
+            )
+        other = there[name + suffix]
+        content = fetch(other)
+        known = asset_sha256(other)
+        if known is not None and hashlib.sha256(content).hexdigest() != known:
+            raise DataError(f"{name}{suffix} of release {tag} came with other bytes than its digest {known}")
+        return content
+
+    verdict = _verdict(name + VERDICT, beside(VERDICT))
+    return _wheel(
+        name,
+        asset_sha256(asset) or str(verdict["sha256"]),
+        asset["size"],
+        beside(METADATA),
+        verdict,
+        url=_escaped(asset["browser_download_url"]),
+        release=tag,
+        yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
+    )
+
+
+def _escaped(url: str) -> str:
+    """The URL with its file name escaped in full: a "+" in it is "%2B"."""
+    base, _, name = url.rpartition("/")
+    return f"{base}/{quote(unquote(name), safe='')}"
+
+
+def _wheel(
+    name: str,
+    sha256: str,
+    size: int,
+    metadata: bytes,
+    verdict: Mapping[str, Any],
+    *,
+    url: str,
+    release: str,
+    yanked: str | None = None,
+) -> Wheel:
+    parsed = names.parse(name)
+    headers = HeaderParser().parsestr(metadata.decode())
+    if headers["Version"] != name.split("-")[1]:
+        raise DataError(f"the metadata in {name} is of version {headers['Version']}")
+    return Wheel(
+        name=name,
+        url=url,
+        sha256=sha256,
+        size=size,
+        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+        requires_python=headers["Requires-Python"] or "",
+        yanked=yanked,
+        release=release,
+        flash_attn=parsed.flash_attn,
+        python=parsed.python,
+        torch=parsed.torch_minor,
+        rocm=parsed.rocm,
+        backend=parsed.backend,
+        targets=tuple(verdict["targets"]),
+        verdict=verdict,
+    )
+
+
+def _verdict(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        verdict = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{name} is not JSON: {error}") from error
+    wanted = ("ok", "sha256", "stages", "targets", "torch_source")
+    missing = [field for field in wanted if not isinstance(verdict, dict) or field not in verdict]
+    if missing:
+        raise DataError(f"{name} is not a verdict: it has no {', '.join(missing)}")
+    return dict(verdict)

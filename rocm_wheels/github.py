@@ -1,0 +1,235 @@
+"""GitHub's REST API: what is asked twice and what is not, waits, pages. The token is never printed."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+import requests
+
+from rocm_wheels.errors import PublishFailed
+
+ATTEMPTS = 8
+BACKOFF_SECONDS = 1.0  # doubled at each attempt, up to the longest
+LONGEST_BACKOFF_SECONDS = 60.0
+LONGEST_WAIT_SECONDS = 3900.0  # a rate limit is over within the hour
+TIMEOUT_SECONDS = (15.0, 300.0)  # to connect, and between two bytes of the answer
+PER_PAGE = 100
+
+Body = Callable[[], IO[bytes]]
+
+
+class Unanswered(Exception):  # noqa: N818 - an outcome, not a failure: the request may have been carried out
+    """A request that must not be repeated blindly got no usable answer."""
+
+
+class GitHub:
+    """One repository. `say` gets a line whenever a request has to be repeated."""
+
+    def __init__(self, repository: str, *, token: str, api_url: str, say: Callable[[str], None]) -> None:
+        self.repository = repository
+        self.say = say
+        self._url = f"{api_url.rstrip('/')}/repos/{repository}"
+        self._session = requests.Session()
+        # As an object and not as a header: requests would put a machine's .netrc above a header.
+        self._session.auth = _Bearer(token, api_url) if token else None
+        self._session.headers.update(
+            {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28", "User-Agent": "rocm_wheels"}
+        )
+
+    @classmethod
+    def from_environment(cls, *, repository: str | None, say: Callable[[str], None], writes: bool) -> GitHub:
+        """With GITHUB_TOKEN or GH_TOKEN, GITHUB_REPOSITORY and GITHUB_API_URL. PublishFailed without what it needs."""
+        token = os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN") or ""
+        if writes and not token:
+            raise PublishFailed(
+                "there is no token in the environment",
+                remedy="Set GITHUB_TOKEN, or GH_TOKEN=$(gh auth token), with contents: write.",
+            )
+        name = repository or os.environ.get("GITHUB_REPOSITORY") or ""
+        if name.count("/") != 1 or name.startswith("/") or name.endswith("/"):
+            raise PublishFailed(
+                f"the repository is {name!r}, not owner/name",
+                remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
+            )
+        api_url = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
+        return cls(name, token=token, api_url=api_url, say=say)
+
+    def releases(self) -> Iterator[dict[str, Any]]:
+        """All releases, drafts too where the token may see them."""
+        return self._pages("/releases")
+
+    def assets(self, release: int) -> Iterator[dict[str, Any]]:
+        """All assets of a release, of any state."""
+        return self._pages(f"/releases/{release}/assets")
+
+    def create_release(self, **fields: Any) -> dict[str, Any]:
+        """A new release. Unanswered if it may or may not exist now."""
+        return self._json("POST", f"{self._url}/releases", json=fields, repeat=False)
+
+    def update_release(self, release: int, **fields: Any) -> dict[str, Any]:
+        return self._json("PATCH", f"{self._url}/releases/{release}", json=fields)
+
+    def delete_release(self, release: int) -> None:
+        self._send("DELETE", f"{self._url}/releases/{release}", gone=True)
+
+    def delete_asset(self, asset: int) -> None:
+        self._send("DELETE", f"{self._url}/releases/assets/{asset}", gone=True)
+
+    def generated_notes(self, tag: str) -> str:
+        """GitHub's list of what was merged since the release before; nothing is changed by asking."""
+        return str(self._json("POST", f"{self._url}/releases/generate-notes", json={"tag_name": tag})["body"])
+
+    def upload(self, upload_url: str, name: str, body: Body, content_type: str) -> dict[str, Any]:
+        """A new asset. Unanswered if it may or may not be there now, or if its name is taken."""
+        # In a query a bare "+" is a space, for which GitHub stores ".": the name is escaped in full.
+        url = f"{upload_url.partition('{')[0]}?name={quote(name, safe='')}"
+        return self._json("POST", url, body=body, headers={"Content-Type": content_type}, repeat=False)
+
+    def download(self, url: str) -> bytes:
+        """The bytes at an asset's `url` (works for drafts) or `browser_download_url`."""
+        response = self._send("GET", url, headers={"Accept": "application/octet-stream"})
+        return response.content
+
+    def _pages(self, path: str) -> Iterator[dict[str, Any]]:
+        url: str | None = f"{self._url}{path}?per_page={PER_PAGE}"
+        seen: set[int] = set()
+        while url is not None:
+            response = self._send("GET", url, is_json=True)
+            for entry in response.json():
+                # An entry that is added or deleted between two pages moves others across the border.
+                if entry["id"] not in seen:
+                    seen.add(entry["id"])
+                    yield entry
+            url = response.links.get("next", {}).get("url")
+
+    def _json(self, method: str, url: str, **options: Any) -> dict[str, Any]:
+        content: dict[str, Any] = self._send(method, url, is_json=True, **options).json()
+        return content
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        body: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = True,
+        gone: bool = False,
+        is_json: bool = False,
+    ) -> requests.Response:
+        """One request, repeated while that is harmless and may help; with `gone` a 404 is an answer too."""
+        path = urlsplit(url).path
+        for attempt in range(ATTEMPTS):
+            wait = backoff(attempt)
+            try:
+                response = self._once(method, url, json, body, headers)
+                if response.ok and is_json:
+                    response.json()
+            except (requests.ConnectionError, requests.Timeout) as error:
+                problem, refused = f"no answer ({type(error).__name__})", False
+            except (requests.exceptions.ChunkedEncodingError, requests.exceptions.JSONDecodeError):
+                problem, refused = "a truncated answer", False
+            else:
+                if response.ok or (gone and response.status_code == 404):
+                    return response
+                limit = _rate_limit(response)
+                if limit is not None:
+                    problem, wait = f"asked to wait ({response.status_code})", limit
+                    refused = response.status_code != 503
+                elif response.status_code >= 500 or response.status_code == 408:
+                    problem, refused = f"status {response.status_code}", False
+                elif _taken(response) and not repeat:
+                    raise Unanswered(f"{method} {path}: the name is taken")
+                else:
+                    raise _failure(method, path, response)
+            # What was refused by a rate limit was not carried out: even a POST can be sent again.
+            if not repeat and not refused:
+                raise Unanswered(f"{method} {path}: {problem}")
+            if wait > LONGEST_WAIT_SECONDS:
+                raise PublishFailed(f"{method} {path}: {problem}, to be asked again in {wait:.0f} s")
+            self.say(f"{method} {path}: {problem}; again in {wait:.0f} s")
+            time.sleep(wait)
+        raise PublishFailed(
+            f"{method} {path}: {problem}, {ATTEMPTS} times", remedy="Run it again: it goes on from what is there."
+        )
+
+    def _once(
+        self,
+        method: str,
+        url: str,
+        json: Mapping[str, Any] | None,
+        body: Body | None,
+        headers: Mapping[str, str] | None,
+    ) -> requests.Response:
+        options: dict[str, Any] = {"json": json, "headers": headers, "timeout": TIMEOUT_SECONDS}
+        if body is None:
+            return self._session.request(method, url, **options)
+        with body() as data:
+            return self._session.request(method, url, data=data, **options)
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Shows the token to the API's own hosts alone: an address of an asset may lead anywhere."""
+
+    def __init__(self, token: str, api_url: str) -> None:
+        host = urlsplit(api_url).hostname or ""
+        self._token = token
+        self._hosts = {host, f"uploads.{host.removeprefix('api.')}"}
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if urlsplit(request.url or "").hostname in self._hosts:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before the next attempt: doubled each time, and spread so that jobs do not move in step."""
+    return min(BACKOFF_SECONDS * 2.0**attempt, LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
+
+
+def _rate_limit(response: requests.Response) -> float | None:
+    """Seconds to wait if the answer is a primary or a secondary rate limit, else None."""
+    after: str = response.headers.get("Retry-After", "")
+    if response.status_code not in (403, 429, 503):
+        return None
+    if after.isdigit():
+        return float(after)
+    if response.headers.get("X-RateLimit-Remaining") == "0":
+        reset: str = response.headers.get("X-RateLimit-Reset", "")
+        return max(0.0, float(reset) - time.time()) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
+    return LONGEST_BACKOFF_SECONDS if response.status_code == 429 else None
+
+
+def _errors(response: requests.Response) -> tuple[str, list[Any]]:
+    try:
+        content = response.json()
+    except ValueError:
+        return response.reason or "", []
+    return (str(content.get("message", "")), content.get("errors") or []) if isinstance(content, dict) else ("", [])
+
+
+def _taken(response: requests.Response) -> bool:
+    codes = [error.get("code") for error in _errors(response)[1] if isinstance(error, dict)]
+    return response.status_code == 422 and "already_exists" in codes
+
+
+def _failure(method: str, path: str, response: requests.Response) -> PublishFailed:
+    message, errors = _errors(response)
+    details = "; ".join(
+        str(error.get("message") or error) if isinstance(error, dict) else str(error) for error in errors
+    )
+    remedies = {
+        401: "The token is not valid or has expired.",
+        403: "The token needs contents: write on this repository.",
+        404: "The repository or release does not exist, or the token may not see it.",
+    }
+    return PublishFailed(
+        ": ".join(part for part in (f"{method} {path}", f"{response.status_code} {message}".strip(), details) if part),
+        remedy=remedies.get(response.status_code, ""),
+    )

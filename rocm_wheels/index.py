@@ -1,0 +1,192 @@
+"""The site: package indexes as static pages (PEP 503), one per ROCm and torch, and the page to choose a wheel on."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from markupsafe import Markup
+from packaging.utils import canonicalize_name
+
+from rocm_wheels import catalogue, names, which
+from rocm_wheels.catalogue import METADATA
+from rocm_wheels.entry import Wheel
+from rocm_wheels.errors import DataError
+from rocm_wheels.templates import TEMPLATES, render
+from rocm_wheels.versions import Versions
+
+PROJECT = canonicalize_name(names.DISTRIBUTION)
+FILES = "files"
+SUMMARY = "metadata.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """An anchor of a page; `data` are its data- attributes."""
+
+    text: str
+    href: str
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """Where the site and its repository are, as absolute URLs."""
+
+    url: str
+    repository: str
+
+    @property
+    def name(self) -> str:
+        """owner/name"""
+        return "/".join(self.repository.split("/")[-2:])
+
+    @classmethod
+    def of(cls, *, repository: str | None, url: str | None) -> Home:
+        """From owner/name, else GITHUB_REPOSITORY; the URL is that of GitHub Pages unless given."""
+        name = repository or os.environ.get("GITHUB_REPOSITORY") or ""
+        owner, slash, project = name.partition("/")
+        if not (owner and slash and project) or "/" in project:
+            raise DataError(
+                f"the repository is {name!r}, not owner/name",
+                remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
+            )
+        given = url or f"https://{owner.lower()}.github.io/{project}/"
+        parts = urlsplit(given)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+            raise DataError(
+                f"{given!r} is not the URL of a site", remedy="Give one such as https://example.org/wheels/"
+            )
+        server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
+        return cls(url=given.rstrip("/") + "/", repository=f"{server}/{name}")
+
+
+def build(wheels: Sequence[Wheel], out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
+    """Writes the whole site into `out`, which is replaced if it is an earlier site. The same wheels, the same bytes.
+
+    With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
+    """
+    earlier = all((out / name).is_file() for name in (SUMMARY, "which.py", f"simple/{PROJECT}/index.html"))
+    if out.exists() and not earlier and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} is neither empty nor an earlier site", remedy="Give --out a new directory.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    wheels = sorted(wheels)
+    with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
+        site = Path(scratch) / "site"
+        site.mkdir()
+        if files is not None:
+            _copy_files(wheels, files, site / FILES)
+            wheels = [replace(wheel, url=f"{home.url}{FILES}/{quote(wheel.name, safe='')}") for wheel in wheels]
+        _write_index(wheels, site, home, versions, title=names.DISTRIBUTION)
+        for directory in sorted({wheel.directory for wheel in wheels}):
+            here = [wheel for wheel in wheels if wheel.directory == directory]
+            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory}")
+        _write(site / "index.html", chooser(wheels, versions=versions, home=home))
+        _write(site / "which.py", which.standalone(home.url))
+        shutil.rmtree(out, ignore_errors=True)
+        site.replace(out)
+
+
+def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
+    """The page to choose a wheel on; it asks nothing of any other address."""
+    script = (TEMPLATES / "chooser.js").read_text(encoding="utf-8")
+    style = (TEMPLATES / "chooser.css").read_text(encoding="utf-8")
+    return render(
+        "chooser.html.j2",
+        wheels=wheels,
+        home=home,
+        axes=_axes(wheels, versions),
+        known=Markup(_script_json(_known(versions))),
+        amd=sum(wheel.on_amd_gpu for wheel in wheels),
+        command=which.PASTE_COMMAND,
+        script=Markup(script),
+        style=Markup(style),
+        hashes={"script": _csp_hash(script), "style": _csp_hash(style)},
+    )
+
+
+def _write_index(wheels: Sequence[Wheel], directory: Path, home: Home, versions: Versions, *, title: str) -> None:
+    """simple/, simple/flash-attn/ and metadata.json of one set of wheels."""
+    root = [Link(text=PROJECT, href=f"{PROJECT}/")]
+    _write(directory / "simple" / "index.html", render("simple.html.j2", title=title, links=root))
+    page = render("simple.html.j2", title=title, links=[_link(wheel) for wheel in wheels])
+    _write(directory / "simple" / PROJECT / "index.html", page)
+    summary = {
+        "format": FORMAT,
+        "url": home.url,
+        "repository": home.repository,
+        "flash_attn": list(versions.flash_attn),
+        "wheels": [wheel.summary() for wheel in wheels],
+    }
+    _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+
+def _link(wheel: Wheel) -> Link:
+    metadata = f"sha256={wheel.metadata_sha256}"
+    # The second name of the metadata is what pip and uv of 2023 read (PEP 714).
+    data = {"core-metadata": metadata, "dist-info-metadata": metadata}
+    if wheel.requires_python:
+        data["requires-python"] = wheel.requires_python
+    if wheel.yanked is not None:
+        data["yanked"] = wheel.yanked
+    return Link(text=wheel.name, href=f"{wheel.url}#sha256={wheel.sha256}", data=data)
+
+
+def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[str, str]]]:
+    """(value, text) of the choices of each axis: what exists, and what is published."""
+    targets = {target: f"{entry.family} ({target})" for target, entry in versions.targets.items()}
+    for wheel in wheels:
+        targets |= {target: target for target in wheel.targets if target not in targets}
+    torches = {torch.rpartition(".")[0] for torch in versions.torch} | {wheel.torch for wheel in wheels}
+    return {
+        "python": _choices({*versions.python, *(wheel.python for wheel in wheels)}),
+        "torch": _choices(torches),
+        "rocm": _choices({*versions.rocm, *(wheel.rocm for wheel in wheels)}),
+        "gpu": list(targets.items()),
+        "backend": [(backend, backend) for backend in versions.backends],
+        "flash_attn": _choices({*versions.flash_attn, *(wheel.flash_attn for wheel in wheels)}),
+    }
+
+
+def _choices(found: set[str]) -> list[tuple[str, str]]:
+    return [(version, version) for version in sorted(found, key=which.numbers)]
+
+
+def _known(versions: Versions) -> dict[str, dict[str, object]]:
+    """torch minor -> full version, Pythons and ROCms that PyTorch has builds of it for."""
+    return {
+        torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": list(entry.rocm)}
+        for torch, entry in versions.torch.items()
+    }
+
+
+def _script_json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _csp_hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"sha256-{digest}"
+
+
+def _copy_files(wheels: Sequence[Wheel], files: Path, out: Path) -> None:
+    out.mkdir()
+    for wheel in wheels:
+        source = files / wheel.name
+        shutil.copyfile(source, out / wheel.name)
+        (out / (wheel.name + METADATA)).write_bytes(catalogue.core_metadata(source))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,38 @@
+"""Release notes, rendered from the wheels and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rocm_wheels.assets import SUMS
+from rocm_wheels.entry import Wheel
+from rocm_wheels.errors import PublishFailed
+from rocm_wheels.tables import key
+from rocm_wheels.templates import render as render_template
+
+MAX_CHARACTERS = 125_000  # of the text of a GitHub release
+
+
+def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repository: str) -> str:
+    """The notes of a release as Markdown; `new` is Markdown too. PublishFailed if GitHub would not take them."""
+    grouped = sorted(wheels, key=lambda wheel: (key(wheel.rocm), key(wheel.torch)), reverse=True)
+    groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
+    text = render_template(
+        "release_notes.md.j2",
+        tag=tag,
+        index_url=index_url.rstrip("/"),
+        new=new.strip(),
+        repository=repository,
+        groups=groups,
+        wheels=wheels,
+        example=wheels[0],
+        ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
+        sums=SUMS,
+    )
+    if len(text) > MAX_CHARACTERS:
+        raise PublishFailed(
+            f"the notes of {tag} have {len(text)} characters, GitHub takes {MAX_CHARACTERS}",
+            remedy="Publish the wheels under two tags; the index joins all releases.",
+        )
+    return text

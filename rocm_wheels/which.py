@@ -1,0 +1,324 @@
+"""Prints the line that installs flash_attn on this machine, or says why there is none.
+
+Standard library only, and one file: the site of the wheels serves a copy that knows its address,
+
+    curl -sSf <site>/which.py | python -
+
+The line goes to stdout, all else to stderr. Exit code 0 with a line, 1 without one, 2 for a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SITE = ""  # the address of the site whose copy this is
+TIMEOUT_SECONDS = 20
+BACKENDS = ("ck", "triton")  # the default first
+# What the page to choose a wheel on asks its visitors to run.
+PASTE_COMMAND = (
+    'python -c "import platform, torch; c = torch.cuda; print('
+    "'python=' + platform.python_version(), 'torch=' + torch.__version__, 'hip=%s' % torch.version.hip, "
+    "'gpu=' + ','.join(c.get_device_properties(i).gcnArchName for i in range(c.device_count())))\""
+)
+
+Wheel = dict[str, Any]
+
+
+class Machine(NamedTuple):
+    """Versions as their owners print them ("3.11.7", "2.5.1+rocm6.2", "6.2.41133"); None is: not there."""
+
+    python: str
+    torch: str | None
+    hip: str | None
+    rocm: str | None
+    gpus: tuple[str, ...]
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The versions a wheel is chosen by: minor ones."""
+        return {
+            "python": minor(self.python),
+            "torch": minor(self.torch or ""),
+            "rocm": minor(self.hip or ""),
+            "gpus": list(self.gpus),
+        }
+
+
+class NoWheel(Exception):  # noqa: N818 - it says what happened
+    """Why there is no line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(_parser().parse_args(argv))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Detects, chooses, prints; the exit code."""
+    try:
+        machine = _with_options(detect(), options)
+        _say(f"found    {describe(machine)}")
+        check_machine(machine)
+        site = load(options.site)
+        wheel, others = choose(site["wheels"], {**machine.wanted, "backend": options.backend})
+        if wheel is None:
+            raise NoWheel(explain(site, machine, options.backend, others))
+    except NoWheel as problem:
+        _say(f"no wheel {problem}")
+        return 1
+    verdict = wheel["verdict"]
+    _say(f"wheel    {wheel['name']}")
+    _say(f"verdict  passed its tests on {verdict['ran_on']} (GPU: {verdict['gpu']})")
+    for gpu in machine.gpus:
+        if gpu not in wheel["targets"]:
+            _say(f"note     it has no kernels for the {gpu} of this machine")
+    print(pip_line(site, wheel))
+    return 0
+
+
+def detect() -> Machine:
+    """This machine, as the running Python sees it; torch is not imported."""
+    torch, hip = _torch()
+    return Machine(python=platform.python_version(), torch=torch, hip=hip, rocm=_rocm(), gpus=_gpus())
+
+
+def describe(machine: Machine) -> str:
+    """One line for people."""
+    gpus = ", ".join(machine.gpus) or "no AMD GPU"
+    return f"Python {machine.python}, torch {machine.torch}, HIP of torch {machine.hip}, ROCm {machine.rocm}, {gpus}"
+
+
+def check_machine(machine: Machine) -> None:
+    """NoWheel if no wheel could serve whatever is published."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise NoWheel(f"the wheels are for Linux on x86_64, this is {sys.platform} on {platform.machine()}")
+    if machine.torch is None:
+        rocm = minor(machine.rocm or "")
+        raise NoWheel(
+            f"torch is not installed in this Python ({sys.executable})\n"
+            f"Install torch for ROCm{' ' + rocm if rocm else ''} first: a wheel is for one version of it."
+        )
+    if machine.hip is None:
+        raise NoWheel(
+            f"torch {machine.torch} is not built for ROCm\n"
+            "Install its ROCm build: pip install torch --index-url https://download.pytorch.org/whl/rocm<version>"
+        )
+
+
+def load(site: str) -> dict[str, Any]:
+    """The site's metadata.json. NoWheel without a site or an answer from it."""
+    if not site:
+        raise NoWheel("no site of wheels is named\nGive --site URL, or build a wheel: ./build_rocm.sh")
+    url = urllib.parse.urljoin(site.rstrip("/") + "/", "metadata.json")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            content = json.loads(answer.read())
+        if content["format"] != 1:
+            raise NoWheel(f"{url} has format {content['format']}\nGet the which.py of that site.")
+        return dict(content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoWheel(f"{url} gave no list of wheels: {error}") from error
+
+
+def choose(wheels: list[Wheel], wanted: dict[str, Any]) -> tuple[Wheel | None, list[Wheel]]:
+    """The wheel for these versions, newest flash-attn first, or None and the wheels from the nearest on.
+
+    `wanted` has python, torch and rocm as minor versions, gpus (any may be served) and backend (or None).
+    """
+    there = [wheel for wheel in wheels if wheel["yanked"] is None]
+    ordered = sorted(there, key=lambda wheel: (distance(wheel, wanted), _preference(wheel)))
+    if ordered and distance(ordered[0], wanted)[:2] == (0, 0):
+        return ordered[0], []
+    return None, ordered
+
+
+def distance(wheel: Wheel, wanted: dict[str, Any]) -> tuple[int, int, int, int, int]:
+    """How far a wheel is off: the GPU, the number of axes, then the steps in torch, ROCm and Python."""
+    gpus, backend = wanted["gpus"], wanted.get("backend")
+    steps = [_steps(wheel[axis], wanted[axis]) for axis in ("torch", "rocm", "python")]
+    other_gpu = bool(gpus) and not set(gpus) & set(wheel["targets"])
+    other_backend = bool(backend) and backend != wheel["backend"]
+    return (int(other_gpu), sum(step > 0 for step in steps) + other_backend, *steps)  # type: ignore[return-value]
+
+
+def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest: list[Wheel]) -> str:
+    """Why there is none, the nearest wheel, and what to do."""
+    wanted = machine.wanted
+    cell = f"Python {wanted['python']}, torch {wanted['torch']}, ROCm {wanted['rocm']}"
+    cell += "".join(f", {gpu}" for gpu in wanted["gpus"]) + (f", backend {backend}" if backend else "")
+    lines = [f"is published for {cell}" if nearest else "is published yet"]
+    if nearest:
+        wheel = nearest[0]
+        lines.append(
+            f"nearest  Python {wheel['python']}, torch {wheel['torch']}, ROCm {wheel['rocm']},"
+            f" {wheel['backend']}, {', '.join(wheel['targets'])}: {wheel['name']}"
+        )
+    fields = {**wanted, "gpu": ",".join(wanted["gpus"]), "backend": backend or BACKENDS[-1]}
+    cell_words = f"{site['flash_attn'][-1]} {wanted['python']} {wanted['torch']} {wanted['rocm']}"
+    lines.append(f"build    ./build_rocm.sh {cell_words}  # in a clone of {site['repository']}")
+    lines.append(f"request  {request_url(site, fields)}")
+    return "\n".join(lines)
+
+
+def request_url(site: dict[str, Any], fields: dict[str, str]) -> str:
+    """The issue form that asks for a cell, filled in."""
+    known = ("python", "torch", "rocm", "gpu", "backend")
+    query = {"template": "request_wheel.yml", **{name: fields[name] for name in known if fields.get(name)}}
+    return f"{site['repository']}/issues/new?{urllib.parse.urlencode(query)}"
+
+
+def pip_line(site: dict[str, Any], wheel: Wheel) -> str:
+    """The exact version is on that index alone; what it needs comes from where pip takes packages anyway."""
+    return f'pip install "flash_attn=={wheel["version"]}" --extra-index-url {site["url"]}{wheel["index"]}'
+
+
+def standalone(site: str) -> str:
+    """This file as the site at that address serves it."""
+    source, place = Path(__file__).read_text(encoding="utf-8"), 'SITE = ""'
+    if source.count(f"\n{place} ") != 1:
+        raise AssertionError(f"{__file__} has no line {place}")
+    return source.replace(f"\n{place} ", f"\nSITE = {json.dumps(site)} ", 1)
+
+
+def minor(version: str) -> str:
+    """ "2.5.1+rocm6.2" is 2.5; "" if there is none in it."""
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else ""
+
+
+def numbers(version: str) -> list[int]:
+    """Sort key of a dotted version."""
+    return [int(part) for part in version.split(".")]
+
+
+def _steps(ours: str, theirs: str) -> int:
+    """How far apart two minor versions are; a major one counts as 100 minor ones."""
+    if not theirs:
+        return 1
+    (major, minor_), (other_major, other_minor) = numbers(ours)[:2], numbers(theirs)[:2]
+    return abs(100 * (major - other_major) + minor_ - other_minor)
+
+
+def _preference(wheel: Wheel) -> tuple[list[int], int]:
+    return [-part for part in numbers(wheel["flash_attn"])], BACKENDS.index(wheel["backend"])
+
+
+def _torch() -> tuple[str | None, str | None]:
+    """(version, HIP version) of the installed torch, read from its version.py."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return None, None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None, None
+    version = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    hip = re.search(r"^hip\b[^=\n]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return version[1] if version else None, hip[1] if hip else None
+
+
+def _rocm() -> str | None:
+    """The version of the ROCm installed on this machine."""
+    root = Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
+    try:
+        return (root / ".info" / "version").read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[str, ...]:
+    """gfx targets from the kernel driver, else from ROCm's own tool."""
+    found = set()
+    for properties in sorted(nodes.glob("*/properties")):
+        try:
+            versions = re.findall(r"^gfx_target_version (\d+)$", properties.read_text(), re.MULTILINE)
+        except OSError:  # a container may see the node of a GPU that it must not use
+            continue
+        for version in map(int, versions):
+            major, rest = divmod(version, 10000)
+            if version:
+                found.add(f"gfx{major}{rest // 100:x}{rest % 100:x}")
+    return tuple(sorted(found or _enumerated()))
+
+
+def _enumerated() -> list[str]:
+    for tool in ("rocm_agent_enumerator", "/opt/rocm/bin/rocm_agent_enumerator"):
+        try:
+            done = subprocess.run([tool], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return re.findall(r"^gfx(?!000$)[0-9a-f]+$", done.stdout.decode(), re.MULTILINE)
+    return []
+
+
+def _with_options(machine: Machine, options: argparse.Namespace) -> Machine:
+    """What was said on the command line instead of what was found."""
+    given: dict[str, Any] = {}
+    if options.python:
+        given["python"] = options.python
+    if options.torch:
+        given["torch"] = options.torch
+        built = re.search(r"\+rocm(\d+\.\d+)", options.torch)
+        given["hip"] = built[1] if built else machine.hip
+    if options.rocm:
+        given["hip"] = options.rocm
+    if options.torch and not given["hip"]:
+        raise NoWheel(f"can be chosen for --torch {options.torch} alone\nGive --rocm too, such as --rocm 6.2.")
+    if options.gpu:
+        given["gpus"] = tuple(options.gpu)
+    return machine._replace(**given)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _version(text: str) -> str:
+    if not minor(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version such as 2.5 or 6.2.4")
+    return text
+
+
+def _gpu(text: str) -> str:
+    if not re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a GPU target such as gfx942")
+    return text
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options, all about what is not to be detected."""
+    parser.add_argument(
+        "--site", default=SITE, metavar="URL", help="where the wheels are listed" + (" (%(default)s)" if SITE else "")
+    )
+    parser.add_argument("--python", type=_version, metavar="3.11", help="instead of the running one")
+    parser.add_argument("--torch", type=_version, metavar="2.5.1", help="instead of the installed one")
+    parser.add_argument("--rocm", type=_version, metavar="6.2", help="instead of the one torch is built for")
+    parser.add_argument(
+        "--gpu", type=_gpu, action="append", metavar="gfx942", help="instead of those of this machine; may be repeated"
+    )
+    parser.add_argument("--backend", choices=BACKENDS, help="only this one")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Prints the line that installs flash_attn on this machine.")
+    add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""A GitHub of releases on loopback, with the faults that the real one has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+REPOSITORY = "owner/name"
+TOKEN = "secret-token-of-the-tests"
+PAGE = 5  # entries a page, whatever is asked for
+FAULTS = ("error", "late error", "no answer", "late silence", "truncated", "rate limit", "slow down", "starter")
+
+
+@dataclass
+class Hub:
+    """State and faults: `rate` of all requests go wrong; `on_request` may kill the client at a moment of a request."""
+
+    seed: int = 0
+    rate: float = 0.0
+    on_request: Callable[[int, str], None] = lambda number, moment: None  # noqa: ARG005
+    releases: dict[int, dict[str, Any]] = field(default_factory=dict)
+    content: dict[int, bytes] = field(default_factory=dict)
+    stored: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    digests: bool = True
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.lock = threading.Lock()
+        self.next_id = 100
+
+    def new_id(self) -> int:
+        self.next_id += 1
+        return self.next_id
+
+    def draw(self, upload: bool) -> str:
+        """The fault of the next request, or ""."""
+        if self.random.random() >= self.rate:
+            return ""
+        fault = self.random.choice(FAULTS if upload else FAULTS[:-1])
+        self.faults[fault] += 1
+        return fault
+
+    def add_release(self, tag: str, **fields: Any) -> dict[str, Any]:
+        number = self.new_id()
+        release = {"id": number, "tag_name": tag, "name": tag, "body": "", "draft": True, "assets": [], **fields}
+        release["published_at"] = None if release["draft"] else f"2026-01-{number - 99:02}"
+        release["upload_url"] = f"{self.url}/upload/{number}/assets{{?name,label}}"
+        release["html_url"] = f"{self.url}/{REPOSITORY}/releases/{tag}"
+        self.releases[number] = release
+        return release
+
+    def add_asset(self, release: dict[str, Any], asked: str, content: bytes, state: str = "uploaded") -> dict[str, Any]:
+        """The asset under the name that GitHub gives it; KeyError if the name is taken."""
+        name = re.sub(r"[^A-Za-z0-9._+-]", ".", asked)
+        if any(asset["name"] == name for asset in release["assets"]):
+            raise KeyError(name)
+        number = self.new_id()
+        done = state == "uploaded"
+        asset = {
+            "id": number,
+            "name": name,
+            "state": state,
+            "size": len(content) if done else 0,
+            "digest": f"sha256:{hashlib.sha256(content).hexdigest()}" if done and self.digests else None,
+            "url": f"{self.url}/repos/{REPOSITORY}/releases/assets/{number}",
+            "browser_download_url": f"{self.url}/{REPOSITORY}/download/{release['tag_name']}/{quote(name, safe='')}",
+        }
+        release["assets"].append(asset)
+        self.content[number] = content
+        self.stored[name] += done
+        return asset
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    hub: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
+
+    def _serve(self) -> None:
+        hub = self.hub
+        path = unquote(urlsplit(self.path).path)
+        upload = path.startswith("/upload/")
+        with hub.lock:
+            hub.requests += 1
+            number = hub.requests
+            fault = hub.draw(upload)
+        hub.on_request(number, "before")
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length // 2)
+        hub.on_request(number, "mid")
+        body += self.rfile.read(length - len(body))
+        if len(body) < length or self._asleep(fault, "no answer"):
+            self.close_connection = True
+            return
+        if fault == "error":
+            self._answer(503, {"message": "try again"})
+            return
+        if fault in ("rate limit", "slow down"):
+            limited = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) - 1)}
+            headers = limited if fault == "rate limit" else {"Retry-After": "0"}
+            self._answer(403 if fault == "rate limit" else 429, {"message": "rate limit"}, headers)
+            return
+        with hub.lock:
+            status, content, headers = self._act(path, body, starter=fault == "starter")
+        hub.on_request(number, "after")
+        if fault in ("late error", "starter"):
+            self._answer(502, {"message": "bad gateway"})
+        elif self._asleep(fault, "late silence"):
+            self.close_connection = True
+        else:
+            self._answer(status, content, headers, cut=fault == "truncated")
+        hub.on_request(number, "answered")
+
+    def _asleep(self, fault: str, kind: str) -> bool:
+        """Longer than the client waits."""
+        if fault == kind:
+            time.sleep(0.4)
+        return fault == kind
+
+    def _answer(
+        self, status: int, content: object, headers: dict[str, str] | None = None, *, cut: bool = False
+    ) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode() if content is not None else b""
+        try:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+            self.wfile.flush()
+        except OSError:  # the client is dead or has given up
+            self.close_connection = True
+        self.close_connection = self.close_connection or cut
+
+    def _act(self, path: str, body: bytes, *, starter: bool) -> tuple[int, object, dict[str, str]]:
+        hub = self.hub
+        anonymous = "Authorization" not in self.headers
+        if "/download/" in path and self.command == "GET":
+            name = path.rpartition("/")[2]
+            found = [a for r in hub.releases.values() for a in r["assets"] if a["name"] == name and not r["draft"]]
+            return (200, hub.content[found[0]["id"]], {}) if found else (404, {"message": "Not Found"}, {})
+        if not anonymous and self.headers["Authorization"] != f"Bearer {TOKEN}":
+            return 401, {"message": "Bad credentials"}, {}
+        if anonymous and self.command != "GET":
+            return 403, {"message": "Resource not accessible"}, {}
+        if path.startswith("/upload/"):
+            return self._upload(hub.releases[int(path.split("/")[2])], body, starter=starter)
+        path = path.removeprefix(f"/repos/{REPOSITORY}")
+        given = json.loads(body) if body else {}
+        if match := re.fullmatch(r"/releases/assets/(\d+)", path):
+            return self._asset(int(match[1]))
+        if match := re.fullmatch(r"/releases/(\d+)/assets", path):
+            return self._page(hub.releases[int(match[1])]["assets"])
+        if match := re.fullmatch(r"/releases/(\d+)", path):
+            return self._release(int(match[1]), given)
+        if path == "/releases/generate-notes":
+            return 200, {"name": "", "body": "* Faster <kernels>"}, {}
+        if path == "/releases" and self.command == "POST":
+            return 201, hub.add_release(given["tag_name"], name=given["name"], draft=given["draft"]), {}
+        if path == "/releases":
+            return self._page([r for r in hub.releases.values() if not (anonymous and r["draft"])])
+        return 404, {"message": "Not Found"}, {}
+
+    def _page(self, entries: list[dict[str, Any]]) -> tuple[int, object, dict[str, str]]:
+        address = urlsplit(self.path)
+        page = int(parse_qs(address.query).get("page", ["1"])[0])
+        headers = {}
+        if len(entries) > page * PAGE:
+            headers["Link"] = f'<{self.hub.url}{address.path}?page={page + 1}>; rel="next"'
+        return 200, entries[(page - 1) * PAGE : page * PAGE], headers
+
+    def _upload(self, release: dict[str, Any], body: bytes, *, starter: bool) -> tuple[int, object, dict[str, str]]:
+        name = parse_qs(urlsplit(self.path).query)["name"][0]
+        try:
+            asset = self.hub.add_asset(release, name, body, "starter" if starter else "uploaded")
+        except KeyError:
+            errors = [{"resource": "ReleaseAsset", "code": "already_exists", "field": "name"}]
+            return 422, {"message": "Validation Failed", "errors": errors}, {}
+        return 201, asset, {}
+
+    def _asset(self, number: int) -> tuple[int, object, dict[str, str]]:
+        for release in self.hub.releases.values():
+            for asset in release["assets"]:
+                if asset["id"] == number and self.command == "DELETE":
+                    release["assets"].remove(asset)
+                    return 204, None, {}
+                if asset["id"] == number:
+                    return 200, self.hub.content[number], {}
+        return 404, {"message": "Not Found"}, {}
+
+    def _release(self, number: int, given: dict[str, Any]) -> tuple[int, object, dict[str, str]]:
+        if number not in self.hub.releases:
+            return 404, {"message": "Not Found"}, {}
+        if self.command == "DELETE":
+            del self.hub.releases[number]
+            return 204, None, {}
+        self.hub.releases[number].update(given)
+        if given.get("draft") is False:
+            self.hub.releases[number]["published_at"] = f"2026-01-{number - 99:02}"
+        return 200, self.hub.releases[number], {}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Clients here are killed in the middle of a request."""
+
+
+@contextmanager
+def serve(hub: Hub) -> Iterator[Hub]:
+    """The hub behind an address of its own, for as long as the block runs."""
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield hub
+        server.shutdown()
+
+
+def seed(*parts: object) -> int:
+    """The same number in every run."""
+    return zlib.crc32(repr(parts).encode())

@@ -1,0 +1,288 @@
+"""The page to choose a wheel on, in a real browser; its choices alone are tested without one in test_which.py."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wheelhouse
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from rocm_wheels import catalogue, index, versions
+from rocm_wheels.entry import Wheel
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: apt-get install chromium, and the page is tested in it"
+)
+REPOSITORY = "https://github.com/owner/name"
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+TARGETS = {"ck": ("gfx90a", "gfx942"), "triton": ("gfx90a", "gfx942", "gfx1100")}
+HOSTILE = '"><img src=x onerror=alert(1)>`|</script>'
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Addresses of a site with wheels, of one without, and the wheels."""
+
+    full: str
+    empty: str
+    wheels: list[Wheel]
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    dist, root = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("www")
+    for flash_attn in ("2.7.4", "2.8.3"):
+        for python in ("3.10", "3.12"):
+            for torch, rocm in (("2.5.1", "6.2"), ("2.6.0", "6.1"), ("2.10.0", "7.1")):
+                for backend, targets in TARGETS.items():
+                    made_for = wheelhouse.cell(f"{flash_attn} {python} {torch} {rocm}", backend)
+                    device = wheelhouse.MI300X if backend == "ck" else None
+                    wheelhouse.write(dist, made_for, targets=targets, device=device)
+    wheels = catalogue.from_directory(dist)
+    wheels = [replace(wheel, yanked=HOSTILE) if wheel.version == "2.8.3+rocm71torch2.10" else wheel for wheel in wheels]
+    handler = functools.partial(_Handler, directory=root)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        for name, content in (("full", wheels), ("empty", [])):
+            home = index.Home(url=f"{url}{name}/", repository=REPOSITORY)
+            index.build(content, root / name, versions=versions.load(), home=home)
+        yield Sites(full=f"{url}full/", empty=f"{url}empty/", wheels=wheels)
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield started
+        started.close()
+
+
+class Visit:
+    """An open page that must ask nothing of others and write nothing to the console."""
+
+    def __init__(self, browser: Browser, url: str, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": DESKTOP, **options})
+        self.context.set_default_timeout(10_000)
+        self.page: Page = self.context.new_page()
+        self.console: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.console.append(message.text))
+        self.page.on("pageerror", lambda error: self.console.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(url)
+
+    def __enter__(self) -> Page:
+        return self.page
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+        assert self.console == []
+        assert {url for url in self.requests if not url.startswith("data:")} == {self.requests[0]}
+
+
+def shown(page: Page) -> list[str]:
+    return page.locator("#wheels tbody tr:visible th a").all_inner_texts()
+
+
+def test_without_a_choice_all_is_shown(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, sites.full) as page:
+        assert shown(page) == [wheel.version for wheel in sites.wheels]
+        expect(page.locator("#answer")).to_contain_text("Choose Python, torch and ROCm to get your line.")
+        expect(page.locator("#count")).to_have_text("24 of 24")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "matches"),
+    [
+        ("Python", "3.12", lambda wheel: wheel.python == "3.12"),
+        ("torch", "2.10", lambda wheel: wheel.torch == "2.10"),
+        ("ROCm of torch", "6.1", lambda wheel: wheel.rocm == "6.1"),
+        ("GPU", "gfx1100", lambda wheel: "gfx1100" in wheel.targets),
+        ("Backend", "ck", lambda wheel: wheel.backend == "ck"),
+        ("flash-attn", "2.7.4", lambda wheel: wheel.flash_attn == "2.7.4"),
+        ("torch", "2.14", lambda wheel: wheel.torch == "2.14"),
+    ],
+)
+def test_every_filter(browser: Browser, sites: Sites, label: str, value: str, matches: Any) -> None:
+    with Visit(browser, sites.full) as page:
+        page.get_by_label(label, exact=True).select_option(value)
+        expected = [wheel.version for wheel in sites.wheels if matches(wheel)]
+        assert shown(page) == expected
+        expect(page.locator("#count")).to_have_text(f"{len(expected)} of 24")
+        expect(page.locator(".table")).to_be_visible(visible=bool(expected))
+        page.get_by_role("button", name="Clear").click()
+        assert len(shown(page)) == 24
+        expect(page.get_by_label("Python", exact=True)).to_be_focused()
+
+
+def test_pasting_gives_the_line_and_copy_copies_it(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, sites.full, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.get_by_label("Run this where you use torch").fill("python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx942")
+        line = f'pip install "flash_attn==2.8.3+rocm62torch2.5" --extra-index-url {sites.full}rocm6.2/torch2.5/simple/'
+        expect(page.locator("#answer code")).to_have_text(line)
+        expect(page.locator("#answer")).to_contain_text("Passed its tests on AMD Instinct MI300X (gfx942)")
+        page.get_by_role("button", name="Copy the pip line").click()
+        expect(page.locator("#status")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == line
+        page.get_by_role("button", name="Copy the command").click()
+        assert page.evaluate("navigator.clipboard.readText()").startswith('python -c "import platform, torch;')
+        assert page.url.endswith("#python=3.12&torch=2.5&rocm=6.2&gpu=gfx942")
+        page.get_by_label("Backend").select_option("triton")
+        expect(page.locator("#answer code")).to_contain_text("2.8.3+rocm62torch2.5triton")
+        expect(page.locator("#answer")).to_contain_text("not run on an AMD GPU")
+
+
+def test_a_refused_clipboard_selects_the_line(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, f"{sites.full}#python=3.12&torch=2.5&rocm=6.2") as page:
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+        page.get_by_role("button", name="Copy the pip line").click()
+        expect(page.locator("#status")).to_have_text("Press Ctrl+C")
+        assert "flash_attn==2.8.3+rocm62torch2.5" in page.evaluate("getSelection().toString()")
+
+
+@pytest.mark.parametrize(
+    ("pasted", "note"),
+    [
+        ("python=3.12.1 torch=2.5.1+cu124 hip=None gpu=NVIDIA H200", "This torch is not built for ROCm"),
+        ("python=3.8.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu=gfx906", "Not known here: Python 3.8, GPU gfx906."),
+        ("hello", "There is no Python or torch version in this text."),
+    ],
+)
+def test_pasting_what_does_not_fit_says_why(browser: Browser, sites: Sites, pasted: str, note: str) -> None:
+    with Visit(browser, sites.full) as page:
+        page.locator("#paste").fill(pasted)
+        expect(page.locator("#pasted")).to_contain_text(note)
+        page.locator("#paste").fill("")
+        expect(page.locator("#pasted")).to_be_empty()
+
+
+def test_a_cell_that_is_missing_gets_the_nearest_the_build_and_the_form(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, f"{sites.full}#python=3.11&torch=2.5&rocm=6.2&gpu=gfx1100") as page:
+        answer = page.locator("#answer")
+        expect(answer).to_contain_text("No such wheel yet")
+        expect(answer).to_contain_text("The nearest differs in Python: Python 3.")
+        expect(answer).to_contain_text("PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
+        form = f"{REPOSITORY}/issues/new?template=request_wheel.yml&python=3.11&torch=2.5&rocm=6.2&gpu=gfx1100"
+        expect(answer.get_by_role("link", name="ask for it")).to_have_attribute("href", form)
+
+
+def test_a_cell_that_cannot_be_says_so_and_is_not_asked_for(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, f"{sites.full}#python=3.12&torch=2.5&rocm=7.1") as page:
+        answer = page.locator("#answer")
+        expect(answer).to_contain_text("PyTorch has no build of torch 2.5 for ROCm 7.1, only for 6.1, 6.2.")
+        expect(answer).to_contain_text("The nearest differs in")
+        expect(answer.get_by_role("link", name="ask for it")).to_have_count(0)
+
+
+def test_yanked_wheels_are_marked_and_not_offered(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, f"{sites.full}#python=3.12&torch=2.10&rocm=7.1") as page:
+        expect(page.locator("#answer code")).to_contain_text("2.8.3+rocm71torch2.10triton")
+        yanked = page.locator("tr[data-yanked]:visible")
+        expect(yanked).to_have_count(1)
+        expect(yanked).to_contain_text(f"yanked: {HOSTILE}")
+        expect(page.locator("img")).to_have_count(0)
+
+
+def test_without_javascript_it_is_a_table(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, sites.full, java_script_enabled=False) as page:
+        expect(page.locator("#wheels tbody tr")).to_have_count(24)
+        expect(page.locator("#wheels tbody tr").first).to_be_visible()
+        expect(page.locator("#find")).to_be_hidden()
+        expect(page.get_by_text("Each installs from its index")).to_be_visible()
+
+
+def test_with_the_keyboard_alone(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, sites.full) as page:
+        page.locator("#paste").focus()
+        for choice in ("3.12", "2.5", "6.2"):
+            page.keyboard.press("Tab")
+            page.keyboard.type(choice)
+        expect(page.locator("#answer code")).to_contain_text("2.8.3+rocm62torch2.5")
+        for _ in range(5):  # GPU, backend, flash-attn, Clear, Copy
+            page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Copy the pip line")).to_be_focused()
+        unnamed = (
+            "[...document.querySelectorAll('select, textarea')].filter((control) => !control.labels.length).length"
+        )
+        assert page.evaluate(unnamed) == 0
+
+
+def test_before_the_first_release(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, f"{sites.empty}#python=3.12&torch=2.5&rocm=6.2") as page:
+        expect(page.locator("#none")).to_contain_text("No wheel is published yet.")
+        expect(page.locator("#answer")).to_contain_text("./build_rocm.sh 2.8.3 3.12 2.5.1 6.2")
+        expect(page.get_by_role("link", name="ask for it")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_fits_and_reads_on_every_screen(browser: Browser, sites: Sites, size: Mapping[str, int], scheme: str) -> None:
+    """Nothing runs over the edge, and text has the contrast of WCAG AA, 4.5 to 1."""
+    url = f"{sites.full}#python=3.11&torch=2.5&rocm=6.2"
+    with Visit(browser, url, viewport=size, color_scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
+        for place in (
+            "body",
+            "header p",
+            "header a",
+            "#answer p",
+            "#answer code",
+            "label",
+            "td:nth-child(6)",
+            "footer p",
+        ):
+            colors = page.locator(place).first.evaluate(COLORS)
+            assert contrast(*map(rgb, colors)) >= 4.5, (place, colors)
+
+
+# The colour of an element's text, and that of the ground it stands on.
+COLORS = """element => {
+  let ground = element;
+  while (getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
+  return [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor];
+}"""
+
+
+def rgb(color: str) -> tuple[float, ...]:
+    return tuple(int(part) / 255 for part in re.findall(r"\d+", color)[:3])
+
+
+def contrast(text: tuple[float, ...], ground: tuple[float, ...]) -> float:
+    """The contrast ratio of WCAG 2.2."""
+
+    def luminance(color: tuple[float, ...]) -> float:
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(text), luminance(ground)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_two_thousand_wheels(browser: Browser, sites: Sites, tmp_path: Path) -> None:
+    """The page of a large project filters them all, and stays below 2 MB."""
+    many = [replace(wheel, name=f"{wheel.name}-{copy}") for copy in range(84) for wheel in sites.wheels]
+    home = index.Home(url="https://example.org/", repository=REPOSITORY)
+    page_file = tmp_path / "index.html"
+    page_file.write_text(index.chooser(many, versions=versions.load(), home=home), encoding="utf-8")
+    assert page_file.stat().st_size < 2_000_000
+    with Visit(browser, page_file.as_uri()) as page:
+        page.get_by_label("Python", exact=True).select_option("3.12")
+        expect(page.locator("#count")).to_have_text("1008 of 2016")

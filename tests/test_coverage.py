@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import fake_github
+import pytest
+import wheelhouse
+
+from rocm_wheels import catalogue, cli, coverage, index, names
+from rocm_wheels.coverage import ROOT, Published
+from rocm_wheels.errors import DataError
+from rocm_wheels.versions import Versions
+
+MATRIX = """
+ROCM_MATRIX = {
+    "flash_attn": ["2.8.3"],
+    "python": ["3.10", "3.12", "3.13"],
+    "torch": ["2.5.1", "2.6.0"],
+    "rocm": ["6.1", "6.2"],
+    "backend": ["ck", "triton"],
+}
+"""
+
+
+def name(text: str, backend: str = "triton") -> str:
+    return names.wheel_name(wheelhouse.cell(text, backend), wheelhouse.PLATFORM)
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    path = tmp_path / "create_matrix.py"
+    path.write_text(MATRIX)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with nothing but what is generated."""
+    (tmp_path / "docs" / "badges").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(f"before\n{coverage.BEGIN}\nold\n{coverage.END}\nafter\n")
+    return tmp_path
+
+
+def test_wanted_against_published(data: Versions, matrix: Path) -> None:
+    published = [name("2.8.3 3.10 2.5.1 6.1"), name("2.8.3 3.12 2.5.1 6.1"), name("2.8.3 3.13 2.6.0 6.2", "ck")]
+    extra = name("2.8.3 3.14 2.14.0 7.2")
+    lines = coverage.table(coverage.wanted(data, matrix), [*published, extra]).splitlines()
+    assert lines[:5] == [
+        "ROCm  torch  ck 2.8.3  triton 2.8.3",
+        " 6.1  2.5.1    0 of 2        2 of 2",
+        " 6.1  2.6.0    0 of 3        0 of 3",
+        " 6.2  2.5.1    0 of 2        0 of 2",
+        " 6.2  2.6.0    1 of 3        0 of 3",
+    ]
+    assert lines[6] == "3 of 20 wanted wheels are published"
+    missing = [line for line in lines if line.startswith("missing")]
+    assert len(missing) == 17
+    assert "missing  ./build_rocm.sh 2.8.3 3.10 2.5.1 6.1 --backend ck" in missing
+    assert lines[-1] == f"beside   {extra}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is not there: it says which wheels are wanted"),
+        ("ROCM_MATRIX = False\n", "holds no ROCM_MATRIX"),
+        ('ROCM_MATRIX = {"cuda": ["12"]}\n', "axis 'flash_attn' is missing"),
+    ],
+)
+def test_the_matrix_is_checked(data: Versions, tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "create_matrix.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        coverage.wanted(data, path)
+
+
+def test_of_one_release(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: Versions, matrix: Path
+) -> None:
+    cells = coverage.wanted(data, matrix)
+    monkeypatch.setattr(coverage, "wanted", lambda _: cells)
+    monkeypatch.delenv("GITHUB_TOKEN", raising=False)
+    monkeypatch.delenv("GH_TOKEN", raising=False)
+    with fake_github.serve(fake_github.Hub()) as hub:
+        for tag, wheel in (("v1", "2.8.3 3.10 2.5.1 6.1"), ("v2", "2.8.3 3.12 2.5.1 6.1")):
+            hub.add_asset(hub.add_release(tag, draft=False), name(wheel), b"x")
+        monkeypatch.setenv("GITHUB_API_URL", hub.url)
+        command = ["coverage", "--repo", fake_github.REPOSITORY]
+        assert cli.main([*command, "--release", "v2"]) == 0
+        assert "1 of 20 wanted wheels are published" in capsys.readouterr().out
+        assert cli.main(command) == 0
+        assert "2 of 20 wanted wheels are published" in capsys.readouterr().out
+        assert cli.main([*command, "--release", "v3"]) == DataError.exit_code
+        assert "there is no release v3" in capsys.readouterr().err
+
+
+def test_readme_and_badges_are_what_the_data_says(data: Versions) -> None:
+    """`python -m rocm_wheels coverage --readme` writes them."""
+    for path, text in coverage.generated(ROOT, data).items():
+        assert path.read_text(encoding="utf-8") == text, path
+
+
+def test_before_the_first_release(root: Path, data: Versions) -> None:
+    (root / "docs" / "published.json").write_text("[]")
+    readme, *badges = coverage.generated(root, data).values()
+    assert readme.startswith(
+        f"before\n{coverage.BEGIN}\n**Nothing is published yet**, and nothing has been run on an AMD GPU."
+    )
+    assert readme.endswith(f"{coverage.END}\nafter\n")
+    assert "| 2.5 | none | none | – |" in readme
+    assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [
+        "wheels: none yet",
+        "run on AMD GPUs: not yet",
+    ]
+
+
+def test_after_a_release(root: Path, data: Versions) -> None:
+    """From the metadata.json of a site to the README."""
+    dist = root / "dist"
+    for text, backend, device in (
+        ("2.8.3 3.12 2.5.1 6.2", "ck", wheelhouse.MI300X),
+        ("2.8.3 3.11 2.5.1 6.2", "triton", wheelhouse.H200),
+        ("2.8.3 3.10 2.10.0 7.1", "triton", None),
+    ):
+        wheelhouse.write(dist, wheelhouse.cell(text, backend), device=device)
+    home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
+    index.build(catalogue.from_directory(dist), root / "site", versions=data, home=home)
+    listed = coverage.from_site(root / "site" / "metadata.json")
+    coverage.save(root / coverage.PUBLISHED, listed)
+    assert coverage.load(root / coverage.PUBLISHED) == listed
+    assert Published(name=name("2.8.3 3.10 2.10.0 7.1"), ran_on="CPU") in listed
+    readme, *badges = coverage.generated(root, data).values()
+    assert "3 wheels are published, 1 of them passed their tests on an AMD GPU." in readme
+    assert "| 2.5 | none | 2 | – |" in readme
+    assert "| 2.10 | – | – | – | – | none | 1 | – |" in readme
+    labels = [ET.fromstring(badge).attrib["aria-label"] for badge in badges]
+    assert labels == ["wheels: 3 published", "run on AMD GPUs: 1 of 3 wheels"]
+    content = json.loads((root / "site" / "metadata.json").read_text())
+    content["wheels"][0]["yanked"] = "bad"
+    (root / "site" / "metadata.json").write_text(json.dumps(content))
+    assert len(coverage.from_site(root / "site" / "metadata.json")) == 2
+
+
+@pytest.mark.parametrize("text", ["{}", '[{"name": "x.whl", "ran_on": ""}]', '[{"name": 1}]', "["])
+def test_published_json_is_checked(root: Path, data: Versions, text: str) -> None:
+    (root / "docs" / "published.json").write_text(text)
+    with pytest.raises(DataError, match=r"published|x\.whl"):
+        coverage.generated(root, data)
+
+
+def test_a_readme_without_the_place_is_refused(root: Path, data: Versions) -> None:
+    (root / "docs" / "published.json").write_text("[]")
+    (root / "README.md").write_text("nothing")
+    with pytest.raises(DataError, match=r"README\.md has no place for the coverage table\nAdd the lines <!-- coverage"):
+        coverage.generated(root, data)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jinja2
+import pytest
+import wheelhouse
+
+from rocm_wheels import catalogue, cli, index, notes, templates, versions
+from rocm_wheels.entry import Wheel
+from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.index import Home
+
+HOSTILE = 'x"><script>alert(1)</script>|`**<!--\n# [a](javascript:b) ${{ secrets }} {{ 7*7 }}'
+HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    directory = tmp_path / "dist"
+    wheelhouse.write(directory, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck"), device=wheelhouse.MI300X)
+    wheelhouse.write(directory, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.H200)
+    wheelhouse.write(directory, wheelhouse.cell("2.8.3 3.10 2.10.0 7.1"))
+    return directory
+
+
+def render(wheels: list[Wheel], new: str = "") -> str:
+    return notes.render(wheels, tag="v1.0", index_url=HOME.url, new=new, repository="owner/name")
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of the rows of the page's tables."""
+    lines = [line for line in page.splitlines() if line.startswith("| 2")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_table(dist: Path) -> None:
+    page = render(catalogue.from_directory(dist))
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == ["ROCm 7.1, torch 2.10", "ROCm 6.2, torch 2.5"]
+    sizes = {path.name: templates.size(path.stat().st_size) for path in dist.glob("*.whl")}
+    small = "gfx90a, gfx942"
+    assert rows(page) == [
+        ["2.8.3", "3.10", "triton", sizes[names_of(dist, "cp310")], small, "CPU", "4.0e-03", "20 s"],
+        [
+            "2.8.3",
+            "3.12",
+            "ck",
+            sizes[names_of(dist, "cp312")],
+            small,
+            "AMD Instinct MI300X (gfx942)",
+            "5.0e-03",
+            "28 s",
+        ],
+        ["2.8.3", "3.11", "triton", sizes[names_of(dist, "cp311")], small, "NVIDIA H200 (sm\\_90)", "5.0e-03", "28 s"],
+    ]
+    assert "1 of 3 passed their tests on an AMD GPU; the others **have not been run on an AMD GPU**." in page
+    for path in dist.glob("*.whl"):
+        assert f"{catalogue.file_sha256(path)}  {path.name}" in page
+
+
+def names_of(dist: Path, tag: str) -> str:
+    return next(path.name for path in dist.glob(f"*{tag}*.whl"))
+
+
+def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
+    wheels = catalogue.from_directory(dist)
+    on_amd = [wheel for wheel in wheels if wheel.on_amd_gpu]
+    assert [wheel.python for wheel in on_amd] == ["3.12"]
+    assert "All of them passed their tests on an AMD GPU." in render(on_amd)
+    others = [wheel for wheel in wheels if not wheel.on_amd_gpu]
+    assert "**None of them has been run on an AMD GPU**" in render(others)
+
+
+def test_what_is_new_is_markdown(dist: Path) -> None:
+    page = render(catalogue.from_directory(dist), new="* **faster** <kernels>\n")
+    assert "## What is new\n\n* **faster** <kernels>\n" in page
+    assert "What is new" not in render(catalogue.from_directory(dist))
+
+
+def test_hostile_names_break_nothing(dist: Path) -> None:
+    wheel = catalogue.from_directory(dist)[1]
+    device = {**wheelhouse.MI300X, "name": HOSTILE}
+    stages = {**wheel.verdict["stages"], "gpu": {"status": "passed", "details": {"devices": [device]}}}
+    hostile = replace(
+        wheel,
+        name=f"flash_attn-{HOSTILE}-cp311-cp311-x.whl",
+        url=f"https://example.org/{HOSTILE}",
+        yanked=HOSTILE,
+        targets=(HOSTILE,),
+        verdict={**wheel.verdict, "stages": stages},
+    )
+    page = render([hostile])
+    (row,) = rows(page)
+    assert len(row) == 8
+    assert "<script" not in page
+    assert "<!--" not in page
+    assert page.count("<details>") == page.count("</details>") == 1
+    for rendered in (
+        index.chooser([hostile], versions=versions.load(), home=HOME),
+        templates.render("simple.html.j2", title=HOSTILE, links=[index._link(hostile)]),
+    ):
+        assert "alert(1)</script>" not in rendered
+        assert "<!--\n" not in rendered
+        assert "{{ 7*7 }}" in rendered
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="'wheels' is undefined"):
+        templates.render("release_notes.md.j2")
+
+
+def test_notes_that_github_would_not_take(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MAX_CHARACTERS", 1000)
+    with pytest.raises(PublishFailed, match="GitHub takes 1000\nPublish the wheels under two tags"):
+        render(catalogue.from_directory(dist))
+
+
+def test_three_hundred_wheels_fit(dist: Path) -> None:
+    wheel = catalogue.from_directory(dist)[0]
+    assert len(render([wheel] * 333)) < notes.MAX_CHARACTERS
+
+
+def test_command_line(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.md").write_text("* more\n")
+    command = ["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]
+    assert cli.main([*command, "--new", str(tmp_path / "new.md")]) == 0
+    assert capsys.readouterr().out == render(catalogue.from_directory(dist), new="* more")
+    assert cli.main(["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "name"]) == DataError.exit_code
+    assert "the repository is 'name', not owner/name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (34 * 2**20, "34.0 MiB"), (2**31, "2.00 GiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert templates.size(count) == text

@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fake_github
+import fake_parts
+import pytest
+import wheelhouse
+from fake_github import REPOSITORY, TOKEN, Hub
+
+from rocm_wheels import assets, cli, github, release
+from rocm_wheels.errors import DataError, MissingTool, PublishFailed, RocmWheelsError
+
+TAG = "v1.2.3"
+MOMENTS = ("before", "mid", "after", "answered")
+# What a user starts, with waits short enough for a test.
+PUBLISH = """
+import sys
+from rocm_wheels import cli, github
+github.BACKOFF_SECONDS, github.TIMEOUT_SECONDS, github.ATTEMPTS = 0.005, (5.0, 0.25), 12
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three wheels, their verdicts and a kernel store."""
+    directory = tmp_path_factory.mktemp("dist")
+    for text, backend in (
+        ("2.8.3 3.11 2.5.1 6.2", "triton"),
+        ("2.8.3 3.12 2.5.1 6.2", "ck"),
+        ("2.6.3 3.10 2.6.0 6.1", "ck"),
+    ):
+        wheelhouse.write(directory, wheelhouse.cell(text, backend))
+    fake_parts.store(directory, "gfx942").rename(directory / "kernels-triton-gfx942.zip")
+    return directory
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
+    with fake_github.serve(Hub()) as served:
+        for name, value in environment(served).items():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
+def environment(hub: Hub) -> dict[str, str]:
+    return {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": "c0ffee"}
+
+
+def arguments(dist: Path, *more: str) -> list[str]:
+    return ["publish", "--tag", TAG, "--dist", str(dist), *more]
+
+
+def expected(dist: Path) -> dict[str, str]:
+    """name -> sha256 of every asset that the release of `dist` must hold."""
+    found = {asset.name: asset.sha256 for asset in assets.collect(dist)[1]}
+    return {**found, assets.SUMS: assets.sums(found).sha256}
+
+
+def state(hub: Hub) -> dict[str, Any]:
+    """All that a visitor of the release sees."""
+    (found,) = hub.releases.values()
+    names = [asset["name"] for asset in found["assets"]]
+    assert len(names) == len(set(names))
+    assert {asset["state"] for asset in found["assets"]} <= {"uploaded"}
+    digests = {asset["name"]: hashlib.sha256(hub.content[asset["id"]]).hexdigest() for asset in found["assets"]}
+    return {"tag": found["tag_name"], "draft": found["draft"], "body": found["body"], "assets": digests}
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def publish(hub: Hub, dist: Path, say: Callable[[str], None] = silent) -> None:
+    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=say)
+    release.publish(api, TAG, dist, index_url="https://owner.github.io/name/", say=say)
+
+
+def test_publishes_everything_and_says_so(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments(dist)) == 0
+    printed = capsys.readouterr()
+    found = state(hub)
+    assert found["assets"] == expected(dist)
+    assert (found["tag"], found["draft"]) == (TAG, False)
+    assert "* Faster <kernels>" in found["body"]
+    assert "pip install" in found["body"]
+    assert "[10/10] kernels-triton-gfx942.zip" in printed.out
+    assert f"published: {hub.url}/{REPOSITORY}/releases/{TAG}, 3 wheels of 3 in it" in printed.out
+    assert TOKEN not in printed.out + printed.err
+
+
+def test_sums_are_what_sha256sum_checks(hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    (found,) = hub.releases.values()
+    for asset in found["assets"]:
+        (tmp_path / asset["name"]).write_bytes(hub.content[asset["id"]])
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", assets.SUMS], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count(": OK") == 10
+
+
+def test_a_second_run_sends_nothing(hub: Hub, dist: Path) -> None:
+    publish(hub, dist)
+    before, stored = state(hub), dict(hub.stored)
+    said: list[str] = []
+    publish(hub, dist, said.append)
+    assert (state(hub), hub.stored) == (before, stored)
+    assert [line for line in said if "already there" in line] == ["  already there"] * 10 + [
+        f"{assets.SUMS}\n  already there"
+    ]
+
+
+def test_wheels_added_later_keep_the_others(hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    later = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"), device=wheelhouse.MI300X)
+    publish(hub, tmp_path)
+    found = state(hub)
+    both = {asset.name: asset.sha256 for place in (dist, tmp_path) for asset in assets.collect(place)[1]}
+    assert found["assets"] == {**both, assets.SUMS: assets.sums(both).sha256}
+    assert "1 of 4 passed their tests on an AMD GPU" in found["body"]
+    assert later.name in found["body"]
+
+
+def test_a_published_wheel_never_changes(hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    before = state(hub)
+    wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), payload="changed = 1\n")
+    with pytest.raises(
+        PublishFailed, match="is published with other content\nA published file never changes: publish under a new tag"
+    ):
+        publish(hub, tmp_path)
+    wheels = {name: digest for name, digest in state(hub)["assets"].items() if name.endswith(".whl")}
+    assert wheels == {name: before["assets"][name] for name in wheels}
+
+
+def test_a_wheel_of_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> None:
+    draft = hub.add_release(TAG)
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    hub.add_asset(draft, path.name, b"an earlier build")
+    publish(hub, tmp_path)
+    assert state(hub)["assets"] == expected(tmp_path)
+
+
+def test_leftovers_of_broken_runs_go(hub: Hub, dist: Path) -> None:
+    first, second = hub.add_release(TAG), hub.add_release(TAG)
+    hub.add_asset(first, next(iter(expected(dist))), b"", "starter")
+    hub.add_asset(first, "foreign.bin", b"", "starter")
+    hub.add_asset(second, "foreign.bin", b"x")
+    said: list[str] = []
+    publish(hub, dist, said.append)
+    assert state(hub)["assets"] == expected(dist)
+    assert f"draft {second['id']} of {TAG} is there a second time and is deleted" in said
+    assert "  foreign.bin: an unfinished upload is deleted" in said
+
+
+def test_assets_without_a_digest_are_read_back(hub: Hub, dist: Path) -> None:
+    hub.digests = False
+    publish(hub, dist)
+    (found,) = hub.releases.values()
+    broken = next(asset for asset in found["assets"] if asset["name"].endswith(".whl"))
+    hub.content[broken["id"]] = b"x" * broken["size"]
+    with pytest.raises(PublishFailed, match="does not hold what was sent: flash_attn"):
+        publish(hub, dist)
+
+
+def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert cli.main(arguments(dist, "--draft-only")) == 0
+        assert f"draft of {TAG}: " in capsys.readouterr().out
+    assert state(hub) == {"tag": TAG, "draft": True, "body": "", "assets": {}}
+
+
+def test_dry_run_asks_github_nothing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments(dist, "--dry-run")) == 0
+    printed = capsys.readouterr().out
+    assert hub.requests == 0
+    for name, digest in expected(dist).items():
+        assert f"{digest}  " in printed
+        assert name in printed
+    assert "would hold these 11 assets" in printed
+    assert "nothing was sent" in printed
+
+
+def test_yank_and_its_undoing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(hub, dist)
+    before = state(hub)
+    wheel = next(path.name for path in dist.glob("*.whl"))
+    assert cli.main(["yank", "--tag", TAG, wheel, "--reason", "wrong dQ"]) == 0
+    assert state(hub)["assets"][f"{wheel}.yanked"] == hashlib.sha256(b"wrong dQ\n").hexdigest()
+    said: list[str] = []
+    publish(hub, dist, said.append)  # is of no concern to the sums
+    assert f"{assets.SUMS}\n  already there" in said
+    assert "**yanked**: wrong dQ" in state(hub)["body"]
+    assert cli.main(["yank", "--tag", TAG, wheel, "--undo"]) == 0
+    publish(hub, dist)
+    assert state(hub) == before
+    assert cli.main(["yank", "--tag", TAG, wheel, "--undo"]) == PublishFailed.exit_code
+    assert "is not yanked" in capsys.readouterr().err
+    assert cli.main(["yank", "--tag", "v9", wheel, "--reason", "x"]) == PublishFailed.exit_code
+    assert "there is no release v9" in capsys.readouterr().err
+    assert len(hub.releases) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("GITHUB_TOKEN", "", "there is no token in the environment\nSet GITHUB_TOKEN"),
+        ("GITHUB_TOKEN", "expired", "401 Bad credentials\nThe token is not valid"),
+        ("GITHUB_REPOSITORY", "name", "the repository is 'name', not owner/name"),
+        ("GITHUB_REPOSITORY", "owner/other", "404 Not Found\nThe repository or release does not exist"),
+    ],
+)
+def test_refusals_name_the_remedy(
+    hub: Hub,
+    dist: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.delenv("GH_TOKEN", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert cli.main(arguments(dist)) == PublishFailed.exit_code
+    assert message in capsys.readouterr().err
+    assert hub.releases == {}
+
+
+def _unverified(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")).with_name("x").write_text("")
+    (path / "x").unlink()
+    next(path.glob("*.verdict.json")).unlink()
+
+
+def _other_bytes(path: Path) -> None:
+    with wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")).open("ab") as file:
+        file.write(b"more")
+
+
+def _stray(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    (path / "notes.txt").write_text("x")
+
+
+def _renamed(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    (path / "kernels of gfx942.zip").write_bytes(b"x")
+
+
+def _too_large(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    (path / "kernels.zip").touch()
+
+
+def _failed(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), ok=False)
+
+
+def _unrepaired(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), platform="linux_x86_64")
+
+
+def _foreign(path: Path) -> None:
+    (path / "einops-0.8.2-py3-none-any.whl").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: path.rmdir(), "is not a directory\nGive --dist"),
+        (lambda path: None, "holds no wheel\nBuild one"),  # noqa: ARG005
+        (_unverified, "has no verdict"),
+        (_other_bytes, "is about another file of that name"),
+        (_stray, "holds what is no part of a release: notes.txt"),
+        (_renamed, "GitHub would rename 'kernels of gfx942.zip'"),
+        (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
+        (_failed, "did not pass its tests"),
+        (_unrepaired, "is not repaired"),
+        (_foreign, "has no verdict"),
+    ],
+)
+def test_what_must_not_be_published_is_refused_before_anything_is_sent(
+    hub: Hub, tmp_path: Path, prepare: Any, message: str
+) -> None:
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    prepare(dist)
+    with pytest.raises((PublishFailed, DataError)) as caught:
+        publish(hub, dist)
+    assert message in str(caught.value)
+    assert hub.requests == 0
+
+
+def test_size_gate_is_two_gibibytes(dist: Path, tmp_path: Path) -> None:
+    for path in dist.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    large = tmp_path / "large.zip"
+    with large.open("wb") as file:
+        file.truncate(assets.MAX_BYTES)
+    with pytest.raises(PublishFailed, match=r"large\.zip has 2147483648 bytes, an asset has 1 to 2147483647"):
+        assets._check_limits(
+            [assets.Asset(name=large.name, size=large.stat().st_size, sha256="", content=large, final=False)]
+        )
+
+
+def test_a_release_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path) -> None:
+    monkeypatch.setattr(assets, "MAX_ASSETS", 10)
+    with pytest.raises(PublishFailed, match="11 assets do not fit: a release holds 10\nPublish them under two tags"):
+        publish(hub, dist)
+    assert hub.requests == 0
+
+
+def test_waits_as_long_as_github_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(
+        [(429, {"Retry-After": "7"}), (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1030"}), (503, {})]
+    )
+    act = fake_github._Handler._act
+
+    def limited(self: Any, *args: Any, **options: Any) -> Any:
+        status, headers = next(answers, (0, {}))
+        return (status, {"message": "no"}, headers) if status else act(self, *args, **options)
+
+    waits: list[float] = []
+    monkeypatch.setattr(fake_github._Handler, "_act", limited)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
+    assert list(api.releases()) == []
+    assert waits[:2] == [7.0, 31.0]
+    assert 0 < waits[2] < 1
+
+
+def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(hub, dist)
+    seen: list[tuple[str, bool]] = []
+    act = fake_github._Handler._act
+
+    def watched(self: Any, *args: Any, **options: Any) -> Any:
+        seen.append((self.headers["Host"].partition(":")[0], "Authorization" in self.headers))
+        return act(self, *args, **options)
+
+    monkeypatch.setattr(fake_github._Handler, "_act", watched)
+    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
+    (found,) = api.releases()
+    api.download(found["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
+    assert seen == [("127.0.0.1", True), ("localhost", False)]
+
+
+def test_plan_and_build_need_none_of_the_packages_for_releases(capfd: pytest.CaptureFixture[str]) -> None:
+    code = """
+import sys
+for name in ("requests", "jinja2", "markupsafe", "packaging"):
+    sys.modules[name] = None
+from rocm_wheels.cli import main
+assert main(["plan", "2.8.3", "3.11", "2.5.1", "6.2", "--check"]) == 0
+assert main(["which", "--site", ""]) == 1
+sys.exit(main(["publish", "--tag", "v1"]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == MissingTool.exit_code
+    assert "is not installed\nInstall the `release` dependency group" in capfd.readouterr().err
+
+
+def test_gives_up_in_the_end_and_says_how_to_go_on(hub: Hub, dist: Path) -> None:
+    hub.rate = 1.0
+    with pytest.raises(RocmWheelsError, match=r"Run (it|the same command) again: it goes on from what is there\."):
+        publish(hub, dist)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_of_github_change_nothing(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(github, "ATTEMPTS", 12)
+    hub.random = random.Random(fake_github.seed("faults", seed))
+    hub.rate = 0.3
+    publish(hub, dist)
+    assert sum(hub.faults.values()) >= 5
+    check_once(hub, dist)
+
+
+@functools.cache
+def undisturbed(dist: Path) -> str:
+    """The notes of a run in which nothing goes wrong."""
+    with fake_github.serve(Hub()) as hub:
+        publish(hub, dist)
+        return str(state(hub)["body"])
+
+
+def check_once(hub: Hub, dist: Path) -> None:
+    """The end is that of an undisturbed run, and no wheel was ever stored a second time."""
+    found = state(hub)
+    assert found["assets"] == expected(dist)
+    assert found["draft"] is False
+    assert found["body"] == undisturbed(dist)
+    twice = {name for name, count in hub.stored.items() if count > 1}
+    assert twice <= {assets.SUMS}
+
+
+class Killer:
+    """Kills the client with SIGKILL at one moment of one request."""
+
+    def __init__(self, number: int, moment: str) -> None:
+        self.at = (number, moment)
+        self.known = threading.Event()
+        self.process: subprocess.Popen[str] | None = None
+
+    def __call__(self, number: int, moment: str) -> None:
+        if (number, moment) == self.at:
+            self.known.wait(30)
+            assert self.process is not None
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(30)
+
+
+def kill_and_run_again(dist: Path, seed: int) -> None:
+    """One publish that is killed at a random point, and one that ends it."""
+    chance = random.Random(fake_github.seed("kill", seed))
+    killer = Killer(chance.randint(1, 22), chance.choice(MOMENTS))
+    with fake_github.serve(Hub(seed=seed, rate=0.15, on_request=killer)) as hub:
+        with subprocess.Popen(
+            [sys.executable, "-c", PUBLISH, *arguments(dist)],
+            env={**os.environ, **environment(hub)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            killer.process = process
+            killer.known.set()
+            printed = process.communicate(timeout=60)[0]
+        assert process.returncode == -signal.SIGKILL, printed
+        assert TOKEN not in printed
+        publish(hub, dist)
+        check_once(hub, dist)
+
+
+def test_killed_at_thirty_points_and_run_again_it_ends_the_same(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.005)
+    monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
+    monkeypatch.setattr(github, "ATTEMPTS", 12)
+    undisturbed(dist)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(lambda seed: kill_and_run_again(dist, seed), range(30)))) == 30
+
+
+def test_verdict_json_is_checked(tmp_path: Path) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    beside = path.with_name(path.name + ".verdict.json")
+    beside.write_text("{")
+    with pytest.raises(DataError, match="is not JSON"):
+        assets.collect(tmp_path)
+    beside.write_text(json.dumps({"ok": True}))
+    with pytest.raises(DataError, match="is not a verdict: it has no sha256, stages, targets, torch_source"):
+        assets.collect(tmp_path)

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import ast
+import json
+import platform
+import random
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import fake_github
+import pytest
+import wheelhouse
+import yaml
+from py_mini_racer import MiniRacer
+
+from rocm_wheels import catalogue, index, which
+from rocm_wheels.templates import TEMPLATES
+from rocm_wheels.versions import Versions
+from rocm_wheels.which import Machine
+
+ROOT = Path(__file__).resolve().parent.parent
+FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "request_wheel.yml"
+CELLS = [
+    f"{flash_attn} {python} {torch} {rocm}"
+    for flash_attn in ("2.7.4", "2.8.3")
+    for python in ("3.10", "3.12")
+    for torch, rocm in (("2.5.1", "6.2"), ("2.6.0", "6.1"), ("2.10.0", "7.1"))
+]
+TARGETS = {"ck": ("gfx90a", "gfx942"), "triton": ("gfx90a", "gfx942", "gfx1100", "gfx1201")}
+MI300X = Machine(python="3.12.1", torch="2.5.1+rocm6.2", hip="6.2.41133-dd7f95766", rocm="6.2.0", gpus=("gfx942",))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The metadata.json of a site, one of whose wheels is yanked; a file address is an address too."""
+    dist, out = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("www") / "site"
+    for text in CELLS:
+        for backend, targets in TARGETS.items():
+            wheelhouse.write(dist, wheelhouse.cell(text, backend), targets=targets)
+    home = index.Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
+    index.build(catalogue.from_directory(dist), out, versions=versions_of_this_repository(), home=home)
+    content = json.loads((out / "metadata.json").read_text())
+    for wheel in content["wheels"]:
+        if wheel["version"] == "2.8.3+rocm71torch2.10":
+            wheel["yanked"] = "bad"
+    (out / "metadata.json").write_text(json.dumps(content))
+    return out
+
+
+def versions_of_this_repository() -> Versions:
+    from rocm_wheels import versions
+
+    return versions.load()
+
+
+def run(
+    site: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(which, "detect", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    code = which.main(["--site", site.as_uri(), *options])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def line(version: str, directory: str) -> str:
+    return f'pip install "flash_attn=={version}" --extra-index-url https://example.org/wheels/{directory}/simple/\n'
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "expected"),
+    [
+        (MI300X, [], line("2.8.3+rocm62torch2.5", "rocm6.2/torch2.5")),
+        (MI300X._replace(gpus=()), [], line("2.8.3+rocm62torch2.5", "rocm6.2/torch2.5")),
+        (MI300X, ["--backend", "triton"], line("2.8.3+rocm62torch2.5triton", "rocm6.2/torch2.5")),
+        (MI300X._replace(gpus=("gfx1100",)), [], line("2.8.3+rocm62torch2.5triton", "rocm6.2/torch2.5")),
+        (MI300X._replace(gpus=("gfx1036", "gfx1100")), [], line("2.8.3+rocm62torch2.5triton", "rocm6.2/torch2.5")),
+        (MI300X._replace(torch="2.6.0+rocm6.1", hip="6.1.40091"), [], line("2.8.3+rocm61torch2.6", "rocm6.1/torch2.6")),
+        (MI300X, ["--torch", "2.6.0+rocm6.1"], line("2.8.3+rocm61torch2.6", "rocm6.1/torch2.6")),
+        # Of this cell the newest ck wheel is yanked: the newest flash-attn there is has triton.
+        (MI300X, ["--torch", "2.10", "--rocm", "7.1"], line("2.8.3+rocm71torch2.10triton", "rocm7.1/torch2.10")),
+    ],
+)
+def test_lines(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    machine: Machine,
+    options: list[str],
+    expected: str,
+) -> None:
+    code, out, err = run(site, machine, monkeypatch, capsys, *options)
+    assert (code, out) == (0, expected), err
+    assert "verdict  passed its tests on CPU (GPU: not run: no AMD or NVIDIA GPU on this machine)" in err
+    for gpu in {*machine.gpus} - {*TARGETS["triton"]}:
+        assert f"note     it has no kernels for the {gpu} of this machine" in err
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (MI300X._replace(torch=None, hip=None), "torch is not installed in this Python"),
+        (MI300X._replace(torch=None, hip=None), "Install torch for ROCm 6.2 first"),
+        (
+            MI300X._replace(torch="2.5.1+cu124", hip=None),
+            "torch 2.5.1+cu124 is not built for ROCm\nInstall its ROCm build",
+        ),
+        (
+            MI300X._replace(python="3.13.0"),
+            "is published for Python 3.13, torch 2.5, ROCm 6.2, gfx942\nnearest  Python 3.12, torch 2.5, ROCm 6.2, ck",
+        ),
+        (MI300X._replace(hip="6.1.0"), "nearest  Python 3.12, torch 2.5, ROCm 6.2, ck"),
+        (
+            MI300X._replace(gpus=("gfx1030",)),
+            "build    ./build_rocm.sh 2.8.3 3.12 2.5 6.2  # in a clone of https://github.com/owner/name",
+        ),
+    ],
+)
+def test_reasons(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: Machine, words: str
+) -> None:
+    code, out, err = run(site, machine, monkeypatch, capsys)
+    assert (code, out) == (1, "")
+    assert words in err
+
+
+def test_without_any_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
+    index.build([], tmp_path / "site", versions=versions_of_this_repository(), home=home)
+    code, out, err = run(tmp_path / "site", MI300X, monkeypatch, capsys)
+    assert (code, out) == (1, "")
+    assert "no wheel is published yet\nbuild    ./build_rocm.sh 2.8.3 3.12 2.5 6.2" in err
+
+
+def test_sites_that_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = run(tmp_path, MI300X, monkeypatch, capsys)
+    assert code == 1
+    assert "metadata.json gave no list of wheels: " in err
+    assert which.main(["--site", ""]) == 1
+    assert "no site of wheels is named\nGive --site URL" in capsys.readouterr().err
+    (tmp_path / "metadata.json").write_text('{"format": 2}')
+    assert "has format 2\nGet the which.py of that site." in run(tmp_path, MI300X, monkeypatch, capsys)[2]
+
+
+def test_a_torch_of_which_the_rocm_is_not_known(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = MI300X._replace(torch=None, hip=None)
+    assert "--torch 2.5 alone\nGive --rocm too" in run(site, bare, monkeypatch, capsys, "--torch", "2.5")[2]
+    expected = line("2.8.3+rocm62torch2.5", "rocm6.2/torch2.5")
+    assert run(site, bare, monkeypatch, capsys, "--torch", "2.5", "--rocm", "6.2")[:2] == (0, expected)
+
+
+def test_other_platforms(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    code, _, err = run(site, MI300X, monkeypatch, capsys)
+    assert code == 1
+    assert "the wheels are for Linux on x86_64, this is win32" in err
+
+
+@pytest.mark.parametrize("option", [["--gpu", "MI300"], ["--torch", "new"], ["--backend", "cuda"]])
+def test_options_are_checked(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        which.main(option)
+    assert caught.value.code == 2
+    assert option[1] in capsys.readouterr().err
+
+
+def test_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is read, not imported; ROCm from its own file; GPUs from the kernel driver."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
+    text = "__version__ = '2.6.0+rocm6.2.4'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.2.41134-65d174c3e'\n"
+    (tmp_path / "torch" / "version.py").write_text(text)
+    (tmp_path / "rocm" / ".info").mkdir(parents=True)
+    (tmp_path / "rocm" / ".info" / "version").write_text("6.2.4-139\n")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = which.detect()
+    assert (found.torch, found.hip, found.rocm) == ("2.6.0+rocm6.2.4", "6.2.41134-65d174c3e", "6.2.4-139")
+    assert found.wanted == {"python": which.minor(sys.version), "torch": "2.6", "rocm": "6.2", "gpus": list(found.gpus)}
+    for node, version in enumerate(("0", "90402", "90010", "110000", "120001", "90402")):
+        (tmp_path / "nodes" / str(node)).mkdir(parents=True)
+        (tmp_path / "nodes" / str(node) / "properties").write_text(f"simd_count 4\ngfx_target_version {version}\n")
+    assert which._gpus(tmp_path / "nodes") == ("gfx1100", "gfx1201", "gfx90a", "gfx942")
+
+
+def test_the_default_backend_is_that_of_the_data(data: Versions) -> None:
+    assert tuple(data.backends) == which.BACKENDS
+
+
+def test_is_one_file_of_the_standard_library() -> None:
+    tree = ast.parse(Path(which.__file__).read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= {*sys.stdlib_module_names}
+    assert 'SITE = "https://example.org/"  #' in which.standalone("https://example.org/")
+
+
+@pytest.fixture(scope="module")
+def page() -> MiniRacer:
+    """The page's script without a page."""
+    engine = MiniRacer()
+    engine.eval((TEMPLATES / "chooser.js").read_text(encoding="utf-8"))
+    return engine
+
+
+def js(engine: MiniRacer, function: str, *arguments: Any) -> Any:
+    written = ", ".join(json.dumps(argument) for argument in arguments)
+    return json.loads(str(engine.eval(f"JSON.stringify({function}({written}))")))
+
+
+def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer) -> None:
+    wheels = json.loads((site / "metadata.json").read_text())["wheels"]
+    chance = random.Random(fake_github.seed("choose"))
+    chosen = 0
+    for _ in range(400):
+        wanted = {
+            "python": chance.choice(["3.10", "3.11", "3.12", "3.14"]),
+            "torch": chance.choice(["2.5", "2.6", "2.9", "2.10", "2.14"]),
+            "rocm": chance.choice(["6.1", "6.2", "6.4", "7.1"]),
+            "backend": chance.choice(["", "ck", "triton"]),
+        }
+        gpu = chance.choice(["", "gfx942", "gfx1100", "gfx1030"])
+        wheel, nearest = which.choose(wheels, {**wanted, "gpus": [gpu] if gpu else []})
+        expected = {"wheel": wheel} if wheel else {"nearest": nearest[0]}
+        assert js(page, "choose", wheels, {**wanted, "gpu": gpu, "flash_attn": ""}) == expected
+        chosen += wheel is not None
+    assert 10 < chosen < 200
+    assert js(page, "choose", [], {**wanted, "gpu": ""}) == {"nearest": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "python=3.11.7 torch=2.5.1+rocm6.2 hip=6.2.41133-dd7f95766 gpu=gfx942:sramecc+:xnack-,gfx942:sramecc+",
+            {"python": "3.11", "torch": "2.5", "rocm": "6.2", "gpus": ["gfx942"], "notRocm": False},
+        ),
+        (
+            "PyTorch version: 2.10.0+rocm7.1\nIs debug build: False\nCUDA used to build PyTorch: N/A\n"
+            "ROCM used to build PyTorch: 7.1.25424-4179531dcd\n\nOS: Ubuntu 22.04\n"
+            "Python version: 3.14.0 (main, Oct 10 2025) [GCC 11.4.0] (64-bit runtime)\nPython platform: Linux-6.8.0\n"
+            "GPU models and configuration: AMD Instinct MI250X (gfx90a:sramecc+:xnack-)\nHIP runtime version: 7.1.2",
+            {"python": "3.14", "torch": "2.10", "rocm": "7.1", "gpus": ["gfx90a"], "notRocm": False},
+        ),
+        (
+            "Package     Version\nnumpy       2.1.0\ntorch       2.6.0+rocm6.2.4\ntorchvision 0.21.0+rocm6.2.4\n",
+            {"python": "", "torch": "2.6", "rocm": "6.2", "gpus": [], "notRocm": False},
+        ),
+        ("torch==2.7.1+rocm6.3", {"python": "", "torch": "2.7", "rocm": "6.3", "gpus": [], "notRocm": False}),
+        (
+            "python=3.12.3 torch=2.5.1+cu124 hip=None gpu=NVIDIA H200",
+            {"python": "3.12", "torch": "2.5", "rocm": "", "gpus": [], "notRocm": True},
+        ),
+        ("<script>alert(1)</script>", {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False}),
+        ("", {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False}),
+    ],
+)
+def test_what_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
+    assert js(page, "parseEnvironment", text) == expected
+
+
+def test_the_command_to_paste_from_runs_in_a_shell(tmp_path: Path, page: MiniRacer) -> None:
+    """With a torch that has two GPUs of one kind."""
+    code = (
+        "from types import SimpleNamespace as N\n__version__ = '2.5.1+rocm6.2'\nversion = N(hip='6.2.41133')\n"
+        "cuda = N(device_count=lambda: 2, get_device_properties=lambda i: N(gcnArchName='gfx942:sramecc+:xnack-'))\n"
+    )
+    (tmp_path / "torch.py").write_text(code)
+    command = which.PASTE_COMMAND.replace("python", shlex.quote(sys.executable), 1)
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert js(page, "parseEnvironment", done.stdout) == {
+        "python": which.minor(sys.version),
+        "torch": "2.5",
+        "rocm": "6.2",
+        "gpus": ["gfx942"],
+        "notRocm": False,
+    }
+
+
+def test_the_issue_form_knows_every_field_that_is_filled_in(page: MiniRacer) -> None:
+    fields = {"python": "3.13", "torch": "2.5", "rocm": "6.2", "gpu": "gfx942,gfx1100", "backend": "triton"}
+    site = {"repository": "https://github.com/owner/name"}
+    url = which.request_url(site, fields)
+    ours, pages = urlsplit(url), urlsplit(js(page, "requestUrl", fields, site["repository"]))
+    query = parse_qs(ours.query)
+    assert query == parse_qs(pages.query)
+    assert query.pop("template") == [FORM.name]
+    form = yaml.safe_load(FORM.read_text(encoding="utf-8"))
+    by_id = {field["id"]: field for field in form["body"] if "id" in field}
+    assert set(query) == set(fields) == set(by_id) - {"purpose"}
+    assert all(by_id[name]["attributes"]["label"] == name for name in fields)
+    assert sorted(by_id["backend"]["attributes"]["options"]) == sorted(which.BACKENDS)
