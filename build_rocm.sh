@@ -5,6 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'USAGE'
 usage: build_rocm.sh <flash-attn> <python> <torch> <rocm> [options]
+       build_rocm.sh --setup [GROUP]
 
 Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU and no ROCm.
 
@@ -13,10 +14,14 @@ Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU
 
 options:
   --plan          print what would be done, as JSON, and stop
+  --docker        do it inside a container with the cell's ROCm, by the same steps
   --backend NAME  ck or triton (default: ck where it is ready)
   --dist DIR      where the wheel goes (default: dist in this repository)
   --cache DIR     compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE,
                   else $XDG_CACHE_HOME/rocm_wheels, else ~/.cache/rocm_wheels)
+  --cached-kernels  compile nothing: refuse where the cache lacks a kernel
+
+  --setup [GROUP] make an environment and stop: build/env, or build/env-GROUP for another dependency group
 
 environment:
   PYTORCH_ROCM_ARCH or GPU_ARCHS  GPU targets: "gfx90a;gfx942", or native
@@ -59,15 +64,19 @@ make_venv() {
     fi
 }
 
-# Makes build/env anew when what it is made from has changed; the stamp is written last.
+# Makes the environment of a dependency group anew when what it is made from has changed; the stamp is written last.
 environment() {
-    local stamp detail start=$SECONDS
-    stamp="$(cat "$root/pyproject.toml"; printf '%s\n' "$pip_version" "$root"; "$python" -I -c 'import sys; print(sys.executable, sys.version)')"
+    local group=$1 stamp detail start=$SECONDS
+    stamp="$(
+        cat "$root/pyproject.toml"
+        printf '%s\n' "$pip_version" "$root"
+        "$python" -I -c 'import sys; print(sys.executable, sys.version)'
+    )"
     if [[ -x $venv/bin/python && -f $venv/stamp && "$(<"$venv/stamp")" == "$stamp" ]]; then
         detail="unchanged"
     else
         make_venv
-        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:build"
+        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:$group"
         printf '%s\n' "$root" >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"
         detail="made with $("$venv/bin/python" -I --version)"
@@ -75,36 +84,63 @@ environment() {
     printf '%-12s%7d s  %s, %s\n' environment $((SECONDS - start)) "${venv#"$PWD"/}" "$detail"
 }
 
-if [[ $# -eq 0 ]]; then
-    usage >&2
-    exit 2
-fi
-plan_option=--check
-for argument in "$@"; do
-    case $argument in
-        -h | --help) usage; exit 0 ;;
-        --plan) plan_option=--plan ;;
-    esac
-done
+# The environment of the group `build` is build/env, that of another group build/env-<group>.
+setup() {
+    local group=$1
+    [[ $group == build ]] || venv="$venv-$group"
+    pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
+    environment "$group"
+}
 
-root="$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-venv="$root/build/env"
-python="$(find_python)"
-
-# The plan needs nothing but the standard library: what cannot be built is refused before anything is installed.
-# -I keeps the directory and the Python settings of the caller out.
-"$python" -I -c '
+# Plans and containers need nothing but the standard library: what cannot be built is refused before anything is
+# installed. -I keeps the directory and the Python settings of the caller out.
+bare() {
+    "$python" -I -c '
 import sys
 
 sys.path.insert(0, sys.argv.pop(1))
 from rocm_wheels.cli import main
 
 sys.exit(main())
-' "$root" plan "$plan_option" "$@"
+' "$root" "$@"
+}
+
+root="$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+venv="$root/build/env"
+if [[ $# -eq 0 ]]; then
+    usage >&2
+    exit 2
+fi
+if [[ $1 == --setup ]]; then
+    if [[ $# -gt 2 ]]; then
+        usage >&2
+        exit 2
+    fi
+    python="$(find_python)"
+    setup "${2:-build}"
+    exit 0
+fi
+plan_option=--check
+container=false
+for argument in "$@"; do
+    case $argument in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        --plan) plan_option=--plan ;;
+        --docker) container=true ;;
+    esac
+done
+
+python="$(find_python)"
+bare plan "$plan_option" "$@"
 if [[ $plan_option == --plan ]]; then
     exit 0
 fi
-
-pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
-environment
+if [[ $container == true ]]; then
+    bare build --dist "$root/dist" "$@"
+    exit
+fi
+setup build
 exec "$venv/bin/python" -I -m rocm_wheels build --dist "$root/dist" "$@"

@@ -16,7 +16,11 @@ for python in python3 python3.14 python3.13 python3.12 python3.11 ""; do
     fi
 done
 
-stamp="$(cat pyproject.toml; "$python" -I -c 'import sys; print(sys.executable, sys.version)'; pwd -P)"
+stamp="$(
+    cat pyproject.toml
+    "$python" -I -c 'import sys; print(sys.executable, sys.version)'
+    pwd -P
+)"
 if [[ ! -x $venv/bin/python || ! -f $venv/stamp || "$(<$venv/stamp)" != "$stamp" ]]; then
     echo "environment: $venv"
     "$python" -I -m venv --clear "$venv"
@@ -31,4 +35,11 @@ ruff check .
 ruff format --check .
 mypy
 shellcheck --severity=style ./*.sh .ci/run
+shfmt --indent 4 --case-indent --diff ./*.sh .ci/run
+yamllint --strict .
+check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
+hadolint docker/*/Dockerfile
+zizmor --offline --quiet --persona pedantic .
 exec python -m pytest "$@"

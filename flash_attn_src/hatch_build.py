@@ -152,6 +152,11 @@ class BuildHook(BuildHookInterface[Any]):
         files = {f"flash_attn/_kernels/{store.name}": store for store in stores}
         if request.launcher:
             files["flash_attn/_launcher.abi3.so"] = request.launcher
+        with _plain_errors():
+            from rocm_wheels import sbom
+
+            bill = sbom.write(scratch, request.full_version, request.requires, files)
+        build_data["sbom_files"].append(str(bill))
         files["flash_attn/_build_info.json"] = _write_build_info(request, stores, scratch)
         build_data["force_include"].update((str(path), name) for name, path in files.items())
         build_data["pure_python"] = request.launcher is None

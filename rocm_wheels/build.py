@@ -1,14 +1,19 @@
-"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each."""
+"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each; verifies again."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rocm_wheels.plan import Plan
+from rocm_wheels import names, versions
+from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.plan import Plan, make_plan
+from rocm_wheels.verdict import Verdict
 
 Say = Callable[[str], None]
 
@@ -28,10 +33,11 @@ class Progress:
         self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
 
 
-def run(plan: Plan, *, dist: Path, cache: Path, say: Say) -> Path:
+def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False) -> Path:
     """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
 
-    Errors of the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
+    With `cached_kernels` nothing is compiled: CompileFailed names the first kernel that the cache lacks. Errors of
+    the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
     """
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels import interpreters, kernels, launcher, repair, toolchain, verify, wheel
@@ -51,6 +57,8 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say) -> Path:
             python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
             detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
         with progress.stage("compile") as detail:
+            if cached_kernels:
+                kernels.require_cached(plan.targets, cache=cache)
             stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs)
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with progress.stage("assemble") as detail:
@@ -66,6 +74,42 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say) -> Path:
     for line in _closing(plan, repaired):
         say(line)
     return repaired
+
+
+def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
+    """Tests a finished wheel on this machine and replaces its verdict.
+
+    DataError if it is none of these wheels, VerifyFailed if it does not pass, or with `require_gpu` if its tests
+    did not run on a GPU.
+    """
+    from rocm_wheels import verdict, verify
+
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
+        found = verify.verify(wheel, plan_of(wheel), Path(work))
+    gpu = found.stages[verdict.GPU]
+    if require_gpu and gpu.status != verdict.PASSED:
+        raise VerifyFailed(
+            f"{wheel.name} was not tested on a GPU: {gpu.status}",
+            remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
+        )
+    return found
+
+
+def plan_of(wheel: Path) -> Plan:
+    """The plan that a finished wheel was built by, as far as its name and its contents tell."""
+    name = names.parse(wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
+    return make_plan(
+        versions.load(),
+        flash_attn=name.flash_attn,
+        python=name.python,
+        torch=name.torch_minor,
+        rocm=name.rocm,
+        backend=name.backend,
+        env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
+    )
 
 
 def _closing(plan: Plan, wheel: Path) -> list[str]:

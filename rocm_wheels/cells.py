@@ -123,12 +123,12 @@ def product(
     return list(cells.values()), left_out
 
 
-def limit_rows(rows: Sequence[T], *, most: int = MAX_ROWS) -> Sequence[T]:
+def limit_rows(rows: Sequence[T], *, most: int = MAX_ROWS, remedy: str = "") -> Sequence[T]:
     """The rows unchanged; DataError if one workflow run cannot hold them."""
     if len(rows) > most:
         raise DataError(
             f"the matrix has {len(rows)} rows, a workflow run holds {most}",
-            remedy=f"Leave out versions worth {len(rows) - most} rows, or build them in a second run.",
+            remedy=remedy or f"Leave out versions worth {len(rows) - most} rows, or build them in a second run.",
         )
     return rows
 

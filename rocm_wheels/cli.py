@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rocm_wheels import release_cli, versions
+from rocm_wheels import container, published, release_cli, versions
 from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.machine import survey
-from rocm_wheels.plan import Plan, make_plan, parallel_jobs
+from rocm_wheels.plan import Plan, check_backend, make_plan, parallel_jobs
 from rocm_wheels.targets import known_targets
 
 DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
@@ -72,23 +72,37 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _environment(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import wheel
+
+    plan = _planned(arguments)
+    variables = {**wheel.cell_variables(plan.cell), "PYTORCH_ROCM_ARCH": ";".join(plan.targets)}
+    for name, value in {**variables, "TORCH_INDEX": plan.torch_index}.items():
+        print(f"{name}={value}")
+    return 0
+
+
 def _build(arguments: argparse.Namespace) -> int:
     plan = _planned(arguments)
     if arguments.plan:
         _print_plan(plan)
         return 0
+    dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
+    if arguments.docker:
+        return container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
     from rocm_wheels import build
 
     say = partial(print, flush=True)
     for note in plan.notes:
         say(f"note: {note}")
     say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
-    build.run(plan, dist=arguments.dist.absolute(), cache=arguments.cache.absolute(), say=say)
+    build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
     return 0
 
 
 def _compile(arguments: argparse.Namespace) -> int:
     data = versions.load()
+    check_backend(data, arguments.backend)
     targets = known_targets(data, arguments.target)
     jobs = arguments.jobs or parallel_jobs(data, os.environ, survey(os.environ))
     from rocm_wheels import kernels
@@ -98,6 +112,35 @@ def _compile(arguments: argparse.Namespace) -> int:
     )
     for target, store in stores.items():
         print(f"{target}  {store}")
+    return 0
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import repair
+
+    print(repair.repair(arguments.wheel, arguments.output.absolute()))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import build
+
+    for wheel in arguments.wheel:
+        verdict = build.verify_again(wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu)
+        print(verdict.summary(), flush=True)
+    return 0
+
+
+def _published(arguments: argparse.Namespace) -> int:
+    print(json.dumps(published.listing(arguments.tag), indent=1))
+    return 0
+
+
+def _refresh(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import refresh
+
+    for change in refresh.run(dry_run=arguments.dry_run):
+        print(change)
     return 0
 
 
@@ -142,21 +185,27 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
     build = verbs.add_parser("build", help="build the wheel of one cell")
-    for verb in (plan, build):
+    environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
+    for verb in (plan, build, environment):
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it is ready)")
+    for verb in (plan, build):
         verb.add_argument("--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
+        verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
+        verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
     plan.add_argument("--check", action="store_true", help="print nothing unless the plan is refused")
     plan.set_defaults(run=_plan)
     build.set_defaults(run=_build)
+    environment.set_defaults(run=_environment)
 
     compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
     compile_.add_argument(
         "--target", action="append", required=True, metavar="GFX", help="gfx942, sm_90, ...; may be repeated"
     )
+    compile_.add_argument("--backend", default="triton", metavar="NAME", help="whose kernels: ck or triton (triton)")
     compile_.add_argument(
         "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
     )
@@ -169,6 +218,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_cache(compile_)
     compile_.set_defaults(run=_compile)
+
+    repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
+    repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
+    repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
+    repair.set_defaults(run=_repair)
+
+    verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
+    verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
+    verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
+    _add_cache(verify)
+    verify.set_defaults(run=_verify)
+
+    there = verbs.add_parser(
+        "published", help="list the files that a release has, as create_matrix.py --missing reads it"
+    )
+    there.add_argument("tag", help="the release; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.set_defaults(run=_published)
+
+    refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
+    refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
+    refresh.set_defaults(run=_refresh)
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, help="a wheel, or the zip file of one target")

@@ -119,6 +119,16 @@ def compile_store(
     return {target: _pack([unit for unit in wanted if unit.target == target], cache) for target in targets}
 
 
+def require_cached(targets: Sequence[str], *, cache: Path) -> None:
+    """Raises CompileFailed unless the cache has every kernel of the targets."""
+    missing = [unit for unit in units(targets) if _cached(unit, cache) is None]
+    if missing:
+        raise CompileFailed(
+            f"{len(missing)} kernels are not in the cache {cache}: first {missing[0].name} for {missing[0].target}",
+            remedy="Bring the cache of the same sources and compiler, or leave --cached-kernels out.",
+        )
+
+
 def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")

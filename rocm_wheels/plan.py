@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from rocm_wheels import names
 from rocm_wheels.cells import Cell, resolve
-from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell
+from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.machine import Machine, survey
 from rocm_wheels.targets import served, targets
 from rocm_wheels.versions import Versions
@@ -19,7 +19,7 @@ TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One wheel to be built; `notes` are decisions that the user should know of."""
+    """One wheel to be built; `image` is a container with its ROCm, `notes` are what the user should know of."""
 
     cell: Cell
     targets: tuple[str, ...]
@@ -28,6 +28,7 @@ class Plan:
     label: str
     wheel: str
     torch_index: str
+    image: str | None
     compiler: str
     toolchain: str
     steps: tuple[str, ...]
@@ -73,6 +74,7 @@ def make_plan(
         label=names.local_label(cell),
         wheel=names.wheel_name(cell),
         torch_index=versions.torch[cell.torch].rocm[cell.rocm],
+        image=versions.rocm[cell.rocm].image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         # Triton brings its own compiler: its kernels are the same on a machine with and without ROCm.
         toolchain="rocm" if machine.rocm and chosen == "ck" else "pypi",
@@ -110,12 +112,28 @@ def _backend(versions: Versions, requested: str | None) -> tuple[str, tuple[str,
         if default == ready[0]:
             return default, ()
         return ready[0], (f"the {default} backend is not there yet: this builds the {ready[0]} wheel",)
-    if requested in versions.backends and requested not in ready:
-        raise ImpossibleCell(
-            f"the {requested} backend is not there yet: its kernels are not in this repository",
-            remedy=f"Use --backend {ready[0]}.",
-        )
+    check_backend(versions, requested)
     return requested, ()
+
+
+def check_backend(versions: Versions, name: str) -> None:
+    """UnknownVersion or ImpossibleCell unless the backend's kernels are in this repository."""
+    if name not in versions.backends:
+        raise UnknownVersion(
+            f"backend {name!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}."
+        )
+    if not versions.backends[name].ready:
+        ready = next(backend.name for backend in versions.backends.values() if backend.ready)
+        raise ImpossibleCell(
+            f"the {name} backend is not there yet: its kernels are not in this repository",
+            remedy=f"Use --backend {ready}.",
+        )
+
+
+def requested_targets(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The targets that the environment names, None where it names none or "native"."""
+    found, _ = _requested(env)
+    return None if found == ("native",) else found
 
 
 def _requested(env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:

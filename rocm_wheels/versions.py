@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rocm_wheels.tables import Table, key, lenient, parse
 DATA_FILE = Path(__file__).with_name("versions.toml")
 FP8_FORMATS = ("none", "fnuz", "ocp")
 WAVEFRONTS = (32, 64)
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,20 @@ class Build:
 
     job_memory_mib: int
     pip: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """The jobs of the workflows: labels of their runners, limits in minutes, parts of a backend's kernels."""
+
+    runner: str
+    container: bool
+    gpu_runner: str
+    compile_minutes: int
+    kernel_minutes: int
+    wheel_minutes: int
+    gpu_minutes: int
+    shards: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +92,7 @@ class Versions:
     flash_attn: tuple[str, ...]
     python: tuple[str, ...]
     build: Build
+    jobs: Jobs
     compilers: Mapping[str, str]
     backends: Mapping[str, Backend]
     rocm: Mapping[str, Rocm]
@@ -98,18 +115,45 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
     versions = Versions(
         flash_attn=flash_attn,
         python=python,
-        build=Build(job_memory_mib=build.get("job_memory_mib", int), pip=build.version("pip")),
+        build=Build(job_memory_mib=_positive(build, "job_memory_mib"), pip=build.version("pip")),
         compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
         backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
+        jobs=_jobs(root.table("jobs"), backends),
         rocm=(rocm := {entry.last: _rocm(entry) for entry in root.tables("rocm", versions=True)}),
         torch={entry.last: _torch(entry, python, rocm) for entry in root.tables("torch", versions=True)},
         targets={entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")},
     )
     for table in (build, compilers, root):
         table.finish()
-    if versions.build.job_memory_mib < 1:
-        raise build.error("job_memory_mib", versions.build.job_memory_mib, "is not above 0")
     return versions
+
+
+def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:
+    parts = table.table("shards")
+    jobs = Jobs(
+        runner=table.text("runner"),
+        container=table.get("container", bool),
+        gpu_runner=table.text("gpu_runner"),
+        compile_minutes=_positive(table, "compile_minutes"),
+        kernel_minutes=_positive(table, "kernel_minutes"),
+        wheel_minutes=_positive(table, "wheel_minutes"),
+        gpu_minutes=_positive(table, "gpu_minutes"),
+        shards={name: _positive(parts, name) for name in backends},
+    )
+    parts.finish()
+    table.finish()
+    if jobs.compile_minutes >= jobs.kernel_minutes:
+        raise table.error(
+            "compile_minutes", jobs.compile_minutes, f"is not below kernel_minutes, {jobs.kernel_minutes}"
+        )
+    return jobs
+
+
+def _positive(table: Table, name: str) -> int:
+    value = table.get(name, int)
+    if value < 1:
+        raise table.error(name, value, "is not above 0")
+    return value
 
 
 def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
@@ -121,6 +165,8 @@ def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
 def _rocm(table: Table) -> Rocm:
     rocm = Rocm(version=table.last, image=table.optional("image", table.text))
     table.finish()
+    if rocm.image is not None and not _IMAGE.fullmatch(rocm.image):
+        raise table.error("image", rocm.image, "is neither repository:tag nor repository:tag@sha256:digest")
     return rocm
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocm_wheels import names
+from rocm_wheels.cells import Cell
 from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.plan import Plan
 
@@ -51,7 +52,8 @@ def source_date_epoch(source: Path = SOURCE) -> int:
         return max(int(given), _OLDEST_EPOCH)
     try:
         log = subprocess.run(
-            ["git", "-C", str(source), "log", "-1", "--format=%ct"],
+            # In a container the checkout belongs to another user, which git takes for an attack.
+            ["git", "-c", "safe.directory=*", "-C", str(source), "log", "-1", "--format=%ct"],
             capture_output=True,
             text=True,
             check=False,
@@ -99,17 +101,23 @@ def _build(plan: Plan, kernels: Path, launcher: Path, dist: Path, source: Path) 
     return dist / expected
 
 
-def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
-    cell = plan.cell
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+def cell_variables(cell: Cell) -> dict[str, str]:
+    """What flash_attn_src/hatch_build.py reads about a cell, except for its Python, which is the one that builds."""
     return {
-        **inherited,
         "FLASH_ATTN_VERSION": cell.flash_attn,
         "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
-        "FLASH_ATTN_PYTHON": cell.python,
         "FLASH_ATTN_TORCH": cell.torch_minor,
         "FLASH_ATTN_BACKEND": cell.backend,
         "FLASH_ATTN_ROCM": cell.rocm,
+    }
+
+
+def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+    return {
+        **inherited,
+        **cell_variables(plan.cell),
+        "FLASH_ATTN_PYTHON": plan.cell.python,
         "FLASH_ATTN_KERNELS": str(kernels.resolve()),
         "FLASH_ATTN_LAUNCHER": str(launcher.resolve()),
         "SOURCE_DATE_EPOCH": str(source_date_epoch(source)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from rocm_wheels.cells import Cell
@@ -18,3 +21,26 @@ def data() -> Versions:
 def cell() -> Cell:
     """The cell of the README."""
     return Cell(flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", backend="triton")
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty at first, and shared by the tests that build wheels: nothing is compiled twice in a run."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, to be read and committed")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file of that name in tests/golden."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs: pytest --update-golden, then read the diff"
+
+    return compare

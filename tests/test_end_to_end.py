@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a user with one GPU target in mind and an empty cache."""
+def environment(kernel_cache: Path) -> dict[str, str]:
+    """Of a user with one GPU target in mind."""
     keep = {key: value for key, value in os.environ.items() if key not in ("GPU_ARCHS", "BUILD_TRITON_BACKEND")}
-    return {**keep, "PYTORCH_ROCM_ARCH": "gfx942", "ROCM_WHEELS_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    return {**keep, "PYTORCH_ROCM_ARCH": "gfx942", "ROCM_WHEELS_CACHE": str(kernel_cache)}
 
 
 def build(environment: dict[str, str], dist: Path, *cell: str) -> tuple[str, Path]:

@@ -45,6 +45,7 @@ def test_the_plan_of_the_readme(data: Versions) -> None:
         "label": "rocm62torch2.5triton",
         "wheel": "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl",
         "torch_index": "rocm6.2",
+        "image": data.rocm["6.2"].image,
         "compiler": f"triton {data.compilers['triton']}",
         "toolchain": "pypi",
         "steps": ("check", "compile", "assemble", "repair", "verify"),

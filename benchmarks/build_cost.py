@@ -1,0 +1,100 @@
+"""CPU time of the whole matrix: kernels compiled for each wheel, against compiled once and assembled.
+
+    python benchmarks/build_cost.py                    # every target of the matrix, some minutes on two cores
+    python benchmarks/build_cost.py --only 'fwd*'      # a part of the kernels, scaled up by their number
+
+Compiles into an empty cache, then assembles and repairs one wheel of each target set, and counts CPU seconds of all
+processes, which other work on the machine changes little. Verifying is left out: it costs the same either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import create_matrix  # noqa: E402
+from rocm_wheels import kernels, launcher, matrix, plan, repair, rows, versions, wheel  # noqa: E402
+from rocm_wheels.cells import Cell  # noqa: E402
+
+
+def cpu_seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """CPU seconds of this process and its finished children while `work` runs, and seconds on the clock."""
+
+    def used() -> float:
+        both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+    before, started = used(), time.monotonic()
+    work()
+    return used() - before, time.monotonic() - started
+
+
+def compile_target(target: str, cache: Path, only: str | None, jobs: int) -> None:
+    """Its progress goes to stderr: stdout is the table."""
+    with contextlib.redirect_stdout(sys.stderr):
+        kernels.compile_store([target], cache=cache, jobs=jobs, only=only)
+
+
+def assemble(cell: Cell, targets: tuple[str, ...], cache: Path, only: str | None, work: Path) -> Path:
+    """What a wheel job does with kernels that are compiled; the wheel, repaired."""
+    made = plan.make_plan(
+        versions.load(),
+        flash_attn=cell.flash_attn,
+        python=cell.python,
+        torch=cell.torch,
+        rocm=cell.rocm,
+        backend=cell.backend,
+        env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
+    )
+    stores = kernels.compile_store(targets, cache=cache, jobs=1, only=only)
+    return repair.repair(wheel.assemble(made, stores, launcher.build(work, cache=cache), work), work / "repaired")
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="GLOB", help="these kernels alone, scaled up by their number")
+    parser.add_argument("--jobs", type=int, default=2, help="compile jobs at once (2)")
+    arguments = parser.parse_args()
+    data = versions.load()
+    cells = matrix.select(data, {"rocm": create_matrix.ROCM_MATRIX}).cells
+    served = {cell: rows.row_targets(data, cell, None) for cell in cells}
+    targets = list(dict.fromkeys(target for each in served.values() for target in each))
+    scale = len(kernels.units(targets[:1])) / len(kernels.units(targets[:1], only=arguments.only))
+
+    with tempfile.TemporaryDirectory() as directory:
+        cache = Path(directory) / "cache"
+        cost: dict[str, float] = {}
+        print(f"{platform.processor() or platform.machine()}, {arguments.jobs} jobs", file=sys.stderr)
+        for target in targets:
+            cpu, clock = cpu_seconds(lambda: compile_target(target, cache, arguments.only, arguments.jobs))  # noqa: B023
+            cost[target] = cpu * scale
+            print(f"{target}: {cpu:.0f} s of CPU, {clock:.0f} s", file=sys.stderr)
+        work = Path(directory) / "work"
+        work.mkdir()
+        assembly, _ = cpu_seconds(lambda: assemble(cells[-1], served[cells[-1]], cache, arguments.only, work))
+        size = next((work / "repaired").glob("*.whl")).stat().st_size
+
+    each = sum(cost[target] for cell in cells for target in served[cell]) + assembly * len(cells)
+    once = sum(cost.values()) + assembly * len(cells)
+    print("| | CPU seconds |\n|-|-|")
+    for target in targets:
+        print(f"| kernels of {target} | {cost[target]:.0f} |")
+    print(f"| assembling and repairing one wheel ({size / 2**20:.1f} MiB) | {assembly:.1f} |")
+    print(f"| {len(cells)} wheels, kernels compiled for each | {each:.0f} ({each / 3600:.1f} h) |")
+    print(f"| {len(cells)} wheels, kernels compiled once | {once:.0f} ({once / 3600:.2f} h) |")
+    print(f"\n{each / once:.0f} times less.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+"""What the release builds. Prints the rows of the workflow's jobs as JSON; `--list` shows them to people.
+
+Needs nothing but the standard library. What exists at all is in rocm_wheels/versions.toml.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rocm_wheels import matrix
+
+ROCM_MATRIX = {
+    "flash_attn": ["2.6.3", "2.7.4", "2.8.3"],
+    "python": ["3.10", "3.11", "3.12"],
+    "torch": ["2.5.1", "2.6.0"],
+    "rocm": ["6.1", "6.2"],
+    "backend": ["ck", "triton"],
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the rows and returns the exit code."""
+    return matrix.main({"rocm": ROCM_MATRIX}, argv)  # "rocm": False switches the platform off
+
+
+if __name__ == "__main__":
+    sys.exit(main())

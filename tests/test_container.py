@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_parts import plan
+
+from rocm_wheels import container
+from rocm_wheels.errors import DataError
+from rocm_wheels.versions import Versions
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = ROOT / "docker"
+
+
+def test_the_commands_of_a_cell() -> None:
+    build, run = container.commands(
+        plan("gfx942"),
+        dist=Path("/out"),
+        cache=Path("/cache"),
+        cached_kernels=True,
+        device_group=None,
+        root=Path("/repository"),
+        env={"MAX_JOBS": "2", "HOME": "/home/someone"},
+    )
+    tag = "rocm-wheels-build:rocm6.2-ubuntu22.04-py3.10-pytorch-release-2.3.0-cp311"
+    base = "BASE=rocm/pytorch:rocm6.2_ubuntu22.04_py3.10_pytorch_release_2.3.0"
+    assert build == [
+        "docker", "build", "--tag", tag, "--file", "/repository/docker/build/Dockerfile",
+        "--build-arg", base, "--build-arg", "PYTHON=3.11", "/repository",
+    ]  # fmt: skip
+    assert run == [
+        "docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", "/repository",
+        "--volume", "/repository:/repository", "--volume", "/out:/out", "--volume", "/cache:/cache",
+        "--volume", "/repository/build/docker:/repository/build", "--env", "HOME=/repository/build",
+        "--env", "MAX_JOBS", tag,
+        "/repository/build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--backend", "triton",
+        "--dist", "/out", "--cache", "/cache", "--cached-kernels",
+    ]  # fmt: skip
+
+
+def test_a_gpu_goes_into_the_container_with_its_group() -> None:
+    _, run = container.commands(
+        plan("gfx942"),
+        dist=Path("/r/dist"),
+        cache=Path("/r/cache"),
+        cached_kernels=False,
+        device_group=109,
+        root=Path("/r"),
+        env={},
+    )
+    words = " ".join(run)
+    for flag in (
+        "--device=/dev/kfd --device=/dev/dri --group-add video --group-add 109",
+        "--cap-add=SYS_PTRACE --security-opt seccomp=unconfined --ipc=host",
+    ):
+        assert flag in words
+    assert "--cached-kernels" not in words
+
+
+def test_the_digest_of_an_image_stays_out_of_the_tag() -> None:
+    pinned = replace(plan("gfx942"), image="rocm/pytorch:rocm6.2_x@sha256:" + "0" * 64)
+    given = {"dist": Path("/d"), "cache": Path("/c"), "root": Path("/r")}
+    build, _ = container.commands(pinned, cached_kernels=False, device_group=None, env={}, **given)
+    assert build[3] == "rocm-wheels-build:rocm6.2-x-cp311"
+    assert f"BASE={pinned.image}" in build
+    with pytest.raises(DataError, match=r"no container image is known for ROCm 6\.2"):
+        container.commands(replace(pinned, image=None), cached_kernels=False, device_group=None, env={}, **given)
+
+
+def script(*arguments: str, cwd: Path, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "build_rocm.sh", *arguments],
+        cwd=cwd, env={**os.environ, "PATH": path, "XDG_CACHE_HOME": str(cwd / "xdg"), "ROCM_WHEELS_CACHE": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status: int) -> None:
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$*" >>"$0.log"\n[[ $1 == build ]] || exit ' + str(status))
+    docker.chmod(0o755)
+    cell = ("2.8.3", "3.11", "2.5.1", "6.2")
+    done = script("--dist", "out", *cell, "--docker", cwd=tmp_path, path=f"{docker.parent}:{os.environ['PATH']}")
+    assert done.returncode == status, done.stderr
+    build, run = (tmp_path / "bin/docker.log").read_text().splitlines()
+    assert build.startswith("build --tag rocm-wheels-build:")
+    inside = f"2.8.3 3.11 2.5.1 6.2 --backend triton --dist {tmp_path}/out --cache {tmp_path}/xdg/rocm_wheels"
+    assert run.endswith(f"{ROOT}/build_rocm.sh {inside}")
+    assert (tmp_path / "out").is_dir()
+
+
+def test_without_docker_it_says_so(tmp_path: Path) -> None:
+    for name in ("bash", "env", "python3", "dirname", "cat", "sed"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = script("2.8.3", "3.11", "2.5.1", "6.2", "--docker", cwd=tmp_path, path=str(tmp_path))
+    assert done.returncode == 5
+    assert done.stderr == (
+        "error: --docker: there is no docker on PATH\nInstall it, or leave --docker out: no build needs it.\n"
+    )
+
+
+def test_files_that_the_images_copy_exist() -> None:
+    for dockerfile in DOCKER.glob("*/Dockerfile"):
+        context = ROOT if "docker/user" not in str(dockerfile) else dockerfile.parent
+        for sources in re.findall(r"^COPY (?:--\S+ )?(.+) \S+$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE):
+            for source in sources.split():
+                assert source.startswith("${") or (context / source).exists(), f"{dockerfile}: {source}"
+
+
+def test_images_end_as_an_ordinary_user_except_the_one_of_cibuildwheel() -> None:
+    for dockerfile in DOCKER.glob("*/Dockerfile"):
+        users = re.findall(r"^USER (\S+)$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+        assert users == ([] if dockerfile.parent.name == "manylinux" else ["10001"]), dockerfile
+
+
+def test_the_base_of_the_user_image_is_the_one_of_the_data_and_fits_its_wheel(data: Versions) -> None:
+    text = (DOCKER / "user/Dockerfile").read_text(encoding="utf-8")
+    base, requirement = re.findall(r'^ARG (?:BASE|REQUIREMENT)="?([^"\n]+)', text, re.MULTILINE)
+    assert base in {str(rocm.image).partition("@")[0] for rocm in data.rocm.values()}
+    assert "release_" + data.torch["2.6.0"].version in base
+    assert requirement.endswith("torch2.6triton")
+
+
+@pytest.mark.parametrize(
+    ("wheels", "index", "installs"),
+    [
+        (["flash_attn-1-py3-none-any.whl"], "", "--no-deps {}/flash_attn-1-py3-none-any.whl"),
+        ([], "https://index", "--no-deps --index-url https://index flash_attn==2.8.3+rocm62torch2.6triton"),
+        ([], "", None),
+    ],
+)
+def test_the_user_image_takes_a_wheel_or_an_index(
+    wheels: list[str], index: str, installs: str | None, tmp_path: Path
+) -> None:
+    text = (DOCKER / "user/Dockerfile").read_text(encoding="utf-8")
+    script = text.partition("\nRUN shopt")[2].partition("\nRUN ")[0]
+    for name in wheels:
+        (tmp_path / name).touch()
+    variables = {
+        "INDEX_URL": index,
+        "REQUIREMENT": "flash_attn==2.8.3+rocm62torch2.6triton",
+        "PATH": os.environ["PATH"],
+    }
+    fake = 'python3() { printf "%s\\n" "$*"; }; shopt'
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", fake + script.replace("/tmp/wheels", str(tmp_path))],
+        env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if installs is None:
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: no wheel in docker/user and no INDEX_URL\nBuild one: ./build_rocm.sh")
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0].endswith(installs.format(tmp_path))
+
+
+def test_the_runner_takes_one_job_and_alone_its_daemon_is_privileged() -> None:
+    services = yaml.safe_load((DOCKER / "runner/compose.yml").read_text(encoding="utf-8"))["services"]
+    runner, docker = services["runner"], services["docker"]
+    assert runner["restart"] == "no"
+    assert "--jitconfig" in json.dumps(runner["entrypoint"])
+    assert runner["cap_drop"] == ["ALL"]
+    assert runner["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in runner
+    assert "devices" not in runner
+    assert docker["devices"] == ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"]
+    for service in services.values():
+        assert "ports" not in service
+        assert not any("docker.sock" in volume for volume in service["volumes"])

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import matrix, names, published, rows, versions
+from rocm_wheels.cells import MAX_ROWS
+from rocm_wheels.errors import BadTarget, DataError
+from rocm_wheels.versions import Versions
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "create_matrix.py"
+DOCS = ROOT / "docs/adding-a-version.md"
+
+
+@pytest.fixture
+def whole() -> dict[str, list[str]]:
+    """The matrix of create_matrix.py."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        import create_matrix
+    finally:
+        sys.path.remove(str(ROOT))
+    return create_matrix.ROCM_MATRIX
+
+
+@pytest.fixture
+def both(data: Versions) -> Versions:
+    """The data as it is once the CK backend is ready."""
+    return replace(data, backends={name: replace(backend, ready=True) for name, backend in data.backends.items()})
+
+
+def run(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """create_matrix.py as the workflow calls it, by a Python without any package."""
+    return subprocess.run(
+        [sys.executable, "-S", str(cwd / SCRIPT.name), *arguments],
+        cwd=cwd.parent, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("matrix.json", ["--tag", "v1.2.3"]),
+        ("matrix_pull_request.json", ["--event", "pull_request"]),
+        ("matrix_list.txt", ["--list", "--only", "2.8.3 *"]),
+        ("matrix_one_target.txt", ["--github-output", "--only", "2.8.3 3.11 2.5.1 6.2 *", "--target", "gfx942"]),
+    ],
+)
+def test_golden(name: str, arguments: list[str], golden: Callable[[str, str], None]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    golden(name, done.stdout)
+
+
+def test_the_whole_matrix_with_both_backends(both: Versions, whole: dict[str, list[str]]) -> None:
+    selected = matrix.select(both, {"rocm": whole})
+    assert len(selected.cells) == 3 * 3 * 2 * 2 * 2
+    assert selected.left_out == ()
+    made = rows.rows(both, selected.cells)
+    assert len({row["name"] for row in made["wheels"]}) == len({row["artifact"] for row in made["wheels"]}) == 72
+    # Four parts of CK for two targets, one part of Triton for four: compiled once, whatever the number of cells.
+    assert len(made["kernels"]) == 4 * 2 + 4
+    artifacts = [str(row["artifact"]) for row in made["kernels"]]
+    assert len(set(artifacts)) == len(artifacts)
+
+
+def test_a_wheel_takes_the_kernels_of_its_backend_alone(both: Versions, whole: dict[str, list[str]]) -> None:
+    made = rows.rows(both, matrix.select(both, {"rocm": whole}).cells)
+    for wheel in made["wheels"]:
+        taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(wheel["kernels"]))]
+        assert {row["backend"] for row in taken} == {wheel["backend"]}
+        assert set(str(wheel["targets"]).split(";")) <= {row["target"] for row in taken}
+        parts = [row["shard"] for row in taken if row["target"] == str(wheel["targets"]).split(";")[0]]
+        assert parts == [f"{part}/{len(parts)}" for part in range(1, len(parts) + 1)]
+
+
+def test_kernels_of_ck_depend_on_the_rocm_of_a_container(both: Versions, whole: dict[str, list[str]]) -> None:
+    inside = replace(both, jobs=replace(both.jobs, container=True))
+    made = rows.rows(inside, matrix.select(inside, {"rocm": whole}).cells)
+    assert {(row["backend"], row["rocm-version"]) for row in made["kernels"]} == {
+        ("ck", "6.1"),
+        ("ck", "6.2"),
+        ("triton", rows.NO_ROCM),
+    }
+    for row in (*made["kernels"], *made["wheels"]):
+        rocm = str(row["rocm-version"])
+        assert str(row["container"]).startswith("rocm/pytorch:rocm" + ("6." if rocm == rows.NO_ROCM else rocm))
+    lacking = replace(inside, rocm={**inside.rocm, "6.1": replace(inside.rocm["6.1"], image=None)})
+    with pytest.raises(DataError, match=r"rocm/6\.1: no image, and jobs run in containers"):
+        rows.rows(lacking, matrix.select(lacking, {"rocm": whole}).cells)
+
+
+def test_a_platform_can_be_switched_off(data: Versions) -> None:
+    assert matrix.select(data, {"rocm": False}) == matrix.Matrix(cells=(), left_out=(("rocm", "switched off"),))
+    with pytest.raises(DataError, match="platform 'rocm' is on without a matrix"):
+        matrix.select(data, {"rocm": True})
+    assert matrix.main({"rocm": False}, ["--github-output"]) == 0
+
+
+def test_an_empty_matrix_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert matrix.main({"rocm": False}, []) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
+    assert err == "left out: rocm: switched off\n"
+
+
+def test_a_glob_selects(data: Versions, whole: dict[str, list[str]]) -> None:
+    def selected(only: str) -> list[str]:
+        return [rows.cell_name(cell) for cell in matrix.select(data, {"rocm": whole}, only=only).cells]
+
+    assert selected("2.8.3 3.11 2.5.1 6.2 *") == ["2.8.3 3.11 2.5.1 6.2 triton"]
+    assert len(selected("2.8.3 *")) == 12
+    with pytest.raises(DataError, match=r"no cell matches '2\.9\.\*'\nCells read as '2\.6\.3 3\.10"):
+        selected("2.9.*")
+
+
+def test_a_pull_request_builds_the_oldest_and_the_newest(data: Versions, whole: dict[str, list[str]]) -> None:
+    cells = matrix.select(data, {"rocm": whole}, event="pull_request").cells
+    assert [str(cell) for cell in cells] == ["2.6.3 3.10 2.5.1 6.1", "2.8.3 3.12 2.6.0 6.2"]
+    one = {axis: each[:1] if axis != "backend" else ["triton"] for axis, each in whole.items()}
+    assert len(matrix.select(data, {"rocm": one}, event="pull_request").cells) == 1
+
+
+def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
+    cells = matrix.select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 *").cells
+    there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
+    verdicts = [f"{name}.verdict.json" for name in there]
+    assets = [{"name": name, "state": "uploaded"} for name in (*there[:2], *verdicts[:1], verdicts[2])]
+    release = {"tag_name": "v1", "assets": [*assets, {"name": there[2], "state": "starter"}]}
+    path = tmp_path / "release.json"
+    path.write_text(json.dumps([[release]]))
+    done = run("--only", "2.8.3 * 2.5.1 6.2 *", "--missing", str(path))
+    assert [row["name"] for row in json.loads(done.stdout)["wheels"]["include"]] == [
+        rows.cell_name(cell) for cell in cells[1:3]
+    ]
+    assert "already released" in done.stderr
+
+    release["assets"] = [{"name": name, "state": "uploaded"} for name in (*there, *verdicts)]
+    path.write_text(json.dumps(release))
+    done = run("--only", "2.8.3 * 2.5.1 6.2 *", "--missing", str(path))
+    assert json.loads(done.stdout) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "does not describe a release"), ('{"message": "Not Found"}', "KeyError('assets')"), ("[1]", "TypeError")],
+)
+def test_a_listing_is_checked(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "release.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(message)):
+        published.files(str(path))
+    with pytest.raises(DataError, match="no such file"):
+        published.files(str(tmp_path / "other.json"))
+
+
+def test_requested_targets_go_to_the_cells_that_serve_them(both: Versions, whole: dict[str, list[str]]) -> None:
+    cells = matrix.select(both, {"rocm": whole}, only="2.8.3 3.11 2.5.1 6.2 *").cells
+    made = rows.rows(both, cells, ["gfx942", "gfx1100"])
+    assert {row["backend"]: row["targets"] for row in made["wheels"]} == {"ck": "gfx942", "triton": "gfx942;gfx1100"}
+    with pytest.raises(BadTarget, match=r"none of gfx1100 is served by the cell 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"):
+        rows.rows(both, cells, ["gfx1100"])
+    with pytest.raises(BadTarget, match="'gfx94' is not a known GPU target"):
+        rows.rows(both, cells, ["gfx94"])
+
+
+def test_the_targets_of_the_environment_are_requested() -> None:
+    done = run("--only", "2.8.3 3.11 2.5.1 6.2 *", PYTORCH_ROCM_ARCH="gfx942")
+    assert [row["target"] for row in json.loads(done.stdout)["kernels"]["include"]] == ["gfx942"]
+
+
+def test_too_many_rows_are_an_error_with_a_way_out(data: Versions) -> None:
+    wide = {
+        "flash_attn": list(data.flash_attn),
+        "python": list(data.python),
+        "torch": list(data.torch),
+        "rocm": list(data.rocm),
+        "backend": ["triton"],
+    }
+    more = replace(data, flash_attn=(*data.flash_attn, "2.9.0", "2.9.1"))
+    cells = matrix.select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}).cells
+    assert len(cells) > MAX_ROWS
+    with pytest.raises(DataError) as caught:
+        rows.rows(more, cells)
+    assert caught.value.message == f"the matrix has {len(cells)} rows, a workflow run holds 256"
+    globs = re.findall(r"--only '([^']+)'", caught.value.remedy)
+    assert globs[0] == "2.6.3 * * * *"
+    parts = [
+        matrix.select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}, only=glob).cells for glob in globs
+    ]
+    assert sum(map(len, parts)) == len(cells)
+    assert all(len(rows.rows(more, part)["wheels"]) <= MAX_ROWS for part in parts)
+
+
+@pytest.mark.parametrize("tag", ["1.2.3", "v1.2", "v1.2.3; rm", "refs/tags/v1.2.3"])
+def test_a_tag_is_checked(tag: str) -> None:
+    done = run("--tag", tag)
+    assert done.returncode == 2
+    assert "is not a release tag such as v1.2.3" in done.stderr
+
+
+def test_a_version_that_nobody_knows_is_an_error(
+    capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]
+) -> None:
+    assert matrix.main({"rocm": {**whole, "torch": ["9.9.9"]}}, []) == 2
+    assert capsys.readouterr().err.startswith("error: torch '9.9.9' is not known\nNearest: 2.9.1.")
+
+
+def test_adding_a_version_is_the_edit_that_the_documentation_shows(tmp_path: Path) -> None:
+    copy = tmp_path / "repository"
+    shutil.copytree(ROOT / "rocm_wheels", copy / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "flash_attn_src", copy / "flash_attn_src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SCRIPT, copy)
+    before = {row["name"] for row in json.loads(run(cwd=copy).stdout)["wheels"]["include"]}
+    (diff,) = re.findall(r"(?ms)^```diff\n(.*?)^```", DOCS.read_text(encoding="utf-8"))
+    subprocess.run(["git", "apply", "--unsafe-paths", "-p1", "-"], cwd=copy, input=diff, text=True, check=True)
+    done = run(cwd=copy)
+    assert done.returncode == 0, done.stderr
+    found = {row["name"]: row for row in json.loads(done.stdout)["wheels"]["include"]}
+    assert before < set(found)
+    new = found["2.8.3 3.13 2.9.1 6.4 triton"]
+    assert (new["label"], new["torch-index"]) == ("rocm64torch2.9triton", "rocm6.4")
+    assert "gfx1201" in new["targets"].split(";")
+    assert "2.8.3 3.13 2.6.0 6.2 triton" in found
+    assert "2.8.3 3.13 2.5.1 6.2 triton" not in found
+    assert "torch 2.5.1 has no wheels for Python 3.13" in done.stderr
+    assert "torch 2.9.1 has no wheels for ROCm 6.1" in done.stderr
+
+
+def test_the_pythons_of_cibuildwheel_are_those_of_the_matrix(whole: dict[str, list[str]]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--print-build-identifiers", "flash_attn_src"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    tags = [f"cp{python.replace('.', '')}-manylinux_x86_64" for python in whole["python"]]
+    assert done.stdout.split() == tags
+
+
+def test_shards_and_minutes_are_checked() -> None:
+    text = versions.DATA_FILE.read_text(encoding="utf-8")
+    for old, new, message in (
+        ("shards = { ck = 4, triton = 1 }", "shards = { ck = 4 }", "jobs/shards/triton: None is missing"),
+        ("shards = { ck = 4, triton = 1 }", "shards = { ck = 0, triton = 1 }", "jobs/shards/ck: 0 is not above 0"),
+        ("compile_minutes = 320", "compile_minutes = 350", "350 is not below kernel_minutes, 350"),
+        ('image = "rocm/pytorch:rocm6.1_', 'image = "rocm/pytorch@rocm6.1_', "is neither repository:tag nor"),
+    ):
+        assert old in text
+        with pytest.raises(DataError, match=re.escape(message)):
+            versions.loads(text.replace(old, new, 1))
+    digest = "sha256:" + "0" * 64
+    pinned = re.sub(r'image = "(rocm/pytorch:rocm6\.1_[^"]+)"', rf'image = "\1@{digest}"', text)
+    assert str(versions.loads(pinned).rocm["6.1"].image).endswith(digest)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import refresh, versions
+from rocm_wheels.errors import DataError, MissingTool
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def texts() -> dict[str, str]:
+    return {name: (refresh.ROOT / name).read_text(encoding="utf-8") for name in refresh.PINNED}
+
+
+def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:
+    asked: list[str] = []
+
+    def newest(package: str) -> str:
+        asked.append(package)
+        return {"triton": "9.9.9"}.get(package, "1.0")
+
+    before = texts()
+    # A torch that brought the very Triton that is pinned.
+    before["rocm_wheels/versions.toml"] = before["rocm_wheels/versions.toml"].replace('"3.5.1"', '"3.7.1"')
+    fresh, changes = refresh.refreshed(before, newest=newest, digest=lambda *_: DIGEST)
+    assert len(asked) == len(set(asked))
+    pins = {pin for text in fresh.values() for pin in re.findall(r'"(triton==[^"]+)"', text)}
+    assert pins == {"triton==9.9.9"}
+    assert 'triton = "9.9.9"' in fresh["rocm_wheels/versions.toml"]
+    assert "tomli==1.0; python_version" in fresh["pyproject.toml"]
+    assert "msgpack==1.0" in fresh["wheel_tests/requirements.txt"].splitlines()
+    assert "triton 3.7.1 -> 9.9.9" in changes
+    data = versions.loads(fresh["rocm_wheels/versions.toml"])
+    assert data.compilers["triton"] == "9.9.9"
+    # What torch brought is history, not a pin.
+    assert data.torch["2.9.1"].triton == "3.7.1"
+    assert {str(rocm.image).partition("@")[2] for rocm in data.rocm.values() if rocm.image} == {DIGEST}
+
+
+def test_nothing_new_changes_nothing() -> None:
+    pinned, _ = refresh.refreshed(texts(), newest=_pinned, digest=lambda *_: DIGEST)
+    again, changes = refresh.refreshed(pinned, newest=_pinned, digest=lambda *_: DIGEST)
+    assert again == pinned
+    assert changes == []
+
+
+def _pinned(package: str) -> str:
+    for text in texts().values():
+        if match := re.search(
+            rf'(?:^|"){package}(?:\[[^\]]+\])?==([\w.]+)|^{package} = "([\d.]+)"', text, re.MULTILINE
+        ):
+            return match[1] or match[2]
+    raise AssertionError(package)
+
+
+def test_a_failure_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = texts()
+
+    def fails(repository: str, tag: str) -> str:
+        raise DataError(f"docker gave no digest of {repository}:{tag}")
+
+    monkeypatch.setattr(refresh, "newest_version", lambda _: "9.9.9")
+    monkeypatch.setattr(refresh, "image_digest", fails)
+    with pytest.raises(DataError, match="docker gave no digest of rocm/pytorch:rocm6"):
+        refresh.run()
+    assert texts() == before
+
+
+def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = texts()
+    monkeypatch.setattr(refresh, "newest_version", lambda _: "9.9.9")
+    monkeypatch.setattr(refresh, "image_digest", lambda *_: DIGEST)
+    assert f"rocm/pytorch:rocm6.1_ubuntu22.04_py3.10_pytorch_2.1.2 without a digest -> {DIGEST}" in refresh.run(
+        dry_run=True
+    )
+    assert texts() == before
+
+
+@pytest.mark.parametrize(("said", "status", "good"), [(DIGEST, 0, True), ("sha256:12", 0, False), ("", 1, False)])
+def test_the_digest_is_what_docker_says(
+    said: str, status: int, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\n[ "$6" = "rocm/pytorch:tag" ] && echo "{said}"\nexit {status}\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if good:
+        assert refresh.image_digest("rocm/pytorch", "tag") == DIGEST
+    else:
+        with pytest.raises(DataError, match="docker gave no digest of rocm/pytorch:tag"):
+            refresh.image_digest("rocm/pytorch", "tag")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MissingTool, match="no docker on PATH"):
+        refresh.image_digest("rocm/pytorch", "tag")
+
+
+def test_the_newest_version_is_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        if command[-1] == "nothing":
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution")
+        return subprocess.CompletedProcess(command, 0, '{"name": "uv", "latest": "1.2.3"}', "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert refresh.newest_version("uv") == "1.2.3"
+    assert calls[0][1:5] == ["-m", "pip", "index", "versions"]
+    with pytest.raises(DataError, match="pip knows no version of nothing: ERROR: No matching"):
+        refresh.newest_version("nothing")

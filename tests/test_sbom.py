@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from fake_parts import store
+
+from rocm_wheels import sbom
+
+REQUIRES = ("torch==2.5.*", "einops")
+
+
+def files(directory: Path) -> dict[str, Path]:
+    launcher = directory / "launcher.so"
+    launcher.write_bytes(b"launcher")
+    stores = {f"flash_attn/_kernels/{target}.zip": store(directory, target) for target in ("gfx942", "gfx90a")}
+    return {"flash_attn/_launcher.abi3.so": launcher, **stores}
+
+
+def test_the_bill_is_valid_cyclonedx_and_names_what_is_in_the_wheel(tmp_path: Path) -> None:
+    path = sbom.write(tmp_path, "2.8.3+rocm62torch2.5triton", REQUIRES, files(tmp_path))
+    text = path.read_text(encoding="utf-8")
+    assert path.name == "flash_attn.cdx.json"
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/flash-attn@2.8.3%2Brocm62torch2.5triton"
+    assert bill["metadata"]["tools"]["components"] == [{"type": "application", "name": "triton", "version": "3.7.1"}]
+    parts = {part["name"]: part for part in bill["components"]}
+    assert set(parts) == {*files(tmp_path), "torch", "einops"}
+    launcher = parts["flash_attn/_launcher.abi3.so"]
+    assert launcher["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"launcher").hexdigest()}]
+    assert {"name": "target", "value": "gfx942"} in parts["flash_attn/_kernels/gfx942.zip"]["properties"]
+    assert parts["torch"]["properties"] == [{"name": "requirement", "value": "torch==2.5.*"}]
+
+
+def test_a_wheel_without_compiled_parts_has_one_too(tmp_path: Path) -> None:
+    text = sbom.write(tmp_path, "2.8.3", REQUIRES, {}).read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+
+
+def test_the_same_contents_have_the_same_bill(tmp_path: Path) -> None:
+    bills = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        bills.append(sbom.document("2.8.3", REQUIRES, files(tmp_path / name)))
+    assert bills[0] == bills[1]
+    (tmp_path / "two/launcher.so").write_bytes(b"other")
+    assert sbom.document("2.8.3", REQUIRES, files(tmp_path / "one") | {"x": tmp_path / "two/launcher.so"}) != bills[0]

@@ -1,0 +1,134 @@
+"""The verbs that the workflows and cibuildwheel call: environment, repair, verify, compile --backend, build's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from fake_parts import library, plan, store
+
+from rocm_wheels import build, cli, kernels, verdict, verify, wheel
+from rocm_wheels.errors import CompileFailed, DataError, VerifyFailed
+from rocm_wheels.plan import Plan
+from rocm_wheels.verdict import Stage, Verdict
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel with the parts of fake_parts, before its repair."""
+    directory = tmp_path_factory.mktemp("built")
+    launcher = library(directory / "launcher.so", "int x(void) { return 1; }")
+    stores = {target: store(directory, target) for target in ("gfx90a", "gfx942")}
+    return wheel.assemble(plan("gfx90a", "gfx942"), stores, launcher, directory / "dist")
+
+
+def test_the_wheel_holds_its_bill_of_materials(built: Path) -> None:
+    with zipfile.ZipFile(built) as archive:
+        (bill,) = (name for name in archive.namelist() if "/sboms/" in name)
+    assert bill == "flash_attn-2.8.3+rocm62torch2.5triton.dist-info/sboms/flash_attn.cdx.json"
+
+
+def test_the_plan_of_a_finished_wheel(built: Path, tmp_path: Path) -> None:
+    found = build.plan_of(built)
+    assert found.cell == plan("gfx942").cell
+    assert found.targets == ("gfx90a", "gfx942")
+    with pytest.raises(DataError, match="is not one of these wheels"):
+        build.plan_of(tmp_path / "numpy-2.0.0-cp311-cp311-linux_x86_64.whl")
+
+
+def test_repair_prints_where_the_wheel_is(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["repair", str(built), "--output", str(tmp_path)]) == 0
+    (repaired,) = tmp_path.glob("*.whl")
+    assert capsys.readouterr().out == f"{repaired}\n"
+    assert "manylinux_2_17_x86_64" in repaired.name
+    with zipfile.ZipFile(repaired) as archive:
+        (bill,) = (name for name in archive.namelist() if name.endswith("/sboms/flash_attn.cdx.json"))
+        for part in json.loads(archive.read(bill))["components"]:
+            if part["type"] == "file":
+                assert part["hashes"][0]["content"] == hashlib.sha256(archive.read(part["name"])).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("status", "require", "passes"),
+    [("passed", True, True), ("not run: no GPU", False, True), ("not run: no GPU", True, False)],
+)
+def test_verify_again(
+    built: Path,
+    status: str,
+    require: bool,
+    passes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plans: list[Plan] = []
+
+    def verified(path: Path, planned: Plan, work: Path) -> Verdict:
+        assert path == built
+        assert work.is_dir()
+        plans.append(planned)
+        return Verdict(
+            wheel=path.name,
+            sha256="0" * 64,
+            size=1,
+            cell={},
+            targets=planned.targets,
+            torch_source="a test",
+            python="3.11.9",
+            platform="linux",
+            stages={verdict.GPU: Stage(status=status)},
+            tests={},
+            failures=(),
+        )
+
+    monkeypatch.setattr(verify, "verify", verified)
+    arguments = ["verify", str(built), "--cache", str(tmp_path / "cache"), *(["--require-gpu"] if require else [])]
+    code = cli.main(arguments)
+    out, err = capsys.readouterr()
+    assert plans[0].targets == ("gfx90a", "gfx942")
+    if passes:
+        assert code == 0
+        assert "passed" in out
+    else:
+        assert code == VerifyFailed.exit_code
+        assert f"{built.name} was not tested on a GPU: not run: no GPU\nGive the job its GPU" in err
+
+
+def test_the_variables_of_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx942")
+    assert cli.main(["environment", "2.8.3", "3.11", "2.6.0", "6.2", "--backend", "triton"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "FLASH_ATTN_VERSION=2.8.3",
+        "FLASH_ATTN_LOCAL_VERSION=rocm62torch2.6triton",
+        "FLASH_ATTN_TORCH=2.6",
+        "FLASH_ATTN_BACKEND=triton",
+        "FLASH_ATTN_ROCM=6.2",
+        "PYTORCH_ROCM_ARCH=gfx942",
+        "TORCH_INDEX=rocm6.2.4",
+    ]
+
+
+def test_cibuildwheel_passes_on_every_variable_of_a_cell() -> None:
+    project = (wheel.SOURCE / "pyproject.toml").read_text(encoding="utf-8")
+    passed = project.partition("environment-pass = [")[2].partition("]")[0]
+    for name in (*wheel.cell_variables(plan("gfx942").cell), "PYTORCH_ROCM_ARCH", "TORCH_INDEX"):
+        assert f'"{name}"' in passed
+
+
+def test_a_kernel_that_the_cache_lacks_is_not_compiled_but_named(tmp_path: Path) -> None:
+    wanted = kernels.units(["gfx942"])
+    with pytest.raises(CompileFailed) as caught:
+        kernels.require_cached(["gfx942"], cache=tmp_path)
+    assert caught.value.message == (
+        f"{len(wanted)} kernels are not in the cache {tmp_path}: first {wanted[0].name} for gfx942"
+    )
+    assert "leave --cached-kernels out" in caught.value.remedy
+
+
+def test_kernels_of_a_backend_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["compile", "--target", "gfx942", "--cache", str(tmp_path), "--backend"]
+    assert cli.main([*command, "cuda"]) == 2
+    assert "backend 'cuda' is not known" in capsys.readouterr().err
