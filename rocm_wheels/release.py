@@ -149,15 +149,18 @@ def publish(api: GitHub, tag: str, dist: Path, *, index_url: str, say: Say) -> s
     say(f"{SUMS}\n  {release.upload(sums, release.listing().get(SUMS))}")
     release.verify([*wanted, sums])
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
-    everything = _everything(release, wanted)
-    page = notes.render(
-        everything, tag=tag, index_url=index_url, new=api.generated_notes(tag), repository=api.repository
-    )
-    release.update(name=tag, body=page)
+    count = _write_notes(release, wanted, index_url)
     release.only()
     release.update(draft=False)
-    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {len(everything)} in it")
+    say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {count} in it")
     return str(release.fields["html_url"])
+
+
+def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
+    """Renders the notes anew over all that the release holds, yanks included."""
+    release = _existing(api, tag, say)
+    count = _write_notes(release, [], index_url)
+    say(f"notes of {tag}: {count} wheels, {release.fields['html_url']}")
 
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
@@ -173,10 +176,7 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
 
 def yank(api: GitHub, tag: str, wheel: str, reason: str | None, *, say: Say) -> None:
     """Marks a published wheel as yanked, or with `reason` None takes the mark away. The index shows it when rebuilt."""
-    found = [release for release in api.releases() if release["tag_name"] == tag]
-    if not found:
-        raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
-    release = Release(api, tag, say)
+    release = _existing(api, tag, say)
     listing = release.listing()
     if wheel not in listing:
         raise PublishFailed(f"release {tag} holds no {wheel}", remedy="Give the whole file name of the wheel.")
@@ -188,6 +188,22 @@ def yank(api: GitHub, tag: str, wheel: str, reason: str | None, *, say: Say) -> 
         say(f"{wheel}: no longer yanked")
     else:
         raise PublishFailed(f"{wheel} is not yanked")
+
+
+def _existing(api: GitHub, tag: str, say: Say) -> Release:
+    if all(release["tag_name"] != tag for release in api.releases()):
+        raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
+    return Release(api, tag, say)
+
+
+def _write_notes(release: Release, wanted: list[Asset], index_url: str) -> int:
+    """Sets name and notes of the release; how many wheels it holds."""
+    api, tag = release.api, release.tag
+    everything = _everything(release, wanted)
+    new = api.generated_notes(tag)
+    page = notes.render(everything, tag=tag, index_url=index_url, new=new, repository=api.repository)
+    release.update(name=tag, body=page)
+    return len(everything)
 
 
 def _everything(release: Release, wanted: list[Asset]) -> list[Wheel]:

@@ -26,7 +26,8 @@ def add_verbs(verbs: Any) -> None:
     some.add_argument("--draft-only", action="store_true", help="create or find the draft, and stop")
     publish.set_defaults(run=partial(_run, _publish))
 
-    notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels")
+    notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels, or renew a release's")
+    notes.add_argument("--update", action="store_true", help="write them into the release, over all that it holds")
     notes.add_argument("--new", type=Path, metavar="FILE", help="Markdown: what is new")
     notes.set_defaults(run=partial(_run, _notes))
 
@@ -103,8 +104,13 @@ def _yank(arguments: argparse.Namespace) -> int:
 
 
 def _notes(arguments: argparse.Namespace) -> int:
-    from rocm_wheels import catalogue, index, notes
+    from rocm_wheels import catalogue, index, notes, release
 
+    if arguments.update:
+        api = _github(arguments, writes=True)
+        home = index.Home.of(repository=api.repository, url=arguments.url)
+        release.update_notes(api, arguments.tag, index_url=home.url, say=partial(print, flush=True))
+        return 0
     home = index.Home.of(repository=arguments.repo, url=arguments.url)
     new = _read(arguments.new) if arguments.new else ""
     wheels = catalogue.from_directory(arguments.dist)

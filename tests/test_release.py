@@ -208,6 +208,11 @@ def test_yank_and_its_undoing(hub: Hub, dist: Path, capsys: pytest.CaptureFixtur
     publish(hub, dist, said.append)  # is of no concern to the sums
     assert f"{assets.SUMS}\n  already there" in said
     assert "**yanked**: wrong dQ" in state(hub)["body"]
+    next(iter(hub.releases.values()))["body"] = ""
+    assert cli.main(["notes", "--tag", TAG, "--update"]) == 0
+    assert "**yanked**: wrong dQ" in state(hub)["body"]
+    assert cli.main(["notes", "--tag", "v9", "--update"]) == PublishFailed.exit_code
+    assert "there is no release v9" in capsys.readouterr().err
     assert cli.main(["yank", "--tag", TAG, wheel, "--undo"]) == 0
     publish(hub, dist)
     assert state(hub) == before
