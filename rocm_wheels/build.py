@@ -67,8 +67,13 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
         with progress.stage("repair") as detail:
             repaired = repair.repair(raw, dist)
             detail.append(repaired.name)
+        beside = []
+        if plan.cell.flash_attn == versions.load().flash_attn[-1]:  # its label names no flash-attn version
+            with progress.stage("interface") as detail:
+                beside = [wheel.assemble_interface(plan, dist)]
+                detail.append(beside[0].name)
         with progress.stage("verify") as detail:
-            verdict = verify.verify(repaired, plan, checks)
+            verdict = verify.verify(repaired, plan, checks, beside=beside)
             detail.append("passed" if verdict.ok else "failed")
     say(f"\n{verdict.summary()}\n")
     for line in _closing(plan, repaired):

@@ -72,12 +72,12 @@ def units(targets: Sequence[str], *, shard: tuple[int, int] = (1, 1), only: str 
     launches = sources.module("kernels.launches")
     index, count = shard
     found = []
-    for variant in variants.table():
-        if only is not None and not fnmatch.fnmatch(variant.name, only):
-            continue
-        for target in targets:
+    for target in targets:
+        for variant in variants.table(target):
+            if only is not None and not fnmatch.fnmatch(variant.name, only):
+                continue
             specification = launches.specification(variant, target)
-            files = (f"flash_attn/kernels/{specification.module}.py", "flash_attn/kernels/common.py")
+            files = (f"flash_attn/kernels/{name}.py" for name in (specification.module, "common", "lengths"))
             ingredients = {
                 "variant": list(variant),
                 "target": target,

@@ -12,6 +12,9 @@ DISTRIBUTION = "flash_attn"
 BUILT_PLATFORM = "linux_x86_64"  # before repair
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
+# Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.
+_INTERFACE_VERSION = "3.0.0"
+
 # The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
 _LABEL = re.compile(r"rocm(?P<major>[1-9])(?P<minor>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
@@ -54,6 +57,11 @@ def version(cell: Cell) -> str:
 def wheel_name(cell: Cell, platform: str = BUILT_PLATFORM) -> str:
     """The file name of the cell's wheel for a platform tag."""
     return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.python_tag}-{platform}.whl"
+
+
+def interface_wheel_name(cell: Cell) -> str:
+    """The file name of the wheel of flash-attn-3 that belongs to the cell's."""
+    return f"flash_attn_3-{_INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
 
 
 def parse(filename: str) -> ParsedWheel:

@@ -18,7 +18,7 @@ GPU = "gpu"
 # Which test files speak for which stage.
 TESTED = {
     "code objects": ("test_contents.py",),
-    "import": ("test_install.py", "test_import.py"),
+    "import": ("test_install.py", "test_import.py", "test_fa3.py"),
     "cpu numerics": ("test_numerics_cpu.py",),
     GPU: ("test_gpu.py",),
 }

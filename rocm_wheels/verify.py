@@ -42,8 +42,10 @@ class TorchSource:
     why: str = ""
 
 
-def verify(wheel: Path, plan: Plan, work: Path) -> Verdict:
+def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = ()) -> Verdict:
     """Tests `wheel` as a user of `plan.cell` would meet it and writes <wheel>.verdict.json.
+
+    Wheels `beside` it are installed and tested with it.
 
     Environments are made anew under `work`/envs. Raises VerifyFailed, after the verdict is written,
     with the names of the failing tests or the words of the installer; MissingTool without uv or Python.
@@ -54,9 +56,9 @@ def verify(wheel: Path, plan: Plan, work: Path) -> Verdict:
     stages = {REPAIRED: _repaired(wheel)}
     problems = []
 
-    stages[PIP], report, problem = _timed(_with_pip, wheel, source, python, work / "envs" / f"{key}-pip")
+    stages[PIP], report, problem = _timed(_with_pip, (wheel, *beside), source, python, work / "envs" / f"{key}-pip")
     problems += [problem] if problem else []
-    stages[UV], uv_report, problem = _timed(_with_uv, wheel, source, python, work / "envs" / f"{key}-uv")
+    stages[UV], uv_report, problem = _timed(_with_uv, (wheel, *beside), source, python, work / "envs" / f"{key}-uv")
     problems += [problem] if problem else []
     stages |= tested_stages(report, "the wheel could not be installed with pip")
 
@@ -116,11 +118,11 @@ def _repaired(wheel: Path) -> Stage:
 _Outcome = tuple[Stage, dict[str, Any] | None, str]
 
 
-def _timed(install: Any, wheel: Path, source: TorchSource, python: Path, env: Path) -> _Outcome:
+def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> _Outcome:
     """The stage, the report of the tests run in it, and what an installer said where it failed."""
     started = time.monotonic()
     try:
-        seconds, report = install(wheel, source, python, env)
+        seconds, report = install(wheels, source, python, env)
     except VerifyFailed as error:
         return Stage(status=FAILED, seconds=round(time.monotonic() - started, 2)), None, str(error)
     # What uv installed has no stages of its own: its smoke tests speak for the installation.
@@ -128,21 +130,21 @@ def _timed(install: Any, wheel: Path, source: TorchSource, python: Path, env: Pa
     return Stage(status=FAILED if FAILED in smoke else PASSED, seconds=seconds), report, ""
 
 
-def _with_pip(wheel: Path, source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
+def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
     interpreter = _environment(source, python, env, f"pip=={versions.load().build.pip}")
     started = time.monotonic()
-    _run([interpreter, "-m", "pip", "install", "--no-input", wheel.resolve()], cwd=env)
+    _run([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
     _run([interpreter, "-m", "pip", "check"], cwd=env)
     seconds = round(time.monotonic() - started, 2)
     return seconds, _tests(interpreter, env, WHEEL_TESTS, f"--ignore={WHEEL_TESTS / SMOKE}")
 
 
-def _with_uv(wheel: Path, source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
+def _with_uv(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
     interpreter = _environment(source, python, env)
     started = time.monotonic()
     # The version is the same for a wheel that was built again: uv must not serve the cached one.
-    anew = ("--refresh-package", "flash-attn")
-    _run([_uv(), "pip", "install", "--python", interpreter, *anew, wheel.resolve()], cwd=env)
+    anew = ("--refresh-package", "flash-attn", "--refresh-package", "flash-attn-3")
+    _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
     _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
     seconds = round(time.monotonic() - started, 2)
     return seconds, _tests(interpreter, env, WHEEL_TESTS / SMOKE)

@@ -38,6 +38,19 @@ def assemble(plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Pat
         return built.replace(output / built.name)
 
 
+def assemble_interface(plan: Plan, output: Path, *, source: Path = SOURCE) -> Path:
+    """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
+
+    The same sources and SOURCE_DATE_EPOCH give the same bytes for every Python. Raises AssembleFailed.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
+        expected = names.interface_wheel_name(plan.cell)
+        environment = _cell_environment(plan, source)
+        built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
+        return built.replace(output / built.name)
+
+
 def source_date_epoch(source: Path = SOURCE) -> int:
     """Seconds since 1970 for every date in the wheel.
 
@@ -76,13 +89,17 @@ def _check_inputs(plan: Plan, stores: Mapping[str, Path], launcher: Path) -> Non
 
 
 def _build(plan: Plan, kernels: Path, launcher: Path, dist: Path, source: Path) -> Path:
+    return _run_build(plan, source, dist, _environment(plan, kernels, launcher, source), names.wheel_name(plan.cell))
+
+
+def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str], expected: str) -> Path:
     # Without isolation: the environment is pinned already, and the compilers among the build
     # requirements, which only a user's own build needs, may be absent where stores are assembled.
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
     done = subprocess.run(
-        [*command, "--outdir", str(dist), str(source)],
-        env=_environment(plan, kernels, launcher, source),
-        cwd=kernels,
+        [*command, "--outdir", str(dist), str(project)],
+        env=environment,
+        cwd=dist.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -92,7 +109,6 @@ def _build(plan: Plan, kernels: Path, launcher: Path, dist: Path, source: Path) 
     if done.returncode != 0:
         raise AssembleFailed(f"building the wheel of {plan.label} failed:\n{tail}")
     built = [path.name for path in dist.iterdir()]
-    expected = names.wheel_name(plan.cell)
     if built != [expected]:
         raise AssembleFailed(
             f"the build made {', '.join(built) or 'nothing'}, the cell's wheel is {expected}",
@@ -112,13 +128,19 @@ def cell_variables(cell: Cell) -> dict[str, str]:
     }
 
 
-def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
+def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
     return {
         **inherited,
         **cell_variables(plan.cell),
         "FLASH_ATTN_PYTHON": plan.cell.python,
+        "SOURCE_DATE_EPOCH": str(source_date_epoch(source)),
+    }
+
+
+def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
+    return {
+        **_cell_environment(plan, source),
         "FLASH_ATTN_KERNELS": str(kernels.resolve()),
         "FLASH_ATTN_LAUNCHER": str(launcher.resolve()),
-        "SOURCE_DATE_EPOCH": str(source_date_epoch(source)),
     }

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import rocm_wheels
-from rocm_wheels import cli
+from rocm_wheels import cli, names
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed
 from rocm_wheels.plan import Plan
 from rocm_wheels.versions import Versions
@@ -51,7 +51,7 @@ class Stages:
             "toolchain": {"check": self.note("toolchain.check")},
             "kernels": {"compile_store": self.compile_store},
             "launcher": {"build": self.launcher},
-            "wheel": {"assemble": self.assemble},
+            "wheel": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
             "interpreters": {"find": self.find},
             "repair": {"check": self.note("repair.check"), "repair": self.repair},
             "verify": {"verify": self.verify},
@@ -85,13 +85,17 @@ class Stages:
         self.calls.append("assemble")
         return self.file(output / plan.wheel)
 
+    def assemble_interface(self, plan: Plan, output: Path) -> Path:
+        self.calls.append("interface")
+        return self.file(output / names.interface_wheel_name(plan.cell))
+
     def repair(self, wheel: Path, output: Path) -> Path:
         assert wheel.is_file()
         self.calls.append("repair")
         return self.file(output / wheel.name.replace("-linux_", "-manylinux_2_17_"))
 
-    def verify(self, wheel: Path, plan: Plan, work: Path) -> Verdict:
-        assert wheel.is_file()
+    def verify(self, wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path]) -> Verdict:
+        assert all(path.is_file() for path in (wheel, *beside))
         assert work.is_dir()
         assert plan.cell.rocm == "6.2"
         self.calls.append("verify")
@@ -165,6 +169,7 @@ def test_build_runs_the_stages_in_order(
         "launcher",
         "assemble",
         "repair",
+        "interface",
         "verify",
     ]
     targets = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
@@ -172,9 +177,9 @@ def test_build_runs_the_stages_in_order(
     wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "note: the ck backend is not there yet: this builds the triton wheel"
-    assert [line.split()[0] for line in lines[2:7]] == ["check", "compile", "assemble", "repair", "verify"]
-    assert all(line.split()[2] == "s" for line in lines[2:7])
-    assert lines[7:] == [
+    assert [line.split()[0] for line in lines[2:8]] == ["check", "compile", "assemble", "repair", "interface", "verify"]
+    assert all(line.split()[2] == "s" for line in lines[2:8])
+    assert lines[8:] == [
         "",
         "passed",
         "  tests: 12 passed",
@@ -195,7 +200,7 @@ def test_a_bad_verdict_fails_the_build(stages: Stages, tmp_path: Path, capsys: p
     out, err = capsys.readouterr()
     assert "install " not in out
     assert err == "error: a kernel of gfx942 does not load\nsee the verdict\n"
-    assert len(list(tmp_path.glob("*.whl"))) == 1
+    assert len(list(tmp_path.glob("flash_attn-*.whl"))) == 1
 
 
 def test_an_error_of_a_stage_stops_the_build(

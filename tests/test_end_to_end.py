@@ -29,7 +29,7 @@ def build(environment: dict[str, str], dist: Path, *cell: str) -> tuple[str, Pat
         env=environment, cwd=dist, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    (wheel,) = dist.glob("*.whl")
+    (wheel,) = dist.glob("flash_attn-*.whl")
     return done.stdout, wheel
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocm_wheels import versions
+from rocm_wheels import sources, versions
 from rocm_wheels.cells import Cell
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.targets import known_targets, targets
@@ -102,3 +102,10 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
     assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
     with pytest.raises(BadTarget, match="Its target is gfx999"):
         targets(data, cell, ["MI950X"])
+
+
+def test_the_kernels_have_the_fp8_formats_of_the_data(data: Versions) -> None:
+    wanted = {"none": None, "fnuz": "fp8e4b8", "ocp": "fp8e4nv"}
+    variants = sources.module("runtime.variants")
+    for target in data.targets.values():
+        assert variants.fp8_format(target.name) == wanted[target.fp8], target.name

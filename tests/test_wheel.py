@@ -78,7 +78,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
         tops = {name.partition("/")[0] for name in archive.namelist()}
         modules = [name for name in archive.namelist() if name.endswith("__init__.py")]
     assert "flash_attn/__init__.py" in modules
-    assert tops == {"flash_attn", "flash_attn-2.8.3+rocm62torch2.5triton.dist-info"}
+    assert tops == {"flash_attn", "flash_attn_2_cuda.py", "flash_attn-2.8.3+rocm62torch2.5triton.dist-info"}
     assert json.loads(info) == {
         "backend": "triton",
         "compiler": "triton 3.7.1",
@@ -226,3 +226,17 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
     done = _build(unpacked, tmp_path / "other", "wheel", {**skip, "FLASH_ATTN_TORCH": "2.6"})
     assert done.returncode != 0
     assert "this sdist is 2.8.3 with" in done.stdout + done.stderr
+
+
+def test_the_interface_beside_a_wheel(tmp_path: Path) -> None:
+    """One module, no platform, the flash_attn of its label; the same bytes again."""
+    plan = fake_parts.plan("gfx942")
+    built = wheel.assemble_interface(plan, tmp_path / "out")
+    assert built == tmp_path / "out" / names.interface_wheel_name(plan.cell)
+    assert built.name == "flash_attn_3-3.0.0+rocm62torch2.5triton-py3-none-any.whl"
+    metadata = _metadata(built, "METADATA")
+    assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
+    with zipfile.ZipFile(built) as archive:
+        modules = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert modules == ["flash_attn_interface.py"]
+    assert wheel.assemble_interface(plan, tmp_path / "again").read_bytes() == built.read_bytes()

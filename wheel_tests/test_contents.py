@@ -28,6 +28,7 @@ MACH = {
     "gfx1200": 0x48, "gfx1201": 0x4E,
 }  # fmt: skip
 NT_AMDGPU_METADATA = 32
+FP8_TARGETS = ("gfx942", "gfx950", "gfx12", "sm_90")
 LAUNCHER = "flash_attn/_launcher.abi3.so"
 C_LIBRARIES = {
     "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2",
@@ -100,10 +101,13 @@ def test_manifests(stores: dict[str, Path], build_info: dict[str, Any]) -> None:
 
 
 def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
+    """But for those of FP8, which are for targets with matrix units for it, in the format of those."""
     kernels = {}
     for target, path in stores.items():
         with zipfile.ZipFile(path) as archive:
-            kernels[target] = sorted(json.loads(archive.read("manifest.json"))["kernels"])
+            names = sorted(json.loads(archive.read("manifest.json"))["kernels"])
+        kernels[target] = [name for name in names if "fp8" not in name]
+        assert (len(kernels[target]) < len(names)) == target.startswith(FP8_TARGETS), target
     first = next(iter(kernels.values()))
     assert first
     assert all(each == first for each in kernels.values())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn import flash_attn_fp8_func, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from helpers import TOLERANCE, Device, check, error, fresh, inputs, reference
 
 Record = Callable[[str, object], None]
@@ -111,6 +111,39 @@ def test_varlen(causal: bool, dtype: torch.dtype, record_property: Record) -> No
     assert errors[0] <= TOLERANCE[dtype][0]
     assert errors[1] <= TOLERANCE[dtype][1]
     _record(record_property, dtype, errors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "dim"), [(1, 64), (1, 128), (1, 256), (70, 128)])
+def test_kvcache(seqlen_q: int, dim: int, paged: bool, dtype: torch.dtype) -> None:
+    """A step over a cache with 500 keys and some new ones, as if all of them lay in a row."""
+    q, k, v, _ = (x.detach() for x in inputs(2, seqlen_q, 512 + seqlen_q, 8, 2, dim, dtype, "cuda"))
+    old, new = ([x[:, :512] for x in (k, v)], [x[:, 512:] for x in (k, v)])
+    caches = [torch.zeros(2, 1024, 2, dim, device="cuda", dtype=dtype) for _ in range(2)]
+    for cache, keys in zip(caches, old, strict=True):
+        cache[:, :512] = keys
+    table = None
+    if paged:
+        caches = [cache.view(64, 32, 2, dim) for cache in caches]
+        table = torch.arange(64, device="cuda", dtype=torch.int32).view(2, 32)
+    lengths = torch.full((2,), 512, device="cuda", dtype=torch.int32)
+    out = flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=lengths, block_table=table, causal=True)
+    wanted, _ = reference(q.float(), k.float(), v.float(), causal=True)
+    assert error(out, wanted) <= TOLERANCE[dtype][0]
+    assert torch.equal(caches[0].view(2, 1024, 2, dim)[:, : 512 + seqlen_q], k)
+
+
+def test_fp8_or_why_not(fitting: list[Device]) -> None:
+    """Near fp32 attention on a GPU with matrix units for FP8; others say which have them."""
+    q, k, v, _ = (x.detach() for x in inputs(2, 300, 300, 4, 2, 128, torch.bfloat16, "cuda"))
+    if not fitting[0].target.startswith(("gfx942", "gfx950", "gfx12", "sm_90")):
+        with pytest.raises(NotImplementedError, match="gfx942, gfx950"):
+            flash_attn_fp8_func(q, k, v)
+        return
+    out = flash_attn_fp8_func(q, k, v, causal=True).float()
+    wanted, _ = reference(q.float(), k.float(), v.float(), causal=True)
+    assert (out - wanted).square().mean().sqrt() < 0.08 * wanted.square().mean().sqrt()
 
 
 def test_strides(record_property: Record) -> None:

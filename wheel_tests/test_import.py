@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from collections.abc import Callable
@@ -86,6 +87,12 @@ def test_import_needs_nothing(package: Path, record_property: Callable[[str, obj
     assert Path(found["file"]).parent == package, "another flash_attn shadows the installed one"
     assert not [name for name in found["new"] if name.partition(".")[0] == "triton"]
     record_property("import seconds", round(found["seconds"], 3))
+
+
+def test_the_extension_module_of_upstream() -> None:
+    """TransformerEngine and text-generation-inference import it by name."""
+    extension = importlib.import_module("flash_attn_2_cuda")
+    assert all(callable(getattr(extension, name)) for name in ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"))
 
 
 def test_backend_info(build_info: dict[str, Any]) -> None:

@@ -17,6 +17,12 @@ try:
         flash_attn_varlen_qkvpacked_func,
         flash_attn_with_kvcache,
     )
+    from flash_attn.fp8 import (
+        flash_attn_fp8_func,
+        flash_attn_qkvpacked_fp8_func,
+        flash_attn_varlen_fp8_func,
+        flash_attn_varlen_qkvpacked_fp8_func,
+    )
     from flash_attn.runtime.info import backend_info
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -30,11 +36,15 @@ except ModuleNotFoundError as error:
 __all__ = [
     "__version__",
     "backend_info",
+    "flash_attn_fp8_func",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_fp8_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_fp8_func",
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_fp8_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]

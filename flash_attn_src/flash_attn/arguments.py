@@ -154,20 +154,86 @@ def check_kvcache(
     v: torch.Tensor | None,
     rotary_cos: torch.Tensor | None,
     rotary_sin: torch.Tensor | None,
-    cache_seqlens: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
     cache_leftpad: torch.Tensor | None,
     block_table: torch.Tensor | None,
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    dtypes: tuple[torch.dtype, ...] = _DTYPES,
 ) -> tuple[int, int]:
-    """The window, -1 where open; arguments as in flash_attn_with_kvcache, cache_seqlens a tensor or None."""
+    """The window, -1 where open; arguments as in flash_attn_with_kvcache, cache_seqlens an int, a tensor or None.
+
+    The last ones are those of FlashAttention-3's interface, and the types that it takes.
+    """
+    try:
+        left, right = window_size
+        batch, _, heads, dim = q.shape
+        shape = k_cache.shape
+        batch_cache, _, heads_k, dim_k = shape
+        dtype = q.dtype
+        device = q.device
+        fine = (
+            shape == v_cache.shape
+            and dim == dim_k
+            and 0 < dim <= MAX_HEAD_DIM
+            and heads_k > 0
+            and heads > 0
+            and heads % heads_k == 0
+            and dtype is k_cache.dtype
+            and dtype is v_cache.dtype
+            and dtype in _DTYPES
+            and device == k_cache.device
+            and device == v_cache.device
+            and k_cache.stride(3) == 1
+            and v_cache.stride(3) == 1
+            and softcap >= 0.0
+            and type(left) is int
+            and type(right) is int
+            and rotary_cos is None
+            and rotary_sin is None
+            and cache_leftpad is None
+            and alibi_slopes is None
+            and cu_seqlens_q is None
+            and cu_seqlens_k_new is None
+            and rotary_seqlens is None
+            and (type(cache_seqlens) is int or _is_index(cache_seqlens, (batch,), device))
+            and (
+                (batch_cache == batch if cache_batch_idx is None else _is_index(cache_batch_idx, (batch,), device))
+                if block_table is None
+                else cache_batch_idx is None and _is_index(block_table, (batch, block_table.shape[1]), device)
+            )
+            and (
+                v is None
+                if k is None
+                else k.shape == v.shape
+                and k.dtype is dtype
+                and v.dtype is dtype
+                and k.device == device
+                and v.device == device
+                and k.shape == (batch, k.shape[1], heads_k, dim)
+            )
+        )
+    except (AttributeError, IndexError, TypeError, ValueError):
+        fine = False
+    if fine:
+        return max(left, -1), max(right, -1)
     axes = ("batch", "seqlen", "heads", "head_dim")
     paged = block_table is not None
     axes_cache = ("pages", "page_size", "heads", "head_dim") if paged else axes
-    _diagnose_tensors(q, k_cache, v_cache, axes, axes_cache, "k_cache", "v_cache")
+    axes_q = axes if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
+    _diagnose_tensors(q, k_cache, v_cache, axes_q, axes_cache, "k_cache", "v_cache", dtypes)
     batch = q.shape[0]
+    if cu_seqlens_q is not None:
+        _check_index("cu_seqlens_q", cu_seqlens_q, q, 1)
+        if max_seqlen_q is None:
+            raise ValueError("max_seqlen_q: got None, wanted the longest length, as cu_seqlens_q is given")
+        batch = cu_seqlens_q.shape[0] - 1
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
             raise ValueError(f"{name}: got stride {cache.stride(-1)} in its last dimension, wanted 1: it is "
@@ -182,18 +248,32 @@ def check_kvcache(
         ("cache_seqlens", cache_seqlens),
         ("cache_batch_idx", cache_batch_idx),
         ("cache_leftpad", cache_leftpad),
+        ("rotary_seqlens", rotary_seqlens),
     ):
-        if index is not None:
+        if index is not None and not isinstance(index, int):
             _check_index(name, index, q, 1)
             if index.shape[0] != batch:
                 raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {batch}, the batch of q")
     if (k is None) != (v is None):
         raise ValueError("k, v: got only one of them, wanted both or neither")
+    if k is None and cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: got a tensor, wanted None without k and v to append")
+    if rotary_seqlens is not None and rotary_cos is None:
+        raise ValueError("rotary_seqlens: got a tensor, wanted None without rotary_cos and rotary_sin")
     if k is not None and v is not None:
-        _diagnose_tensors(q, k, v, axes, axes)
+        axes_new = axes if cu_seqlens_k_new is None else ("total_new", "heads", "head_dim")
+        _diagnose_tensors(q, k, v, axes_q, axes_new, dtypes=dtypes)
         if cache_seqlens is None:
             raise ValueError("cache_seqlens: got None, wanted the place where k and v go")
-        if k.shape[0] != batch or k.shape[2] != k_cache.shape[2]:
+        if cu_seqlens_k_new is not None:
+            _check_index("cu_seqlens_k_new", cu_seqlens_k_new, q, 1)
+            if cu_seqlens_k_new.shape[0] != batch + 1:
+                raise ValueError(
+                    f"cu_seqlens_k_new: got {cu_seqlens_k_new.shape[0]} elements, wanted batch + 1 = {batch + 1}"
+                )
+            if k.shape[1] != k_cache.shape[2]:
+                raise ValueError(f"k: got {k.shape[1]} heads, wanted {k_cache.shape[2]} as k_cache has")
+        elif k.shape[0] != batch or k.shape[2] != k_cache.shape[2]:
             raise ValueError(
                 f"k: got shape {tuple(k.shape)}, wanted batch {batch} and {k_cache.shape[2]} heads, "
                 "those of q and k_cache"
@@ -238,6 +318,7 @@ def _diagnose_tensors(
     axes_k: tuple[str, ...] | None = None,
     name_k: str = "k",
     name_v: str = "v",
+    dtypes: tuple[torch.dtype, ...] = _DTYPES,
 ) -> None:
     axes_k = axes_k or axes_q
     for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
@@ -245,7 +326,7 @@ def _diagnose_tensors(
             raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
         if x.dim() != len(axes):
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
-        if x.dtype not in _DTYPES and not (x.dtype is torch.float64 and x.is_cpu):
+        if x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
             raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
         if x.dtype is not q.dtype:
             raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has")
@@ -295,6 +376,16 @@ def _diagnose_options(
         if alibi_slopes.stride(-1) != 1 and heads > 1:
             raise ValueError(f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1")
     return max(left, -1), max(right, -1)
+
+
+def _is_index(index: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> bool:
+    return (
+        index is not None
+        and index.shape == shape
+        and index.dtype is torch.int32
+        and index.device == device
+        and index.stride(-1) == 1
+    )
 
 
 def _check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:

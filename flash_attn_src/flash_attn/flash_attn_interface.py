@@ -36,8 +36,7 @@ from flash_attn.autograd import (
     Window,
     attend,
 )
-from flash_attn.backends import select
-from flash_attn.backends import torch as torch_backend
+from flash_attn.kvcache_op import attend as attend_to_cache
 from flash_attn.ops import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -340,9 +339,7 @@ def flash_attn_with_kvcache(
     The other options and errors: the module's docstring.
     """
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
-        length = as_int("cache_seqlens", cache_seqlens)
-        if isinstance(q, torch.Tensor) and q.dim() == 4:  # else the check below says what is wrong with q
-            cache_seqlens = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
+        cache_seqlens = as_int("cache_seqlens", cache_seqlens)
     if as_int("num_splits", num_splits) < 0:
         raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
     left, right = check_kvcache(
@@ -354,8 +351,7 @@ def flash_attn_with_kvcache(
     q = maybe_contiguous(q)
     if k is not None and v is not None:
         k, v = maybe_contiguous(k), maybe_contiguous(v)
-    kvcache = getattr(select(q), "kvcache", torch_backend.kvcache)
-    out, softmax_lse = kvcache(
+    out, softmax_lse = attend_to_cache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
         block_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, alibi_slopes,
         num_splits,

@@ -562,6 +562,23 @@ def test_kvcache_length_as_an_int_and_whole_cache() -> None:
     assert flash_attn.flash_attn_with_kvcache(q.requires_grad_(), k, v).grad_fn is None
 
 
+@pytest.mark.parametrize("cache_seqlens", [4, _cu(3, 5)], ids=["int", "tensor"])
+def test_kvcache_compiles_into_one_graph(cache_seqlens: int | torch.Tensor) -> None:
+    q, k, v = _qkv()
+    new = q[:, :2, :2].contiguous()
+
+    def call(k_cache: torch.Tensor, v_cache: torch.Tensor) -> Any:
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, new, new, cache_seqlens=cache_seqlens, causal=True, return_softmax_lse=True
+        )
+
+    eager, compiled = [k.clone(), v.clone()], [k.clone(), v.clone()]
+    wanted = call(*eager)
+    torch._dynamo.reset()
+    got = torch.compile(call, backend="aot_eager", fullgraph=True)(*compiled)
+    assert all(map(torch.equal, [*got, *compiled], [*wanted, *eager]))
+
+
 _INDEX = torch.zeros(2, dtype=torch.int32)
 KVCACHE_ERRORS = {
     "q type": ({"q": 3, "cache_seqlens": 4}, TypeError, "q: got int"),

@@ -20,7 +20,10 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What shapes the scores. Windows are counted in keys, -1 is open; causal is `right == 0`."""
+    """What shapes the scores. Windows are counted in keys, -1 is open; causal is `right == 0`.
+
+    chunk > 0: a query sees keys of its own chunk of so many only, chunks counted from key 0.
+    """
 
     scale: float
     left: int
@@ -28,6 +31,7 @@ class Options:
     softcap: float
     dropout_p: float
     seed: tuple[int, int]
+    chunk: int = 0
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -113,7 +117,7 @@ class _Block:
         if options.softcap > 0.0:
             tanh = torch.tanh(scores / options.softcap)
             scores = tanh * options.softcap
-        if self.slopes is None and options.left < 0 and options.right < 0:
+        if self.slopes is None and options.left < 0 and options.right < 0 and options.chunk == 0:
             return scores, tanh
         distance = (
             torch.arange(k0, k1, device=scores.device)
@@ -125,6 +129,10 @@ class _Block:
             scores = scores.masked_fill(distance > options.right, -torch.inf)
         if options.left >= 0 and k0 < q1 - 1 + self.shift - options.left:
             scores = scores.masked_fill(distance < -options.left, -torch.inf)
+        if options.chunk > 0:
+            place = torch.arange(q0 + self.shift, q1 + self.shift, device=scores.device)[:, None]
+            key = torch.arange(k0, k1, device=scores.device)
+            scores = scores.masked_fill(key // options.chunk != place // options.chunk, -torch.inf)
         return scores, tanh
 
     def kept(self, q0: int, q1: int, k0: int, k1: int) -> torch.Tensor:

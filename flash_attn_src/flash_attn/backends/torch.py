@@ -168,7 +168,7 @@ def kvcache(
     v: torch.Tensor | None,
     rotary_cos: torch.Tensor | None,
     rotary_sin: torch.Tensor | None,
-    cache_seqlens: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
     cache_leftpad: torch.Tensor | None,
     block_table: torch.Tensor | None,
@@ -180,41 +180,78 @@ def kvcache(
     rotary_interleaved: bool,
     alibi_slopes: torch.Tensor | None,
     num_splits: int,  # noqa: ARG001 - a matter of speed, never of the result
+    *,
+    out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,  # noqa: ARG001 - as num_splits
+    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Appends k, v to the caches in place, then attends: (out as q, softmax_lse (batch, heads, seqlen_q)).
 
-    Arguments as in flash_attn_with_kvcache, cache_seqlens as an int32 (batch,) tensor.
+    Arguments as in flash_attn_with_kvcache, cache_seqlens an int, an int32 (batch,) tensor or None. With
+    cu_seqlens_q, q is (total_q, heads, head_dim) and softmax_lse (heads, total_q); rows outside of every sequence
+    give 0 and +inf. With cu_seqlens_k_new, k and v are (total_new, heads_k, head_dim). rotary_seqlens, int32
+    (batch,), is where rotary angles start instead of at cache_seqlens. attention_chunk > 0: a query sees keys of
+    its own chunk of so many only. descales, fp32 (batch, heads_k) of q, k and v, belong to FP8 tensors, whose
+    result is bf16 and which have no rotary embedding.
     """
+    if descales is not None:
+        return fp8_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale,
+            causal, window_left, window_right, softcap, alibi_slopes, out, cu_seqlens_q, max_seqlen_q,
+            cu_seqlens_k_new, attention_chunk, descales,
+        )  # fmt: skip
     with torch.no_grad():
-        batch, seqlen_q, heads, _ = q.shape
-        options = _options(softmax_scale, causal, window_left, window_right, softcap, 0.0, None)
+        varlen = cu_seqlens_q is not None
+        heads = q.shape[-2]
+        if cu_seqlens_q is None:
+            batch, max_seqlen_q = q.shape[0], q.shape[1]
+            spans = [(index * max_seqlen_q, (index + 1) * max_seqlen_q) for index in range(batch)]
+        else:
+            batch = cu_seqlens_q.numel() - 1
+            spans = _bounds("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+        options = _options(softmax_scale, causal, window_left, window_right, softcap, 0.0, None, attention_chunk)
         slopes = _slopes(alibi_slopes, batch, heads)
         capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-        lengths = [capacity] * batch if cache_seqlens is None else cache_seqlens.tolist()
+        if cache_seqlens is None:
+            cache_seqlens = capacity
+        lengths = [cache_seqlens] * batch if isinstance(cache_seqlens, int) else cache_seqlens.tolist()
         lines = list(range(batch)) if cache_batch_idx is None else cache_batch_idx.tolist()
         leftpads = [0] * batch if cache_leftpad is None else cache_leftpad.tolist()
-        added = 0 if k is None else k.shape[1]
-        _check_range("cache_seqlens", lengths, 0, capacity - added)
-        for length, leftpad in zip(lengths, leftpads, strict=True):
-            _check_range("cache_leftpad", [leftpad], 0, length + added)
+        new = [(0, 0)] * batch
+        if k is not None and cu_seqlens_k_new is not None:
+            new = _bounds("cu_seqlens_k_new", cu_seqlens_k_new, k.shape[0], k.shape[0])
+        elif k is not None:
+            new = [(index * k.shape[1], (index + 1) * k.shape[1]) for index in range(batch)]
+        for length, leftpad, (first, stop) in zip(lengths, leftpads, new, strict=True):
+            _check_range("cache_seqlens", [length], 0, capacity - (stop - first))
+            _check_range("cache_leftpad", [leftpad], 0, length + stop - first)
         if block_table is None:
             _check_range("cache_batch_idx", lines, 0, k_cache.shape[0] - 1)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty((batch, heads, seqlen_q), dtype=tiles.accumulation_dtype(q.dtype), device=q.device)
-        moving = causal or window_left >= 0 or window_right >= 0
-        for index in range(batch):
-            start = lengths[index]
-            rows = _Sequence(0, seqlen_q, leftpads[index], start + added)
-            queries = q[index]
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        flat_q, flat_out = (x if varlen else x.flatten(0, 1) for x in (q, torch.zeros_like(out)))
+        lse = torch.full((heads, flat_q.shape[0]), torch.inf, dtype=tiles.accumulation_dtype(q.dtype), device=q.device)
+        moving = causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0
+        origins = lengths if rotary_seqlens is None else rotary_seqlens.tolist()
+        for index, ((q0, q1), (k0, k1)) in enumerate(zip(spans, new, strict=True)):
+            start, added = lengths[index], k1 - k0
+            rows = _Sequence(q0, q1, leftpads[index], start + added)
+            queries = flat_q[q0:q1]
             if k is not None and v is not None:
-                new_keys = k[index]
+                new_keys, new_values = ((x if cu_seqlens_k_new is not None else x.flatten(0, 1))[k0:k1] for x in (k, v))
                 if rotary_cos is not None and rotary_sin is not None:
-                    places = torch.arange(start, start + max(added, seqlen_q), device=q.device)
+                    origin = origins[index]
+                    places = torch.arange(origin, origin + max(added, q1 - q0), device=q.device)
                     new_keys = rotate(new_keys, rotary_cos, rotary_sin, places[:added], rotary_interleaved)
-                    at = places[:seqlen_q] if moving else places.new_full((seqlen_q,), start)
+                    at = places[: q1 - q0] if moving else places.new_full((q1 - q0,), origin)
                     queries = rotate(queries, rotary_cos, rotary_sin, at, rotary_interleaved)
-                for cache, new in ((k_cache, new_keys), (v_cache, v[index])):
-                    _append(cache, new, start, lines[index], block_table, index)
+                for cache, fresh in ((k_cache, new_keys), (v_cache, new_values)):
+                    _append(cache, fresh, start, lines[index], block_table, index)
             keys, values = (
                 _keys(cache if block_table is not None else cache[lines[index]], rows, block_table, index)
                 for cache in (k_cache, v_cache)
@@ -223,13 +260,31 @@ def kvcache(
                 queries[None],
                 keys[None],
                 values[None],
-                out[index, None],
-                lse[index, None],
+                flat_out[None, q0:q1],
+                lse[None, :, q0:q1],
                 None,
                 None if slopes is None else slopes[index, None],
                 options,
             )
+        out.copy_(flat_out.view(out.shape))
+        if not varlen:
+            lse = lse.unflatten(1, (batch, max_seqlen_q)).transpose(0, 1).contiguous()
         return out, lse
+
+
+def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Joins attention over parts of the keys; fills out (batch, seqlen, heads, head_dim), returns the whole lse.
+
+    partial fp32 (parts, batch, seqlen, heads, head_dim) and partial_lse fp32 (parts, batch, seqlen, heads), -inf or
+    +inf where a part holds no key. The lse is fp32 (batch, seqlen, heads), +inf where no part holds any.
+    """
+    with torch.no_grad():
+        seen = partial_lse.masked_fill(partial_lse == torch.inf, -torch.inf)
+        lse = torch.logsumexp(seen, 0)
+        weights = torch.exp(seen - lse.masked_fill(lse == -torch.inf, 0.0))
+        parts = partial.masked_fill((weights == 0.0)[..., None], 0.0)
+        out.copy_((parts * weights[..., None]).sum(0))
+        return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
 def rotate(
@@ -263,6 +318,7 @@ def _options(
     softcap: float,
     dropout_p: float,
     rng_state: torch.Tensor | None,
+    chunk: int = 0,
 ) -> tiles.Options:
     seed, offset = (0, 0) if rng_state is None or dropout_p == 0.0 else rng_state.tolist()
     return tiles.Options(
@@ -272,6 +328,7 @@ def _options(
         softcap=softcap,
         dropout_p=dropout_p,
         seed=(seed, offset),
+        chunk=chunk,
     )
 
 
@@ -374,3 +431,9 @@ def _append(
     places = torch.arange(start, stop, device=cache.device)
     pages = _pages(cache, block_table, index, stop)[places // cache.shape[1]]
     cache[pages, places % cache.shape[1]] = new
+
+
+# Down here, since it is built on this module.
+from flash_attn.backends.torch_fp8 import fp8_forward, fp8_kvcache  # noqa: E402
+
+__all__ = ["backward", "combine", "forward", "fp8_forward", "kvcache", "rotate"]

@@ -18,7 +18,7 @@ from flash_attn.kernels.flags import (
     OPEN_WINDOW,
 )
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import ONE_KIND, Variant, bucket
+from flash_attn.runtime.variants import FEWER_KINDS, Variant, bucket
 
 name = "flash_attn.backends.triton"
 
@@ -55,7 +55,7 @@ def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, k
             raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
         if device < 0 and not launch.interpreting():
             raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-        variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), ONE_KIND.get(op, kind)) for op in ops)
+        variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), FEWER_KINDS.get(op, (kind,))[0]) for op in ops)
         found = _kernels[key] = tuple(launch.kernel(device, variant) for variant in variants)
     return found
 
@@ -298,3 +298,10 @@ def backward(
         if grad is not computed:
             grad.copy_(computed)
     return delta
+
+
+# Down here, since it is built on this module.
+from flash_attn.backends.fp8 import format_of, fp8_forward  # noqa: E402
+from flash_attn.backends.kvcache import combine, kvcache  # noqa: E402
+
+__all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name"]

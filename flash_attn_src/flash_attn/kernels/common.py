@@ -12,6 +12,11 @@ HAS_CU_SEQLENS_K = tl.constexpr(flags.HAS_CU_SEQLENS_K)
 HAS_SEQUSED_K = tl.constexpr(flags.HAS_SEQUSED_K)
 HAS_LEFTPAD_K = tl.constexpr(flags.HAS_LEFTPAD_K)
 HAS_ALIBI = tl.constexpr(flags.HAS_ALIBI)
+HAS_CACHE_BATCH_IDX = tl.constexpr(flags.HAS_CACHE_BATCH_IDX)
+HAS_ROTARY_SEQLENS = tl.constexpr(flags.HAS_ROTARY_SEQLENS)
+HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
+ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
+ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
 
 MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
 

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flash_attn.kernels import tuning
+from flash_attn.kernels import decode_tuning, tuning
 from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import OPS, Variant
+from flash_attn.runtime.variants import OPS, Variant, fp8_format
+
+# The modules tuned by decode_tuning, and the constants that their kernels take.
+_OF_A_CACHE = {
+    "decode": ("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "PAGED"),
+    "combine": ("BLOCK_N", "BLOCK_D"),
+    "append": ("VEC", "BLOCK_M", "BLOCK_D"),
+    "fp8": (),
+}
 
 
 class Specification(NamedTuple):
@@ -25,12 +33,21 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     """The specification of a variant for a target, by its own configuration or that of the tuning table.
     Raises ValueError for a target without tuning."""
     module, symbol = OPS[variant.op]
-    config = config or tuning.config(target, variant)
+    cached = module in _OF_A_CACHE
+    config = config or (decode_tuning if cached else tuning).config(target, variant)
     constants: dict[str, Any] = {
-        "VEC": 4 if variant.dtype == "fp32" else 8,
+        "VEC": {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
         "BLOCK_M": config.block_m,
         "BLOCK_D": variant.block_d,
     }
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
+    if cached:
+        constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
+        constants["PAGED"] = variant.op != "decode"
+        if module == "fp8":
+            return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
+        taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
+        return Specification(module, symbol, taken, options)
     if variant.op != "bwd-delta":
         depth = min(config.depth or variant.block_d, variant.block_d)
         constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "STEP": tuning.dropout_step(target)}
@@ -43,5 +60,14 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
             }
         if symbol == "attn_fwd":
             constants["PAGED"] = variant.op == "fwd-paged"
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
     return Specification(module, symbol, constants, options)
+
+
+def _fp8_constants(variant: Variant, target: str, constants: dict[str, Any], config: tuning.Config) -> dict[str, Any]:
+    if variant.op == "fp8-fwd":
+        extra = variant.kind != "plain"
+        return constants | {"BLOCK_N": config.block_n, "EXTRA": extra, "STEP": tuning.dropout_step(target)}
+    if variant.op == "fp8-amax":
+        return constants
+    fnuz = fp8_format(target) == "fp8e4b8"
+    return constants | {"BLOCK_N": config.block_n, "FNUZ": fnuz, "TRANSPOSED": variant.op == "fp8-cast-v"}

@@ -140,7 +140,7 @@ def kernel(device: int, variant: Variant) -> StoreKernel | JitKernel:
 
 def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     if device < 0:  # Triton's interpreter, which takes CPU tensors
-        return JitKernel(variant, "gfx942")
+        return JitKernel(variant, "gfx950")
     target = device_target(device)
     archive = store.open_store(target)
     if archive is not None and variant.name in archive.kernels:

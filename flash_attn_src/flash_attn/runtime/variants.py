@@ -19,26 +19,60 @@ OPS = {
     "bwd-delta": ("backward", "attn_bwd_delta"),
     "bwd-dkdv": ("backward", "attn_bwd_dkdv"),
     "bwd-dq": ("backward", "attn_bwd_dq"),
+    "decode": ("decode", "attn_decode"),
+    "decode-paged": ("decode", "attn_decode"),
+    "extend": ("decode", "attn_decode"),
+    "combine": ("combine", "attn_combine"),
+    "append": ("append", "attn_append"),
+    "fp8-amax": ("fp8", "fp8_amax"),
+    "fp8-cast": ("fp8", "fp8_cast"),
+    "fp8-cast-v": ("fp8", "fp8_cast"),
+    "fp8-fwd": ("fp8", "fp8_fwd"),
 }
+
+# GPU targets with matrix units for FP8, by their start, and the format of those.
+FP8_FORMATS = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx12": "fp8e4nv", "sm_90": "fp8e4nv"}
 
 # What a kernel can do to the scores: nothing, ALiBi and dropout, or softcap besides. Each kind holds more values
 # a score than the one before.
 KINDS = ("plain", "extra", "softcap")
 
-# Operations of one kind alone: they touch no scores, or are too rarely called to deserve several.
-ONE_KIND = {"bwd-delta": "plain", "fwd-paged": "softcap", "probabilities": "softcap"}
+# The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
+# are too rarely called to deserve several.
+FEWER_KINDS = {
+    **dict.fromkeys(("bwd-delta", "decode", "decode-paged", "extend", "combine", "append"), ("plain",)),
+    **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
+    **dict.fromkeys(("fwd-paged", "probabilities"), ("softcap",)),
+    "fp8-fwd": ("plain", "softcap"),
+}
+
+# Operations with head-dim buckets of their own: decoding waits for memory, which a masked column does not load.
+IN_PIECES = ("combine", "append", "fp8-amax", "fp8-cast", "fp8-cast-v")
+BUCKETS = {
+    **dict.fromkeys(("decode", "decode-paged", "extend", "fp8-fwd"), (64, 128, 256)),
+    **dict.fromkeys(IN_PIECES, (64,)),
+}
 
 # Argument name -> type. "T" stands for the variant's element type; what is not named here is an int32.
 TYPES = {
     **dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "dmask"), "*T"),
-    **dict.fromkeys(("lse", "delta", "alibi_slopes"), "*fp32"),
+    **dict.fromkeys(("k_new", "v_new", "q_turned", "cos", "sin"), "*T"),
+    "x": "*T",
+    "y": "*u8",
+    **dict.fromkeys(("amax", "descale"), "*fp32"),
+    **dict.fromkeys(("lse", "delta", "alibi_slopes", "partial", "partial_lse"), "*fp32"),
+    **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "*fp32"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table"), "*i32"),
+    **dict.fromkeys(("cache_batch_idx", "rotary_seqlens"), "*i32"),
     "rng_state": "*i64",
-    **dict.fromkeys(("scale", "softcap", "p_dropout"), "fp32"),
+    **dict.fromkeys(("scale", "softcap", "p_dropout", "page_inverse", "limit"), "fp32"),
 }
 
 # Pointers whose rows the kernels read in 16-byte pieces. The caller guarantees their alignment.
-ALIGNED = ("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "delta")
+ALIGNED = (
+    *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "delta"),
+    *("k_new", "v_new", "q_turned", "partial", "x", "y"),
+)
 
 
 class Variant(NamedTuple):
@@ -55,26 +89,45 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         """Unique among variants: "fwd-bf16-d128", "bwd-dq-fp16-d64-softcap"."""
-        shown = "" if self.kind == ONE_KIND.get(self.op, "plain") else f"-{self.kind}"
+        shown = "" if self.kind == FEWER_KINDS.get(self.op, KINDS)[0] else f"-{self.kind}"
         return f"{self.op}-{self.dtype}-d{self.block_d}{shown}"
 
 
-def bucket(head_dim: int) -> int:
-    """The smallest head-dim bucket that holds head_dim. Raises ValueError above 256."""
-    for block_d in HEAD_DIMS:
+def bucket(head_dim: int, op: str = "fwd") -> int:
+    """The smallest head-dim bucket of an operation that holds head_dim. Raises ValueError above 256."""
+    if op in IN_PIECES:
+        return BUCKETS[op][0]
+    for block_d in BUCKETS.get(op, HEAD_DIMS):
         if head_dim <= block_d:
             return block_d
     raise ValueError(f"head_dim {head_dim} is larger than {HEAD_DIMS[-1]}, the largest supported")
 
 
-def table() -> tuple[Variant, ...]:
-    """Every ahead-of-time variant, in a fixed order."""
+def fp8_format(target: str) -> str | None:
+    """The FP8 format of a target's matrix units, None where it has none."""
+    return next((name for start, name in FP8_FORMATS.items() if target.startswith(start)), None)
+
+
+def dtypes(op: str, target: str) -> tuple[str, ...]:
+    """The element types in which an operation exists ahead of time for a target."""
+    small = fp8_format(target)
+    if op in ("decode", "decode-paged", "extend", "append", "fp8-cast-v") and small is not None:
+        return (*DTYPES, small)
+    if not op.startswith("fp8-"):
+        return DTYPES
+    if small is None:
+        return ()
+    return (small,) if op == "fp8-fwd" else DTYPES
+
+
+def table(target: str) -> tuple[Variant, ...]:
+    """Every ahead-of-time variant of a target, in a fixed order."""
     return tuple(
         Variant(op, dtype, block_d, kind)
         for op in OPS
-        for dtype in DTYPES
-        for block_d in HEAD_DIMS
-        for kind in ((ONE_KIND[op],) if op in ONE_KIND else KINDS)
+        for dtype in dtypes(op, target)
+        for block_d in BUCKETS.get(op, HEAD_DIMS)
+        for kind in FEWER_KINDS.get(op, KINDS)
     )
 
 

@@ -1,0 +1,204 @@
+"""Decoding over a cache of keys and values: GB/s of cache read, against PyTorch's SDPA, in one run on one GPU.
+
+    python benchmarks/decode.py [--json results.json] [--paged 64] [--append] [--num-splits 0]
+
+One query a sequence attends to a full cache; a figure is the bytes of keys and values that the call must read,
+divided by its time: the GPU's own, by CUDA graphs, so that small shapes show the kernels and not the host. SDPA
+gets the same tensors with `enable_gqa`. The ratio is to the bandwidth of `Tensor.copy_` measured in the same run,
+reads and writes counted. `--sweep` times tiles and stages of the decode kernel through Triton's JIT instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flash_attn
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+BATCHES = (1, 4, 16, 64, 128)
+LENGTHS = (1024, 4096, 8192, 32768, 131072)
+MAX_CACHE_BYTES = 32 << 30
+
+
+class Shape(NamedTuple):
+    """Sizes of one decoding step."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    heads_k: int
+    head_dim: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values, two bytes an element."""
+        return 2 * 2 * self.batch * self.seqlen * self.heads_k * self.head_dim
+
+
+def milliseconds(call: Callable[[], object], rounds: int) -> float:
+    """Median GPU time of one call, replayed from a graph of several."""
+    repeats = 10
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeats):
+            call()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / repeats)
+    return statistics.median(times)
+
+
+def copy_bandwidth(rounds: int) -> float:
+    """GB/s of a copy of 4 GiB, reads and writes counted."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / milliseconds(lambda: target.copy_(source), rounds) * 1e-6
+
+
+def host_microseconds(call: Callable[[], object]) -> float:
+    """CPU time of one call, while the GPU keeps up."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(10):
+            call()
+        times.append((time.perf_counter() - started) / 10)
+        torch.cuda.synchronize()
+    return statistics.median(times) * 1e6
+
+
+def step(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """The calls to be timed, on one set of tensors."""
+    torch.manual_seed(0)
+    size = (shape.batch, shape.seqlen, shape.heads_k, shape.head_dim)
+    q = torch.randn(shape.batch, 1, shape.heads, shape.head_dim, device="cuda", dtype=dtype)
+    k_cache, v_cache = (torch.randn(size, device="cuda", dtype=dtype) for _ in range(2))
+    new: dict[str, Any] = {}
+    lengths = shape.seqlen
+    if options.append:
+        lengths -= 1
+        new = {name: torch.randn_like(k_cache[:, :1]) for name in ("k", "v")}
+    new["cache_seqlens"] = torch.full((shape.batch,), lengths, dtype=torch.int32, device="cuda")
+    ours = (k_cache, v_cache)
+    if options.paged:
+        count = shape.seqlen // options.paged
+        order = torch.randperm(shape.batch * count, device="cuda")
+        ours = tuple(x.reshape(-1, options.paged, *size[2:]) for x in ours)
+        new["block_table"] = order.view(shape.batch, count).int()
+    theirs = [x.transpose(1, 2) for x in (q, k_cache, v_cache)]
+
+    def kvcache() -> torch.Tensor:
+        out = flash_attn.flash_attn_with_kvcache(q, *ours, **new, causal=True, num_splits=options.num_splits)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    calls: dict[str, Callable[[], object]] = {"ours": kvcache}
+    if not options.no_sdpa:
+        calls["sdpa"] = lambda: scaled_dot_product_attention(*theirs, enable_gqa=True)
+    return calls
+
+
+def measure(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, float]:
+    """GB/s of every call; "host": CPU time of ours, in µs."""
+    calls = step(shape, dtype, options)
+    results = {name: shape.cache_bytes / milliseconds(call, options.rounds) * 1e-6 for name, call in calls.items()}
+    results["host"] = host_microseconds(calls["ours"])
+    return results
+
+
+def sweep(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> None:
+    """GB/s of the decode kernel for each tile and each number of stages and warps, compiled by Triton's JIT."""
+    from flash_attn.backends import kvcache as backend
+    from flash_attn.kernels import decode_tuning
+    from flash_attn.runtime import launch, store
+
+    store.open_store = lambda *_: None  # type: ignore[assignment]  # every kernel from the JIT
+    real = decode_tuning.config
+    for block_n, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
+        chosen = decode_tuning.Config(16, block_n, warps, stages)
+        decode_tuning.config = lambda target, variant: (
+            chosen if variant.op.startswith("decode") else real(target, variant)  # noqa: B023
+        )
+        launch._kernels.clear()
+        backend._kernels.clear()
+        try:
+            rate = shape.cache_bytes / milliseconds(step(shape, dtype, options)["ours"], options.rounds) * 1e-6
+        except Exception as error:
+            print(f"  {block_n:4} keys {warps} warps {stages} stages: {str(error).splitlines()[0]}")
+            continue
+        print(f"  {block_n:4} keys {warps} warps {stages} stages: {rate:7.0f} GB/s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="times each call is measured (20)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--heads", type=int, default=32, metavar="N")
+    parser.add_argument("--heads-k", type=int, default=4, metavar="N")
+    parser.add_argument("--head-dim", type=int, default=128, metavar="N")
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, metavar="N")
+    parser.add_argument("--seqlen", type=int, nargs="+", default=LENGTHS, metavar="N")
+    parser.add_argument("--paged", type=int, default=0, metavar="SIZE", help="keys a page (0: no pages)")
+    parser.add_argument("--append", action="store_true", help="each step also appends one key and value")
+    parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="parts of the keys (0: chosen)")
+    parser.add_argument("--no-sdpa", action="store_true", help="time this repository's alone")
+    parser.add_argument("--sweep", action="store_true", help="time tiles of the decode kernel instead")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: no GPU that this torch can use")
+
+    dtype = getattr(torch, options.dtype)
+    copy = copy_bandwidth(options.rounds)
+    kind = f"pages of {options.paged}" if options.paged else "dense cache"
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, {options.heads} query and "
+        f"{options.heads_k} key heads of {options.head_dim}, {kind}; a copy runs at {copy:.0f} GB/s"
+    )
+    titles = ("batch", "seqlen", "cache MiB", "ours GB/s", "of copy", "SDPA GB/s", "ours/SDPA", "host µs")
+    if not options.sweep:
+        print("".join(f"{title:>12}" for title in titles))
+    rows = []
+    for batch, seqlen in itertools.product(options.batch, options.seqlen):
+        shape = Shape(batch, seqlen, options.heads, options.heads_k, options.head_dim)
+        if shape.cache_bytes > MAX_CACHE_BYTES:
+            continue
+        if options.sweep:
+            print(f"batch {batch}, seqlen {seqlen}")
+            sweep(shape, dtype, options)
+            continue
+        found = measure(shape, dtype, options)
+        rows.append({**shape._asdict(), "results": found})
+        ours, sdpa = found["ours"], found.get("sdpa")
+        cells = [str(batch), str(seqlen), f"{shape.cache_bytes / 2**20:.0f}", f"{ours:.0f}", f"{ours / copy:.2f}"]
+        cells += ["-", "-"] if sdpa is None else [f"{sdpa:.0f}", f"{ours / sdpa:.2f}"]
+        cells.append(f"{found['host']:.1f}")
+        print("".join(f"{cell:>12}" for cell in cells), flush=True)
+    if options.json is not None:
+        head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "copy GB/s": copy}
+        options.json.write_text(json.dumps({**head, "options": vars(options) | {"json": None}, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

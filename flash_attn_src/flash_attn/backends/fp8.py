@@ -1,0 +1,173 @@
+"""The Triton backend in FP8: casts, with one scale a batch entry and head, and the forward."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends import triton as base
+from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import FP8_FORMATS, Variant, bucket, fp8_format
+
+# Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: kernels/fp8.py.
+_PIECE = 64
+_COLUMNS = 128
+_VEC = 16
+
+_TYPES = {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
+_NAMES = {**base._DTYPES, **{dtype: name for name, dtype in _TYPES.items()}}
+_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+_kernels: dict[tuple[str, int, torch.dtype, int, bool], base.Kernel] = {}
+
+
+def _find(op: str, device: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> base.Kernel:
+    key = (op, device, dtype, head_dim, kind)
+    found = _kernels.get(key)
+    if found is None:
+        variant = Variant(op, _NAMES[dtype], bucket(head_dim, op), kind)
+        found = _kernels[key] = launch.kernel(device, variant)
+    return found
+
+
+def format_of(x: torch.Tensor) -> torch.dtype:
+    """The FP8 type of the device of x. Raises NotImplementedError where its matrix units have none."""
+    target = launch.device_target(x.get_device()) if x.is_cuda else "gfx950"
+    name = fp8_format(target)
+    if name is None:
+        wanted = ", ".join(start + "*" * (start == "gfx12") for start in FP8_FORMATS)
+        raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {wanted}")
+    return _TYPES[name]
+
+
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    descale: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    max_seqlen: int,
+    transposed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (batch, seqlen, heads, head_dim), with cu_seqlens (total, heads, head_dim), in FP8; and its descale.
+
+    descale, fp32 (batch, heads), undoes the scale; where given, it is what the cast divides by. transposed:
+    (batch, heads, head_dim, columns), packed (heads, head_dim, columns). An x that is FP8 is only moved.
+    """
+    device = x.get_device()
+    vec = 16 // x.element_size()
+    x = base._aligned(x, vec)
+    nheads, head_dim = x.shape[-2:]
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    seqlen = x.shape[1] if cu_seqlens is None else max_seqlen
+    if not transposed:
+        y = torch.empty(x.shape, dtype=dtype, device=x.device)
+        y_strides = base._strides(y, _VEC)
+    else:
+        columns = -(-seqlen // _COLUMNS) * _COLUMNS
+        if cu_seqlens is not None:
+            columns = (x.shape[0] // _COLUMNS + batch + 1) * _COLUMNS
+        outer = (batch,) if cu_seqlens is None else ()
+        y = torch.empty((*outer, nheads, head_dim, columns), dtype=dtype, device=x.device)
+        *first, by_head, by_dim, _ = y.stride()
+        y_strides = (first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC)
+    kernel = _find("fp8-cast-v" if transposed else "fp8-cast", device, x.dtype, head_dim)
+    blocks, pieces = -(-seqlen // kernel.block_m), -(-head_dim // _PIECE)
+    flags = 0 if cu_seqlens is None else HAS_CU_SEQLENS_Q
+    limit = float(torch.finfo(dtype).max)
+    grid = (blocks * nheads * batch, pieces, 1)
+    pointer = kernel.pointer
+    stream = base._current_stream(device)
+    sizes = (nheads, seqlen, head_dim // vec, blocks, flags)
+    if x.element_size() == 1:
+        limit, amax = 0.0, None
+    elif descale is not None:
+        limit, amax = -limit, None
+    else:
+        descale = torch.empty((batch, nheads), dtype=torch.float32, device=x.device)
+        amax = torch.empty((batch, nheads, blocks, pieces), dtype=torch.float32, device=x.device)
+        _find("fp8-amax", device, x.dtype, head_dim).launch(
+            device, stream, *grid, pointer(x), pointer(amax), *kernel.optional(cu_seqlens),
+            *base._strides(x, vec), *sizes,
+        )  # fmt: skip
+    assert descale is not None
+    kernel.launch(
+        device, stream, *grid, pointer(x), pointer(y.view(torch.uint8)), pointer(descale if amax is None else amax),
+        pointer(descale), *kernel.optional(cu_seqlens), limit, *base._strides(x, vec), *y_strides, *sizes,
+    )  # fmt: skip
+    return y, descale
+
+
+def fp8_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    descales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    out_dtype: torch.dtype,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    """Attention in FP8: (out, softmax_lse, rng_state, descales); head_dim is a multiple of 16.
+
+    q, k, v are cast with their own largest magnitudes, or divided by the descales given, (batch, heads) each of
+    its own; FP8 tensors, which need descales, are taken as they are.
+    """
+    device = q.get_device()
+    head_dim = q.shape[-1]
+    dtype = format_of(q)
+    small, factors = [], []
+    for x, descale, cu_seqlens, longest in (
+        (q, descales[0], cu_seqlens_q, max_seqlen_q),
+        (k, descales[1], cu_seqlens_k, max_seqlen_k),
+        (v, descales[2], cu_seqlens_k, max_seqlen_k),
+    ):
+        if descale is not None:
+            descale = descale.contiguous()
+        if x is not v and x.element_size() == 1:
+            assert descale is not None
+            small.append(base._aligned(x, _VEC))
+        else:
+            y, descale = cast(x, dtype, descale, cu_seqlens, longest, x is v)
+            small.append(y)
+        factors.append(descale)
+    q8, k8, v8 = small
+    out = torch.empty(q.shape, dtype=out_dtype, device=q.device)
+    nheads, nheads_k = q.shape[-2], k.shape[-2]
+    if cu_seqlens_q is None:
+        batch, max_seqlen_q = q.shape[0], q.shape[1]
+        max_seqlen_k = k.shape[1]
+        lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+    else:
+        batch = cu_seqlens_q.shape[0] - 1
+        lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = 0, q.shape[0]
+    if dropout_p > 0.0 and rng_state is None:
+        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+    plain = base.score_kind(softcap, alibi_slopes, dropout_p, softmax_scale) == "plain"
+    kernel = _find("fp8-fwd", device, dtype, head_dim, "plain" if plain else "softcap")
+    pointer = kernel.pointer
+    left, right = base._window(causal, window_left, window_right)
+    m_blocks = -(-max_seqlen_q // kernel.block_m)
+    *first, by_head, by_dim, _ = v8.stride()
+    kernel.launch(
+        device, base._current_stream(device), m_blocks * nheads * batch, 1, 1,
+        pointer(q8), pointer(k8), pointer(v8), pointer(out), pointer(lse), *map(pointer, factors),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k, None),
+        *kernel.optional(None, None, None, None, alibi_slopes, rng_state)[4:],
+        softmax_scale, softcap, dropout_p, *base._strides(q8, _VEC), *base._strides(k8, _VEC),
+        first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *base._strides(out, _VEC),
+        lse_b, lse_h, base._alibi_stride(alibi_slopes),
+        nheads, nheads // nheads_k, max_seqlen_q, max_seqlen_k, head_dim // _VEC, left, right, m_blocks,
+        _KINDS[out_dtype], base._flags(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes),
+    )  # fmt: skip
+    return out, lse, rng_state, tuple(factors)

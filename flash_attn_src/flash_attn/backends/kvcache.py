@@ -1,0 +1,339 @@
+"""The Triton backend over a cache of keys and values: append, attend in parts, combine. No host synchronisation.
+
+What only a device tensor knows, the length of each sequence, is read by the kernels; the host decides by what it
+knows itself, the capacity of the cache.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn.backends import triton as base
+from flash_attn.kernels.decode_tuning import splits
+from flash_attn.kernels.flags import (
+    HAS_CACHE_BATCH_IDX,
+    HAS_DESCALE,
+    HAS_ROTARY_SEQLENS,
+    ROTARY_INTERLEAVED,
+    ROTARY_MOVES,
+)
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import Variant, bucket
+
+# fp32 (batch, heads_k) of q, k and v, or none of them.
+Descales = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+
+# Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
+_PAGE_UNIT = 16
+_MAX_PAGE_UNITS = 1 << 22
+# The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
+_ENDLESS = 1 << 30
+# Columns of the head dim that one program of `combine` and `append` takes.
+_COLUMNS = 64
+
+_NAMES = {**base._DTYPES, torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}
+_VEC = {**base._VEC, torch.float8_e4m3fn: 16, torch.float8_e4m3fnuz: 16}
+
+_kernels: dict[tuple[str, int, torch.dtype, int], base.Kernel] = {}
+
+
+def _find(op: str, device: int, dtype: torch.dtype, head_dim: int) -> base.Kernel:
+    key = (op, device, dtype, head_dim)
+    found = _kernels.get(key)
+    if found is None:
+        if device < 0 and not launch.interpreting():
+            raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
+        variant = Variant(op, _NAMES[dtype], bucket(head_dim, op), "plain")
+        found = _kernels[key] = launch.kernel(device, variant)
+    return found
+
+
+@lru_cache
+def _units(device: int) -> int:
+    """Multiprocessors (compute units) of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device >= 0 else 4
+
+
+def kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    rotary_interleaved: bool,
+    alibi_slopes: torch.Tensor | None,
+    num_splits: int,
+    *,
+    out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,
+    descales: Descales = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `backends.torch.kvcache`, but values inside of index tensors are not checked: no length is read back.
+
+    Keys beyond the cache's capacity are dropped. A cache whose rows do not start on 16 bytes, or whose head_dim is
+    no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
+    kernels, ValueError where a length given as an int, pages or rotary tables do not fit.
+    """
+    dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
+    vec = _VEC[dtype]
+    if head_dim % max(vec, 8):
+        return _padded(
+            q, k_cache, v_cache, k, v, out, max(vec, 8), rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+            block_table=block_table, softmax_scale=softmax_scale, causal=causal, window_left=window_left,
+            window_right=window_right, softcap=softcap, rotary_interleaved=rotary_interleaved,
+            alibi_slopes=alibi_slopes, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+            cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
+            sm_margin=sm_margin, descales=descales,
+        )  # fmt: skip
+    q = base._aligned(q, vec)
+    given = k_cache, v_cache
+    k_cache, v_cache = base._aligned(k_cache, vec), base._aligned(v_cache, vec)
+    nheads, nheads_k = q.shape[-2], k_cache.shape[2]
+    if cu_seqlens_q is None:
+        batch, max_seqlen_q = q.shape[0], q.shape[1]
+        lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+    else:
+        batch = cu_seqlens_q.shape[0] - 1
+        lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = 0, q.shape[0]
+    capacity = page_size = k_cache.shape[1]
+    table_stride = 0
+    if block_table is not None:
+        capacity *= block_table.shape[1]
+        table_stride = block_table.stride(0)
+    length, lengths = (cache_seqlens, None) if type(cache_seqlens) is int else (capacity, cache_seqlens)
+    flags = base._flags(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
+    if cache_batch_idx is not None:
+        flags |= HAS_CACHE_BATCH_IDX
+    stream = base._current_stream(device)
+
+    added = 0
+    if k is not None and v is not None:
+        added = k.shape[1 if cu_seqlens_k_new is None else 0]
+        if rotary_interleaved:
+            flags |= ROTARY_INTERLEAVED
+        if causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0:
+            flags |= ROTARY_MOVES
+        if lengths is None and cu_seqlens_k_new is None and not 0 <= length <= capacity - added:
+            raise ValueError(f"cache_seqlens: got {length}, wanted 0 to {capacity - added}")
+        q = _append(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, length, lengths, cache_batch_idx, block_table,
+            cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
+            batch, capacity, added, flags, device, stream, vec,
+        )  # fmt: skip
+    elif not 0 <= length <= capacity:
+        raise ValueError(f"cache_seqlens: got {length}, wanted 0 to {capacity}")
+
+    kernel = _find("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
+    group = nheads // nheads_k
+    m_rows = max_seqlen_q * group
+    table = block_table
+    if m_rows > kernel.block_m:
+        kernel = _find("extend", device, dtype, head_dim)
+        if table is None:
+            table = cache_batch_idx
+            if table is None:
+                table = torch.arange(batch, dtype=torch.int32, device=q.device)
+            page_size, table_stride = _ENDLESS, table.stride(0)
+    unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
+    if block_table is not None and capacity // unit >= _MAX_PAGE_UNITS:
+        raise ValueError(
+            f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
+            f"with {page_size} a page"
+        )
+    left, right = base._window(causal, window_left, window_right)
+    m_blocks = -(-m_rows // kernel.block_m)
+    programs = m_blocks * nheads_k * batch
+    blocks = -(-min(length + added, capacity, left + right + max_seqlen_q) // kernel.block_n)
+    if num_splits == 0:
+        num_splits = splits(programs, blocks, max(_units(device) - sm_margin, 1))
+    elif num_splits > blocks:
+        num_splits = max(blocks, 1)
+    partial = partial_lse = lse
+    if num_splits > 1:
+        if lse.numel() * head_dim >= 1 << 31:
+            raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim}")
+        partial = torch.empty((num_splits, *lse.shape, head_dim), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty((num_splits, *lse.shape), dtype=torch.float32, device=q.device)
+    if out is None:
+        result = torch.empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype, device=q.device)
+    else:
+        result = base._aligned(out, vec)
+    if descales is not None:
+        flags |= HAS_DESCALE
+        descales = tuple(descale.contiguous() for descale in descales)
+    if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
+        partial_lse.fill_(float("inf"))
+        if num_splits == 1:
+            result.zero_()
+    pointer = kernel.pointer
+    kernel.launch(
+        device, stream, programs * num_splits, 1, 1,
+        pointer(q), pointer(k_cache), pointer(v_cache), pointer(result), pointer(lse),
+        pointer(partial), pointer(partial_lse),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes),
+        *kernel.optional(table, cache_batch_idx), *map(pointer, descales or (lse, lse, lse)),
+        softmax_scale, softcap, unit / page_size,
+        *base._strides(q, vec), *base._strides(k_cache, vec), *base._strides(v_cache, vec),
+        *base._strides(result, vec), lse_b, lse_h, base._alibi_stride(alibi_slopes), table_stride,
+        page_size, 4 if unit == _PAGE_UNIT else 0,
+        nheads_k, group, max_seqlen_q, length, added, capacity, head_dim // vec, left, right, attention_chunk,
+        lse.numel(), m_blocks, num_splits, flags,
+    )  # fmt: skip
+    if num_splits > 1:
+        rows = (lse_b, 1, lse_h)
+        outer = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
+        _join(
+            partial, partial_lse, result, lse,
+            (lse.numel() * head_dim, *(stride * head_dim for stride in rows), lse.numel(), *rows, *outer, *rows),
+            nheads, q.shape[-3], head_dim, num_splits,
+        )  # fmt: skip
+    if k is not None:
+        for cache, used in zip(given, (k_cache, v_cache), strict=True):
+            if cache is not used:
+                cache.copy_(used)
+    if out is not None and result is not out:
+        result = out.copy_(result)
+    return result, lse
+
+
+def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """As `backends.torch.combine`, for fp32 parts with head_dim dense."""
+    batch, seqlen, nheads, head_dim = out.shape
+    lse = torch.empty((batch, nheads, seqlen), dtype=torch.float32, device=out.device).transpose(1, 2)
+    strides = (*partial.stride()[:4], *partial_lse.stride(), *out.stride()[:3], *lse.stride())
+    _join(partial, partial_lse, out, lse, strides, nheads, seqlen, head_dim, partial.shape[0])
+    return lse
+
+
+def _join(
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    strides: tuple[int, ...],
+    nheads: int,
+    seqlen: int,
+    head_dim: int,
+    num_splits: int,
+) -> None:
+    """Launches `attn_combine` with its strides."""
+    device = out.get_device()
+    kernel = _find("combine", device, out.dtype, head_dim)
+    pointer = kernel.pointer
+    kernel.launch(
+        device, base._current_stream(device), lse.numel(), -(-head_dim // _COLUMNS), 1,
+        pointer(partial), pointer(partial_lse), pointer(out), pointer(lse),
+        *strides, nheads, seqlen, head_dim, num_splits,
+    )  # fmt: skip
+
+
+def _append(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    length: int,
+    lengths: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    cu_seqlens_k_new: torch.Tensor | None,
+    rotary_seqlens: torch.Tensor | None,
+    batch: int,
+    capacity: int,
+    added: int,
+    flags: int,
+    device: int,
+    stream: int,
+    vec: int,
+) -> torch.Tensor:
+    """Writes k and v into the caches; returns q, turned where there is rotary embedding."""
+    head_dim = q.shape[-1]
+    nheads, nheads_k = q.shape[-2], k_cache.shape[2]
+    k, v = base._aligned(k, vec), base._aligned(v, vec)
+    kernel = _find("append", device, q.dtype, head_dim)
+    turned, q_blocks, half, places, table_row = q, 0, 0, 0, 0
+    if rotary_cos is not None and rotary_sin is not None:
+        rotary_cos, rotary_sin = rotary_cos.contiguous(), rotary_sin.contiguous()
+        places, half = rotary_cos.shape
+        table_row = half
+        wanted = capacity
+        if lengths is None and rotary_seqlens is None:
+            wanted = length + max(added, max_seqlen_q if flags & ROTARY_MOVES else 1)
+        if places < wanted:
+            raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
+        if rotary_seqlens is not None:
+            flags |= HAS_ROTARY_SEQLENS
+        turned = torch.empty_like(q)
+        q_blocks = -(-max_seqlen_q * nheads // kernel.block_m)
+    k_blocks = -(-added * nheads_k // kernel.block_m)
+    pointer = kernel.pointer
+    kernel.launch(
+        device, stream, (k_blocks + q_blocks) * batch, -(-head_dim // _COLUMNS), 1,
+        pointer(k), pointer(v), pointer(k_cache), pointer(v_cache), pointer(q), pointer(turned),
+        pointer(q if rotary_cos is None else rotary_cos), pointer(q if rotary_sin is None else rotary_sin),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, block_table),
+        *kernel.optional(cache_batch_idx, rotary_seqlens),
+        *base._strides(k, vec), *base._strides(v, vec), *base._strides(k_cache, vec), *base._strides(v_cache, vec),
+        *base._strides(q, vec), *base._strides(turned, vec), table_row,
+        0 if block_table is None else block_table.stride(0), 0 if block_table is None else k_cache.shape[1],
+        nheads, nheads_k, max_seqlen_q, length, added, capacity, head_dim // vec, half, places,
+        k_blocks, q_blocks, flags,
+    )  # fmt: skip
+    return turned
+
+
+def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:
+    if x.element_size() > 1:
+        return pad(x, (0, columns))
+    return pad(x.view(torch.uint8), (0, columns)).view(x.dtype)
+
+
+def _padded(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    out: torch.Tensor | None,
+    multiple: int,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`kvcache` with a head_dim that is no multiple of what the kernels take, through padded copies."""
+    head_dim = q.shape[-1]
+    q, k_padded, v_padded, k, v = (
+        None if x is None else _with_zeros(x, -head_dim % multiple) for x in (q, k_cache, v_cache, k, v)
+    )
+    result, lse = kvcache(q, k_padded, v_padded, k, v, **options)
+    if k is not None:
+        k_cache.copy_(k_padded[..., :head_dim])
+        v_cache.copy_(v_padded[..., :head_dim])
+    result = result[..., :head_dim]
+    return (result if out is None else out.copy_(result)), lse

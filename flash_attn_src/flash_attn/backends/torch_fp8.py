@@ -1,0 +1,119 @@
+"""FP8 in plain PyTorch: what casting makes of a tensor, and attention of it; the oracle of the FP8 kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends import torch as backend
+
+Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def is_fp8(x: torch.Tensor) -> bool:
+    return x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+
+
+def _sequence_of_rows(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """(total,) the sequence that each row belongs to; rows outside of every one go to their neighbour."""
+    rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
+    return torch.bucketize(rows, cu_seqlens[1:], right=True).clamp(max=cu_seqlens.shape[0] - 2)
+
+
+def descale_of(x: torch.Tensor, dtype: torch.dtype, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """fp32 (batch, heads): the largest magnitude of each sequence and head, over the largest number of dtype."""
+    largest = x.abs().amax(-1).float()
+    if cu_seqlens is None:
+        largest = largest.amax(1)
+    else:
+        sums = largest.new_zeros(cu_seqlens.shape[0] - 1, x.shape[1])
+        rows = _sequence_of_rows(x, cu_seqlens).long()[:, None].expand_as(largest)
+        largest = sums.scatter_reduce_(0, rows, largest, "amax")
+    return largest.clamp_min(2.0**-100) / torch.finfo(dtype).max
+
+
+def round_trip(
+    x: torch.Tensor, descale: torch.Tensor, dtype: torch.dtype, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """x as it comes out of FP8, in fp32; an x that is FP8 is only scaled."""
+    factor = descale[:, None, :, None] if cu_seqlens is None else descale[_sequence_of_rows(x, cu_seqlens)][..., None]
+    if is_fp8(x):
+        return x.float() * factor
+    limit = torch.finfo(dtype).max
+    return (x.float() / factor).clamp(-limit, limit).to(dtype).float() * factor
+
+
+def fp8_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    descales: Descales,
+    out_dtype: torch.dtype,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    """(out, softmax_lse, rng_state, descales): attention in fp32 of q, k, v as they come out of FP8 (e4m3fn)."""
+    with torch.no_grad():
+        rounded, factors = [], []
+        for x, descale, cu in zip((q, k, v), descales, (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k), strict=True):
+            dtype = x.dtype if is_fp8(x) else torch.float8_e4m3fn
+            factors.append(descale_of(x, dtype, cu) if descale is None else descale)
+            rounded.append(round_trip(x, factors[-1], dtype, cu))
+        out, lse, _, rng_state = backend.forward(
+            *rounded, None, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, dropout_p, False,
+            rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, None,
+        )  # fmt: skip
+        return out.to(out_dtype), lse, rng_state, tuple(factors)
+
+
+def fp8_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    out: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    cu_seqlens_k_new: torch.Tensor | None,
+    attention_chunk: int,
+    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`backends.torch.kvcache` of FP8 tensors: in fp32, to which and from which they come without loss."""
+    with torch.no_grad():
+        group = q.shape[-2] // k_cache.shape[2]
+        for_q, for_k, for_v = (descale.repeat_interleave(group, 1) for descale in descales)
+        wide = [x if x is None else x.float() for x in (k_cache, v_cache, k, v)]
+        result, lse = backend.kvcache(
+            round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q), *wide, None, None, cache_seqlens, cache_batch_idx,
+            cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap, True, alibi_slopes,
+            0, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            attention_chunk=attention_chunk,
+        )  # fmt: skip
+        if k is not None:
+            k_cache.copy_(wide[0])
+            v_cache.copy_(wide[1])
+        if cu_seqlens_q is None:
+            result *= for_v[:, None, :, None]
+        else:
+            result *= for_v[_sequence_of_rows(q, cu_seqlens_q)][..., None]
+        return (result.bfloat16() if out is None else out.copy_(result)), lse

@@ -1,0 +1,243 @@
+"""Attention in FP8: q, k and v are cast with one scale a batch entry and head, products run on 8-bit matrix units.
+
+Options and errors are those of flash_attn.flash_attn_interface. Inputs are fp16, bf16 or fp32, the result has their
+type; their scales come from the largest magnitude of each head, or from descale_q, descale_k, descale_v, fp32
+(batch, heads of that tensor): what undoes the cast. Inputs may also be FP8 already: then descales are required, the
+result is bf16, and there is no gradient. The format is that of the GPU's matrix units, e4m3fnuz on gfx942, e4m3fn on
+gfx950, gfx12 and sm_90; other GPUs raise NotImplementedError. On a CPU the same casts are done, products in fp32.
+
+The backward runs in the type of the inputs, on q, k and v as they come out of FP8: the attention weights are then
+those of the forward, and the gradient of the cast is taken for 1. Gradients keep their precision that way; in FP8
+theirs, spread over many magnitudes, lose most of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn import ops
+from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
+from flash_attn.autograd import Result, Window
+from flash_attn.backends import select
+from flash_attn.backends.torch_fp8 import Descales, is_fp8, round_trip
+from flash_attn.ops import maybe_contiguous
+
+# The matrix units' rows: 16 bytes.
+_HEAD_DIM_STEP = 16
+
+
+class _Attention(torch.autograd.Function):
+    """(out, softmax_lse) of checked arguments, head_dim a multiple of 16."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        alibi_slopes: torch.Tensor | None,
+        cu_seqlens_q: torch.Tensor | None,
+        cu_seqlens_k: torch.Tensor | None,
+        lengths: tuple[int, int],
+        options: tuple[float, bool, int, int, float, float, bool],
+        descales: Descales,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        softmax_scale, causal, left, right, softcap, dropout_p, _ = options
+        out, softmax_lse, rng_state, factors = select(q).fp8_forward(
+            q, k, v, descales, torch.bfloat16 if is_fp8(q) else q.dtype, softmax_scale, causal, left, right, softcap,
+            alibi_slopes, dropout_p, None, cu_seqlens_q, cu_seqlens_k, *lengths,
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors)
+        ctx.lengths, ctx.options = lengths, options
+        ctx.mark_non_differentiable(softmax_lse)
+        return out, softmax_lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = ctx.saved_tensors
+        softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
+        dtype = select(q).format_of(q) if q.is_cuda else torch.float8_e4m3fn
+        offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
+        rounded = [
+            round_trip(x, factor, dtype, cu).to(x.dtype)
+            for x, factor, cu in zip((q, k, v), factors, offsets, strict=True)
+        ]
+        gradients = tuple(torch.empty_like(x) for x in rounded)
+        ops.backward(
+            maybe_contiguous(dout), *rounded, out, softmax_lse, *gradients, softmax_scale, causal, left, right, softcap,
+            alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
+        )  # fmt: skip
+        return *gradients, *(None,) * 6
+
+
+def _stand_in(x: torch.Tensor) -> torch.Tensor:
+    """What the checks look at: shape, device, and for FP8 the type of the result."""
+    if not isinstance(x, torch.Tensor) or not is_fp8(x):
+        return x
+    return torch.empty((), dtype=torch.bfloat16, device=x.device).expand(x.shape)
+
+
+def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int) -> None:
+    small = [is_fp8(x) for x in tensors]
+    if any(small) and not all(small):
+        raise TypeError(f"q, k, v: got {', '.join(str(x.dtype) for x in tensors)}, wanted FP8 for all or none")
+    for name, x, descale in zip("qkv", tensors, descales, strict=True):
+        if descale is None:
+            if is_fp8(x):
+                raise ValueError(f"descale_{name}: got None, wanted fp32 ({batch}, {x.shape[-2]}), as {name} is FP8")
+            continue
+        if not isinstance(descale, torch.Tensor) or descale.dtype is not torch.float32:
+            got = getattr(descale, "dtype", type(descale).__name__)
+            raise TypeError(f"descale_{name}: got {got}, wanted a float32 tensor")
+        if descale.shape != (batch, x.shape[-2]) or descale.device != x.device:
+            raise ValueError(
+                f"descale_{name}: got {tuple(descale.shape)} on {descale.device}, wanted ({batch}, {x.shape[-2]}) "
+                f"on {x.device}"
+            )
+    if any(small):
+        if tensors[0].is_cuda and tensors[0].dtype is not (wanted := select(tensors[0]).format_of(tensors[0])):
+            raise TypeError(f"q: got {tensors[0].dtype}, wanted {wanted}, the format of this GPU")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: tuple[torch.Tensor | None, torch.Tensor | None],
+    lengths: tuple[int, int],
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window: Window,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    descales: Descales,
+) -> Result:
+    """What every function here calls, its window checked."""
+    batch = q.shape[0] if cu_seqlens[0] is None else cu_seqlens[0].shape[0] - 1
+    _check_fp8((q, k, v), descales, batch)
+    if return_attn_probs and dropout_p > 0.0:
+        raise NotImplementedError("return_attn_probs with dropout: S_dmask of attention in FP8 is not there")
+    head_dim = q.shape[-1]
+    if softmax_scale is None:
+        softmax_scale = head_dim**-0.5
+    if head_dim % _HEAD_DIM_STEP:
+        if is_fp8(q):
+            raise ValueError(f"q: got head_dim {head_dim}, wanted a multiple of {_HEAD_DIM_STEP} for FP8 inputs")
+        q, k, v = (pad(x, (0, -head_dim % _HEAD_DIM_STEP)) for x in (q, k, v))
+    else:
+        q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
+    options = (softmax_scale, causal, *window, softcap, dropout_p, deterministic)
+    out, softmax_lse = _Attention.apply(q, k, v, alibi_slopes, *cu_seqlens, lengths, options, descales)
+    out = out[..., :head_dim] if head_dim % _HEAD_DIM_STEP else out
+    return (out, softmax_lse, out.new_empty((0,))) if return_attn_probs else out
+
+
+def flash_attn_fp8_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    descale_q: torch.Tensor | None = None,
+    descale_k: torch.Tensor | None = None,
+    descale_v: torch.Tensor | None = None,
+    descale_do: torch.Tensor | None = None,
+) -> Result:
+    """flash_attn_func in FP8: the module's docstring. descale_do raises: the backward is not in FP8."""
+    if descale_do is not None:
+        raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
+    window = check_dense(*map(_stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes)
+    return attend(
+        q, k, v, (None, None), (q.shape[1], k.shape[1]), dropout_p, softmax_scale, causal, window, softcap,
+        alibi_slopes, deterministic, return_attn_probs, (descale_q, descale_k, descale_v),
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_fp8_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_fp8_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim)."""
+    check_packed("qkv", qkv, 5, 3)
+    return flash_attn_fp8_func(
+        *qkv.unbind(-3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_fp8_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+    descale_q: torch.Tensor | None = None,
+    descale_k: torch.Tensor | None = None,
+    descale_v: torch.Tensor | None = None,
+) -> Result:
+    """flash_attn_varlen_func in FP8, one scale a sequence and head. block_table raises NotImplementedError."""
+    if block_table is not None:
+        raise NotImplementedError("block_table: attention in FP8 casts whole sequences, a paged cache is not there")
+    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
+    window = check_varlen(
+        *map(_stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size,
+        softcap, alibi_slopes, None,
+    )  # fmt: skip
+    return attend(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal, window,
+        softcap, alibi_slopes, deterministic, return_attn_probs, (descale_q, descale_k, descale_v),
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_fp8_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """flash_attn_varlen_fp8_func with q, k, v in one tensor (total, 3, heads, head_dim)."""
+    check_packed("qkv", qkv, 4, 3)
+    return flash_attn_varlen_fp8_func(
+        *qkv.unbind(-3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip

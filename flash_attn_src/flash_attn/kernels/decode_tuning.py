@@ -1,0 +1,142 @@
+"""Tiles of the kernels for a cache of keys and values, and how many parts the keys are split into.
+
+cuda: chosen so that no register spills, and so that two programs or more share a multiprocessor, each with a block of
+keys and values in flight; not swept on a GPU (`python benchmarks/decode.py --sweep`).
+cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory. Two
+do on rdna: `extend` in fp32 with dim 128, and `decode-paged` in fp16 with dim 128 on rdna2.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flash_attn.kernels import tuning
+from flash_attn.kernels.tuning import Config
+from flash_attn.runtime.variants import Variant
+
+# Programs that share a multiprocessor (compute unit) with their loads in flight.
+RESIDENT = 2
+MAX_SPLITS = 256
+
+# Costs in time of one block of keys: starting a program, launching the combining kernel, combining a part.
+_START = 2.0
+_COMBINE = 4.0
+_PART = 0.02
+
+
+def config(target: str, variant: Variant) -> Config:
+    """The launch configuration of one variant on one target. Raises ValueError for an unknown target."""
+    if variant.op == "append":
+        return Config(16, 0, 4)
+    if variant.op == "combine":
+        return Config(1, 32, 2)
+    if variant.op in ("fp8-amax", "fp8-cast", "fp8-cast-v"):
+        return Config(128, 256, 4)  # 128: see fp8.COLUMNS
+    if variant.op == "fp8-fwd":
+        plain, softcap = _FP8[tuning.family(target), variant.block_d]
+        return plain if variant.kind == "plain" else softcap
+    bits = 32 if variant.dtype == "fp32" else 16
+    table = _TABLE[tuning.family(target)]
+    row = (variant.op, bits, variant.block_d)
+    return table.get(row) or table["extend" if variant.op == "extend" else "decode", bits, variant.block_d]
+
+
+@lru_cache(maxsize=4096)
+def splits(programs: int, blocks: int, units: int) -> int:
+    """How many parts to split `blocks` blocks of keys into, where `programs` programs share `units` units.
+
+    The least of an estimate: waves of programs, each as long as its blocks, and the work of combining.
+    """
+    slots = units * RESIDENT
+    best, least = 1, float("inf")
+    for count in range(1, min(max(blocks, 1), MAX_SPLITS) + 1):
+        waves = -(-programs * count // slots)
+        time = waves * (-(-blocks // count) + _START)
+        if count > 1:
+            time += _COMBINE + _PART * count
+        if time < 0.97 * least:  # more parts only where they are sure to pay
+            best, least = count, time
+    return best
+
+
+C = Config
+# (operation, element bits, head-dim bucket); "decode" serves decode-paged too where that has no row of its own.
+_TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
+    "cuda": {
+        ("decode", 16, 64): C(16, 128, 4, 3),
+        ("decode", 16, 128): C(16, 64, 4, 3),
+        ("decode", 16, 256): C(16, 32, 4, 3),
+        ("decode", 32, 64): C(16, 64, 4, 2),
+        ("decode", 32, 128): C(16, 32, 8, 2),
+        ("decode", 32, 256): C(16, 16, 8, 2),
+        # A page's number and then its keys: each of the two steps takes its share of the stages.
+        ("decode-paged", 16, 64): C(16, 128, 4, 5),
+        ("decode-paged", 16, 128): C(16, 64, 4, 5),
+        ("decode-paged", 16, 256): C(16, 32, 4, 5),
+        ("extend", 16, 64): C(64, 64, 4, 3),
+        ("extend", 16, 128): C(64, 64, 4, 3),
+        ("extend", 16, 256): C(64, 32, 8, 2),
+        ("extend", 32, 64): C(32, 32, 4, 2),
+        ("extend", 32, 128): C(16, 32, 8, 2),
+        ("extend", 32, 256): C(16, 16, 4),
+    },
+    "cdna": {
+        ("decode", 16, 64): C(16, 64, 4, 2),
+        ("decode", 16, 128): C(16, 64, 4, 2),
+        ("decode", 16, 256): C(16, 32, 4, 2),
+        ("decode", 32, 64): C(16, 32, 4, 2),
+        ("decode", 32, 128): C(16, 32, 4, 2),
+        ("decode", 32, 256): C(16, 16, 4, 2),
+        ("extend", 16, 64): C(64, 64, 4),
+        ("extend", 16, 128): C(64, 64, 4),
+        ("extend", 16, 256): C(64, 32, 8),
+        ("extend", 32, 64): C(64, 32, 4),
+        ("extend", 32, 128): C(32, 32, 4),
+        ("extend", 32, 256): C(16, 16, 4),
+    },
+    "rdna2": {
+        ("decode", 16, 64): C(16, 32, 8, depth=16),
+        ("decode", 16, 128): C(16, 32, 8, depth=16),
+        ("decode", 16, 256): C(16, 32, 8, depth=16),
+        ("decode", 32, 64): C(16, 32, 8, depth=16),
+        ("decode", 32, 128): C(16, 32, 8, depth=16),
+        ("decode", 32, 256): C(16, 16, 8, depth=16),
+        ("decode-paged", 16, 128): C(16, 32, 4, depth=16),
+        ("decode-paged", 32, 128): C(16, 32, 4, depth=16),
+        ("extend", 16, 64): C(32, 16, 16, depth=16),
+        ("extend", 16, 128): C(32, 16, 16, depth=16),
+        ("extend", 16, 256): C(64, 16, 16, depth=16),
+        ("extend", 32, 64): C(32, 16, 16, depth=16),
+        ("extend", 32, 128): C(16, 16, 16, depth=16),
+        ("extend", 32, 256): C(16, 16, 16, depth=16),
+    },
+    "rdna3": {
+        ("decode", 16, 64): C(16, 64, 4),
+        ("decode", 16, 128): C(16, 32, 4),
+        ("decode", 16, 256): C(16, 16, 4),
+        ("decode-paged", 16, 128): C(16, 64, 4, depth=32),
+        ("decode-paged", 16, 256): C(16, 16, 8, depth=16),
+        ("decode", 32, 64): C(16, 32, 8, depth=16),
+        ("decode", 32, 128): C(16, 32, 4, depth=16),
+        ("decode", 32, 256): C(16, 16, 8, depth=16),
+        ("extend", 16, 64): C(64, 32, 8),
+        ("extend", 16, 128): C(64, 32, 8, depth=32),
+        ("extend", 16, 256): C(32, 16, 8, depth=16),
+        ("extend", 32, 64): C(64, 32, 8, depth=16),
+        ("extend", 32, 128): C(16, 16, 16, depth=16),
+        ("extend", 32, 256): C(16, 16, 16, depth=16),
+    },
+}
+
+# (family, head-dim bucket): (plain, with softcap, ALiBi and dropout)
+_FP8: dict[tuple[str, int], tuple[Config, Config]] = {
+    ("cuda", 64): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+    ("cuda", 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+    ("cuda", 256): (C(128, 64, 8, 2), C(64, 32, 4, 2)),
+    ("cdna", 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
+    ("cdna", 128): (C(128, 64, 8), C(128, 64, 8)),
+    ("cdna", 256): (C(64, 64, 8), C(64, 32, 8)),
+    ("rdna3", 64): (C(128, 32, 8), C(128, 32, 8)),
+    ("rdna3", 128): (C(64, 32, 8), C(64, 32, 8)),
+    ("rdna3", 256): (C(32, 32, 8), C(32, 32, 8)),
+}

@@ -1,0 +1,265 @@
+"""Attention in FP8: casting with one scale a batch entry and head, and the forward on matrix units of 8 bits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flash_attn.kernels import common
+from flash_attn.kernels.common import (
+    HAS_ALIBI,
+    HAS_CU_SEQLENS_Q,
+    LN2,
+    LOG2E,
+    alibi_bias,
+    capped,
+    held_columns,
+    hide,
+    keep_mask,
+    key_bounds,
+    key_span,
+    load_rows,
+    load_tile,
+    query_span,
+    row_stride,
+    store_tile,
+)
+
+# Probabilities, at most 1, are cast times 2 ** 7: below the largest number of both formats, 240 and 448, so that
+# small ones keep their bits. Their sum carries the factor too, and it cancels.
+_SHIFT = tl.constexpr(7.0)
+
+# A sequence of v, transposed, starts on a multiple of this many columns, and is zero up to the next multiple: no
+# block of keys reaches into another sequence, and none needs a mask along the columns.
+COLUMNS = 128
+_COLUMNS = tl.constexpr(COLUMNS)
+
+_RUNTIME_ARGUMENTS = (
+    *common.RUNTIME_ARGUMENTS,
+    "blocks", "seqlen", "limit", "kind", "stride_vd", *(f"stride_{tensor}{axis}" for tensor in "xy" for axis in "bmh"),
+)  # fmt: skip
+
+
+@triton.jit
+def _first_column(batch, start, flags):
+    """Where a sequence starts in transposed v: room for all before it, whatever their lengths."""
+    units = batch * 0
+    if flags & HAS_CU_SEQLENS_Q:
+        units = (start + batch * _COLUMNS) // _COLUMNS
+    return units * _COLUMNS
+
+
+@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
+def fp8_amax(
+    x, amax, cu_seqlens_q, stride_xb, stride_xm, stride_xh, nheads, seqlen, head_dim, blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The largest magnitude of BLOCK_M rows and BLOCK_D columns of a head, into amax (batch, nheads, blocks, pieces).
+
+    Grid: (blocks * nheads * batch, pieces of the head dim). x is (batch, seqlen, nheads, head_dim) or, with
+    cu_seqlens_q, packed; its strides and head_dim in units of VEC elements (16 bytes).
+    """
+    pid = tl.program_id(0)
+    block = pid % blocks
+    head = pid // blocks % nheads
+    batch = pid // blocks // nheads
+    start, length = query_span(batch, seqlen, cu_seqlens_q, flags)
+    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_D
+    x += batch.to(tl.int64) * stride_xb * VEC + (head * VEC).to(tl.int64) * stride_xh + column
+    x += start.to(tl.int64) * stride_xm * VEC
+    row = row_stride(stride_xm, VEC).to(tl.int64)
+    tile = load_tile(x, 0, offs_m, row, length, head_dim * VEC - column, BLOCK_D)
+    largest = tl.max(tl.max(tl.abs(tile.to(tl.float32)), 1), 0)
+    tl.store(amax + pid * tl.num_programs(1) + tl.program_id(1), largest)
+
+
+@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
+def fp8_cast(
+    x, y, amax, descale, cu_seqlens_q, limit,
+    stride_xb, stride_xm, stride_xh, stride_yb, stride_ym, stride_yh, nheads, seqlen, head_dim, blocks, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    FNUZ: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M rows and BLOCK_D columns of a head in FP8, scaled so that the head's largest magnitude is `limit`.
+
+    Grid, x and amax as `fp8_amax`. descale (batch, nheads) gets the factor that undoes the scale. limit < 0: the
+    factor is read from there instead, results are at most -limit. limit 0: x holds FP8 numbers and is only moved.
+    y is laid out as x, its strides in units of 16 elements. TRANSPOSED: it is (batch, nheads, head_dim, columns),
+    packed (nheads, head_dim, columns), stride_ym that from one dim to the next; see `_first_column`.
+    """
+    pid = tl.program_id(0)
+    block = pid % blocks
+    plane = pid // blocks
+    head = plane % nheads
+    batch = plane // nheads
+    piece = tl.program_id(1)
+    start, length = query_span(batch, seqlen, cu_seqlens_q, flags)
+    scale = 1.0
+    if limit > 0.0:
+        largest = 0.0
+        count = blocks * tl.num_programs(1)
+        for first in tl.range(0, count, BLOCK_N):
+            index = first + tl.arange(0, BLOCK_N)
+            part = tl.load(amax + plane * count + index, mask=index < count, other=0.0)
+            largest = tl.maximum(largest, tl.max(part, 0))
+        # 2 ** -100 keeps both factors finite where a head holds zeros only.
+        largest = tl.maximum(largest, 7.888609052210118e-31)
+        scale = limit / largest
+        if (block == 0) & (piece == 0):
+            tl.store(descale + plane, largest / limit)
+    elif limit < 0.0:
+        scale = 1.0 / tl.load(descale + plane)
+    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = piece * BLOCK_D
+    head_dim = head_dim * VEC - column
+    batch64 = batch.to(tl.int64)
+    x += batch64 * stride_xb * VEC + (head * VEC).to(tl.int64) * stride_xh + column
+    x += start.to(tl.int64) * stride_xm * VEC
+    row = row_stride(stride_xm, VEC).to(tl.int64)
+    tile = load_tile(x, 0, offs_m, row, length, head_dim, BLOCK_D).to(tl.float32) * scale
+    bound = tl.abs(limit)
+    if bound > 0.0:
+        tile = tl.minimum(tl.maximum(tile, -bound), bound)
+    small = tile.to(tl.float8e4b8 if FNUZ else tl.float8e4nv).to(tl.uint8, bitcast=True)
+    y += batch64 * stride_yb * 16 + (head * 16).to(tl.int64) * stride_yh
+    row = row_stride(stride_ym, 16).to(tl.int64)
+    if TRANSPOSED:
+        offs_d = tl.arange(0, BLOCK_D)
+        y += _first_column(batch, start, flags) + column * row
+        if block * BLOCK_M < length:
+            tl.store(y + (offs_d[:, None] * row + offs_m[None, :]), tl.trans(small), mask=(offs_d < head_dim)[:, None])
+    else:
+        y += start.to(tl.int64) * stride_ym * 16 + column
+        store_tile(y, small, offs_m, row, length, head_dim, BLOCK_D)
+
+
+@triton.jit
+def _tile(
+    acc, m_i, l_i, q, k_head, v_head, n, first, rows, seqlen_k, stride_kn, stride_vd, head_dim, columns, scale, shift,
+    window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """As `forward._tile`, over v transposed: matrix units of 8 bits read both operands along the sum."""
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    cols = n + offs_n
+    if MASK:
+        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
+    else:
+        k = load_rows(k_head, n, offs_n, stride_kn, columns)
+    s = tl.dot(q, tl.trans(k))
+    v = tl.load(
+        v_head + n + (offs_d[:, None] * stride_vd + offs_n[None, :]), mask=(offs_d < head_dim)[:, None], other=0.0
+    )
+    if EXTRA:
+        s = s * scale
+        if softcap > 0.0:
+            s, _ = capped(s, softcap, 1.0 / softcap)
+        s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
+    if MASK:
+        s = hide(s, float("-inf"), rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
+    m_new = tl.maximum(m_i, tl.max(s, 1))
+    m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
+    if EXTRA:
+        p = tl.exp2((s - m_sub[:, None]) * LOG2E + _SHIFT)
+        alpha = tl.exp2((m_i - m_sub) * LOG2E)
+    else:
+        c = scale * LOG2E
+        p = tl.exp2(s * c - (m_sub * c - _SHIFT)[:, None])
+        alpha = tl.exp2((m_i - m_sub) * c)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    if EXTRA:
+        if p_dropout > 0.0:
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, STEP), p, 0.0)
+    acc = tl.dot(p.to(k.dtype), tl.trans(v), acc)
+    return acc, m_new, l_i
+
+
+@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
+def fp8_fwd(
+    q, k, v, out, lse, q_descale, k_descale, v_descale,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, rng_state,
+    scale, softcap, p_dropout,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vd, stride_vh,
+    stride_ob, stride_om, stride_oh, stride_lb, stride_lh, stride_ab,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, kind, flags,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXTRA: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast` transposes it.
+
+    Strides and head_dim come in units of VEC (16) elements. q_descale is (batch, nheads), k_descale and v_descale
+    (batch, nheads / group). kind: what `out` really points at, 0 bf16, 1 fp16, 2 fp32.
+    """
+    pid = tl.program_id(0)
+    m_block = m_blocks - 1 - pid % m_blocks
+    plane = pid // m_blocks
+    head = plane % nheads
+    batch = plane // nheads
+    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
+    first = m_block * BLOCK_M
+    if first >= sq:
+        return
+    k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, seqused_k, flags)
+    shift = sk - sq
+    head_dim *= VEC
+    stride_qm = row_stride(stride_qm, VEC)
+    stride_kn = row_stride(stride_kn, VEC)
+    stride_vd = row_stride(stride_vd, VEC)
+    stride_om = row_stride(stride_om, VEC)
+    batch64 = batch.to(tl.int64)
+    row64 = (q_start + first).to(tl.int64)
+    q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm
+    kv_head = head // group
+    k += batch64 * stride_kb * VEC + (kv_head * VEC).to(tl.int64) * stride_kh + k_start.to(tl.int64) * stride_kn
+    v += batch64 * stride_vb * VEC + (kv_head * VEC).to(tl.int64) * stride_vh
+    v += _first_column(batch, k_start, flags)
+    place = batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
+    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+    kv_plane = plane // group
+    scale *= tl.load(q_descale + plane) * tl.load(k_descale + kv_plane)
+
+    slope = 0.0
+    if EXTRA:
+        if flags & HAS_ALIBI:
+            slope = tl.load(alibi_slopes + batch * stride_ab + head)
+    offs_m = tl.arange(0, BLOCK_M)
+    rows = first + offs_m
+    columns = held_columns(head_dim, VEC, BLOCK_D)
+    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    for n in tl.range(full_lo, full_hi, BLOCK_N):
+        acc, m_i, l_i = _tile(
+            acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
+            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, False, EXTRA, STEP,
+        )  # fmt: skip
+    skipped = full_hi - full_lo
+    for i in tl.range(lo, hi - skipped, BLOCK_N):
+        n = tl.where(i < full_lo, i, i + skipped)
+        acc, m_i, l_i = _tile(
+            acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
+            window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            BLOCK_M, BLOCK_N, BLOCK_D, True, EXTRA, STEP,
+        )  # fmt: skip
+
+    empty = l_i == 0.0
+    inverse = tl.load(v_descale + kv_plane) / tl.where(empty, 1.0, l_i)
+    if EXTRA:
+        inverse = inverse / (1.0 - p_dropout)
+    else:
+        m_i = m_i * scale
+    acc = acc * inverse[:, None]
+    if kind == 0:
+        store_tile(out.to(tl.pointer_type(tl.bfloat16)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+    elif kind == 1:
+        store_tile(out.to(tl.pointer_type(tl.float16)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+    else:
+        store_tile(out.to(tl.pointer_type(tl.float32)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+    tl.store(lse + offs_m, tl.where(empty, float("inf"), m_i + (tl.log2(l_i) - _SHIFT) * LN2), mask=rows < sq)

@@ -1,0 +1,125 @@
+"""The custom op flash_attn::_flash_attn_with_kvcache, and `attend`, which calls it or the backend itself.
+
+As in flash_attn.ops: eager calls go straight to the backend, traced ones through the op. Arguments are those of
+flash_attn.backends.torch.kvcache, checked.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends import select
+from flash_attn.ops import is_traced
+
+_SCHEMA = (
+    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "
+    "Tensor? rotary_sin, Tensor? cache_seqlens, SymInt? cache_length, Tensor? cache_batch_idx, "
+    "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, SymInt window_left, "
+    "SymInt window_right, float softcap, bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, "
+    "Tensor? cu_seqlens_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k_new, Tensor? rotary_seqlens, "
+    "SymInt attention_chunk, SymInt sm_margin, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale) "
+    "-> (Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_with_kvcache", mutates_args=("k_cache", "v_cache"), schema=_SCHEMA)
+def _flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
+    cache_length: int | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    rotary_interleaved: bool,
+    alibi_slopes: torch.Tensor | None,
+    num_splits: int,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    cu_seqlens_k_new: torch.Tensor | None,
+    rotary_seqlens: torch.Tensor | None,
+    attention_chunk: int,
+    sm_margin: int,
+    q_descale: torch.Tensor | None,
+    k_descale: torch.Tensor | None,
+    v_descale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
+    descales = None
+    if q_descale is not None and k_descale is not None and v_descale is not None:
+        descales = q_descale, k_descale, v_descale
+    return select(q).kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_length if cache_seqlens is None else cache_seqlens,
+        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap,
+        rotary_interleaved, alibi_slopes, num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+        cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
+        sm_margin=sm_margin, descales=descales,
+    )  # fmt: skip
+
+
+@_flash_attn_with_kvcache.register_fake
+def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    *outer, heads, _dim = q.shape
+    rows = (heads, outer[0]) if len(outer) == 1 else (outer[0], heads, outer[1])
+    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    out_dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+    return torch.empty(q.shape, dtype=out_dtype, device=q.device), torch.empty(rows, dtype=dtype, device=q.device)
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    rotary_interleaved: bool,
+    alibi_slopes: torch.Tensor | None,
+    num_splits: int,
+    *,
+    out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    sm_margin: int = 0,
+    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse), eager or traced; into `out` where given."""
+    if not is_traced(q):
+        return select(q).kvcache(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+            block_table, softmax_scale, causal, window_left, window_right, softcap, rotary_interleaved,
+            alibi_slopes, num_splits, out=out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+            cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
+            sm_margin=sm_margin, descales=descales,
+        )  # fmt: skip
+    lengths = cache_seqlens if isinstance(cache_seqlens, torch.Tensor) else None
+    result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lengths, cache_seqlens if lengths is None else None,
+        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap,
+        rotary_interleaved, alibi_slopes, num_splits, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
+        attention_chunk, sm_margin, *(descales or (None, None, None)),
+    )  # fmt: skip
+    return (result if out is None else out.copy_(result)), softmax_lse

@@ -1,0 +1,397 @@
+"""FlashAttention-3's module by name and signature, on the kernels of flash_attn.
+
+What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_splits where gradients are kept) never
+changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
+-inf in rows that see no key. FP8 inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a
+bf16 result and have no gradient. Raise NotImplementedError: qv, and attention_chunk where gradients are kept.
+"""
+
+from __future__ import annotations
+
+import flash_attn
+import torch
+from flash_attn import fp8
+from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen
+from flash_attn.autograd import Window
+from flash_attn.backends import select
+from flash_attn.backends.torch_fp8 import is_fp8
+from flash_attn.flash_attn_interface import maybe_contiguous
+from flash_attn.kernels.decode_tuning import splits
+from flash_attn.kvcache_op import attend as attend_to_cache
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+_CACHE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def _result(out: torch.Tensor, softmax_lse: torch.Tensor, wanted: bool) -> _Result:
+    return (out, softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)) if wanted else out
+
+
+def _keeps_gradients(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _check(qv: torch.Tensor | None, attention_chunk: int, num_splits: int, kept: bool) -> None:
+    if qv is not None:
+        raise NotImplementedError("qv: attention with a second query is not there, pass None")
+    if attention_chunk < 0:
+        raise ValueError(f"attention_chunk: got {attention_chunk}, wanted 0 (off) or a number of keys")
+    if attention_chunk > 0 and kept:
+        raise NotImplementedError("attention_chunk: it has no backward, call it under no_grad")
+    if num_splits < 0:
+        raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
+
+
+def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
+    """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
+    heads_k = k.shape[-2]
+    found = []
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+        if descale is None:
+            descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
+        elif not is_fp8(q):
+            raise ValueError(f"{name}: got a tensor, wanted None as q is {q.dtype}, not FP8")
+        elif descale.shape != (batch, heads_k) or descale.dtype is not torch.float32 or descale.device != q.device:
+            raise ValueError(
+                f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
+                f"({batch}, {heads_k}) on {q.device}"
+            )
+        found.append(descale)
+    return tuple(found) if is_fp8(q) else None
+
+
+def _factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> fp8.Descales:
+    """Descales as flash_attn.fp8 takes them: one a query head for q."""
+    if not is_fp8(q) and given == (None, None, None):
+        return given
+    found = _descales(q, k, batch, given)
+    assert found is not None
+    return found[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), found[1], found[2]
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,  # noqa: ARG001
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """out, with return_attn_probs (out, softmax_lse (batch, heads, seqlen_q)): flash_attn.flash_attn_func.
+
+    attention_chunk > 0: a query sees keys of its own chunk of so many only.
+    """
+    kept = _keeps_gradients(q, k, v)
+    _check(qv, attention_chunk, num_splits, kept)
+    descales = _factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
+    if is_fp8(q):
+        _refuse_chunk(attention_chunk)
+        out, softmax_lse, _ = fp8.flash_attn_fp8_func(
+            q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
+        )
+    elif attention_chunk > 0 or (num_splits != 1 and not kept):
+        left, right = check_dense(q, k, v, 0.0, window_size, softcap, None)
+        out, softmax_lse = attend_to_cache(
+            maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v), None, None, None, None, None, None, None,
+            None, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal, left, right, softcap, True,
+            None, num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin,
+        )  # fmt: skip
+    else:
+        out, softmax_lse, _ = flash_attn.flash_attn_func(
+            q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True
+        )
+    return _result(out, softmax_lse, return_attn_probs)
+
+
+def _refuse_chunk(attention_chunk: int) -> None:
+    if attention_chunk > 0:
+        raise NotImplementedError("attention_chunk: attention in FP8 has none, pass fp16 or bf16")
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """flash_attn_func of qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads + 2 * heads_k, head_dim).
+
+    The latter needs num_heads_q, its number of query heads.
+    """
+    if isinstance(qkv, torch.Tensor) and qkv.dim() == 4:
+        if num_heads_q is None or not 0 < num_heads_q < qkv.shape[2] or (qkv.shape[2] - num_heads_q) % 2:
+            raise ValueError(
+                f"num_heads_q: got {num_heads_q}, wanted the query heads among the {qkv.shape[2]} of qkv, the rest "
+                "being as many key as value heads"
+            )
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], -2)
+    else:
+        check_packed("qkv", qkv, 5, 3)
+        q, k, v = qkv.unbind(-3)
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
+        1, None, deterministic, sm_margin, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,  # noqa: ARG001
+    deterministic: bool = False,
+    sm_margin: int = 0,  # noqa: ARG001
+    return_attn_probs: bool = False,
+) -> _Result:
+    """flash_attn.flash_attn_varlen_func; softmax_lse is (heads, total_q).
+
+    seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
+    gradient. attention_chunk raises NotImplementedError: flash_attn_with_kvcache has it for packed queries.
+    """
+    kept = _keeps_gradients(q, k, v)
+    _check(qv, attention_chunk, num_splits, kept)
+    if attention_chunk > 0:
+        raise NotImplementedError("attention_chunk: packed keys have none; flash_attn_with_kvcache has it")
+    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
+    stand_ins = map(fp8._stand_in, (q, k, v))
+    check_varlen(
+        *stand_ins, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size, softcap, None, None
+    )
+    if seqused_q is not None or seqused_k is not None:
+        if is_fp8(q):
+            raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
+        cu_seqlens_q, cu_seqlens_k = _used(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    descales = _factors(q, k, cu_seqlens_q.shape[0] - 1, (q_descale, k_descale, v_descale))
+    args = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size)
+    if is_fp8(q):
+        out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *descales)
+    else:
+        out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(*args, softcap, None, deterministic, True)
+    return _result(out, softmax_lse, return_attn_probs)
+
+
+def _used(
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    seqused_q: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sequence as three: the rows that count, the other queries without keys, the other keys without queries."""
+    offsets = []
+    for name, cu_seqlens, used in (("seqused_q", cu_seqlens_q, seqused_q), ("seqused_k", cu_seqlens_k, seqused_k)):
+        starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
+        if used is None:
+            used = ends - starts
+        elif used.shape != starts.shape or used.dtype is not torch.int32 or used.device != cu_seqlens.device:
+            raise ValueError(
+                f"{name}: got {used.dtype} {tuple(used.shape)} on {used.device}, wanted int32 {tuple(starts.shape)} on "
+                f"{cu_seqlens.device}"
+            )
+        stops = torch.minimum(starts + used, ends)
+        offsets.append((starts, stops, ends))
+    (q_starts, q_stops, q_ends), (k_starts, k_stops, _) = offsets
+    last_q, last_k = cu_seqlens_q[-1:], cu_seqlens_k[-1:]
+    return (
+        torch.cat([torch.stack([q_starts, q_stops, q_ends], 1).flatten(), last_q]),
+        torch.cat([torch.stack([k_starts, k_stops, k_stops], 1).flatten(), last_k]),
+    )
+
+
+def flash_attn_combine(
+    out_partial: torch.Tensor,
+    lse_partial: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) of attention that was computed over parts of the keys.
+
+    out_partial   fp32 (parts, batch, seqlen, heads, head_dim) or (parts, total, heads, head_dim)
+    lse_partial   fp32 (parts, batch, seqlen, heads) or (parts, total, heads); -inf where a part holds no key
+    out           written where given; else new, of out_dtype (fp32, fp16 or bf16; default fp32)
+    softmax_lse   fp32 (batch, seqlen, heads) or (total, heads)
+    """
+    for name, x, ranks in (("out_partial", out_partial, (4, 5)), ("lse_partial", lse_partial, (3, 4))):
+        if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32:
+            raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a float32 tensor")
+        if x.dim() not in ranks:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {ranks[0]} or {ranks[1]} dimensions")
+    shape = tuple(out_partial.shape[1:])
+    if lse_partial.shape != out_partial.shape[:-1] or lse_partial.device != out_partial.device:
+        raise ValueError(
+            f"lse_partial: got {tuple(lse_partial.shape)} on {lse_partial.device}, wanted "
+            f"{tuple(out_partial.shape[:-1])} on {out_partial.device}"
+        )
+    if out is None:
+        out_dtype = out_dtype or torch.float32
+        if out_dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(f"out_dtype: got {out_dtype}, wanted float32, float16 or bfloat16")
+        out = torch.empty(shape, dtype=out_dtype, device=out_partial.device)
+    elif tuple(out.shape) != shape or (out_dtype is not None and out.dtype is not out_dtype):
+        raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, wanted {out_dtype or out.dtype} {shape}")
+    packed = len(shape) == 3
+    partial, partial_lse, result = maybe_contiguous(out_partial), lse_partial, out
+    if packed:
+        partial, partial_lse, result = partial[:, None], partial_lse[:, None], out[None]
+    if result.stride(-1) != 1:
+        result = torch.empty(result.shape, dtype=out.dtype, device=out.device)
+    softmax_lse = select(out_partial).combine(partial, partial_lse, result)
+    if result.data_ptr() != out.data_ptr():
+        out.copy_(result.view(shape))
+    softmax_lse = softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)
+    return out, softmax_lse[0] if packed else softmax_lse
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: torch.Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,  # noqa: ARG001
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """flash_attn.flash_attn_with_kvcache, page_table being its block_table; and
+
+    cu_seqlens_q       int32 (batch + 1,): q is (total_q, heads, head_dim), and max_seqlen_q is required
+    cu_seqlens_k_new   int32 (batch + 1,): k, v are (total_new, heads_k, head_dim)
+    rotary_seqlens     int32 (batch,): where rotary angles start, instead of at cache_seqlens
+    attention_chunk    > 0: a query sees keys of its own chunk of so many only
+
+    Returns out, with return_softmax_lse (out, softmax_lse, out_partial, lse_partial), the last two empty.
+    """
+    _check(qv, attention_chunk, num_splits, False)
+    if scheduler_metadata is not None and scheduler_metadata.dtype is not torch.int32:
+        raise TypeError(f"scheduler_metadata: got {scheduler_metadata.dtype}, wanted what get_scheduler_metadata gives")
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = as_int("cache_seqlens", cache_seqlens)
+    left, right = check_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+        window_size, softcap, None, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, _CACHE_DTYPES,
+    )  # fmt: skip
+    descales = None
+    if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
+        if is_fp8(q) and rotary_cos is not None:
+            raise NotImplementedError("rotary_cos: FP8 tensors are not turned here, turn them before the cast")
+        if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := select(q).format_of(q)):
+            raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        descales = _descales(q, k_cache, batch, (q_descale, k_descale, v_descale))
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** -0.5
+    out, softmax_lse = attend_to_cache(
+        maybe_contiguous(q), k_cache, v_cache, None if k is None else maybe_contiguous(k),
+        None if v is None else maybe_contiguous(v), rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, page_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, None, num_splits,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
+    )  # fmt: skip
+    if not return_softmax_lse:
+        return out
+    nothing = softmax_lse.new_empty((0,))
+    return *_result(out, softmax_lse, True), nothing, nothing
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,  # noqa: ARG001
+    cache_seqlens: torch.Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,  # noqa: ARG001
+    headdim_v: int | None = None,  # noqa: ARG001
+    cu_seqlens_q: torch.Tensor | None = None,  # noqa: ARG001
+    cu_seqlens_k_new: torch.Tensor | None = None,  # noqa: ARG001
+    cache_leftpad: torch.Tensor | None = None,  # noqa: ARG001
+    page_size: int | None = None,  # noqa: ARG001
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,  # noqa: ARG001
+    window_size: Window = (-1, -1),  # noqa: ARG001
+    attention_chunk: int = 0,  # noqa: ARG001
+    has_softcap: bool = False,  # noqa: ARG001
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,  # noqa: ARG001
+    sm_margin: int = 0,
+) -> torch.Tensor:
+    """int32 (1,) on the device of cache_seqlens: an estimate of the parts that the keys are split into.
+
+    flash_attn_with_kvcache takes it, and decides the same by itself: there is no plan to be made ahead here.
+    """
+    if num_splits == 0:
+        packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
+        units = 1
+        if cache_seqlens.is_cuda:
+            units = torch.cuda.get_device_properties(cache_seqlens.device).multi_processor_count
+        blocks = -(-(max_seqlen_k + max_seqlen_k_new) // 64)
+        num_splits = splits(packed * num_heads_kv * batch_size, blocks, max(units - sm_margin, 1))
+    return torch.full((1,), num_splits, dtype=torch.int32, device=cache_seqlens.device)

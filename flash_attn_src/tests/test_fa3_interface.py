@@ -1,0 +1,221 @@
+"""FlashAttention-3's module: its signatures, and that each argument does what it says."""
+
+from __future__ import annotations
+
+import inspect
+
+import flash_attn
+import flash_attn_interface as fa3
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+
+_DESCALES = "q_descale=None, k_descale=None, v_descale=None"
+_SPEED = "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
+SIGNATURES = {
+    "flash_attn_func": (
+        f"q, k, v, softmax_scale=None, causal=False, qv=None, {_DESCALES}, window_size=(-1, -1), attention_chunk=0, "
+        f"softcap=0.0, {_SPEED}"
+    ),
+    "flash_attn_varlen_func": (
+        "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, "
+        f"softmax_scale=None, causal=False, qv=None, {_DESCALES}, window_size=(-1, -1), attention_chunk=0, "
+        f"softcap=0.0, {_SPEED}"
+    ),
+    "flash_attn_qkvpacked_func": (
+        f"qkv, softmax_scale=None, causal=False, {_DESCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
+        "deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False"
+    ),
+    "flash_attn_with_kvcache": (
+        "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+        "cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, "
+        f"max_seqlen_q=None, rotary_seqlens=None, {_DESCALES}, softmax_scale=None, causal=False, "
+        "window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, "
+        "num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False"
+    ),
+    "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
+    "get_scheduler_metadata": (
+        "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, "
+        "qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, "
+        "page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, "
+        "has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(fa3, name)).parameters.values()
+    assert all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    words = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+    assert ", ".join(words) == SIGNATURES[name]
+
+
+def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _qkv() -> tuple[torch.Tensor, ...]:
+    return _draw(2, 6, 4, 16), _draw(2, 9, 2, 16, seed=1), _draw(2, 9, 2, 16, seed=2)
+
+
+def _index(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def test_dense_with_gradients_equals_flash_attn() -> None:
+    leaves = [x.requires_grad_() for x in _qkv()]
+    out, lse = fa3.flash_attn_func(*leaves, causal=True, softcap=2.0, window_size=(4, 0), return_attn_probs=True)
+    wanted, wanted_lse, _ = flash_attn.flash_attn_func(
+        *leaves, causal=True, softcap=2.0, window_size=(4, 0), return_attn_probs=True
+    )
+    assert torch.equal(out, wanted)
+    assert torch.equal(lse, wanted_lse)
+    for ours, theirs in zip(*(torch.autograd.grad(x.sum(), leaves) for x in (out, wanted)), strict=True):
+        assert torch.equal(ours, theirs)
+    assert isinstance(fa3.flash_attn_func(*leaves), torch.Tensor)
+
+
+def test_a_row_without_keys_has_lse_minus_infinity() -> None:
+    q, k, v = _qkv()
+    out, lse = fa3.flash_attn_func(q, k[:, :4], v[:, :4], causal=True, return_attn_probs=True)
+    assert not out[:, :2].any()
+    assert lse[..., :2].isneginf().all()
+    assert lse[..., 2:].isfinite().all()
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 3])
+def test_attention_chunk(num_splits: int) -> None:
+    q, k, v = _qkv()
+    out = fa3.flash_attn_func(q, k, v, causal=True, attention_chunk=4, num_splits=num_splits)
+    for row in range(6):
+        place = row + 3
+        keys = slice(place // 4 * 4, place + 1)
+        wanted, _ = reference.attention(q[:, row, None], k[:, keys], v[:, keys])
+        assert_close(f"row {row}", out[:, row, None], wanted)
+
+
+def test_packed_in_both_layouts() -> None:
+    q, k, v = _draw(2, 9, 4, 16), *_qkv()[1:]
+    wanted = fa3.flash_attn_func(q, k, v, causal=True)
+    joint = torch.cat([q, k, v], 2).requires_grad_()
+    out = fa3.flash_attn_qkvpacked_func(joint, causal=True, num_heads_q=4)
+    assert_close("heads side by side", out, wanted)
+    out.sum().backward()
+    assert joint.grad.shape == joint.shape
+    stacked = torch.stack([k, k, v], 2)
+    assert_close("stacked", fa3.flash_attn_qkvpacked_func(stacked), fa3.flash_attn_func(k, k, v))
+
+
+@pytest.mark.parametrize("which", ["q", "k", "both"])
+def test_used_lengths(which: str) -> None:
+    """Rows beyond seqused give 0 and get no gradient; the others are as if the rest were not there."""
+    q, k, v = (x.flatten(0, 1).requires_grad_() for x in _qkv())
+    used_q = _index(4, 6) if which != "k" else None
+    used_k = _index(9, 5) if which != "q" else None
+    out, lse = fa3.flash_attn_varlen_func(
+        q, k, v, _index(0, 6, 12), _index(0, 9, 18), 6, 9, used_q, used_k, causal=True, return_attn_probs=True
+    )
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    for i in range(2):
+        rows = slice(6 * i, 6 * i + (6 if used_q is None else int(used_q[i])))
+        keys = slice(9 * i, 9 * i + (9 if used_k is None else int(used_k[i])))
+        parts = (x.detach()[None, s] for x, s in ((q, rows), (k, keys), (v, keys)))
+        wanted, wanted_lse = reference.attention(*parts, causal=True)
+        assert_close("out", out[rows], wanted[0])
+        assert_close("lse", lse[:, rows], torch.where(wanted_lse[0] == torch.inf, -torch.inf, wanted_lse[0]))
+        assert not out[rows.stop : 6 * i + 6].any()
+        assert lse[:, rows.stop : 6 * i + 6].isneginf().all()
+        for gradient in gradients[1:]:
+            assert not gradient[keys.stop : 9 * i + 9].any()
+
+
+def test_kvcache_arguments_of_version_3() -> None:
+    """Packed queries, packed new keys and rotary places of their own, one sequence at a time."""
+    caches = [_draw(2, 32, 2, 16, seed=i) for i in (3, 4)]
+    alone = [cache.clone() for cache in caches]
+    q, k, v = _draw(5, 4, 16), _draw(3, 2, 16, seed=5), _draw(3, 2, 16, seed=6)
+    angles = torch.rand(64, 4, generator=torch.Generator().manual_seed(7))
+    rotary = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False}
+    out, lse, *rest = fa3.flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=_index(7, 20), cu_seqlens_q=_index(0, 2, 5), cu_seqlens_k_new=_index(0, 1, 3),
+        max_seqlen_q=3, rotary_seqlens=_index(40, 2), causal=True, return_softmax_lse=True, **rotary,
+    )  # fmt: skip
+    assert lse.shape == (4, 5)
+    assert [x.numel() for x in rest] == [0, 0]
+    alone_as = [(slice(0, 2), slice(0, 1), 7, 40), (slice(2, 5), slice(1, 3), 20, 2)]
+    for i, (rows, new, length, origin) in enumerate(alone_as):
+        wanted = fa3.flash_attn_with_kvcache(
+            q[None, rows], *(cache[i, None] for cache in alone), k[None, new], v[None, new], cache_seqlens=length,
+            rotary_seqlens=_index(origin), causal=True, **rotary,
+        )  # fmt: skip
+        assert_close("out", out[rows], wanted[0])
+    for cache, wanted_cache in zip(caches, alone, strict=True):
+        assert torch.equal(cache, wanted_cache)
+
+
+def test_pages_and_metadata() -> None:
+    q, k, v = _qkv()
+    pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
+    table = torch.arange(6, dtype=torch.int32).view(2, 3)
+    lengths = _index(9, 9)
+    metadata = fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths)
+    out = fa3.flash_attn_with_kvcache(q, *pages, cache_seqlens=lengths, page_table=table, scheduler_metadata=metadata)
+    assert_close("out", out, fa3.flash_attn_func(q, k, v))
+    assert metadata.dtype is torch.int32
+    assert int(fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths, num_splits=5)) == 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_combine(packed: bool) -> None:
+    """Of parts of the keys, one of them empty: what attention over all of them gives."""
+    q, k, v = _qkv()
+    wanted, wanted_lse = fa3.flash_attn_func(q, k, v, return_attn_probs=True)
+    parts = [fa3.flash_attn_func(q, k[:, s], v[:, s], return_attn_probs=True) for s in (slice(4), slice(4, 9))]
+    outs = torch.stack([*(out for out, _ in parts), torch.full_like(wanted, torch.nan)])
+    lses = torch.stack([*(lse for _, lse in parts), torch.full_like(wanted_lse, -torch.inf)]).transpose(2, 3)
+    wanted_lse = wanted_lse.transpose(1, 2)
+    if packed:
+        outs, lses = outs.flatten(1, 2), lses.flatten(1, 2)
+        wanted, wanted_lse = wanted.flatten(0, 1), wanted_lse.flatten(0, 1)
+    out, lse = fa3.flash_attn_combine(outs, lses)
+    assert_close("out", out, wanted)
+    assert_close("lse", lse, wanted_lse)
+    half = fa3.flash_attn_combine(outs, lses, out_dtype=torch.float16)[0]
+    assert_close("fp16", half, wanted, tiny=2e-3, dtype=torch.float16)
+    given = torch.empty_like(wanted)
+    assert fa3.flash_attn_combine(outs, lses, given)[0] is given
+    assert torch.equal(given, out)
+
+
+def test_fp8_inputs_with_their_factors() -> None:
+    q, k, v = _qkv()
+    small, factors = [], []
+    for x in (q, k, v):
+        factor = x.abs().amax((1, 3)).amax(1, keepdim=True).expand(2, 2) / 448
+        small.append((x / factor[:, None, :1, None]).to(torch.float8_e4m3fn))
+        factors.append(factor)
+    out = fa3.flash_attn_func(*small, None, True, None, *factors)
+    assert out.dtype is torch.bfloat16
+    assert_close("out", out, fa3.flash_attn_func(q, k, v, causal=True), tiny=0.15)
+
+
+def test_what_has_no_meaning_here_is_refused() -> None:
+    q, k, v = _qkv()
+    with pytest.raises(NotImplementedError, match="qv"):
+        fa3.flash_attn_func(q, k, v, qv=q)
+    with pytest.raises(NotImplementedError, match="attention_chunk: it has no backward"):
+        fa3.flash_attn_func(q.clone().requires_grad_(), k, v, attention_chunk=4)
+    with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):
+        fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="num_splits: got -1"):
+        fa3.flash_attn_func(q, k, v, num_splits=-1)
+    with pytest.raises(ValueError, match="num_heads_q: got None"):
+        fa3.flash_attn_qkvpacked_func(torch.cat([q, q], 2))
+    with pytest.raises(ValueError, match="max_seqlen_q: got None"):
+        fa3.flash_attn_with_kvcache(q[0], k, v, cu_seqlens_q=_index(0, 3, 6))
+    with pytest.raises(ValueError, match="cu_seqlens_k_new: got a tensor"):
+        fa3.flash_attn_with_kvcache(q, k, v, cu_seqlens_k_new=_index(0, 3, 6))
+    with pytest.raises(TypeError, match="lse_partial: got"):
+        fa3.flash_attn_combine(q[None], q[None, ..., 0].half())

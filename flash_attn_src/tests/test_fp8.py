@@ -1,0 +1,284 @@
+"""Attention in FP8: the kernels against the same casts in PyTorch, the functions against attention in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flash_attn
+import numpy as np
+import pytest
+import reference
+import torch
+from flash_attn.backends import fp8 as backend
+from flash_attn.backends import kvcache
+from flash_attn.backends import torch as torch_backend
+from flash_attn.backends import torch_fp8 as oracle
+from flash_attn.kernels import decode_tuning
+from flash_attn.runtime import launch, variants
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+if GPU and variants.fp8_format(launch.device_target(0)) is None:
+    pytest.skip("needs a GPU with matrix units for FP8", allow_module_level=True)
+FORMAT = backend.format_of(torch.empty(0, device=DEVICE))
+
+# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles; and FP8 numbers that are rounded right: Triton's interpreter (3.7.1) loses the carry into the
+    exponent."""
+    if GPU:
+        return
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(x: Any, given: Any, wanted: Any, mode: Any) -> Any:
+        if wanted is not interpreter.tl.float8e4nv:
+            return convert(x, given, wanted, mode)
+        wide = convert(x, given, interpreter.tl.float32, mode).view(np.float32) if given.name != "fp32" else x
+        small = torch.from_numpy(np.ascontiguousarray(wide)).to(torch.float8_e4m3fn)
+        return small.view(torch.uint8).numpy().reshape(x.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    real = decode_tuning.config
+
+    def config(target: str, variant: variants.Variant) -> decode_tuning.Config:
+        small = decode_tuning.Config(64, 64, 4, 1)
+        return small if variant.op == "fp8-fwd" else real(target, variant)
+
+    monkeypatch.setattr(decode_tuning, "config", config)
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(backend, "_kernels", {})
+    monkeypatch.setattr(kvcache, "_kernels", {})
+
+
+def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def _offsets(*lengths: int) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+
+
+def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """RMS error relative to the RMS of what was wanted."""
+    got, wanted = got.detach(), wanted.detach()
+    difference = (got.double() - wanted.double()).square().mean().sqrt()
+    return float(difference / wanted.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("varlen", [False, True])
+def test_casts_are_those_of_pytorch(varlen: bool, dtype: torch.dtype, transposed: bool) -> None:
+    """Bit for bit, one scale a sequence and head; transposed sequences start on 128 columns, zeros behind them."""
+    lengths = [150, 0, 40]
+    cu = _offsets(*lengths) if varlen else None
+    x = _draw(sum(lengths), 2, 80, dtype=dtype) if varlen else _draw(2, 150, 2, 80, dtype=dtype)
+    x[..., 1, :] *= 30.0
+    y, descale = backend.cast(x, FORMAT, None, cu, max(lengths), transposed)
+    assert torch.allclose(descale, oracle.descale_of(x, FORMAT, cu))
+    factor = descale[:, None, :, None] if cu is None else descale[oracle._sequence_of_rows(x, cu)][..., None]
+    wanted = (x.float() * (1.0 / factor)).to(FORMAT).float()
+    if not transposed:
+        got = y.float()
+    elif not varlen:
+        assert not y[..., 150:].float().any()
+        got = y[..., :150].float().permute(0, 3, 1, 2)
+    else:
+        starts = [(int(start) + 128 * i) // 128 * 128 for i, start in enumerate(cu[:-1])]
+        got = torch.cat([y[..., s : s + n].float() for s, n in zip(starts, lengths, strict=True)], -1).permute(2, 0, 1)
+    near = (got - wanted).abs() <= wanted.abs() / 8 + 2.0**-9
+    assert near.all()
+    assert (got == wanted).float().mean() > 0.999  # a product may round otherwise than a quotient
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window_left": 30, "window_right": 5},
+    "softcap": {"softcap": 2.0, "causal": True},
+    "alibi": {"alibi_slopes": True},
+    "negative scale": {"softmax_scale": -0.2},
+}
+
+
+def _both(
+    tensors: tuple[torch.Tensor, ...],
+    call: dict[str, Any],
+    cu: tuple[torch.Tensor, ...] | None,
+    longest: tuple[int, int],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    options = {
+        "softmax_scale": tensors[0].shape[-1] ** -0.5, "causal": False, "window_left": -1, "window_right": -1,
+        "softcap": 0.0, "alibi_slopes": None, **call,
+    }  # fmt: skip
+    if options["alibi_slopes"]:
+        options["alibi_slopes"] = torch.rand(tensors[0].shape[-2], device=DEVICE)
+    args = (*options.values(), 0.0, None, *(cu or (None, None)), *longest)
+    return tuple(
+        function(*tensors, (None, None, None), torch.float32, *args)
+        for function in (backend.fp8_forward, oracle.fp8_forward)
+    )
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("sq", "sk", "dim"), [(70, 90, 64), (33, 150, 48)])
+def test_forward(sq: int, sk: int, dim: int, name: str) -> None:
+    """Within the rounding of the probabilities to FP8 of the oracle, which keeps those in fp32."""
+    tensors = _draw(1, sq, 4, dim), _draw(1, sk, 2, dim, seed=1), _draw(1, sk, 2, dim, seed=2)
+    (out, lse, _, descales), (wanted, wanted_lse, _, wanted_descales) = _both(tensors, CALLS[name], None, (sq, sk))
+    assert _error(out, wanted) < 0.04
+    assert torch.allclose(lse, wanted_lse, atol=2e-3)
+    assert all(map(torch.allclose, descales, wanted_descales))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen(causal: bool) -> None:
+    lengths_q, lengths_k = [37, 0, 5, 60], [140, 9, 0, 61]
+    tensors = (
+        _draw(sum(lengths_q), 4, 64), _draw(sum(lengths_k), 2, 64, seed=1), _draw(sum(lengths_k), 2, 64, seed=2)
+    )  # fmt: skip
+    cu = _offsets(*lengths_q), _offsets(*lengths_k)
+    (out, lse, *_), (wanted, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, (60, 140))
+    assert _error(out, wanted) < 0.04
+    assert torch.allclose(lse, wanted_lse, atol=2e-3)
+
+
+def test_given_factors_and_fp8_inputs_give_the_same() -> None:
+    tensors = _draw(2, 40, 2, 64), _draw(2, 50, 1, 64, seed=1), _draw(2, 50, 1, 64, seed=2)
+    args = (torch.float32, 0.125, True, -1, -1, 0.0, None, 0.0, None, None, None, 40, 50)
+    out, lse, _, descales = backend.fp8_forward(*tensors, (None, None, None), *args)
+    again, again_lse, *_ = backend.fp8_forward(*tensors, descales, *args)
+    assert _error(again, out) < 2e-3
+    small = [backend.cast(x, FORMAT, None, None, 50, False)[0] for x in tensors]
+    moved, moved_lse, *_ = backend.fp8_forward(*small, descales, *args)
+    assert torch.equal(moved, out)
+    assert torch.equal(moved_lse, lse)
+    assert torch.allclose(again_lse, lse, atol=1e-3)
+
+
+def test_huge_and_tiny_and_zero_heads() -> None:
+    """Scales follow each head: 1e30, 1e-30 and nothing at all come out right."""
+    q, k, v = _draw(1, 40, 3, 64), _draw(1, 40, 3, 64, seed=1), _draw(1, 40, 3, 64, seed=2)
+    factors = torch.tensor([1e30, 1e-30, 0.0], device=DEVICE)[:, None]
+    (out, *_), (wanted, *_) = _both((q, k, v * factors), {}, None, (40, 40))
+    for head in range(2):
+        assert _error(out[..., head, :], wanted[..., head, :]) < 0.04
+    assert not out[..., 2, :].any()
+
+
+def _functions() -> dict[str, Any]:
+    cu = _offsets(40, 24)
+    return {
+        "dense": (lambda q, k, v, **o: flash_attn.flash_attn_fp8_func(q, k, v, **o), False),
+        "packed": (lambda *x, **o: flash_attn.flash_attn_qkvpacked_fp8_func(torch.stack(x, 2), **o), False),
+        "varlen": (lambda *x, **o: flash_attn.flash_attn_varlen_fp8_func(*x, cu, cu, 40, 40, **o), True),
+        "varlen packed": (
+            lambda *x, **o: flash_attn.flash_attn_varlen_qkvpacked_fp8_func(torch.stack(x, 1), cu, 40, **o),
+            True,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["dense", "packed", "varlen", "varlen packed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_public_functions_and_gradients(name: str, dtype: torch.dtype) -> None:
+    """Near fp32 attention, forward and backward; head_dim 40 is padded."""
+    function, varlen = _functions()[name]
+    shape = (64, 2, 40) if varlen else (2, 64, 2, 40)
+    leaves = [_draw(*shape, dtype=dtype, seed=i).requires_grad_() for i in range(3)]
+    out, lse, dmask = function(*leaves, causal=True, return_attn_probs=True)
+    dout = _draw(*shape, dtype=dtype, seed=9)
+    gradients = torch.autograd.grad(out, leaves, dout)
+    exact = [x.detach().float().requires_grad_() for x in leaves]
+    parts = [[x[None, :40], x[None, 40:]] if varlen else [x] for x in exact]
+    wanted = [reference.attention(*part, causal=True)[0] for part in zip(*parts, strict=True)]
+    whole = torch.cat(wanted, 1)[0] if varlen else wanted[0]
+    assert out.dtype is dtype
+    assert dmask.numel() == 0
+    assert lse.shape == ((2, 64) if varlen else (2, 2, 64))
+    assert _error(out, whole) < 0.08
+    for gradient, best in zip(gradients, torch.autograd.grad(whole, exact, dout.float()), strict=True):
+        assert gradient.dtype is dtype
+        assert _error(gradient, best) < 0.1
+
+
+def test_dropout_has_gradients() -> None:
+    leaves = [_draw(1, 64, 2, 64, seed=i).requires_grad_() for i in range(3)]
+    out = flash_attn.flash_attn_fp8_func(*leaves, dropout_p=0.3)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_what_is_wrong_is_told() -> None:
+    q = _draw(2, 8, 2, 64)
+    small = q.to(FORMAT)
+    function = flash_attn.flash_attn_fp8_func
+    ones = torch.ones(2, 2, device=DEVICE)
+    with pytest.raises(ValueError, match=r"descale_q: got None, wanted fp32 \(2, 2\), as q is FP8"):
+        function(small, small, small)
+    with pytest.raises(TypeError, match="wanted FP8 for all or none"):
+        function(small, q.bfloat16(), q.bfloat16())
+    with pytest.raises(ValueError, match=r"descale_k: got \(2, 1\)"):
+        function(q, q, q, descale_k=ones[:, :1])
+    with pytest.raises(TypeError, match=r"descale_v: got torch\.float64"):
+        function(q, q, q, descale_v=ones.double())
+    with pytest.raises(NotImplementedError, match="descale_do"):
+        function(q, q, q, descale_do=ones)
+    with pytest.raises(NotImplementedError, match="S_dmask"):
+        function(q, q, q, dropout_p=0.1, return_attn_probs=True)
+    cu = _offsets(8)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        flash_attn.flash_attn_varlen_fp8_func(q[0], q[0], q[0], cu, cu, 8, 8, block_table=table)
+
+
+def test_targets_without_fp8_have_no_kernels_for_it() -> None:
+    for target in ("gfx90a", "gfx1030", "gfx1100"):
+        assert variants.fp8_format(target) is None
+        assert not [variant for variant in variants.table(target) if "fp8" in variant.name]
+    formats = {target: variants.fp8_format(target) for target in ("gfx942", "gfx950", "gfx1201", "sm_90")}
+    assert formats == {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx1201": "fp8e4nv", "sm_90": "fp8e4nv"}
+    names = [variant.name for variant in variants.table("gfx942")]
+    assert "fp8-fwd-fp8e4b8-d128" in names
+    assert "fp8-cast-v-bf16-d64" in names
+
+
+def test_other_gpus_are_told_which_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        is_cuda = True
+
+        def get_device(self) -> int:
+            return 0
+
+    monkeypatch.setattr(launch, "device_target", lambda _: "gfx90a")
+    with pytest.raises(NotImplementedError, match=r"gfx90a has no matrix units.* gfx942, gfx950, gfx12\*, sm_90"):
+        backend.format_of(OnGpu())
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("seqlen_q", [1, 30])
+def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
+    """Appended to and attended to in FP8, with factors: what the fp32 numbers that it stands for give."""
+    small = [_draw(2, seqlen_q, heads, 64, seed=heads).to(FORMAT) for heads in (4, 2, 2)]
+    caches = [_draw(2, 96, 2, 64, seed=i).to(FORMAT) for i in (3, 4)]
+    descales = tuple(torch.rand(2, 2, device=DEVICE) + 0.5 for _ in range(3))
+    table = None
+    if paged:
+        caches = [cache.view(12, 16, 2, 64) for cache in caches]
+        table = torch.arange(12, device=DEVICE).int().view(2, 6)
+    args = (None, None, torch.tensor([60, 11], device=DEVICE).int(), None, None, table)
+    args = (*args, 0.125, True, -1, -1, 0.0, True, None, 3)
+    results = []
+    for function in (kvcache.kvcache, torch_backend.kvcache):
+        copies = [cache.clone() for cache in caches]
+        results.append((*function(small[0], *copies, *small[1:], *args, descales=descales), *copies))
+    (out, lse, *ours), (wanted, wanted_lse, *theirs) = results
+    assert out.dtype is wanted.dtype is torch.bfloat16
+    assert _error(out, wanted) < 5e-3
+    assert torch.allclose(lse, wanted_lse, atol=1e-4)
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(ours, theirs, strict=True))

@@ -1,0 +1,228 @@
+"""The kernels for a cache of keys and values against the pure PyTorch backend: every option, every pair of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn.backends import kvcache as backend
+from flash_attn.backends import torch as oracle
+from flash_attn.kernels import decode_tuning
+from flash_attn.runtime import launch, variants
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+BATCH, CAPACITY = 2, 112
+LENGTHS = [61, 24]
+
+# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Tiles so small that short sequences span several; depth: the head dim in pieces."""
+    if GPU:
+        return
+    depth = getattr(request, "param", 0)
+    real = decode_tuning.config
+
+    def config(target: str, variant: variants.Variant) -> decode_tuning.Config:
+        if variant.op in variants.IN_PIECES:
+            return real(target, variant)._replace(block_n=4)
+        return decode_tuning.Config(16 if variant.op != "extend" else 32, 32, 4, 1, depth=depth)
+
+    monkeypatch.setattr(decode_tuning, "config", config)
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(backend, "_kernels", {})
+
+
+# Every option by its name; _call knows what each means.
+OPTIONS = (
+    "append", "rotary", "rotary halves", "rotary_seqlens", "causal", "window", "softcap", "alibi", "leftpad",
+    "lines", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k", "many queries",
+    "int length", "whole cache",
+)  # fmt: skip
+CONFLICTS = [
+    {"rotary", "rotary halves"},
+    {"lines", "pages of 16", "pages of 48", "pages of 7"},
+    {"int length", "whole cache"},
+    {"append", "whole cache"},
+    {"rotary", "whole cache"},
+    {"rotary halves", "whole cache"},
+    {"rotary_seqlens", "whole cache"},
+    {"varlen k", "whole cache"},
+]
+PAIRS = [
+    pair
+    for pair in itertools.combinations(OPTIONS, 2)
+    if "pages of 48" not in pair and not any(len(conflict.intersection(pair)) > 1 for conflict in CONFLICTS)
+]
+
+
+def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, heads_k: int) -> None:
+    """Both backends under the chosen options; out, lse and both caches have to agree."""
+    generator = torch.Generator().manual_seed(len("".join(chosen)) + dim)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    def index(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+
+    rotary = {"rotary", "rotary halves", "rotary_seqlens"}.intersection(chosen)
+    seqlen_q = 13 if "many queries" in chosen else 3
+    seqlen_new = 3 if rotary or {"append", "varlen k"}.intersection(chosen) else 0
+    pages = next((int(option.split()[-1]) for option in chosen if option.startswith("pages")), 0)
+    call: dict[str, Any] = {}
+    positional: dict[str, Any] = {
+        "cos": None, "sin": None, "lengths": index(*LENGTHS), "lines": None, "leftpad": None, "table": None,
+        "scale": dim**-0.5, "causal": "causal" in chosen, "left": -1, "right": -1, "softcap": 0.0,
+        "interleaved": "rotary halves" not in chosen, "alibi": None, "splits": 1,
+    }  # fmt: skip
+    q = draw(BATCH, seqlen_q, heads, dim)
+    if "varlen q" in chosen:
+        q = draw(seqlen_q + 4, heads, dim)
+        call |= {"cu_seqlens_q": index(0, 2, 2 + seqlen_q), "max_seqlen_q": seqlen_q}
+    new: list[torch.Tensor | None] = [None, None]
+    if seqlen_new:
+        new = [draw(BATCH, seqlen_new, heads_k, dim) for _ in range(2)]
+    if "varlen k" in chosen:
+        new = [draw(5, heads_k, dim) for _ in range(2)]
+        call["cu_seqlens_k_new"] = index(0, 4, 5)
+    if rotary:
+        angles = torch.rand(CAPACITY + 40, dim // 4, generator=generator) * 6
+        positional |= {"cos": angles.cos().to(DEVICE, dtype), "sin": angles.sin().to(DEVICE, dtype)}
+    if "rotary_seqlens" in chosen:
+        call["rotary_seqlens"] = index(5, 31)
+    if "window" in chosen:
+        positional |= {"left": 20, "right": 1}
+    if "softcap" in chosen:
+        positional["softcap"] = 2.0
+    if "alibi" in chosen:
+        positional["alibi"] = torch.rand(BATCH, heads, generator=generator).to(DEVICE)
+    if "leftpad" in chosen:
+        positional["leftpad"] = index(19, 3)
+    if "splits" in chosen:
+        positional["splits"] = 3
+    if "chunk" in chosen:
+        call["attention_chunk"] = 23
+    if "int length" in chosen:
+        positional["lengths"] = 50
+    if "whole cache" in chosen:
+        positional["lengths"] = None
+    shape = (BATCH, CAPACITY, heads_k, dim)
+    if "lines" in chosen:
+        shape = (4, CAPACITY, heads_k, dim)
+        positional["lines"] = index(3, 1)
+    if pages:
+        count = -(-CAPACITY // pages)
+        shape = (BATCH * count + 1, pages, heads_k, dim)
+        order = torch.randperm(BATCH * count + 1, generator=generator)[:-1]
+        positional["table"] = order.view(BATCH, count).int().to(DEVICE)
+    caches = [draw(*shape) for _ in range(2)]
+
+    def run(function: Any, compute: torch.dtype) -> list[torch.Tensor]:
+        copies = [cache.to(compute, copy=True) for cache in caches]
+        tensors = [None if x is None else x.to(compute) for x in new]
+        tables = {name: None if positional[name] is None else positional[name].to(compute) for name in ("cos", "sin")}
+        out, lse = function(q.to(compute), *copies, *tensors, *(positional | tables).values(), **call)
+        return [out, lse, *copies]
+
+    got = run(backend.kvcache, dtype)
+    exact = run(oracle.kvcache, torch.float32)
+    rough = exact if dtype is torch.float32 else run(oracle.kvcache, dtype)
+    for name, value, best, worse in zip(("out", "lse", "k_cache", "v_cache"), got, exact, rough, strict=True):
+        assert_close(name, value, best, rough=worse, tiny=2e-5)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def test_pairs_of_options(pair: tuple[str, ...]) -> None:
+    _call(pair, torch.float32, 24, 4, 2)
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "whole cache"])
+def test_half_precision(option: str) -> None:
+    _call((option, "append"), torch.float16, 64, 6, 2)
+
+
+@pytest.mark.parametrize(("heads", "heads_k"), [(4, 4), (5, 1), (40, 2)])
+@pytest.mark.parametrize("option", ["splits", "rotary", "many queries"])
+def test_grouped_heads(heads: int, heads_k: int, option: str) -> None:
+    """Up to more rows a key head than a tile holds."""
+    _call((option, "causal", "append"), torch.float32, 16, heads, heads_k)
+
+
+@pytest.mark.parametrize("dim", [8, 20, 136])
+@pytest.mark.parametrize("option", ["rotary", "pages of 16"])
+def test_head_dims(dim: int, option: str) -> None:
+    """Also one that is no multiple of 8: the caches still change in place."""
+    _call((option, "append", "splits"), torch.float32, dim, 2, 1)
+
+
+@pytest.mark.parametrize("_small_tiles", [16], indirect=True)
+@pytest.mark.parametrize("option", ["append", "pages of 16", "many queries"])
+def test_head_dim_in_pieces(option: str) -> None:
+    _call((option, "causal"), torch.float32, 40, 4, 2)
+
+
+def test_nothing_is_written_outside_of_the_cache() -> None:
+    """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
+    torch.manual_seed(0)
+    caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]
+    q, k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(3))
+    before = [cache.clone() for cache in caches]
+    lengths = torch.tensor([30, -2, 40], dtype=torch.int32, device=DEVICE)
+    args = (None, None, lengths, None, None, None, 0.25, False, -1, -1, 0.0, True, None, 2)
+    out, _ = backend.kvcache(q, *caches, k, v, *args)
+    for cache, old, new in zip(caches, before, (k, v), strict=True):
+        assert torch.equal(cache[0], torch.cat([old[0, :30], new[0, :2]]))
+        assert torch.equal(cache[1], torch.cat([new[1, 2:], old[1, 2:]]))
+        assert torch.equal(cache[2], old[2])
+    whole, _ = oracle.kvcache(q[::2], *(cache[::2] for cache in caches), None, None, *args[:2], 32, *args[3:])
+    assert_close("out", out[::2], whole, tiny=1e-5)
+
+
+def test_caches_with_gaps_are_written_in_place() -> None:
+    """Rows that do not start on 16 bytes, and heads before keys."""
+    torch.manual_seed(1)
+    odd = [torch.randn(2, 32, 2, 17, device=DEVICE)[..., 1:] for _ in range(2)]
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in odd]
+    q, k, v = (torch.randn(2, 3, 2, 16, device=DEVICE) for _ in range(3))
+    args = (None, None, 20, None, None, None, 0.25, True, -1, -1, 0.0, True, None, 0)
+    wanted_caches = [x.contiguous() for x in odd]
+    wanted, _ = oracle.kvcache(q, *wanted_caches, k, v, *args)
+    for caches in (odd, swapped):
+        out, _ = backend.kvcache(q, *caches, k, v, *args)
+        assert_close("out", out, wanted, tiny=1e-5)
+        assert all(map(torch.equal, caches, wanted_caches))
+
+
+def test_what_does_not_fit_is_told() -> None:
+    q = torch.zeros(1, 1, 1, 16, device=DEVICE)
+    cache = torch.zeros(1, 32, 1, 16, device=DEVICE)
+    table = torch.zeros(8, 8, device=DEVICE)
+    rest = (None, None, None, 1.0, True, -1, -1, 0.0, True, None, 0)
+    with pytest.raises(ValueError, match="cache_seqlens: got 33, wanted 0 to 32"):
+        backend.kvcache(q, cache, cache, None, None, None, None, 33, *rest)
+    with pytest.raises(ValueError, match="cache_seqlens: got 32, wanted 0 to 31"):
+        backend.kvcache(q, cache, cache, q, q, None, None, 32, *rest)
+    with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 10"):
+        backend.kvcache(q, cache, cache, q, q, table, table, 9, *rest)
+    lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 32"):
+        backend.kvcache(q, cache, cache, q, q, table, table, lengths, *rest)
+
+
+@pytest.mark.parametrize("units", [80, 132, 304])
+def test_splits_fill_the_machine_and_no_more(units: int) -> None:
+    for programs, blocks in itertools.product([1, 4, 8, 32, 512, 4096], [0, 1, 2, 7, 64, 2048]):
+        count = decode_tuning.splits(programs, blocks, units)
+        assert 1 <= count <= max(blocks, 1)
+        if programs >= 8 * units:
+            assert count <= 4
+        if programs < units:
+            assert programs * count >= min(units, programs * blocks / 2) / 2
