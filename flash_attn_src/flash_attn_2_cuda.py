@@ -11,8 +11,8 @@ import torch
 from flash_attn import __version__, ops
 from flash_attn.arguments import as_int, check_dense, check_kvcache, check_varlen
 from flash_attn.backends import select
+from flash_attn.custom_ops import maybe_contiguous
 from flash_attn.kvcache_op import attend as attend_to_cache
-from flash_attn.ops import maybe_contiguous
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 

@@ -57,7 +57,7 @@ def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[s
             signature[name] = "constexpr"
             constants[(position,)] = spec.constants[name]
             continue
-        signature[name] = variants.argument_type(name, variant.dtype)
+        signature[name] = variants.argument_type(name, variant)
         letters += variants.launch_letter(signature[name])
         if name in variants.ALIGNED:
             attributes[(position,)] = [["tt.divisibility", 16]]

@@ -6,12 +6,14 @@ finds out what is wrong and raises TypeError or ValueError naming the argument, 
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 
 MAX_HEAD_DIM = 256
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DENSE = torch.strided
 _INT32_MAX = 0x7FFFFFFF
 
 
@@ -23,6 +25,10 @@ def check_dense(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    deterministic: bool,
+    return_attn_probs: bool,
 ) -> tuple[int, int]:
     """The window, -1 where it is open or reaches every key."""
     try:
@@ -43,6 +49,7 @@ def check_dense(
             and dtype is k.dtype
             and dtype is v.dtype
             and dtype in _DTYPES
+            and q.layout is k.layout is v.layout is _DENSE
             and device == k.device
             and device == v.device
             and 0.0 <= dropout_p < 1.0
@@ -50,6 +57,10 @@ def check_dense(
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None
+            and type(causal) is bool
+            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and type(deterministic) is bool
+            and type(return_attn_probs) is bool
         )
     except (AttributeError, TypeError, ValueError):
         fine = False
@@ -57,6 +68,7 @@ def check_dense(
         _diagnose_tensors(q, k, v, ("batch", "seqlen", "heads", "head_dim"))
         if q.shape[0] != k.shape[0]:
             raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
+        _diagnose_switches(softmax_scale, causal, deterministic, return_attn_probs)
         left, right = _diagnose_options(q, q.shape[0], dropout_p, window_size, softcap, alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     if left < 0 or left >= seqlen_k:
@@ -78,6 +90,10 @@ def check_varlen(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    deterministic: bool,
+    return_attn_probs: bool,
     block_table: torch.Tensor | None,
 ) -> tuple[int, int]:
     """The window as check_dense gives it. max_seqlen_* are ints here: see `as_int`."""
@@ -99,6 +115,7 @@ def check_varlen(
             and dtype is k.dtype
             and dtype is v.dtype
             and dtype in _DTYPES
+            and q.layout is k.layout is v.layout is _DENSE
             and device == k.device
             and device == v.device
             and len(shape_cu) == 1
@@ -117,6 +134,10 @@ def check_varlen(
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None
+            and type(causal) is bool
+            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and type(deterministic) is bool
+            and type(return_attn_probs) is bool
             and block_table is None
         )
     except (AttributeError, TypeError, ValueError):
@@ -138,6 +159,7 @@ def check_varlen(
                 raise ValueError(f"{name}: got {longest}, wanted 0 to 2**31 - 1")
         if block_table is not None:
             check_block_table(block_table, q, batch)
+        _diagnose_switches(softmax_scale, causal, deterministic, return_attn_probs)
         left, right = _diagnose_options(q, batch, dropout_p, window_size, softcap, alibi_slopes)
     if left < 0 or left >= max_seqlen_k:
         left = -1
@@ -324,6 +346,8 @@ def _diagnose_tensors(
     for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+        if x.layout is not _DENSE:
+            raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
         if x.dim() != len(axes):
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
         if x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
@@ -388,6 +412,22 @@ def _is_index(index: torch.Tensor | None, shape: tuple[int, ...], device: torch.
     )
 
 
+def _diagnose_switches(softmax_scale: float | None, causal: bool, deterministic: bool, return_attn_probs: bool) -> None:
+    if softmax_scale is not None:
+        if isinstance(softmax_scale, (str, bool)) or not hasattr(softmax_scale, "__float__"):
+            raise TypeError(f"softmax_scale: got {softmax_scale!r}, wanted a float or None")
+        if not -math.inf < softmax_scale < math.inf:
+            raise ValueError(f"softmax_scale: got {softmax_scale}, wanted a finite number")
+    for name, switch in (
+        ("causal", causal),
+        ("deterministic", deterministic),
+        ("return_attn_probs", return_attn_probs),
+    ):
+        # 0, 1 and numpy's bool pass for False and True; a string, which is true whatever it says, does not.
+        if isinstance(switch, (str, bytes)) or switch not in (False, True):
+            raise TypeError(f"{name}: got {switch!r}, wanted a bool")
+
+
 def _check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:
     if not isinstance(index, torch.Tensor):
         raise TypeError(f"{name}: got {type(index).__name__}, wanted an int32 tensor")
@@ -411,6 +451,8 @@ def _check_rotary(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor | N
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if not isinstance(table, torch.Tensor):
             raise TypeError(f"{name}: got {type(table).__name__}, wanted a tensor")
+        if table.layout is not _DENSE:
+            raise TypeError(f"{name}: got a tensor of layout {table.layout}, wanted a dense one")
         if table.dtype is not q.dtype:
             raise TypeError(f"{name}: got {table.dtype}, wanted {q.dtype} as q has")
         if table.device != q.device:

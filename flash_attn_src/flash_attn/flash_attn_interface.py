@@ -21,9 +21,12 @@ came and what was wanted.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch.compiler import is_compiling
 
+from flash_attn.api import BEFORE_2_7
 from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen
 from flash_attn.autograd import (
     FlashAttnFunc,
@@ -36,18 +39,31 @@ from flash_attn.autograd import (
     Window,
     attend,
 )
-from flash_attn.kvcache_op import attend as attend_to_cache
-from flash_attn.ops import (
-    _flash_attn_backward,
-    _flash_attn_forward,
-    _flash_attn_varlen_backward,
-    _flash_attn_varlen_forward,
+from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
     _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
     maybe_contiguous,
 )
+from flash_attn.kvcache_op import attend as attend_to_cache
+
+if BEFORE_2_7:
+    from flash_attn.api_2_6 import (
+        _flash_attn_backward,
+        _flash_attn_forward,
+        _flash_attn_varlen_backward,
+        _flash_attn_varlen_forward,
+    )
+else:
+    from flash_attn.custom_ops import (
+        _flash_attn_backward,
+        _flash_attn_forward,
+        _flash_attn_varlen_backward,
+        _flash_attn_varlen_forward,
+    )
+
+_EXTENSION = "flash_attn_cuda" if BEFORE_2_7 else "flash_attn_gpu"
 
 __all__ = [
     "FlashAttnFunc",
@@ -73,6 +89,16 @@ __all__ = [
     "flash_attn_with_kvcache",
     "maybe_contiguous",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """flash_attn_gpu (before 2.7: flash_attn_cuda): the module of upstream's extension, positional arguments and
+    all. Loaded when asked for, as it imports this module."""
+    if name != _EXTENSION:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import flash_attn_2_cuda
+
+    return flash_attn_2_cuda
 
 
 def _op_has_autograd(deterministic: bool) -> bool:
@@ -101,7 +127,10 @@ def flash_attn_func(
     Returns out, shaped as q; with return_attn_probs also softmax_lse (batch, heads, seqlen_q) and S_dmask
     (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
     """
-    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    window_size = check_dense(
+        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
     if (
         torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -134,7 +163,10 @@ def flash_attn_qkvpacked_func(
     """
     check_packed("qkv", qkv, 5, 3)
     q, k, v = qkv.unbind(-3)
-    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    window_size = check_dense(
+        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
     if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
         return FlashAttnQKVPackedFunc.apply(
             qkv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -164,7 +196,10 @@ def flash_attn_kvpacked_func(
     """
     check_packed("kv", kv, 5, 2)
     k, v = kv.unbind(-3)
-    window_size = check_dense(q, k, v, dropout_p, window_size, softcap, alibi_slopes)
+    window_size = check_dense(
+        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
     if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnKVPackedFunc.apply(
             q, kv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -210,7 +245,7 @@ def flash_attn_varlen_func(
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
     window_size = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
-        alibi_slopes, block_table,
+        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, block_table,
     )  # fmt: skip
     if (
         torch.is_grad_enabled()
@@ -250,7 +285,7 @@ def flash_attn_varlen_qkvpacked_func(
         max_seqlen = as_int("max_seqlen", max_seqlen)
     window_size = check_varlen(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, window_size, softcap,
-        alibi_slopes, None,
+        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
         return FlashAttnVarlenQKVPackedFunc.apply(
@@ -288,7 +323,7 @@ def flash_attn_varlen_kvpacked_func(
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
     window_size = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
-        alibi_slopes, None,
+        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnVarlenKVPackedFunc.apply(

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import ops
+from flash_attn import custom_ops as ops
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import Descales, is_fp8, round_trip
-from flash_attn.ops import maybe_contiguous
+from flash_attn.custom_ops import maybe_contiguous
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 import torch
-from flash_attn.bert_padding import index_first_axis, index_put_first_axis, pad_input, unpad_input
+from flash_attn.bert_padding import (
+    index_first_axis,
+    index_first_axis_residual,
+    index_put_first_axis,
+    pad_input,
+    unpad_input,
+    unpad_input_for_concatenated_sequences,
+)
 
 
 def _mask(lengths: list[int], seqlen: int) -> torch.Tensor:
@@ -62,3 +69,28 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x: index_first_axis(x, indices), (rows,))
     values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: index_put_first_axis(x, indices, 6), (values,))
+
+
+def test_rows_that_hold_several_sequences() -> None:
+    hidden = torch.randn(2, 6, 3)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0]])
+    tokens, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(hidden, lengths)
+    assert indices.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert cu_seqlens.tolist() == [0, 2, 5, 9]
+    assert cu_seqlens.dtype is torch.int32
+    assert longest == 4
+    assert torch.equal(tokens, hidden.view(12, 3)[indices])
+
+
+def test_rows_with_the_residual() -> None:
+    x = torch.randn(4, 2)
+    rows, residual = index_first_axis_residual(x, torch.tensor([2, 0]))
+    assert torch.equal(rows, x[[2, 0]])
+    assert torch.equal(residual, x)
+
+
+def test_int32_indices() -> None:
+    """transformers makes such ones when it generates from a padded batch."""
+    x, indices = torch.randn(3, 2), torch.tensor([4, 0, 2])
+    assert torch.equal(pad_input(x, indices.int(), 1, 5), pad_input(x, indices, 1, 5))
+    assert torch.equal(index_first_axis(x, indices.int() // 2), index_first_axis(x, indices // 2))

@@ -15,8 +15,8 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
+from flash_attn import custom_ops as ops
 from flash_attn import flash_attn_interface as interface
-from flash_attn import ops
 from flash_attn.runtime import build_info, info
 
 torch.set_num_threads(2)

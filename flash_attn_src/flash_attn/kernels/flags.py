@@ -24,3 +24,14 @@ OPEN_WINDOW = 1 << 29
 
 # Row strides are smaller than this, in units of 16 bytes: 128 rows of a tile then span less than 2 GiB.
 MAX_ROW_STRIDE = 1 << 20
+
+# The rotary kernel reads a position offset per sequence.
+HAS_OFFSETS = 2
+
+NORM_HAS_BIAS = 1
+NORM_HAS_RESIDUAL = 2
+NORM_STORE_Z = 4
+NORM_IS_RMS = 8
+
+LOSS_HAS_LSE = 1
+LOSS_IS_SPLIT = 2

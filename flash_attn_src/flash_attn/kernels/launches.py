@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flash_attn.kernels import decode_tuning, tuning
+from flash_attn.kernels import decode_tuning, layers, tuning
 from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import OPS, Variant, fp8_format
+from flash_attn.runtime.variants import BLOCKS, OPS, Variant, fp8_format
 
 # The modules tuned by decode_tuning, and the constants that their kernels take.
 _OF_A_CACHE = {
@@ -33,6 +33,8 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     """The specification of a variant for a target, by its own configuration or that of the tuning table.
     Raises ValueError for a target without tuning."""
     module, symbol = OPS[variant.op]
+    if variant.op in BLOCKS:
+        return Specification(module, symbol, *layers.launch(variant))
     cached = module in _OF_A_CACHE
     config = config or (decode_tuning if cached else tuning).config(target, variant)
     constants: dict[str, Any] = {

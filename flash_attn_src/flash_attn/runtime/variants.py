@@ -28,6 +28,36 @@ OPS = {
     "fp8-cast": ("fp8", "fp8_cast"),
     "fp8-cast-v": ("fp8", "fp8_cast"),
     "fp8-fwd": ("fp8", "fp8_fwd"),
+    "rotary": ("rotary", "rotary"),
+    "rotary-interleaved": ("rotary", "rotary"),
+    "norm-fwd": ("norm", "norm_fwd"),
+    "norm-fwd-w32": ("norm", "norm_fwd"),
+    "norm-fwd-r32": ("norm", "norm_fwd"),
+    "norm-bwd": ("norm", "norm_bwd"),
+    "norm-bwd-w32": ("norm", "norm_bwd"),
+    "norm-bwd-r32": ("norm", "norm_bwd"),
+    "norm-bwd-weights": ("norm", "norm_bwd_weights"),
+    "norm-bwd-weights-r32": ("norm", "norm_bwd_weights"),
+    "cross-entropy-fwd": ("cross_entropy", "cross_entropy_fwd"),
+    "cross-entropy-bwd": ("cross_entropy", "cross_entropy_bwd"),
+}
+
+# Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
+BLOCKS = {
+    **dict.fromkeys(("rotary", "rotary-interleaved"), (64, 128, 256)),
+    **{f"norm-{way}{mode}": (1024, 4096) for way in ("fwd", "bwd") for mode in ("", "-w32", "-r32")},
+    **dict.fromkeys(("norm-bwd-weights", "norm-bwd-weights-r32"), (128,)),
+    **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
+}
+
+# Operation -> arguments that are fp32 whatever the variant's element type. Those with fp32 elements are the
+# plain operation, so they are left out.
+FP32_ARGUMENTS = {
+    **dict.fromkeys(("norm-fwd-w32", "norm-bwd-w32"), ("weight", "bias")),
+    **dict.fromkeys(
+        ("norm-fwd-r32", "norm-bwd-r32", "norm-bwd-weights-r32"),
+        ("weight", "bias", "residual", "z", "dz", "dresidual"),
+    ),
 }
 
 # GPU targets with matrix units for FP8, by their start, and the format of those.
@@ -37,6 +67,9 @@ FP8_FORMATS = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx12": "fp8e4nv", "sm
 # a score than the one before.
 KINDS = ("plain", "extra", "softcap")
 
+# Of layers: rows of whole 16 bytes, or any.
+LAYER_KINDS = ("plain", "uneven")
+
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
 FEWER_KINDS = {
@@ -44,6 +77,7 @@ FEWER_KINDS = {
     **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
     **dict.fromkeys(("fwd-paged", "probabilities"), ("softcap",)),
     "fp8-fwd": ("plain", "softcap"),
+    **dict.fromkeys(BLOCKS, LAYER_KINDS),
 }
 
 # Operations with head-dim buckets of their own: decoding waits for memory, which a masked column does not load.
@@ -57,28 +91,35 @@ BUCKETS = {
 TYPES = {
     **dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv", "dmask"), "*T"),
     **dict.fromkeys(("k_new", "v_new", "q_turned", "cos", "sin"), "*T"),
-    "x": "*T",
+    **dict.fromkeys(("x", "turned", "normal", "dx", "dy", "cosines", "sines", "logits", "dlogits"), "*T"),
+    **dict.fromkeys(("weight", "bias", "residual", "z", "dz", "dresidual"), "*T"),
     "y": "*u8",
     **dict.fromkeys(("amax", "descale"), "*fp32"),
     **dict.fromkeys(("lse", "delta", "alibi_slopes", "partial", "partial_lse"), "*fp32"),
     **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "*fp32"),
+    **dict.fromkeys(("mean", "rstd", "dweight", "dbias", "loss", "z_loss", "dloss"), "*fp32"),
+    **dict.fromkeys(("cu_seqlens", "offsets"), "*i32"),
+    "labels": "*i64",
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table"), "*i32"),
     **dict.fromkeys(("cache_batch_idx", "rotary_seqlens"), "*i32"),
     "rng_state": "*i64",
     **dict.fromkeys(("scale", "softcap", "p_dropout", "page_inverse", "limit"), "fp32"),
+    **dict.fromkeys(("sign", "eps", "shift", "smoothing", "square_scale"), "fp32"),
 }
 
 # Pointers whose rows the kernels read in 16-byte pieces. The caller guarantees their alignment.
 ALIGNED = (
     *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "delta"),
     *("k_new", "v_new", "q_turned", "partial", "x", "y"),
+    *("turned", "cosines", "sines", "normal", "z", "dx", "dy", "dz"),
+    *("residual", "dresidual", "weight", "bias", "logits", "dlogits"),
 )
 
 
 class Variant(NamedTuple):
     """One compiled kernel: masks, windows, lengths and head counts are run-time arguments of all of them.
 
-    block_d: head dims up to this one are served. kind: one of KINDS.
+    block_d: head dims up to this one are served. kind: one of KINDS. Of layers: the block, and one of LAYER_KINDS.
     """
 
     op: str
@@ -113,6 +154,8 @@ def dtypes(op: str, target: str) -> tuple[str, ...]:
     small = fp8_format(target)
     if op in ("decode", "decode-paged", "extend", "append", "fp8-cast-v") and small is not None:
         return (*DTYPES, small)
+    if op in FP32_ARGUMENTS:
+        return tuple(dtype for dtype in DTYPES if dtype != "fp32")
     if not op.startswith("fp8-"):
         return DTYPES
     if small is None:
@@ -126,13 +169,14 @@ def table(target: str) -> tuple[Variant, ...]:
         Variant(op, dtype, block_d, kind)
         for op in OPS
         for dtype in dtypes(op, target)
-        for block_d in BUCKETS.get(op, HEAD_DIMS)
+        for block_d in BLOCKS.get(op) or BUCKETS.get(op, HEAD_DIMS)
         for kind in FEWER_KINDS.get(op, KINDS)
     )
 
 
-def argument_type(name: str, dtype: str) -> str:
-    """Triton's type of a kernel argument: "*bf16", "i32", "fp32"."""
+def argument_type(name: str, variant: Variant) -> str:
+    """Triton's type of a variant's argument: "*bf16", "i32", "fp32"."""
+    dtype = "fp32" if name in FP32_ARGUMENTS.get(variant.op, ()) else variant.dtype
     return TYPES.get(name, "i32").replace("T", dtype)
 
 

@@ -1,0 +1,52 @@
+"""Which release's API this installation has: one source tree serves several, and this says what differs.
+
+The functions here are written as the newest release has them. `parameters` takes away from a signature what the
+wheel's release does not have; names that a release has otherwise are chosen with `BEFORE_2_7`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flash_attn.runtime.build_info import VERSION
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+RELEASE = _numbers(VERSION)
+BEFORE_2_7 = RELEASE < (2, 7)
+
+
+def parameters(
+    *, since: dict[str, str] | None = None, until: dict[str, str] | None = None
+) -> Callable[[Function], Function]:
+    """Leave parameters out of a function where this release lacks them: name -> the first release with it, name ->
+    the first without. They keep their defaults then; given all the same they raise TypeError, as upstream does."""
+    absent = {name for name, release in (since or {}).items() if _numbers(release) > RELEASE}
+    absent |= {name for name, release in (until or {}).items() if _numbers(release) <= RELEASE}
+
+    def decorate(function: Function) -> Function:
+        if not absent:
+            return function
+        whole = inspect.signature(function)
+        signature = whole.replace(parameters=[p for name, p in whole.parameters.items() if name not in absent])
+
+        @functools.wraps(function)
+        def released(*args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__}() of flash_attn {VERSION}: {error}") from None
+            return function(**bound.arguments)
+
+        released.__signature__ = signature  # type: ignore[attr-defined]
+        return released  # type: ignore[return-value]
+
+    return decorate

@@ -1,0 +1,1 @@
+"""Layers: rotary position embedding."""

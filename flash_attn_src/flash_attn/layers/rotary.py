@@ -1,0 +1,346 @@
+"""Rotary position embedding with autograd, and the module that keeps its tables.
+
+Shapes, options and errors of everything here: flash_attn.ops.triton.rotary.apply_rotary. Functions whose name ends
+in _ work in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from flash_attn.api import parameters
+from flash_attn.ops.checks import check_int, check_tensor
+from flash_attn.ops.triton.rotary import apply_rotary, turn
+
+Offsets = int | torch.Tensor
+
+
+def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """A quarter turn of every pair of the last dimension: (a, b) -> (-b, a)."""
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    return torch.cat((-b, a), -1)
+
+
+def apply_rotary_emb_torch(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """x (batch, seqlen, heads, head_dim) turned by cos, sin (seqlen, rotary_dim / 2) or (batch, seqlen,
+    rotary_dim / 2), in PyTorch alone and in x's dtype."""
+    width = 2 * cos.shape[-1]
+    if width > x.shape[-1]:
+        raise ValueError(f"cos: got rotary_dim {width}, wanted at most {x.shape[-1]}, the head_dim of x")
+    if interleaved:
+        cos, sin = (table.repeat_interleave(2, -1).unsqueeze(-2) for table in (cos, sin))
+    else:
+        cos, sin = (torch.cat((table, table), -1).unsqueeze(-2) for table in (cos, sin))
+    head, rest = x[..., :width], x[..., width:]
+    return torch.cat((head * cos + rotate_half(head, interleaved) * sin, rest), -1)
+
+
+def _keep(ctx: Any, tables: tuple[torch.Tensor | None, ...], offsets: Offsets, *more: torch.Tensor | None) -> None:
+    """Saves tables and offsets, whichever kind these are."""
+    ctx.offset = None if isinstance(offsets, torch.Tensor) else offsets
+    ctx.save_for_backward(*tables, offsets if isinstance(offsets, torch.Tensor) else None, *more)
+
+
+class ApplyRotaryEmb(torch.autograd.Function):
+    """Autograd of apply_rotary_emb."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        interleaved: bool = False,
+        inplace: bool = False,
+        seqlen_offsets: Offsets = 0,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+    ) -> torch.Tensor:
+        out = apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+        _keep(ctx, (cos, sin), seqlen_offsets, cu_seqlens)
+        ctx.interleaved, ctx.max_seqlen = interleaved, max_seqlen
+        if inplace:
+            ctx.mark_dirty(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Never in place: autograd may hand the same tensor to others."""
+        cos, sin, offsets, cu_seqlens = ctx.saved_tensors
+        offsets = ctx.offset if offsets is None else offsets
+        dx = apply_rotary(dout, cos, sin, offsets, cu_seqlens, ctx.max_seqlen, ctx.interleaved, False, True)
+        return dx, *(None,) * 7
+
+
+def apply_rotary_emb(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: Offsets = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> torch.Tensor:
+    """x (batch, seqlen, heads, head_dim), or with cu_seqlens (total, heads, head_dim), turned by position."""
+    if is_compiling():  # the custom op below brings its own autograd, which is what Dynamo takes
+        return apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+    return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+
+
+apply_rotary_emb_func = apply_rotary_emb
+
+
+def _turn_qkv(
+    given: torch.Tensor,
+    result: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+    interleaved: bool,
+    offsets: Offsets,
+    num_heads_q: int | None,
+    conjugate: bool = False,
+) -> None:
+    """Queries and keys of `given` into `result`, which may be the same; values are left alone."""
+    cos, sin, cos_k, sin_k = tables
+    if num_heads_q is None:
+        heads_q = heads_k = given.shape[3]
+        flat = given.stride(2) == heads_q * given.stride(3) and result.stride(2) == heads_q * result.stride(3)
+    else:
+        heads_q, heads_k, flat = num_heads_q, (given.shape[2] - num_heads_q) // 2, True
+
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if num_heads_q is None and not (flat and cos_k is None):
+            return x[:, :, 0], x[:, :, 1]
+        if num_heads_q is None:
+            return (x[:, :, :2].view(*x.shape[:2], 2 * heads_q, x.shape[-1]),)
+        if cos_k is None:
+            return (x[:, :, : heads_q + heads_k],)
+        return x[:, :, :heads_q], x[:, :, heads_q : heads_q + heads_k]
+
+    same = given is result
+    for index, source in enumerate(parts(given)):
+        target = source if same else parts(result)[index]
+        c, s = (cos_k, sin_k) if index and cos_k is not None and sin_k is not None else (cos, sin)
+        turn(source, target, c, s, offsets, None, None, interleaved, conjugate)
+
+
+class ApplyRotaryEmbQKV_(torch.autograd.Function):  # noqa: N801 - the name that clients know
+    """Autograd of apply_rotary_emb_qkv_."""
+
+    @staticmethod
+    @parameters(since={"num_heads_q": "2.7"})
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cos_k: torch.Tensor | None = None,
+        sin_k: torch.Tensor | None = None,
+        interleaved: bool = False,
+        seqlen_offsets: Offsets = 0,
+        num_heads_q: int | None = None,
+    ) -> torch.Tensor:
+        if (cos_k is None) != (sin_k is None):
+            raise ValueError("cos_k, sin_k: got only one of them, wanted both or neither")
+        if num_heads_q is None:
+            check_tensor("qkv", qkv, ("batch", "seqlen", "3", "heads", "head_dim"))
+            if qkv.shape[2] != 3:
+                raise ValueError(f"qkv: got shape {tuple(qkv.shape)}, wanted (batch, seqlen, 3, heads, head_dim)")
+        else:
+            check_tensor("qkv", qkv, ("batch", "seqlen", "heads_q + 2 * heads_k", "head_dim"))
+            heads = check_int("num_heads_q", num_heads_q, 1, max(qkv.shape[2], 1))
+            if (qkv.shape[2] - heads) % 2:
+                raise ValueError(f"num_heads_q: got {heads} of {qkv.shape[2]} heads, wanted an even rest for k and v")
+        _turn_qkv(qkv, qkv, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
+        _keep(ctx, (cos, sin, cos_k, sin_k), seqlen_offsets)
+        ctx.interleaved, ctx.num_heads_q = interleaved, num_heads_q
+        ctx.mark_dirty(qkv)
+        return qkv
+
+    @staticmethod
+    def backward(ctx: Any, dqkv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        *tables, offsets = ctx.saved_tensors
+        offsets = ctx.offset if offsets is None else offsets
+        grad = dqkv.clone(memory_format=torch.contiguous_format)
+        _turn_qkv(grad, grad, tuple(tables), ctx.interleaved, offsets, ctx.num_heads_q, conjugate=True)
+        return grad, *(None,) * 7
+
+
+@parameters(since={"num_heads_q": "2.7"})
+def apply_rotary_emb_qkv_(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cos_k: torch.Tensor | None = None,
+    sin_k: torch.Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: Offsets = 0,
+    num_heads_q: int | None = None,
+) -> torch.Tensor:
+    """Turns q and k of qkv (batch, seqlen, 3, heads, head_dim) in place; with num_heads_q, qkv is (batch, seqlen,
+    heads_q + 2 * heads_k, head_dim). cos_k, sin_k: tables for the keys, where they differ (xPos)."""
+    if num_heads_q is None:
+        return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets)
+    return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
+
+
+class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
+    """Autograd of apply_rotary_emb_kv_."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        interleaved: bool = False,
+        seqlen_offsets: Offsets = 0,
+    ) -> torch.Tensor:
+        check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"))
+        if kv.shape[2] != 2:
+            raise ValueError(f"kv: got shape {tuple(kv.shape)}, wanted (batch, seqlen, 2, heads, head_dim)")
+        apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
+        _keep(ctx, (cos, sin), seqlen_offsets)
+        ctx.interleaved = interleaved
+        ctx.mark_dirty(kv)
+        return kv
+
+    @staticmethod
+    def backward(ctx: Any, dkv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin, offsets = ctx.saved_tensors
+        offsets = ctx.offset if offsets is None else offsets
+        grad = dkv.clone(memory_format=torch.contiguous_format)
+        keys = grad[:, :, 0]
+        apply_rotary(keys, cos, sin, offsets, interleaved=ctx.interleaved, inplace=True, conjugate=True)
+        return grad, *(None,) * 4
+
+
+def apply_rotary_emb_kv_(
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: Offsets = 0,
+) -> torch.Tensor:
+    """Turns the keys of kv (batch, seqlen, 2, heads, head_dim) in place."""
+    return ApplyRotaryEmbKV_.apply(kv, cos, sin, interleaved, seqlen_offsets)
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Rotary embedding with its tables of cos and sin, which grow with the sequences.
+
+    dim           elements of a head that are turned
+    base          angles at position p are p * base ** (-2 i / dim), i = 0 ... dim / 2 - 1
+    interleaved   pairs are dims (0, 1), (2, 3), ..., else (i, i + dim / 2)
+    scale_base    xPos (https://arxiv.org/abs/2212.10554): queries grow and keys shrink with the position; None: off
+    pos_idx_in_fp32  positions are fp32 (else the dtype of inv_freq, which a half-precision model makes inexact);
+                  flash-attn 2.6 and 2.7 alone, later always so
+    """
+
+    inv_freq: torch.Tensor
+    scale: torch.Tensor | None
+
+    @parameters(until={"pos_idx_in_fp32": "2.8"})
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        pos_idx_in_fp32: bool = True,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if check_int("dim", dim, 2) % 2:
+            raise ValueError(f"dim: got {dim}, wanted an even number")
+        self.dim = dim
+        self.base = float(base)
+        self.interleaved = interleaved
+        self.scale_base = scale_base
+        self.pos_idx_in_fp32 = pos_idx_in_fp32
+        self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
+        scale = None
+        if scale_base is not None:
+            scale = (torch.arange(0, dim, 2, device=device, dtype=torch.float32) + 0.4 * dim) / (1.4 * dim)
+        self.register_buffer("scale", scale, persistent=False)
+        self._seq_len_cached = 0
+        self._cos_cached: torch.Tensor | None = None
+        self._sin_cached: torch.Tensor | None = None
+        self._cos_k_cached: torch.Tensor | None = None
+        self._sin_k_cached: torch.Tensor | None = None
+
+    def _compute_inv_freq(self, device: torch.device | str | None = None) -> torch.Tensor:
+        return self.base ** (-torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
+
+    def _update_cos_sin_cache(
+        self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        """Tables for `seqlen` positions, made anew where the present ones do not serve."""
+        present = self._cos_cached
+        if (
+            present is not None
+            and seqlen <= self._seq_len_cached
+            and present.device == device
+            and present.dtype == dtype
+            and not (self.training and present.is_inference())
+        ):
+            return
+        self._seq_len_cached = seqlen
+        inv_freq = self.inv_freq
+        if self.pos_idx_in_fp32:
+            if inv_freq.dtype is not torch.float32:
+                inv_freq = self._compute_inv_freq(device)
+            places = torch.arange(seqlen, device=device, dtype=torch.float32)
+        else:
+            places = torch.arange(seqlen, device=device, dtype=inv_freq.dtype)
+        angles = torch.outer(places, inv_freq.to(device))
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale is None or self.scale_base is None:
+            self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
+            return
+        power = (torch.arange(seqlen, device=device, dtype=torch.float32) - seqlen // 2) / self.scale_base
+        scale = self.scale.to(device=device, dtype=torch.float32) ** power[:, None]
+        self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
+        self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
+
+    @parameters(since={"num_heads_q": "2.7"})
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor | None = None,
+        seqlen_offset: Offsets = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Turns in place: qkv (batch, seqlen, 3, heads, head_dim), or with num_heads_q (batch, seqlen, heads_q + 2 *
+        heads_k, head_dim), and returns it; with kv (batch, seqlen, 2, heads_k, head_dim), qkv is q (batch, seqlen,
+        heads, head_dim) and (q, kv) is returned.
+
+        seqlen_offset: int or (batch,), the position of the first row. max_seqlen: positions that tables are made
+        for; needed where seqlen_offset is a tensor and no tables are there yet.
+        """
+        check_tensor("qkv", qkv)
+        seqlen = qkv.shape[1] if qkv.dim() > 1 else 0
+        if max_seqlen is not None:
+            self._update_cos_sin_cache(check_int("max_seqlen", max_seqlen, 0), qkv.device, qkv.dtype)
+        elif not isinstance(seqlen_offset, torch.Tensor):
+            wanted = seqlen + check_int("seqlen_offset", seqlen_offset, 0)
+            self._update_cos_sin_cache(wanted, qkv.device, qkv.dtype)
+        cos, sin, cos_k, sin_k = self._cos_cached, self._sin_cached, self._cos_k_cached, self._sin_k_cached
+        if cos is None or sin is None:
+            raise ValueError("max_seqlen: got None, wanted a number of positions, as seqlen_offset is a tensor")
+        if kv is None:
+            heads = {} if num_heads_q is None else {"num_heads_q": num_heads_q}
+            return apply_rotary_emb_qkv_(
+                qkv, cos, sin, cos_k, sin_k, interleaved=self.interleaved, seqlen_offsets=seqlen_offset, **heads
+            )
+        q = apply_rotary_emb(qkv, cos, sin, interleaved=self.interleaved, inplace=True, seqlen_offsets=seqlen_offset)
+        tables = (cos, sin) if cos_k is None or sin_k is None else (cos_k, sin_k)
+        return q, apply_rotary_emb_kv_(kv, *tables, interleaved=self.interleaved, seqlen_offsets=seqlen_offset)

@@ -1,0 +1,437 @@
+"""Attention as modules: the inner ones, by flash_attn or by the book, and MHA with its projections.
+
+Options of attention: flash_attn.flash_attn_interface. Dropout is active in training alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from flash_attn.flash_attn_interface import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+from flash_attn.layers.rotary import RotaryEmbedding
+from flash_attn.ops.checks import check_tensor
+
+Window = tuple[int, int]
+
+
+def get_alibi_slopes(nheads: int) -> list[float]:
+    """Slopes of ALiBi (https://arxiv.org/abs/2108.12409): powers of 2 ** (-8 / n), and for a count that is no power
+    of two every second slope of twice as many heads after those."""
+    whole = 2 ** math.floor(math.log2(nheads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
+    return slopes if whole == nheads else slopes + get_alibi_slopes(2 * whole)[::2][: nheads - whole]
+
+
+class _Inner(nn.Module):
+    """What the four inner modules share. causal may be overridden in a call."""
+
+    def __init__(self, causal: bool, softmax_scale: float | None, attention_dropout: float) -> None:
+        super().__init__()
+        self.causal = causal
+        self.softmax_scale = softmax_scale
+        self.drop = nn.Dropout(attention_dropout)
+
+    def _is_causal(self, causal: bool | None) -> bool:
+        return self.causal if causal is None else causal
+
+
+class _FlashInner(_Inner):
+    alibi_slopes: torch.Tensor | None
+
+    def __init__(
+        self,
+        causal: bool,
+        softmax_scale: float | None,
+        attention_dropout: float,
+        window_size: Window,
+        alibi_slopes: torch.Tensor | None,
+        deterministic: bool,
+    ) -> None:
+        super().__init__(causal, softmax_scale, attention_dropout)
+        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
+        self.window_size = window_size
+        self.deterministic = deterministic
+
+    def _options(self, causal: bool | None) -> dict[str, Any]:
+        slopes = self.alibi_slopes
+        return {
+            "dropout_p": self.drop.p if self.training else 0.0,
+            "softmax_scale": self.softmax_scale,
+            "causal": self._is_causal(causal),
+            "window_size": self.window_size,
+            "alibi_slopes": None if slopes is None else slopes.float(),
+            "deterministic": self.deterministic,
+        }
+
+
+class FlashSelfAttention(_FlashInner):
+    """Attention within a sequence."""
+
+    def __init__(
+        self,
+        causal: bool = False,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        window_size: Window = (-1, -1),
+        alibi_slopes: torch.Tensor | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(causal, softmax_scale, attention_dropout, window_size, alibi_slopes, deterministic)
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        causal: bool | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+    ) -> torch.Tensor:
+        """qkv (batch, seqlen, 3, heads, head_dim), or with cu_seqlens int32 (batch + 1,) and max_seqlen (total, 3,
+        heads, head_dim); returns it without the 3."""
+        if (cu_seqlens is None) != (max_seqlen is None):
+            raise ValueError("cu_seqlens, max_seqlen: got only one of them, wanted both or neither")
+        if cu_seqlens is None:
+            return flash_attn_qkvpacked_func(qkv, **self._options(causal))
+        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, **self._options(causal))
+
+
+class FlashCrossAttention(_FlashInner):
+    """Attention of one sequence over another."""
+
+    def __init__(
+        self,
+        causal: bool = False,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        alibi_slopes: torch.Tensor | None = None,
+        window_size: Window = (-1, -1),
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(causal, softmax_scale, attention_dropout, window_size, alibi_slopes, deterministic)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        causal: bool | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> torch.Tensor:
+        """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim), or packed, without batch,
+        with cu_seqlens and max_seqlen of q and cu_seqlens_k and max_seqlen_k of kv; returns q's shape."""
+        lengths = (cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k)
+        if all(each is None for each in lengths):
+            return flash_attn_kvpacked_func(q, kv, **self._options(causal))
+        names = ("cu_seqlens", "cu_seqlens_k", "max_seqlen", "max_seqlen_k")
+        if missing := [name for name, each in zip(names, lengths, strict=True) if each is None]:
+            raise ValueError(f"{', '.join(missing)}: got None, wanted all of {', '.join(names)} or none")
+        return flash_attn_varlen_kvpacked_func(q, kv, *lengths, **self._options(causal))
+
+
+def _by_the_book(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    key_padding_mask: torch.Tensor | None,
+    drop: nn.Dropout,
+) -> torch.Tensor:
+    """softmax(scale * q k^T + masks) v in plain PyTorch; k and v are repeated over groups of heads."""
+    if q.shape[2] != k.shape[2]:
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q * (softmax_scale or q.shape[-1] ** -0.5), k)
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(~key_padding_mask.bool()[:, None, None], torch.finfo(scores.dtype).min)
+    if causal:
+        rows, cols = scores.shape[-2:]
+        hidden = torch.ones(rows, cols, dtype=torch.bool, device=q.device).triu(cols - rows + 1)
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = drop(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
+    return torch.einsum("bhts,bshd->bthd", weights, v)
+
+
+class SelfAttention(_Inner):
+    """FlashSelfAttention in plain PyTorch, with a mask of keys."""
+
+    def __init__(
+        self, causal: bool = False, softmax_scale: float | None = None, attention_dropout: float = 0.0
+    ) -> None:
+        super().__init__(causal, softmax_scale, attention_dropout)
+
+    def forward(
+        self, qkv: torch.Tensor, causal: bool | None = None, key_padding_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """qkv (batch, seqlen, 3, heads, head_dim); key_padding_mask (batch, seqlen): True where keys are kept."""
+        q, k, v = qkv.unbind(2)
+        return _by_the_book(q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop)
+
+
+class CrossAttention(_Inner):
+    """FlashCrossAttention in plain PyTorch, with a mask of keys."""
+
+    def __init__(
+        self, causal: bool = False, softmax_scale: float | None = None, attention_dropout: float = 0.0
+    ) -> None:
+        super().__init__(causal, softmax_scale, attention_dropout)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        causal: bool | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim)."""
+        k, v = kv.unbind(2)
+        return _by_the_book(q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop)
+
+
+class MHA(nn.Module):
+    """Multi-head attention with its projections.
+
+    num_heads_kv       heads of keys and values, of which num_heads is a multiple; default num_heads
+    cross_attn         queries from x, keys and values from x_kv; no rotary embedding
+    layer_idx          this layer's key in inference_params
+    dwconv             a causal convolution of 3 tokens over each channel of q, k and v
+    rotary_emb_*       RotaryEmbedding's options; dim 0 is off
+    use_alibi, window_size, and packed sequences need use_flash_attn; key_padding_mask needs its absence
+    return_residual    returns (out, x)
+    checkpointing      computes attention anew in the backward
+    fused_bias_fc      is refused: there is no fused linear layer here
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_heads_kv: int | None = None,
+        cross_attn: bool = False,
+        qkv_proj_bias: bool = True,
+        out_proj_bias: bool = True,
+        dropout: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        layer_idx: int | None = None,
+        dwconv: bool = False,
+        rotary_emb_dim: int = 0,
+        rotary_emb_base: float = 10000.0,
+        rotary_emb_scale_base: float | None = None,
+        rotary_emb_interleaved: bool = False,
+        use_alibi: bool = False,
+        window_size: Window = (-1, -1),
+        fused_bias_fc: bool = False,
+        use_flash_attn: bool = False,
+        return_residual: bool = False,
+        checkpointing: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        heads_kv = num_heads if num_heads_kv is None else num_heads_kv
+        for name, number, divisor in (("embed_dim", embed_dim, num_heads), ("num_heads", num_heads, heads_kv)):
+            if divisor < 1 or number % divisor:
+                raise ValueError(f"{name}: got {number}, wanted a multiple of {divisor}")
+        for name, asked in (("use_alibi", use_alibi), ("window_size", tuple(window_size) != (-1, -1))):
+            if asked and not use_flash_attn:
+                raise ValueError(f"{name}: needs use_flash_attn=True")
+        if fused_bias_fc:
+            raise NotImplementedError("fused_bias_fc: got True, wanted False: there is no fused linear layer here")
+        if cross_attn and rotary_emb_dim > 0:
+            raise ValueError(f"rotary_emb_dim: got {rotary_emb_dim}, wanted 0 with cross_attn")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_heads_kv = heads_kv
+        self.head_dim = embed_dim // num_heads
+        self.cross_attn = cross_attn
+        self.causal = causal
+        self.layer_idx = layer_idx
+        self.dwconv = dwconv
+        self.rotary_emb_dim = rotary_emb_dim
+        self.use_flash_attn = use_flash_attn
+        self.return_residual = return_residual
+        self.checkpointing = checkpointing
+        kv_dim = 2 * self.head_dim * heads_kv
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        if rotary_emb_dim > 0:
+            self.rotary_emb = RotaryEmbedding(
+                rotary_emb_dim,
+                base=rotary_emb_base,
+                interleaved=rotary_emb_interleaved,
+                scale_base=rotary_emb_scale_base,
+                device=device,
+            )
+        if cross_attn:
+            self.Wq = nn.Linear(embed_dim, embed_dim, bias=qkv_proj_bias, **place)
+            self.Wkv = nn.Linear(embed_dim, kv_dim, bias=qkv_proj_bias, **place)
+        else:
+            self.Wqkv = nn.Linear(embed_dim, embed_dim + kv_dim, bias=qkv_proj_bias, **place)
+        self._one_projection = not cross_attn and heads_kv == num_heads
+        if dwconv and self._one_projection:
+            self.dwconv_qkv = self._convolution(embed_dim + kv_dim, place)
+        elif dwconv:
+            self.dwconv_q = self._convolution(embed_dim, place)
+            self.dwconv_kv = self._convolution(kv_dim, place)
+        options: dict[str, Any] = {"causal": causal, "softmax_scale": softmax_scale, "attention_dropout": dropout}
+        self.inner_attn: nn.Module
+        self.inner_cross_attn: nn.Module
+        if use_flash_attn:
+            slopes = torch.tensor(get_alibi_slopes(num_heads), device=device) if use_alibi else None
+            options |= {"alibi_slopes": slopes, "window_size": window_size}
+            self.inner_attn, self.inner_cross_attn = FlashSelfAttention(**options), FlashCrossAttention(**options)
+        else:
+            self.inner_attn, self.inner_cross_attn = SelfAttention(**options), CrossAttention(**options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=out_proj_bias, **place)
+
+    @staticmethod
+    def _convolution(channels: int, place: dict[str, Any]) -> nn.Conv1d:
+        return nn.Conv1d(channels, channels, kernel_size=3, padding=2, groups=channels, **place)
+
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """An empty cache (batch_size, max_seqlen, 2, num_heads_kv, head_dim) for inference_params."""
+        weight = self.out_proj.weight
+        shape = (batch_size, max_seqlen, 2, self.num_heads_kv, self.head_dim)
+        return torch.empty(shape, dtype=dtype or weight.dtype, device=weight.device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        x_kv: torch.Tensor | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        mixer_subset: Any = None,
+        inference_params: Any = None,
+        **kwargs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """out, shaped as x: (batch, seqlen, embed_dim), or with cu_seqlens and max_seqlen (total, embed_dim).
+
+        x_kv               (batch, seqlen_k, embed_dim), of cross attention; default x
+        key_padding_mask   bool (batch, seqlen): True where keys are kept
+        mixer_subset       of cross attention: index of the tokens of x that ask
+        inference_params   for generation: has key_value_memory_dict, seqlen_offset, lengths_per_sample, max_seqlen
+                           and max_batch_size
+        kwargs             go to the inner attention
+        """
+        self._check(x, x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params)
+        if self.use_flash_attn:
+            kwargs = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen, **kwargs}
+            if not self._one_projection and cu_seqlens is not None:
+                kwargs = {"cu_seqlens_k": cu_seqlens, "max_seqlen_k": max_seqlen, **kwargs}
+        else:
+            kwargs = {"key_padding_mask": key_padding_mask, **kwargs}
+        if self._one_projection:
+            qkv = self._heads(self.Wqkv(x), "dwconv_qkv", 3)
+            if inference_params is None:
+                if self.rotary_emb_dim > 0:
+                    qkv = self.rotary_emb(qkv)
+                context = self._attend(self.inner_attn, qkv, **kwargs)
+            else:
+                context = self._generate(qkv[:, :, 0], qkv[:, :, 1:], inference_params)
+        else:
+            if self.cross_attn:
+                q = self.Wq(x if mixer_subset is None else x[:, mixer_subset])
+                kv = self.Wkv(x if x_kv is None else x_kv)
+            else:
+                q, kv = self.Wqkv(x).tensor_split((self.embed_dim,), -1)
+            q, kv = self._heads(q, "dwconv_q", 1).squeeze(-3), self._heads(kv, "dwconv_kv", 2)
+            if inference_params is None:
+                if self.rotary_emb_dim > 0:
+                    q, kv = self.rotary_emb(q, kv)
+                context = self._attend(self.inner_cross_attn, q, kv, **kwargs)
+            else:
+                context = self._generate(q, kv, inference_params)
+        out = self.out_proj(context.flatten(-2))
+        return (out, x) if self.return_residual else out
+
+    def _heads(self, projected: torch.Tensor, convolution: str, parts: int) -> torch.Tensor:
+        """(..., parts, heads, head_dim) of a projection, after the convolution over tokens, if any."""
+        if self.dwconv:
+            seqlen = projected.shape[1]
+            projected = getattr(self, convolution)(projected.transpose(1, 2))[..., :seqlen].transpose(1, 2).contiguous()
+        return projected.unflatten(-1, (parts, -1, self.head_dim))
+
+    def _attend(self, inner: nn.Module, *tensors: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if self.checkpointing:
+            return checkpoint(inner, *tensors, use_reentrant=False, **kwargs)
+        return inner(*tensors, **kwargs)
+
+    def _generate(self, q: torch.Tensor, kv: torch.Tensor, params: Any) -> torch.Tensor:
+        """Attention over the cache of inference_params, after kv went into it."""
+        batch = q.shape[0]
+        if self.layer_idx is None:
+            raise ValueError("layer_idx: got None, wanted this layer's number for generation")
+        if self.layer_idx not in params.key_value_memory_dict:
+            params.key_value_memory_dict[self.layer_idx] = self.allocate_inference_cache(
+                params.max_batch_size, params.max_seqlen, kv.dtype
+            )
+        cache = params.key_value_memory_dict[self.layer_idx][:batch]
+        lengths = params.lengths_per_sample
+        offset = params.seqlen_offset if lengths is None else lengths[:batch]
+        inner = self.inner_cross_attn
+        first = params.seqlen_offset == 0
+        rotary: dict[str, Any] = {}
+        if self.rotary_emb_dim > 0:
+            inside = self.use_flash_attn and not first and self.rotary_emb.scale is None
+            if inside:
+                self.rotary_emb._update_cos_sin_cache(params.max_seqlen, q.device, q.dtype)
+                rotary = {"rotary_cos": self.rotary_emb._cos_cached, "rotary_sin": self.rotary_emb._sin_cached,
+                          "rotary_interleaved": self.rotary_emb.interleaved}  # fmt: skip
+            else:
+                q, kv = self.rotary_emb(q, kv, seqlen_offset=offset, max_seqlen=params.max_seqlen)
+        if first or not self.use_flash_attn:
+            if lengths is not None and not first:
+                raise NotImplementedError("lengths_per_sample: wanted None where use_flash_attn is False")
+            end = params.seqlen_offset + kv.shape[1]
+            cache[:, params.seqlen_offset : end] = kv
+            return inner(q, cache[:, :end])
+        assert isinstance(inner, FlashCrossAttention)
+        return flash_attn_with_kvcache(
+            q, cache[:, :, 0], cache[:, :, 1], kv[:, :, 0], kv[:, :, 1], **rotary, cache_seqlens=offset,
+            softmax_scale=inner.softmax_scale, causal=inner.causal, window_size=inner.window_size,
+            alibi_slopes=None if inner.alibi_slopes is None else inner.alibi_slopes.float(),
+        )  # fmt: skip
+
+    def _check(
+        self,
+        x: torch.Tensor,
+        x_kv: torch.Tensor | None,
+        key_padding_mask: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None,
+        max_seqlen: int | None,
+        mixer_subset: Any,
+        inference_params: Any,
+    ) -> None:
+        check_tensor("x", x)
+        if x.shape[-1] != self.embed_dim:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted (..., {self.embed_dim})")
+        if not self.cross_attn and (x_kv is not None or mixer_subset is not None):
+            raise ValueError("x_kv, mixer_subset: wanted None without cross_attn")
+        if cu_seqlens is not None:
+            if max_seqlen is None:
+                raise ValueError("max_seqlen: got None, wanted the longest sequence, as cu_seqlens is given")
+            refused = {"use_flash_attn=False": not self.use_flash_attn, "dwconv": self.dwconv,
+                       "rotary_emb_dim": self.rotary_emb_dim > 0, "cross_attn": self.cross_attn,
+                       "key_padding_mask": key_padding_mask is not None,
+                       "inference_params": inference_params is not None}  # fmt: skip
+            if conflicts := [name for name, conflict in refused.items() if conflict]:
+                raise ValueError(f"cu_seqlens: got a tensor, wanted None with {', '.join(conflicts)}")
+        if key_padding_mask is not None and (self.use_flash_attn or inference_params is not None):
+            raise ValueError("key_padding_mask: got a tensor, wanted None with use_flash_attn or inference_params: "
+                             "unpad the batch (flash_attn.bert_padding) and give cu_seqlens")  # fmt: skip
+        if inference_params is not None and self.dwconv:
+            raise ValueError("inference_params: wanted None with dwconv")

@@ -1,0 +1,1 @@
+"""Operations beside attention: norms, rotary embedding, cross entropy."""

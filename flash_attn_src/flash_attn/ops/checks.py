@@ -1,0 +1,60 @@
+"""Checks that the layer operations share: TypeError or ValueError naming the argument, what came, what was wanted."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_tensor(
+    name: str,
+    x: object,
+    axes: tuple[str, ...] | None = None,
+    *,
+    like: torch.Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] | None = None,
+) -> None:
+    """x is a tensor, with these axes or this shape, of one of `dtypes` (default: floats), where `like` is."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    if dtypes is None:
+        if x.dtype not in FLOATS and not (x.dtype is torch.float64 and not x.is_cuda):
+            raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
+    elif x.dtype not in dtypes:
+        raise TypeError(f"{name}: got {x.dtype}, wanted {' or '.join(str(each) for each in dtypes)}")
+    if axes is not None and x.dim() != len(axes):
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
+    if shape is not None and tuple(x.shape) != shape:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {shape}")
+    if like is not None and x.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {x.device}, wanted {like.device}")
+
+
+def check_number(name: str, value: Any, low: float, high: float, *, below: bool = False) -> float:
+    """value as a float within low..high, high excluded if `below`; NaN is never."""
+    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: got {value!r}, wanted a number")
+    number = float(value)
+    if not (low <= number < high if below else low <= number <= high):
+        raise ValueError(f"{name}: got {value}, wanted {low} to {high}{' (excluded)' if below else ''}")
+    return number
+
+
+def check_int(name: str, value: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+    """value, a plain int or something that stands for one, within low..high."""
+    if isinstance(value, (torch.Tensor, bool)):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, wanted an int") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name}: got {number}, wanted {low} to {high}")
+    return number

@@ -1,0 +1,1 @@
+"""Operations whose GPU side is Triton kernels, compiled ahead of time; CPU tensors are served by PyTorch."""

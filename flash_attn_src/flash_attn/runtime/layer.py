@@ -1,0 +1,39 @@
+"""Launching the kernels of layers: from a tensor and an operation to a kernel and its stream."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import BLOCKS, LAYER_KINDS, Variant
+
+Kernel = launch.StoreKernel | launch.JitKernel
+
+_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
+
+
+def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel, int, int, int]:
+    """(kernel, unit, device, stream) for rows of `width` elements: the smallest block that holds one, else the
+    largest. `sizes` are all lengths and strides that the kernel takes in units of `unit` elements: 16 bytes where
+    they are multiples of it, else 1.
+
+    Raises KernelError where neither the wheel nor a JIT has the kernel.
+    """
+    unit = 16 // tensor.element_size()
+    for size in sizes:
+        if size % unit:
+            unit = 1
+            break
+    device = tensor.get_device()
+    blocks = BLOCKS[op]
+    block = next((block for block in blocks if width <= block), blocks[-1])
+    kernel = launch.kernel(device, Variant(op, _DTYPES[tensor.dtype], block, LAYER_KINDS[unit == 1]))
+    return kernel, unit, device, _current_stream(device) if device >= 0 else 0  # the interpreter has no stream
+
+
+def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor where its last dimension is dense and it starts on 16 bytes, else a copy that does."""
+    if tensor.stride(-1) == 1 and not tensor.data_ptr() & 15:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -1,0 +1,170 @@
+"""Small random models of transformers by flash_attn against eager attention: logits, gradients, generation.
+
+    python with_transformers.py [flash_attention_2 | flash_attention_3]
+
+With a GPU, in bf16 and through transformers' own checks. Without, in fp32 on the CPU: transformers' question whether
+there is a GPU is answered yes, everything else is its own code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+from transformers import modeling_flash_attention_utils as dispatch
+from transformers.utils import import_utils
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE = torch.bfloat16 if GPU else torch.float32
+MAJOR = int(transformers.__version__.split(".")[0])
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+HEADS: dict[str, Any] = {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
+MODELS: dict[str, Any] = {
+    "Llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)),
+    "Mistral, window of 6": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SIZES, **HEADS, sliding_window=6)
+    ),
+    "Gemma 2, softcap 2, window of 6": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(
+            **SIZES, **HEADS, head_dim=16, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, sliding_window=6
+        )
+    ),
+    "BERT": lambda: transformers.BertForMaskedLM(
+        transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    ),
+}
+
+
+def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module:
+    """The same weights for every implementation and dtype."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    for parameter in model.parameters():  # scores far from 0, so that softcap and windows matter
+        parameter.data.mul_(4.0) if parameter.dim() > 1 else None
+    model = model.to(DEVICE, dtype).eval()
+    if GPU or implementation == "eager":
+        model.set_attn_implementation(implementation)
+    else:
+        for module in model.modules():
+            if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
+                module.config._attn_implementation = implementation
+    assert model.config._attn_implementation == implementation
+    return model
+
+
+def results(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Logits of tokens that count, and gradients of every parameter."""
+    logits = model(input_ids=tokens, attention_mask=mask).logits
+    kept = logits if mask is None else logits[mask.bool()]
+    weights = torch.linspace(-1, 1, kept.numel(), device=DEVICE).view(kept.shape).to(kept.dtype)
+    (kept * weights).sum().backward()
+    found = {"logits": kept.detach()}
+    found |= {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return found
+
+
+def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[str, Any]) -> None:
+    """Within three times the error of eager attention in the same dtype, and a floor; exact is eager in fp32."""
+    assert got.keys() == exact.keys()
+    worst = 0.0
+    # A gradient that is zero but for rounding (that of a key's bias) is measured against the others.
+    largest = max(float(each.abs().max()) for name, each in exact.items() if name != "logits")
+    for name, value in got.items():
+        want = exact[name].double()
+        size = max(float(want.abs().max()), 1e-3 * largest)
+        error = float((value.double() - want).abs().max()) / size
+        bar = 3.0 * float((rough[name].double() - want).abs().max()) / size + (5e-3 if GPU else 2e-5)
+        assert error <= bar, f"{label}: {name}: relative error {error:.2e}, bar {bar:.2e}"
+        worst = max(worst, error)
+    print(f"{label}: {len(got)} tensors, largest relative error {worst:.1e}")
+
+
+def check_package(implementation: str) -> None:
+    """What transformers asks about the installed package, apart from the GPU."""
+    if MAJOR >= 5:
+        entry = dispatch.FLASH_ATTENTION_COMPATIBILITY_MATRIX[int(implementation[-1])]
+        assert entry["pkg_availability_check"](), "transformers does not see the package"
+    elif implementation == "flash_attention_2":
+        assert import_utils._is_package_available("flash_attn")
+        assert import_utils.is_flash_attn_greater_or_equal("2.1.0")
+    else:
+        assert import_utils._is_package_available("flash_attn_3")
+
+
+def count_calls(implementation: str) -> dict[str, int]:
+    """Counts calls of the functions that transformers took, so that eager attention cannot pass for flash_attn."""
+    calls = {"dense": 0, "varlen": 0}
+    dispatch.lazy_import_flash_attention(implementation)
+    for key, name in (("dense", "_flash_fn"), ("varlen", "_flash_varlen_fn")):
+        function = getattr(dispatch, name)
+        package = "flash_attn" if implementation == "flash_attention_2" else "flash_attn_interface"
+        assert function.__module__.split(".")[0] == package, function.__module__
+
+        def counted(*args: Any, _key: str = key, _function: Any = function, **kwargs: Any) -> Any:
+            calls[_key] += 1
+            return _function(*args, **kwargs)
+
+        setattr(dispatch, name, counted)
+    return calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("implementation", nargs="?", default="flash_attention_2")
+    implementation = parser.parse_args().implementation
+    check_package(implementation)
+    if not GPU:
+        answer = f"is_flash_attn_{implementation[-1]}_available"
+        mock.patch.object(dispatch, answer, return_value=True).start()
+    calls = count_calls(implementation)
+    torch.manual_seed(1)
+    tokens = torch.randint(2, 101, (3, 13), device=DEVICE)
+    lengths = torch.tensor([13, 5, 9], device=DEVICE)
+    right = (torch.arange(13, device=DEVICE) < lengths[:, None]).long()
+    for name in MODELS:
+        if MAJOR < 5 and name == "BERT":
+            print("BERT: this transformers has it without flash attention")
+            continue
+        for padding, mask in (("", None), (", padded", right), (", padded left", right.flip(1))):
+            if name == "BERT" and padding == ", padded left":
+                continue
+            before = dict(calls)
+            given = tokens if mask is None else tokens * mask
+            got, rough, exact = (
+                results(build(name, attention, dtype), given, mask)
+                for attention, dtype in ((implementation, DTYPE), ("eager", DTYPE), ("eager", torch.float32))
+            )
+            compare(name + padding, got, rough, exact)
+            kind = "dense" if mask is None else "varlen"
+            assert calls[kind] - before[kind] == 2, f"{name}{padding}: {calls} after {before}"
+        if name == "BERT":
+            continue
+        prompt, mask = tokens[:, :7] * right.flip(1)[:, -7:], right.flip(1)[:, -7:]
+        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        # In fp32 on both sides, so that no tie is broken by rounding.
+        made = [
+            copy.deepcopy(build(name, attention, torch.float32)).generate(prompt, attention_mask=mask, **options)
+            for attention in (implementation, "eager")
+        ]
+        assert made[0].shape == (3, 19)
+        assert torch.equal(*made), f"{name}: generated {made[0].tolist()}, eager {made[1].tolist()}"
+        print(f"{name}: 12 tokens generated as by eager attention")
+    print(f"transformers {transformers.__version__}, {implementation}, {DEVICE}, {DTYPE}: {calls} calls")
+
+
+if __name__ == "__main__":
+    main()

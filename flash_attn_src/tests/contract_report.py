@@ -1,0 +1,115 @@
+"""What the flash_attn on the path offers of contract.toml, as JSON: run as a program, once for each release."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomllib
+import torch
+
+
+def signature(function: Any) -> str:
+    """Parameters with their defaults; those of the function behind a custom op."""
+    parameters = inspect.signature(getattr(function, "_init_fn", function)).parameters.values()
+    return ", ".join(str(parameter.replace(annotation=parameter.empty)).replace(" = ", "=") for parameter in parameters)
+
+
+def look_up(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def count(result: Any) -> int:
+    return len(result) if isinstance(result, tuple) else 1
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Padding the head dim may change the order of a sum."""
+    return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def results(version: str) -> dict[str, tuple[int, bool]]:
+    """Of every private function: how many values it gives, and whether they are those of the public ones."""
+    from flash_attn import bert_padding, flash_attn_func
+    from flash_attn import flash_attn_interface as interface
+
+    window = ((-1, -1),) if version.startswith("2.6") else (-1, -1)
+    dim = 12  # of no multiple of 8: 2.6 pads it
+    q, k, v = (torch.randn(2, 5, 2, dim, requires_grad=True) for _ in range(3))
+    wanted, wanted_lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    dout = torch.randn_like(q)
+    gradients = torch.autograd.grad(wanted, (q, k, v), dout)
+    q, k, v = (x.detach() for x in (q, k, v))
+    ends = torch.tensor([0, 5, 10], dtype=torch.int32)
+    scale = dim**-0.5
+    found = {}
+    for varlen in (False, True):
+        words = "_varlen" if varlen else ""
+        lengths = (ends, ends, 5, 5) if varlen else ()
+
+        def shaped(x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(0, 1) if varlen else x  # noqa: B023
+
+        forward: Callable[..., Any] = getattr(interface, f"_flash_attn{words}_forward")
+        given = forward(*map(shaped, (q, k, v)), *lengths, 0.0, scale, True, *window, 0.0, None, False)
+        out = given[0]
+        if version.startswith("2.6"):
+            _, padded_q, padded_k, padded_v, padded_out, lse = given[:6]
+        else:
+            padded_q, padded_k, padded_v, padded_out, lse = *map(shaped, (q, k, v)), *given[:2]
+        flat_lse = wanted_lse.transpose(0, 1).flatten(1) if varlen else wanted_lse
+        right = near(out, shaped(wanted)) and near(lse, flat_lse)
+        found[f"_flash_attn{words}_forward"] = (count(given), right)
+
+        backward: Callable[..., Any] = getattr(interface, f"_flash_attn{words}_backward")
+        buffers = [torch.empty_like(x) for x in (padded_q, padded_k, padded_v)]
+        given = backward(
+            shaped(dout), padded_q, padded_k, padded_v, padded_out, lse, *buffers, *lengths,
+            0.0, scale, True, *window, 0.0, None, False, None,
+        )  # fmt: skip
+        right = all(near(got[..., :dim], shaped(want)) for got, want in zip(buffers, gradients, strict=True))
+        found[f"_flash_attn{words}_backward"] = (count(given), right)
+    given = bert_padding.unpad_input(torch.randn(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]]))
+    found["unpad_input"] = (count(given), given[2].tolist() == [0, 2, 5] and given[3] == 3)
+    return found
+
+
+def main() -> None:
+    contract = tomllib.loads(Path(__file__).with_name("contract.toml").read_text())
+    import flash_attn
+
+    version = flash_attn.__version__
+    wanted: dict[str, dict[str, str]] = {}
+    for table in (contract["all"], contract[version]):
+        for module, names in table.items():
+            wanted.setdefault(module, {}).update(names)
+    missing = [
+        f"{module}.{name}" for module, names in contract["names"].items() for name in names
+        if not hasattr(importlib.import_module(module), name)
+    ]  # fmt: skip
+    offered = {module: {name: signature(look_up(module, name)) for name in names} for module, names in wanted.items()}
+    has_triton = "triton" in sys.modules
+    json.dump(
+        {
+            "file": flash_attn.__file__,
+            "version": version,
+            "wanted": wanted,
+            "offered": offered,
+            "missing": missing,
+            "results": results(version),
+            "has triton": has_triton,
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Every release's API, as contract.toml has it: signatures, private names, numbers of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+from flash_attn import api
+
+_TESTS = Path(__file__).resolve().parent
+_CONTRACT = tomllib.loads((_TESTS / "contract.toml").read_text())
+VERSIONS = list(_CONTRACT["extension"])
+
+
+def install(version: str, directory: Path) -> Path:
+    """The package as a wheel of that version has it, in a directory of its own."""
+    source = _TESTS.parent
+    shutil.copytree(source / "flash_attn", directory / "flash_attn", ignore=shutil.ignore_patterns("__pycache__"))
+    for module in source.glob("flash_*.py"):
+        shutil.copyfile(module, directory / module.name)
+    (directory / "flash_attn" / "_build_info.json").write_text(json.dumps({"version": version}))
+    return directory
+
+
+def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with that package first on its path, warnings being errors."""
+    environment = {**os.environ, "PYTHONPATH": str(directory), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-W", "error", *arguments]
+    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = install(request.param, tmp_path_factory.mktemp("release"))
+    done = run(directory, str(_TESTS / "contract_report.py"))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert Path(found["file"]).parent.parent == directory
+    assert found["version"] == request.param
+    return found
+
+
+def test_signatures(report: dict[str, Any]) -> None:
+    assert report["missing"] == []
+    assert report["offered"] == report["wanted"]
+
+
+def test_private_functions_give_what_upstream_gives(report: dict[str, Any]) -> None:
+    counts = {name: number for name, (number, _) in report["results"].items()}
+    assert counts == _CONTRACT["returns"][report["version"]]
+    assert all(right for _, right in report["results"].values()), report["results"]
+
+
+def test_nothing_needs_triton(report: dict[str, Any]) -> None:
+    assert not report["has triton"]
+
+
+@pytest.mark.skipif(
+    not (_TESTS.parent / "flash_attn_2_cuda.py").is_file(), reason="flash_attn_2_cuda.py is not in the tree yet"
+)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_extension_attribute(version: str, tmp_path: Path) -> None:
+    name = _CONTRACT["extension"][version]
+    code = f"from flash_attn.flash_attn_interface import {name}; import flash_attn_2_cuda as m; assert {name} is m"
+    done = run(install(version, tmp_path), "-c", code)
+    assert done.returncode == 0, done.stderr
+    other = {"flash_attn_cuda": "flash_attn_gpu", "flash_attn_gpu": "flash_attn_cuda"}[name]
+    done = run(tmp_path, "-c", f"from flash_attn.flash_attn_interface import {other}")
+    assert "ImportError" in done.stderr
+
+
+def _function(x: int, added: int = 2, removed: int = 3, last: int = 4) -> tuple[int, int, int, int]:
+    return x, added, removed, last
+
+
+def test_parameters_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"since": {"added": "2.7"}, "until": {"removed": "2.8"}}
+    monkeypatch.setattr(api, "RELEASE", (2, 6))
+    older = api.parameters(**changes)(_function)
+    assert older(1, 30, 40) == (1, 2, 30, 40)
+    assert older(1, last=5) == (1, 2, 3, 5)
+    with pytest.raises(TypeError, match=r"_function\(\) of flash_attn .*'added'"):
+        older(1, added=2)
+    monkeypatch.setattr(api, "RELEASE", (2, 7))
+    assert api.parameters(**changes)(_function) is _function
+    monkeypatch.setattr(api, "RELEASE", (2, 8))
+    assert api.parameters(**changes)(_function)(1, 20, 40) == (1, 20, 3, 40)

@@ -1,0 +1,127 @@
+"""The libraries that use flash_attn, for real, on its wheel: environments made by uv from the groups clients-*.
+
+Needs the package index. With a GPU, run the scripts of clients/ by hand instead: they use it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).resolve().parent
+_ROOT = _TESTS.parent.parent
+VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
+LABEL = "rocm62torch2.5triton"
+
+
+def _run(*command: str | Path, **environment: str) -> str:
+    """Standard output; the end of what a failed command said goes into the failure."""
+    variables = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **environment,
+    }
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+class Clients:
+    """Wheels of every version, and environments with clients in them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.wheel = cache(self._wheel)
+        self.unpacked = cache(self._unpacked)
+        self.environment = cache(self._environment)
+
+    def _wheel(self, version: str) -> Path:
+        dist = self.directory / "dist" / version
+        _run(
+            *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"),
+            *("--outdir", dist, _TESTS.parent),
+            FLASH_ATTENTION_SKIP_CUDA_BUILD="TRUE",
+            FLASH_ATTN_VERSION=version,
+            FLASH_ATTN_LOCAL_VERSION=LABEL,
+        )
+        (wheel,) = dist.glob("*.whl")
+        return wheel
+
+    def _unpacked(self, version: str) -> Path:
+        target = self.directory / "unpacked" / version
+        with zipfile.ZipFile(self.wheel(version)) as archive:
+            archive.extractall(target)
+        return target
+
+    def _environment(self, group: str) -> Path:
+        """The Python of an environment with a group and the newest wheel; torch and the rest are this one's."""
+        venv = self.directory / group
+        _run(sys.executable, "-m", "uv", "venv", "--quiet", "--seed", "--python", sys.executable, venv)
+        (site,) = (venv / "lib").glob("python3.*/site-packages")
+        (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+        # uv does not see what the .pth file adds: these are there.
+        shared = self.directory / "shared.txt"
+        shared.write_text("torch ; python_version < '3'\nnumpy ; python_version < '3'\n")
+        python = venv / "bin" / "python"
+        _run(
+            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--override", shared),
+            *("--group", f"{_ROOT / 'pyproject.toml'}:{group}", f"flash_attn @ {self.wheel(VERSIONS[-1]).as_uri()}"),
+        )
+        return python
+
+    def run(self, group: str, script: str, version: str = VERSIONS[-1]) -> str:
+        """A script of clients/ under one version of flash_attn."""
+        python = self.environment(group)
+        path = {} if version == VERSIONS[-1] else {"PYTHONPATH": str(self.unpacked(version))}
+        return _run(python, _TESTS / "clients" / script, **path)
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
+    return Clients(tmp_path_factory.mktemp("clients"))
+
+
+@pytest.mark.parametrize("group", ["clients-transformers-4", "clients-transformers-5"])
+def test_transformers(clients: Clients, group: str) -> None:
+    said = clients.run(group, "with_transformers.py")
+    assert "flash_attention_2, cpu" in said
+    assert said.count("12 tokens generated as by eager attention") == 3
+
+
+@pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
+def test_diffusers(clients: Clients, version: str) -> None:
+    assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version)
+
+
+@pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
+def test_ring_flash_attn(clients: Clients, version: str) -> None:
+    said = clients.run("clients-transformers-4", "with_ring_flash_attn.py", version)
+    assert said.count("equal to one call") == 6
+    assert f"flash_attn {version}: 2 processes" in said
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_import_probes(clients: Clients, version: str) -> None:
+    said = clients.run("clients-transformers-5", "probes.py", version)
+    assert said.count("as it expects") >= 5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_versions_parse(clients: Clients, version: str) -> None:
+    """Plain in the package, labelled in the metadata."""
+    code = "import flash_attn, importlib.metadata as m; print(flash_attn.__version__, m.version('flash_attn'))"
+    said = _run(sys.executable, "-c", code, PYTHONPATH=str(clients.unpacked(version)))
+    assert said.split() == [version, f"{version}+{LABEL}"]
+
+
+@pytest.mark.parametrize("group", ["clients-transformers-4", "clients-transformers-5"])
+def test_requirements_hold(clients: Clients, group: str) -> None:
+    assert "No broken requirements" in _run(clients.environment(group), "-m", "pip", "check")

@@ -1,0 +1,169 @@
+"""Attention modules: those by flash_attn against those by the book, every projection, generation step by step."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn.bert_padding import pad_input, unpad_input
+from flash_attn.modules.mha import (
+    MHA,
+    CrossAttention,
+    FlashCrossAttention,
+    FlashSelfAttention,
+    SelfAttention,
+    get_alibi_slopes,
+)
+
+
+def test_alibi_slopes() -> None:
+    assert get_alibi_slopes(4) == [0.25, 0.0625, 0.015625, 0.00390625]
+    six = get_alibi_slopes(6)
+    assert six[:4] == get_alibi_slopes(4)
+    assert six[4:] == [0.5, 0.125]
+    assert all(math.isclose(a / b, 2.0) for a, b in zip(get_alibi_slopes(8), get_alibi_slopes(8)[1:], strict=False))
+
+
+def test_inner_modules_agree() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 9, 3, 4, 8)
+    q, kv = torch.randn(2, 7, 4, 8), torch.randn(2, 9, 2, 2, 8)
+    for causal in (False, True):
+        wanted = SelfAttention(softmax_scale=0.3)(qkv, causal=causal)
+        assert_close("out", FlashSelfAttention(softmax_scale=0.3)(qkv, causal=causal), wanted)
+        wanted = CrossAttention(causal=causal)(q, kv)
+        assert_close("out", FlashCrossAttention(causal=causal)(q, kv), wanted)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_equal_a_padded_batch(causal: bool) -> None:
+    torch.manual_seed(1)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    qkv = torch.randn(2, 5, 3, 2, 8)
+    flat, indices, cu_seqlens, longest = unpad_input(qkv, mask)[:4]
+    out = FlashSelfAttention(causal)(flat, cu_seqlens=cu_seqlens, max_seqlen=longest)
+    wanted = SelfAttention(causal)(qkv, key_padding_mask=mask.bool()) * mask[:, :, None, None]
+    assert_close("out", pad_input(out, indices, 2, 5), wanted)
+    crossed = FlashCrossAttention(causal)(flat[:, 0], flat[:, 1:], None, cu_seqlens, longest, cu_seqlens, longest)
+    assert_close("out", crossed, out)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal, grouped": {"causal": True, "num_heads_kv": 2},
+    "rotary": {"causal": True, "rotary_emb_dim": 4},
+    "rotary, grouped, interleaved": {"num_heads_kv": 1, "rotary_emb_dim": 8, "rotary_emb_interleaved": True},
+    "xpos": {"causal": True, "rotary_emb_dim": 8, "rotary_emb_scale_base": 64},
+    "convolution": {"causal": True, "dwconv": True},
+    "convolution, grouped": {"dwconv": True, "num_heads_kv": 2},
+    "cross": {"cross_attn": True},
+    "checkpointing": {"checkpointing": True, "softmax_scale": 0.5},
+    "no bias": {"qkv_proj_bias": False, "out_proj_bias": False},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_flash_equals_plain(model: str) -> None:
+    """The same parameters, outputs and gradients with and without flash_attn."""
+    torch.manual_seed(2)
+    plain = MHA(32, 4, **MODELS[model])
+    flash = MHA(32, 4, **MODELS[model], use_flash_attn=True)
+    flash.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 6, 32)
+    call = {"x_kv": torch.randn(2, 9, 32), "mixer_subset": slice(0, 3)} if model == "cross" else {}
+    wanted, got = plain(x, **call), flash(x, **call)
+    assert_close("out", got, wanted)
+    wanted.square().sum().backward()
+    got.square().sum().backward()
+    for (name, a), b in zip(flash.named_parameters(), plain.parameters(), strict=True):
+        assert_close(name, a.grad, b.grad)
+
+
+def test_options_of_flash_alone() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(1, 12, 32)
+    local = MHA(32, 4, causal=True, use_flash_attn=True, window_size=(3, 0))
+    assert_close("out", local(x)[:, 8:], local(x[:, 5:])[:, 3:])
+    biased = MHA(32, 4, use_flash_attn=True, use_alibi=True)
+    assert "inner_attn.alibi_slopes" not in biased.state_dict()
+    plain = MHA(32, 4, use_flash_attn=True)
+    plain.load_state_dict(biased.state_dict())
+    assert not torch.allclose(plain(x), biased(x))
+    out, residual = MHA(32, 4, return_residual=True)(x)
+    assert out.shape == x.shape
+    assert residual is x
+
+
+def test_packed_rows_through_the_projections() -> None:
+    torch.manual_seed(4)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    x = torch.randn(2, 4, 32)
+    flat, indices, cu_seqlens, longest = unpad_input(x, mask)[:4]
+    for heads_kv in (4, 2):
+        flash = MHA(32, 4, num_heads_kv=heads_kv, use_flash_attn=True)
+        plain = MHA(32, 4, num_heads_kv=heads_kv)
+        plain.load_state_dict(flash.state_dict())
+        out = flash(flat, cu_seqlens=cu_seqlens, max_seqlen=longest)
+        wanted = plain(x, key_padding_mask=mask.bool())
+        assert_close("out", out, wanted.flatten(0, 1)[indices])
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
+@pytest.mark.parametrize("model", ["causal, grouped", "rotary", "xpos"])
+def test_generation_equals_the_whole(model: str, flash: bool) -> None:
+    torch.manual_seed(5)
+    module = MHA(32, 4, **{**MODELS[model], "causal": True}, use_flash_attn=flash, layer_idx=3).eval()
+    x = torch.randn(2, 8, 32)
+    params = SimpleNamespace(
+        key_value_memory_dict={}, seqlen_offset=0, lengths_per_sample=None, max_seqlen=16, max_batch_size=4
+    )
+    with torch.no_grad():
+        wanted = module(x)
+        parts = []
+        for step in (x[:, :5], x[:, 5:6], x[:, 6:8]):
+            parts.append(module(step, inference_params=params))
+            params.seqlen_offset += step.shape[1]
+        got = torch.cat(parts, 1)
+        if model != "xpos":  # its scales are relative to the middle of the table, which has another length here
+            assert_close("out", got, wanted)
+        assert params.key_value_memory_dict[3].shape == (4, 16, 2, module.num_heads_kv, 8)
+        if not flash:
+            return
+        params.lengths_per_sample = torch.full((2,), 8, dtype=torch.int32)
+        one = torch.randn(2, 1, 32)
+        got = module(one, inference_params=params)
+        if model != "xpos":
+            assert_close("out", got, module(torch.cat((x, one), 1))[:, -1:])
+
+
+def test_errors() -> None:
+    for options, error, match in (
+        ({"num_heads_kv": 3}, ValueError, "num_heads: got 4, wanted a multiple of 3"),
+        ({"use_alibi": True}, ValueError, "use_alibi: needs use_flash_attn"),
+        ({"window_size": (3, 3)}, ValueError, "window_size: needs use_flash_attn"),
+        ({"fused_bias_fc": True}, NotImplementedError, "fused_bias_fc: got True"),
+        ({"cross_attn": True, "rotary_emb_dim": 4}, ValueError, "rotary_emb_dim: got 4, wanted 0 with cross_attn"),
+    ):
+        with pytest.raises(error, match=match):
+            MHA(32, 4, **options)
+    x = torch.zeros(1, 3, 32)
+    ends = torch.tensor([0, 3], dtype=torch.int32)
+    for module, call, match in (
+        (MHA(32, 4), {"x": torch.zeros(1, 3, 16)}, "x: got shape"),
+        (MHA(32, 4), {"x_kv": x}, "x_kv, mixer_subset"),
+        (MHA(32, 4, use_flash_attn=True), {"key_padding_mask": torch.ones(1, 3)}, "key_padding_mask: got a tensor"),
+        (MHA(32, 4), {"cu_seqlens": ends, "max_seqlen": 3}, "cu_seqlens: got a tensor, wanted None with use_flash"),
+        (MHA(32, 4, use_flash_attn=True), {"cu_seqlens": ends}, "max_seqlen: got None"),
+        (MHA(32, 4), {"inference_params": SimpleNamespace(key_value_memory_dict={})}, "layer_idx: got None"),
+        (MHA(32, 4, dwconv=True), {"inference_params": SimpleNamespace()}, "inference_params: wanted None"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            module(**{"x": x, **call})
+    with pytest.raises(ValueError, match="cu_seqlens, max_seqlen: got only one"):
+        FlashSelfAttention()(torch.zeros(3, 3, 2, 8), cu_seqlens=ends)
+    with pytest.raises(ValueError, match="max_seqlen, max_seqlen_k: got None"):
+        FlashCrossAttention()(torch.zeros(3, 2, 8), torch.zeros(3, 2, 2, 8), cu_seqlens=ends, cu_seqlens_k=ends)

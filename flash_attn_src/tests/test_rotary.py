@@ -1,0 +1,274 @@
+"""Rotary embedding: PyTorch against complex numbers, the kernel against both, gradients, the module's tables."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn.layers import rotary as layers
+from flash_attn.layers.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_torch,
+)
+from flash_attn.ops.triton import rotary
+from flash_attn.ops.triton.rotary import apply_rotary
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def _tables(places: int, half: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.rand(places, half, dtype=torch.float64, device=DEVICE) * 6.3
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _by_complex_numbers(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, starts: list[int], interleaved: bool, conjugate: bool
+) -> torch.Tensor:
+    """x (batch, seqlen, heads, head_dim) in fp64: every pair is a complex number times one of length 1."""
+    half = cos.shape[1]
+    head = x[..., : 2 * half].double()
+    pairs = head.unflatten(-1, (half, 2)) if interleaved else head.unflatten(-1, (2, half)).transpose(-1, -2)
+    numbers = torch.complex(pairs[..., 0], pairs[..., 1])
+    turns = torch.complex(cos.double(), sin.double())
+    turns = turns.conj() if conjugate else turns
+    factors = torch.stack([turns[start : start + x.shape[1]] for start in starts])
+    turned = torch.view_as_real(numbers * factors[:, :, None])
+    turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
+    return torch.cat((turned, x[..., 2 * half :].double()), -1)
+
+
+def _run(kernel: bool, x: torch.Tensor, *args: object) -> torch.Tensor:
+    """The kernel, interpreted where there is no GPU, or PyTorch."""
+    y = x.clone()
+    (rotary.launch if kernel else rotary.reference)(x, y, *args)
+    return y
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(64, 64), (128, 32), (40, 20), (256, 256), (18, 6)])
+def test_turns_as_complex_numbers_do(
+    dim: int, rotary_dim: int, dtype: torch.dtype, interleaved: bool, kernel: bool
+) -> None:
+    torch.manual_seed(dim)
+    x = torch.randn(2, 21, 2, dim, device=DEVICE).to(dtype)
+    cos, sin = _tables(40, rotary_dim // 2, dtype)
+    for starts, conjugate in (([13, 13], False), ([0, 9], True)):
+        offsets = None if starts[0] == starts[1] else torch.tensor(starts, device=DEVICE)
+        got = _run(kernel, x, cos, sin, starts[0], offsets, None, 21, interleaved, conjugate)
+        wanted = _by_complex_numbers(x, cos, sin, starts, interleaved, conjugate)
+        # Interpreted bf16 is cut off where a GPU rounds to nearest: a unit in the last place.
+        tiny = 2.0**-7 if kernel and DEVICE == "cpu" and dtype is torch.bfloat16 else 1e-6
+        assert_close("y", got, wanted, rough=wanted.to(dtype), tiny=tiny, dtype=dtype)
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_varlen_equals_one_call_each(interleaved: bool, kernel: bool) -> None:
+    lengths = [7, 0, 33, 1]
+    x = torch.randn(45, 2, 32, device=DEVICE)
+    ends = torch.tensor([2, *(2 + end for end in itertools.accumulate(lengths))], dtype=torch.int32, device=DEVICE)
+    offsets = torch.tensor([3, 0, 5, 9], dtype=torch.int32, device=DEVICE)
+    cos, sin = _tables(40, 12, torch.float32)
+    got = _run(kernel, x, cos, sin, 0, offsets, ends, 33, interleaved, False)
+    wanted = x.clone()
+    for start, stop, offset in zip(ends.tolist()[:-1], ends.tolist()[1:], offsets.tolist(), strict=True):
+        wanted[start:stop] = _by_complex_numbers(x[None, start:stop], cos, sin, [offset], interleaved, False)[0].float()
+    assert_close("y", got, wanted, tiny=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+def test_layouts_do_not_change_the_result(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed, expanded, offset by less than 16 bytes, with a strided head, in place."""
+    if kernel:
+        monkeypatch.setattr(rotary, "reference", rotary.launch)
+    cos, sin = _tables(20, 16, torch.float32)
+    base = torch.randn(2, 3, 20, 65, device=DEVICE)
+    for x in (base.transpose(1, 2)[..., 1:], base.transpose(1, 2)[..., ::2], base[:, :1, :, :32].expand(2, 3, 20, 32)):
+        wanted = apply_rotary(x.contiguous(), cos, sin)
+        assert torch.equal(apply_rotary(x, cos, sin), wanted)
+    packed = torch.randn(2, 20, 3, 4, 32, device=DEVICE)
+    wanted = apply_rotary(packed[:, :, 1].contiguous(), cos, sin, interleaved=True)
+    part = packed[:, :, 1]
+    rest = packed[:, :, ::2].clone()
+    assert apply_rotary(part, cos, sin, interleaved=True, inplace=True) is part
+    assert torch.equal(packed[:, :, 1], wanted)
+    assert torch.equal(packed[:, :, ::2], rest)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pytorch_form_agrees(interleaved: bool) -> None:
+    x = torch.randn(2, 9, 3, 24)
+    cos, sin = _tables(9, 8, torch.float32)
+    wanted = apply_rotary(x, cos.cpu(), sin.cpu(), interleaved=interleaved)
+    assert_close("y", apply_rotary_emb_torch(x, cos.cpu(), sin.cpu(), interleaved), wanted, tiny=1e-6)
+    per_entry = [table.cpu().expand(2, 9, 8) for table in (cos, sin)]
+    assert_close("y", apply_rotary_emb_torch(x, *per_entry, interleaved), wanted, tiny=1e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("offsets", [2, torch.tensor([1, 4])], ids=["int", "tensor"])
+def test_gradients(offsets: int | torch.Tensor, interleaved: bool) -> None:
+    torch.manual_seed(0)
+    cos, sin = (table.cpu() for table in _tables(12, 2, torch.float64))
+    cos_k, sin_k = (table.cpu() for table in _tables(12, 2, torch.float64))
+    x = torch.randn(2, 5, 2, 6, dtype=torch.float64, requires_grad=True)
+    check = functools.partial(torch.autograd.gradcheck, fast_mode=True)
+    assert check(lambda x: apply_rotary_emb(x, cos, sin, interleaved, False, offsets), (x,))
+    assert check(lambda x: apply_rotary_emb(x.clone(), cos, sin, interleaved, True, offsets), (x,))
+    qkv = torch.randn(2, 5, 3, 2, 6, dtype=torch.float64, requires_grad=True)
+    for keys in ((None, None), (cos_k, sin_k)):
+        assert check(lambda x: apply_rotary_emb_qkv_(x.clone(), cos, sin, *keys, interleaved, offsets), (qkv,))  # noqa: B023
+    grouped = torch.randn(2, 5, 8, 6, dtype=torch.float64, requires_grad=True)
+    for keys in ((None, None), (cos_k, sin_k)):
+        assert check(lambda x: apply_rotary_emb_qkv_(x.clone(), cos, sin, *keys, interleaved, offsets, 4), (grouped,))  # noqa: B023
+    kv = torch.randn(2, 5, 2, 2, 6, dtype=torch.float64, requires_grad=True)
+    assert check(lambda x: apply_rotary_emb_kv_(x.clone(), cos, sin, interleaved, offsets), (kv,))
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32)
+    flat = torch.randn(8, 2, 6, dtype=torch.float64, requires_grad=True)
+    assert check(lambda x: apply_rotary_emb(x, cos, sin, interleaved, False, offsets, ends, 4), (flat,))
+
+
+def test_a_gradient_that_others_share_is_left_alone() -> None:
+    cos, sin = (table.cpu() for table in _tables(4, 2, torch.float32))
+    x, other = torch.randn(2, 1, 4, 1, 4).requires_grad_().unbind(0)
+    other = other.detach().requires_grad_()
+    (apply_rotary_emb(x.clone(), cos, sin, inplace=True) + other).sum().backward()
+    assert torch.equal(other.grad, torch.ones_like(other))
+
+
+def test_packed_forms_turn_queries_and_keys_alone() -> None:
+    torch.manual_seed(1)
+    cos, sin = (table.cpu() for table in _tables(9, 4, torch.float32))
+    q, k, v = torch.randn(3, 2, 9, 4, 8)
+    turned_q, turned_k = (apply_rotary(x, cos, sin) for x in (q, k))
+    qkv = torch.stack((q, k, v), 2)
+    assert torch.equal(apply_rotary_emb_qkv_(qkv.clone(), cos, sin), torch.stack((turned_q, turned_k, v), 2))
+    strided = torch.empty(2, 9, 3, 5, 8)[:, :, :, :4].copy_(qkv)
+    assert torch.equal(apply_rotary_emb_qkv_(strided, cos, sin), torch.stack((turned_q, turned_k, v), 2))
+    kv = torch.stack((k, v), 2)
+    assert torch.equal(apply_rotary_emb_kv_(kv.clone(), cos, sin), torch.stack((turned_k, v), 2))
+    grouped = torch.cat((q, k[:, :, :2], v[:, :, :2]), 2)
+    wanted = torch.cat((turned_q, turned_k[:, :, :2], v[:, :, :2]), 2)
+    assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), wanted)
+
+
+def test_module_tables_grow_and_serve() -> None:
+    torch.manual_seed(2)
+    module = RotaryEmbedding(8, base=100.0)
+    angles = torch.outer(torch.arange(30.0), 100.0 ** (-torch.arange(0, 8, 2) / 8))
+    q, kv = torch.randn(2, 6, 3, 16), torch.randn(2, 6, 2, 3, 16)
+    for offset in (0, 20):
+        cos, sin = (table[offset : offset + 6] for table in (angles.cos(), angles.sin()))
+        wanted_q = apply_rotary_emb_torch(q, cos, sin)
+        wanted_k = apply_rotary_emb_torch(kv[:, :, 0], cos, sin)
+        got_q, got_kv = module(q.clone(), kv.clone(), seqlen_offset=offset)
+        assert_close("q", got_q, wanted_q, tiny=1e-5)
+        assert_close("k", got_kv[:, :, 0], wanted_k, tiny=1e-5)
+        assert torch.equal(got_kv[:, :, 1], kv[:, :, 1])
+    assert module._seq_len_cached == 26
+    rows = torch.tensor([3, 11])
+    got, _ = module(q.clone(), kv.clone(), seqlen_offset=rows)
+    assert torch.equal(got[1], module(q.clone(), kv.clone(), seqlen_offset=11)[0][1])
+    half = RotaryEmbedding(8).bfloat16()
+    half(torch.randn(1, 500, 3, 2, 8).bfloat16())
+    exact = torch.outer(torch.arange(500.0), 10000.0 ** (-torch.arange(0, 8, 2) / 8)).cos()
+    assert_close("cos", half._cos_cached, exact, tiny=5e-3)
+    with pytest.raises(ValueError, match="max_seqlen: got None"):
+        RotaryEmbedding(8)(q, kv, seqlen_offset=rows)
+
+
+def test_xpos_scores_decay_with_the_distance_alone() -> None:
+    """Queries and keys scaled against each other: their product depends on the distance, as without xPos."""
+    module = RotaryEmbedding(8, scale_base=16)
+    q = torch.randn(8).expand(1, 40, 1, 8)
+    k = torch.randn(8).expand(1, 40, 1, 8)
+    turned_q, turned_kv = module(q.clone(), torch.stack((k, k), 2))
+    scores = torch.einsum("qd,kd->qk", turned_q[0, :, 0], turned_kv[0, :, 0, 0])
+    for distance in (0, 3, 17):
+        diagonal = scores.diagonal(-distance)
+        assert_close("scores", diagonal, diagonal[:1].expand_as(diagonal), tiny=1e-4)
+    qkv = module(torch.stack((q, k, k), 2).clone())
+    assert torch.equal(qkv[:, :, 0], turned_q)
+    assert torch.equal(qkv[:, :, 1], turned_kv[:, :, 0])
+
+
+def test_compiles_whole() -> None:
+    cos, sin = (table.cpu() for table in _tables(9, 4, torch.float32))
+    x = torch.randn(2, 9, 2, 8, requires_grad=True)
+    compiled = torch.compile(lambda x: apply_rotary_emb(x, cos, sin, True).sin(), fullgraph=True, backend="aot_eager")
+    out = compiled(x)
+    wanted = apply_rotary_emb(x, cos, sin, True).sin()
+    assert torch.equal(out, wanted)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wanted.sum(), x)[0])
+
+
+ERRORS = {
+    "x type": ({"x": 3}, TypeError, "x: got int"),
+    "x rank": ({"x": torch.zeros(4, 2, 8)}, ValueError, r"x: got shape \(4, 2, 8\)"),
+    "x dtype": ({"x": torch.zeros(2, 4, 2, 8, dtype=torch.int32)}, TypeError, "x: got torch.int32"),
+    "head_dim": ({"x": torch.zeros(2, 4, 2, 257)}, ValueError, "x: got head_dim 257"),
+    "cos dtype": ({"cos": torch.zeros(6, 4).half()}, TypeError, "cos: got torch.float16, wanted torch.float32"),
+    "cos rank": ({"cos": torch.zeros(6)}, ValueError, "cos: got shape"),
+    "cos device": ({"cos": torch.zeros(6, 4, device="meta")}, ValueError, "cos: got a tensor on meta"),
+    "sin shape": ({"sin": torch.zeros(6, 3)}, ValueError, "sin: got shape"),
+    "rotary_dim": ({"cos": torch.zeros(6, 5), "sin": torch.zeros(6, 5)}, ValueError, "cos: got rotary_dim 10"),
+    "places": ({"cos": torch.zeros(3, 4), "sin": torch.zeros(3, 4)}, ValueError, "cos: got 3 places, wanted at le"),
+    "offset": ({"seqlen_offsets": 3}, ValueError, "seqlen_offsets: got 3, wanted 0 to 2"),
+    "negative offset": ({"seqlen_offsets": -1}, ValueError, "seqlen_offsets: got -1"),
+    "offset type": ({"seqlen_offsets": 1.5}, TypeError, "seqlen_offsets: got 1.5"),
+    "offsets shape": ({"seqlen_offsets": torch.zeros(3, dtype=torch.int32)}, ValueError, "seqlen_offsets: got shape"),
+    "offsets dtype": ({"seqlen_offsets": torch.zeros(2)}, TypeError, "seqlen_offsets: got torch.float32"),
+    "offsets value": ({"seqlen_offsets": torch.tensor([0, 3])}, ValueError, "seqlen_offsets: got positions 3 to 7"),
+    "cu without max": (
+        {"x": torch.zeros(4, 2, 8), "cu_seqlens": torch.tensor([0, 4], dtype=torch.int32)},
+        ValueError,
+        "max_seqlen: got None",
+    ),
+    "cu dtype": (
+        {"x": torch.zeros(4, 2, 8), "cu_seqlens": torch.tensor([0, 4]), "max_seqlen": 4},
+        TypeError,
+        "cu_seqlens: got torch.int64",
+    ),
+    "cu value": (
+        {"x": torch.zeros(4, 2, 8), "cu_seqlens": torch.tensor([0, 5], dtype=torch.int32), "max_seqlen": 5},
+        ValueError,
+        "cu_seqlens: got 0, 5",
+    ),
+    "max too small": (
+        {"x": torch.zeros(4, 2, 8), "cu_seqlens": torch.tensor([0, 4], dtype=torch.int32), "max_seqlen": 3},
+        ValueError,
+        "max_seqlen: got 3, wanted at least 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    change, error, match = ERRORS[case]
+    arguments = {"x": torch.zeros(2, 4, 2, 8), "cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4), **change}
+    with pytest.raises(error, match=match):
+        apply_rotary(**arguments)
+
+
+def test_packed_errors() -> None:
+    cos = sin = torch.zeros(6, 4)
+    with pytest.raises(ValueError, match="qkv: got shape"):
+        apply_rotary_emb_qkv_(torch.zeros(2, 4, 2, 2, 8), cos, sin)
+    with pytest.raises(ValueError, match="num_heads_q: got 3 of 6 heads"):
+        apply_rotary_emb_qkv_(torch.zeros(2, 4, 6, 8), cos, sin, num_heads_q=3)
+    with pytest.raises(ValueError, match="cos_k, sin_k: got only one"):
+        apply_rotary_emb_qkv_(torch.zeros(2, 4, 3, 2, 8), cos, sin, cos_k=cos)
+    with pytest.raises(ValueError, match="kv: got shape"):
+        apply_rotary_emb_kv_(torch.zeros(2, 4, 3, 2, 8), cos, sin)
+    with pytest.raises(ValueError, match="dim: got 5"):
+        RotaryEmbedding(5)
+    assert layers.apply_rotary_emb_func is apply_rotary_emb
