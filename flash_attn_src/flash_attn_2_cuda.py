@@ -8,7 +8,7 @@ rows outside of every sequence are always zero. A generator given as `gen_` is d
 from __future__ import annotations
 
 import torch
-from flash_attn import __version__, ops
+from flash_attn import __version__, custom_ops
 from flash_attn.arguments import as_int, check_dense, check_kvcache, check_varlen
 from flash_attn.backends import select
 from flash_attn.custom_ops import maybe_contiguous
@@ -37,7 +37,7 @@ def _results(
     v: torch.Tensor,
     results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    out, softmax_lse, dmask, rng_state = ops._complete(q, results)
+    out, softmax_lse, dmask, rng_state = custom_ops._complete(q, results)
     if _RETURNS_INPUTS:
         return [out, q, k, v, out, softmax_lse, dmask, rng_state]
     return [out, softmax_lse, dmask, rng_state]
@@ -59,7 +59,10 @@ def fwd(
     gen_: torch.Generator | None = None,
 ) -> list[torch.Tensor]:
     """[out, softmax_lse, S_dmask, rng_state]; 2.6: [out, q, k, v, out, softmax_lse, S_dmask, rng_state]."""
-    left, right = check_dense(q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_)
+    left, right = check_dense(
+        q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
+        softmax_scale, is_causal, False, False,
+    )  # fmt: skip
     _checked(q)
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
     results = select(q).forward(
@@ -96,7 +99,8 @@ def varlen_fwd(
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     left, right = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
-        (window_size_left, window_size_right), softcap, alibi_slopes_, block_table_,
+        (window_size_left, window_size_right), softcap, alibi_slopes_,
+        softmax_scale, is_causal, False, False, block_table_,
     )  # fmt: skip
     _checked(q)
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
@@ -130,7 +134,10 @@ def bwd(
     rng_state: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """[dq, dk, dv, softmax_d], in the gradients given, or new ones. ValueError for dropout without rng_state."""
-    left, right = check_dense(q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_)
+    left, right = check_dense(
+        q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
+        softmax_scale, is_causal, False, False,
+    )  # fmt: skip
     _checked(q)
     dq, dk, dv = _gradients((q, k, v), (dq_, dk_, dv_), p_dropout, rng_state)
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
@@ -171,7 +178,8 @@ def varlen_bwd(
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     left, right = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
-        (window_size_left, window_size_right), softcap, alibi_slopes_, None,
+        (window_size_left, window_size_right), softcap, alibi_slopes_,
+        softmax_scale, is_causal, False, False, None,
     )  # fmt: skip
     _checked(q)
     dq, dk, dv = _gradients((q, k, v), (dq_, dk_, dv_), p_dropout, rng_state)

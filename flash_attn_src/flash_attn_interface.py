@@ -110,7 +110,7 @@ def flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
     elif attention_chunk > 0 or (num_splits != 1 and not kept):
-        left, right = check_dense(q, k, v, 0.0, window_size, softcap, None)
+        left, right = check_dense(q, k, v, 0.0, window_size, softcap, None, softmax_scale, causal, deterministic, False)
         out, softmax_lse = attend_to_cache(
             maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v), None, None, None, None, None, None, None,
             None, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal, left, right, softcap, True,
@@ -201,8 +201,9 @@ def flash_attn_varlen_func(
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     stand_ins = map(fp8._stand_in, (q, k, v))
     check_varlen(
-        *stand_ins, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size, softcap, None, None
-    )
+        *stand_ins, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size, softcap, None,
+        softmax_scale, causal, deterministic, False, None,
+    )  # fmt: skip
     if seqused_q is not None or seqused_k is not None:
         if is_fp8(q):
             raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")

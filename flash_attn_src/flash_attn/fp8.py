@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import custom_ops as ops
+from flash_attn import custom_ops
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
 from flash_attn.backends import select
@@ -67,7 +67,7 @@ class _Attention(torch.autograd.Function):
             for x, factor, cu in zip((q, k, v), factors, offsets, strict=True)
         ]
         gradients = tuple(torch.empty_like(x) for x in rounded)
-        ops.backward(
+        custom_ops.backward(
             maybe_contiguous(dout), *rounded, out, softmax_lse, *gradients, softmax_scale, causal, left, right, softcap,
             alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
         )  # fmt: skip
@@ -161,7 +161,10 @@ def flash_attn_fp8_func(
     """flash_attn_func in FP8: the module's docstring. descale_do raises: the backward is not in FP8."""
     if descale_do is not None:
         raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
-    window = check_dense(*map(_stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes)
+    window = check_dense(
+        *map(_stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes,
+        softmax_scale, causal, deterministic, return_attn_probs,
+    )  # fmt: skip
     return attend(
         q, k, v, (None, None), (q.shape[1], k.shape[1]), dropout_p, softmax_scale, causal, window, softcap,
         alibi_slopes, deterministic, return_attn_probs, (descale_q, descale_k, descale_v),
@@ -214,7 +217,7 @@ def flash_attn_varlen_fp8_func(
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     window = check_varlen(
         *map(_stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size,
-        softcap, alibi_slopes, None,
+        softcap, alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     return attend(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal, window,
