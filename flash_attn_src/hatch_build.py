@@ -74,6 +74,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
     rocm: str | None
     kernels: Path | None
     launcher: Path | None
+    planner: Path | None
     compile: bool
 
     @classmethod
@@ -91,6 +92,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
             rocm=env.get("FLASH_ATTN_ROCM"),
             kernels=Path(kernels) if kernels else None,
             launcher=Path(launcher) if launcher else None,
+            planner=Path(env["FLASH_ATTN_PLANNER"]) if "FLASH_ATTN_PLANNER" in env else None,
             compile=kernels is None and env.get("FLASH_ATTENTION_SKIP_CUDA_BUILD", "FALSE").upper() != "TRUE",
         )
 
@@ -145,6 +147,11 @@ class BuildHook(BuildHookInterface[Any]):
         self._scratch = tempfile.TemporaryDirectory(prefix="flash_attn-")
         scratch = Path(self._scratch.name)
         if request.compile:
+            if request.backend != "triton":
+                raise SystemExit(
+                    f"error: FLASH_ATTN_BACKEND={request.backend} is not compiled by pip: build its wheel with"
+                    " ./build_rocm.sh, or unset it for the Triton kernels"
+                )
             request = _compiled(request, scratch)
         stores = sorted(request.kernels.glob("*.zip")) if request.kernels else []
         if request.kernels and not stores:
@@ -152,6 +159,8 @@ class BuildHook(BuildHookInterface[Any]):
         files = {f"flash_attn/_kernels/{store.name}": store for store in stores}
         if request.launcher:
             files["flash_attn/_launcher.abi3.so"] = request.launcher
+        if request.planner:
+            files["flash_attn/_ck_planner.so"] = request.planner
         with _plain_errors():
             from rocm_wheels import sbom
 

@@ -40,7 +40,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
     the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
     """
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
-    from rocm_wheels import interpreters, kernels, launcher, repair, toolchain, verify, wheel
+    from rocm_wheels import ck_planner, interpreters, kernels, launcher, repair, toolchain, verify, wheel
 
     progress = Progress(say)
     dist.mkdir(parents=True, exist_ok=True)
@@ -57,12 +57,14 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
             python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
             detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
         with progress.stage("compile") as detail:
+            backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
-                kernels.require_cached(plan.targets, cache=cache)
-            stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs)
+                kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools)
+            stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools)
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with progress.stage("assemble") as detail:
-            raw = wheel.assemble(plan, stores, launcher.build(built, cache=cache), wheels)
+            planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
+            raw = wheel.assemble(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
             detail.append(raw.name)
         with progress.stage("repair") as detail:
             repaired = repair.repair(raw, dist)

@@ -13,8 +13,8 @@ from pathlib import Path
 from rocm_wheels import container, published, release_cli, versions
 from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.machine import survey
-from rocm_wheels.plan import Plan, check_backend, make_plan, parallel_jobs
-from rocm_wheels.targets import known_targets
+from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of
+from rocm_wheels.targets import check_served, known_targets
 
 DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
 EXAMPLES = """\
@@ -27,6 +27,8 @@ examples:
       the same for two targets, four compile jobs at once
   python -m rocm_wheels compile --target gfx942 --shard 2/4
       the second quarter of the kernels of one target, into the cache
+  python -m rocm_wheels compile --backend ck --target gfx942 --only 'fwd-bf16-d128-batch*'
+      some kernels of Composable Kernel
   python -m rocm_wheels inspect dist/flash_attn-*.whl
       targets, kernels and resources in a wheel
   python -m rocm_wheels which
@@ -102,13 +104,21 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _compile(arguments: argparse.Namespace) -> int:
     data = versions.load()
-    check_backend(data, arguments.backend)
+    machine = survey(os.environ)
+    backend = known_backend(data, arguments.backend)
     targets = known_targets(data, arguments.target)
-    jobs = arguments.jobs or parallel_jobs(data, os.environ, survey(os.environ))
+    check_served(data, targets, backend.name)
+    jobs = arguments.jobs or parallel_jobs(data, os.environ, machine, backend.name)
     from rocm_wheels import kernels
 
     stores = kernels.compile_store(
-        targets, cache=arguments.cache.absolute(), jobs=jobs, shard=arguments.shard, only=arguments.only
+        targets,
+        cache=arguments.cache.absolute(),
+        jobs=jobs,
+        shard=arguments.shard,
+        only=arguments.only,
+        backend=backend.name,
+        toolchain=toolchain_of(machine, backend.name),
     )
     for target, store in stores.items():
         print(f"{target}  {store}")
@@ -209,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument(
         "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
     )
-    compile_.add_argument("--only", metavar="GLOB", help="only the variants whose name matches")
+    compile_.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-d128-*'")
     compile_.add_argument(
         "--jobs",
         type=_jobs,

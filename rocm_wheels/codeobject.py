@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,10 @@ _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
 
 @dataclass(frozen=True, kw_only=True)
 class CodeObject:
-    """What one kernel's code object says of itself. Counts of registers, bytes of memory.
+    """What a code object says of one of its kernels. Counts of registers, bytes of memory.
 
-    sgprs, agprs and spills are 0 on NVIDIA, where `private` shows what was spilled.
+    sgprs, agprs and spills are 0 on NVIDIA, where `private` shows what was spilled; so are the two that only AMD
+    tells: bytes of the explicit arguments, and the most threads of a block.
     """
 
     target: str
@@ -51,6 +53,8 @@ class CodeObject:
     sgpr_spills: int
     private: int
     lds: int
+    argument_bytes: int = 0
+    threads: int = 0
 
     def resources(self) -> dict[str, int]:
         """The figures that belong in a manifest."""
@@ -60,32 +64,42 @@ class CodeObject:
 
 def read(image: bytes) -> CodeObject:
     """Read an image that holds one kernel. Raises CompileFailed for anything else."""
+    found = read_all(image)
+    if len(found) != 1:
+        raise CompileFailed(f"the code object holds {len(found)} kernels, expected one")
+    return next(iter(found.values()))
+
+
+def read_all(image: bytes) -> dict[str, CodeObject]:
+    """The kernels of an image by symbol, one for NVIDIA. Raises CompileFailed for what is no code object."""
     try:
         elf = ELFFile(io.BytesIO(image))
         machine = elf.header["e_machine"]
     except (ELFError, struct.error) as error:
         raise CompileFailed(f"not a code object: {error}") from error
     if machine in ("EM_AMDGPU", _EM_AMDGPU):
-        return _read_amd(elf)
+        return {kernel.symbol: kernel for kernel in _read_amd(elf)}
     if machine in ("EM_CUDA", _EM_CUDA):
-        return _read_nvidia(elf)
+        kernel = _read_nvidia(elf)
+        return {kernel.symbol: kernel}
     raise CompileFailed(f"not a GPU code object: ELF machine {machine}")
 
 
-def _read_amd(elf: ELFFile) -> CodeObject:
+def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
     mach = elf.header["e_flags"] & 0xFF
-    kernels: list[dict[str, Any]] = []
     for section in elf.iter_sections():
-        if isinstance(section, NoteSection):
-            for note in section.iter_notes():
-                if note["n_name"] == "AMDGPU":
-                    kernels += msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
-    if len(kernels) != 1:
-        raise CompileFailed(f"the code object holds {len(kernels)} kernels, expected one")
-    kernel = kernels[0]
+        if not isinstance(section, NoteSection):
+            continue
+        for note in section.iter_notes():
+            if note["n_name"] == "AMDGPU":
+                for kernel in msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]:
+                    yield _amd_kernel(MACHINES.get(mach, f"unknown AMDGPU machine 0x{mach:x}"), kernel)
+
+
+def _amd_kernel(target: str, kernel: dict[str, Any]) -> CodeObject:
     explicit = [argument for argument in kernel[".args"] if not argument[".value_kind"].startswith("hidden_")]
     return CodeObject(
-        target=MACHINES.get(mach, f"unknown AMDGPU machine 0x{mach:x}"),
+        target=target,
         symbol=kernel[".name"],
         arguments=len(explicit),
         vgprs=kernel[".vgpr_count"],
@@ -95,6 +109,8 @@ def _read_amd(elf: ELFFile) -> CodeObject:
         sgpr_spills=kernel.get(".sgpr_spill_count", 0),
         private=kernel[".private_segment_fixed_size"],
         lds=kernel[".group_segment_fixed_size"],
+        argument_bytes=max((argument[".offset"] + argument[".size"] for argument in explicit), default=0),
+        threads=kernel[".max_flat_workgroup_size"],
     )
 
 

@@ -39,8 +39,8 @@ def _table(target: str, content: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         manifest = json.loads(archive.read("manifest.json"))
         for name, entry in sorted(manifest["kernels"].items()):
-            image = archive.read(f"{name}.co")
-            found = codeobject.read(image)
+            image = archive.read(f"{entry.get('image', name)}.co")
+            found = codeobject.read_all(image)[entry["symbol"]]
             if found.target != target:
                 raise DataError(f"{name} in {target}.zip is a code object for {found.target}")
             isa = entry["isa"]

@@ -22,9 +22,18 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rocm_wheels import codeobject, sources, triton_compiler
+from rocm_wheels import (
+    ck_compiler,
+    ck_instances,
+    ck_sources,
+    ck_toolchain,
+    codeobject,
+    sources,
+    triton_compiler,
+)
 from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
@@ -32,24 +41,31 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One kernel variant for one GPU target, and the digest of everything that its code depends on.
+    """One run of a compiler for one GPU target: one code object with some kernels, and the digest of everything
+    that it depends on.
 
-    The variant travels as its fields: a worker process cannot unpickle a class of a package it has not found yet.
+    `content` is the compiler's: a Triton variant as its fields, since a worker process cannot unpickle a class of a
+    package it has not found yet, or instances of Composable Kernel.
     """
 
     target: str
     name: str
-    variant: tuple[Any, ...]
+    compiler: str
+    kernels: tuple[str, ...]
+    content: tuple[Any, ...]
+    toolchain: str
     key: str
 
     def path(self, cache: Path) -> Path:
-        """Where the cache keeps the code object; its manifest entry lies beside it as .json."""
+        """Where the cache keeps the code object; the manifest entries of its kernels lie beside it as .json."""
         return cache / "kernels" / self.key[:2] / f"{self.key}.co"
 
 
-@cache
-def compiler() -> tuple[str, str]:
-    """Name and version of the kernel compiler. Raises MissingTool."""
+def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str]:
+    """Name and version of what compiles the kernels of a backend's store. Raises MissingTool."""
+    if backend == "ck":
+        name, _, rest = ck_toolchain.find(toolchain).version.partition(" ")
+        return name, rest
     try:
         return "triton", version("triton")
     except PackageNotFoundError:
@@ -60,18 +76,32 @@ def compiler() -> tuple[str, str]:
 
 
 @cache
-def _recipe() -> str:
+def _recipe(*modules: ModuleType) -> str:
     """Digest of the code that turns a kernel into an object and its manifest entry."""
-    files = (Path(str(module.__file__)) for module in (triton_compiler, codeobject))
+    files = (Path(str(module.__file__)) for module in modules)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def units(targets: Sequence[str], *, shard: tuple[int, int] = (1, 1), only: str | None = None) -> list[Unit]:
-    """What to compile, in a fixed order. The shards 1/n to n/n have no unit in common and all of them together."""
+def units(
+    targets: Sequence[str],
+    *,
+    shard: tuple[int, int] = (1, 1),
+    only: str | None = None,
+    backend: str = "triton",
+    toolchain: str = "pypi",
+) -> list[Unit]:
+    """What to compile, in a fixed order. The shards 1/n to n/n have no unit in common and all of them together.
+
+    A store of the ck backend holds the Triton kernels too: what Composable Kernel cannot do goes to them.
+    """
+    index, count = shard
+    found = [*_ck_units(targets, only, toolchain)] if backend == "ck" else []
+    return [*found, *_triton_units(targets, only)][index - 1 :: count]
+
+
+def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
     variants = sources.module("runtime.variants")
     launches = sources.module("kernels.launches")
-    index, count = shard
-    found = []
     for target in targets:
         for variant in variants.table(target):
             if only is not None and not fnmatch.fnmatch(variant.name, only):
@@ -87,11 +117,43 @@ def units(targets: Sequence[str], *, shard: tuple[int, int] = (1, 1), only: str 
                 "aligned": variants.ALIGNED,
                 "compiler": compiler(),
                 "sources": sources.digest(*files, "flash_attn/kernels/flags.py"),
-                "recipe": _recipe(),
+                "recipe": _recipe(triton_compiler, codeobject),
             }
-            key = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
-            found.append(Unit(target=target, name=variant.name, variant=tuple(variant), key=key))
-    return found[index - 1 :: count]
+            yield Unit(
+                target=target,
+                name=variant.name,
+                compiler="triton",
+                kernels=(variant.name,),
+                content=tuple(variant),
+                toolchain="pypi",
+                key=_key(ingredients),
+            )
+
+
+def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Iterator[Unit]:
+    for name, instances in ck_instances.units(only):
+        for target in targets:
+            ingredients = {
+                "unit": ck_compiler.source(instances),
+                "target": target,
+                "compiler": ck_toolchain.find(toolchain).version,
+                "headers": ck_sources.load().key,
+                "sources": sources.digest(*ck_compiler.SOURCES),
+                "recipe": _recipe(ck_compiler, ck_toolchain, triton_compiler, codeobject),
+            }
+            yield Unit(
+                target=target,
+                name=name,
+                compiler="ck",
+                kernels=tuple(instance.name for instance in instances),
+                content=instances,
+                toolchain=toolchain,
+                key=_key(ingredients),
+            )
+
+
+def _key(ingredients: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
 
 
 def compile_store(
@@ -101,27 +163,32 @@ def compile_store(
     jobs: int,
     shard: tuple[int, int] = (1, 1),
     only: str | None = None,
+    backend: str = "triton",
+    toolchain: str = "pypi",
 ) -> dict[str, Path]:
     """Compile what the cache lacks and pack one archive a target. Returns target -> archive.
 
     With a shard of several the archives are not packed: the result is empty, the cache holds the shard's units.
-    Raises CompileFailed naming the unit; what was compiled before stays in the cache.
+    Raises CompileFailed naming the kernel; what was compiled before stays in the cache.
     """
-    wanted = units(targets, shard=shard, only=only)
+    wanted = units(targets, shard=shard, only=only, backend=backend, toolchain=toolchain)
     if not wanted:
-        raise CompileFailed(f"no variant matches {only!r}", remedy="`python -m rocm_wheels compile --list` shows all")
+        raise CompileFailed(f"no kernel matches {only!r}", remedy="`python -m rocm_wheels compile --list` shows all")
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
-    print(f"  {len(wanted)} kernels for {', '.join(targets)}: {len(wanted) - len(missing)} cached", flush=True)
+    lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
+    print(f"  {total} kernels for {', '.join(targets)}: {total - lacking} cached", flush=True)
     if missing:
         _compile(missing, cache, jobs)
     if shard[1] > 1:
         return {}
-    return {target: _pack([unit for unit in wanted if unit.target == target], cache) for target in targets}
+    made_by = compiler(backend, toolchain)
+    return {target: _pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}
 
 
-def require_cached(targets: Sequence[str], *, cache: Path) -> None:
+def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "triton", toolchain: str = "pypi") -> None:
     """Raises CompileFailed unless the cache has every kernel of the targets."""
-    missing = [unit for unit in units(targets) if _cached(unit, cache) is None]
+    wanted = units(targets, backend=backend, toolchain=toolchain)
+    missing = [unit for unit in wanted if _cached(unit, cache) is None]
     if missing:
         raise CompileFailed(
             f"{len(missing)} kernels are not in the cache {cache}: first {missing[0].name} for {missing[0].target}",
@@ -130,6 +197,8 @@ def require_cached(targets: Sequence[str], *, cache: Path) -> None:
 
 
 def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
+    if any(unit.compiler == "ck" for unit in missing):
+        ck_sources.headers(cache)  # once, before the workers ask for them all at once
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
@@ -167,13 +236,20 @@ def _progress(done: int, total: int, started: float, unit: Unit) -> None:
 
 
 def _compile_unit(unit: Unit, cache: Path) -> None:
-    """Runs in a worker. The entry is written last: a unit counts as compiled once both files are whole."""
-    image, entry = triton_compiler.compile_variant(unit.target, unit.variant)
-    entry["sha256"] = hashlib.sha256(image).hexdigest()
+    """Runs in a worker. The entries are written last: a unit counts as compiled once both files are whole."""
+    if unit.compiler == "ck":
+        image, entries = ck_compiler.compile_unit(
+            unit.target, unit.name, unit.content, cache=cache, toolchain=unit.toolchain
+        )
+    else:
+        image, entry = triton_compiler.compile_variant(unit.target, unit.content)
+        entries = {unit.name: entry}
+    digest = hashlib.sha256(image).hexdigest()
     path = unit.path(cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, image)
-    _write(path.with_suffix(".json"), json.dumps(entry, sort_keys=True).encode())
+    held = {name: {**entry, "sha256": digest} for name, entry in entries.items()}
+    _write(path.with_suffix(".json"), json.dumps(held, sort_keys=True).encode())
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -183,32 +259,34 @@ def _write(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def _cached(unit: Unit, cache: Path) -> tuple[bytes, dict[str, Any]] | None:
-    """A unit's code object and entry, or None where the cache lacks it or holds a damaged copy."""
+def _cached(unit: Unit, cache: Path) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
+    """A unit's code object and entries, or None where the cache lacks it or holds a damaged copy."""
     path = unit.path(cache)
     try:
         image = path.read_bytes()
-        entry: dict[str, Any] = json.loads(path.with_suffix(".json").read_bytes())
+        entries: dict[str, dict[str, Any]] = json.loads(path.with_suffix(".json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    return (image, entry) if hashlib.sha256(image).hexdigest() == entry.get("sha256") else None
+    digest = hashlib.sha256(image).hexdigest()
+    whole = sorted(entries) == sorted(unit.kernels) and all(e["sha256"] == digest for e in entries.values())
+    return (image, entries) if whole else None
 
 
-def _pack(wanted: Sequence[Unit], cache: Path) -> Path:
+def _pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
     """The archive of one target: the same units give the same bytes."""
     target = wanted[0].target
-    name, compiler_version = compiler()
     kernels: dict[str, dict[str, Any]] = {}
     images: dict[str, bytes] = {}
     for unit in wanted:
         held = _cached(unit, cache)
         if held is None:
             raise CompileFailed(f"{unit.name} for {target} vanished from the cache {cache}")
-        images[unit.name], kernels[unit.name] = held
+        images[unit.name] = held[0]
+        kernels.update(held[1])
     manifest = {
         "format": 1,
         "target": target,
-        "compiler": {"name": name, "version": compiler_version},
+        "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "kernels": kernels,
     }
     # One directory for one set of units, so that stores of different sets (`--only`) do not overwrite each other.
@@ -228,5 +306,5 @@ def _pack(wanted: Sequence[Unit], cache: Path) -> Path:
 
 def _files(manifest: dict[str, Any], images: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     yield "manifest.json", json.dumps(manifest, sort_keys=True, indent=1).encode()
-    for variant in sorted(images):
-        yield f"{variant}.co", images[variant]
+    for name in sorted(images):
+        yield f"{name}.co", images[name]

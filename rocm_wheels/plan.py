@@ -11,7 +11,7 @@ from rocm_wheels.cells import Cell, resolve
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.machine import Machine, survey
 from rocm_wheels.targets import served, targets
-from rocm_wheels.versions import Versions
+from rocm_wheels.versions import Backend, Versions
 
 STEPS = ("check", "compile", "assemble", "repair", "verify")
 TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
@@ -70,24 +70,29 @@ def make_plan(
         cell=cell,
         targets=built,
         targets_from=source,
-        jobs=parallel_jobs(versions, env, machine),
+        jobs=parallel_jobs(versions, env, machine, chosen),
         label=names.local_label(cell),
         wheel=names.wheel_name(cell),
         torch_index=versions.torch[cell.torch].rocm[cell.rocm],
         image=versions.rocm[cell.rocm].image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
-        # Triton brings its own compiler: its kernels are the same on a machine with and without ROCm.
-        toolchain="rocm" if machine.rocm and chosen == "ck" else "pypi",
+        toolchain=toolchain_of(machine, chosen),
         steps=STEPS,
         notes=notes,
     )
 
 
-def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine) -> int:
+def toolchain_of(machine: Machine, backend: str) -> str:
+    """Where the compiler of a backend comes from: "rocm" or "pypi"."""
+    # Triton brings its own compiler: its kernels are the same on a machine with and without ROCm.
+    return "rocm" if machine.rocm and backend == "ck" else "pypi"
+
+
+def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine, backend: str = "triton") -> int:
     """Compile jobs that run at once: MAX_JOBS (DataError if malformed), else by cores and memory."""
     text = env.get("MAX_JOBS", "").strip()
     if not text:
-        return max(1, min(machine.cores, machine.available_mib // versions.build.job_memory_mib))
+        return max(1, min(machine.cores, machine.available_mib // versions.backends[backend].job_memory_mib))
     if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
         raise DataError(
             f"MAX_JOBS={text!r} is not a whole number above 0",
@@ -116,13 +121,18 @@ def _backend(versions: Versions, requested: str | None) -> tuple[str, tuple[str,
     return requested, ()
 
 
-def check_backend(versions: Versions, name: str) -> None:
-    """UnknownVersion or ImpossibleCell unless the backend's kernels are in this repository."""
+def known_backend(versions: Versions, name: str) -> Backend:
+    """The backend of that name, ready or not. UnknownVersion if there is none."""
     if name not in versions.backends:
         raise UnknownVersion(
             f"backend {name!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}."
         )
-    if not versions.backends[name].ready:
+    return versions.backends[name]
+
+
+def check_backend(versions: Versions, name: str) -> None:
+    """UnknownVersion or ImpossibleCell unless wheels of the backend can be built."""
+    if not known_backend(versions, name).ready:
         ready = next(backend.name for backend in versions.backends.values() if backend.ready)
         raise ImpossibleCell(
             f"the {name} backend is not there yet: its kernels are not in this repository",

@@ -46,6 +46,16 @@ def served(versions: Versions, cell: Cell) -> list[Target]:
     return [target for target in versions.targets.values() if target.serves(cell.backend, cell.rocm)]
 
 
+def check_served(versions: Versions, names: Iterable[str], backend: str) -> None:
+    """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
+    having = [target.name for target in versions.targets.values() if backend in target.backends]
+    for name in names:
+        if name not in having and not (backend == "triton" and CUDA.fullmatch(name)):
+            raise BadTarget(
+                f"the {backend} backend has no kernels for {name}", remedy=f"Its targets are {', '.join(having)}."
+            )
+
+
 def strip_features(entry: str) -> str:
     """`gfx942:sramecc+:xnack-` -> `gfx942`: our code objects hold for any setting of the features."""
     return entry.partition(":")[0].strip().lower()

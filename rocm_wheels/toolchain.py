@@ -6,6 +6,7 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rocm_wheels import ck_toolchain
 from rocm_wheels.errors import MissingTool
 from rocm_wheels.plan import Plan
 
@@ -24,6 +25,10 @@ def check(plan: Plan) -> None:
         raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=_REMEDY)
     for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
         _version(package)
+    if plan.cell.backend == "ck":
+        for package in ("triton", "clang-tidy", "setuptools"):
+            _version(package)
+        ck_toolchain.find(plan.toolchain)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
         raise MissingTool(

@@ -17,7 +17,7 @@ UV = "installed with uv"
 GPU = "gpu"
 # Which test files speak for which stage.
 TESTED = {
-    "code objects": ("test_contents.py",),
+    "code objects": ("test_contents.py", "test_ck.py"),
     "import": ("test_install.py", "test_import.py", "test_fa3.py"),
     "cpu numerics": ("test_numerics_cpu.py",),
     GPU: ("test_gpu.py",),

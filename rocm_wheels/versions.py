@@ -17,9 +17,8 @@ _IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """Facts of the build machine: memory of one compile job, pip of the environment."""
+    """Facts of the build machine: pip of the environment."""
 
-    job_memory_mib: int
     pip: str
 
 
@@ -39,10 +38,11 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A kernel family; `ready` once its kernels are in this repository."""
+    """A kernel family; `ready` once its kernels are in this repository, `job_memory_mib` of one compile job."""
 
     name: str
     compiler: str
+    job_memory_mib: int
     ready: bool
 
 
@@ -115,7 +115,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
     versions = Versions(
         flash_attn=flash_attn,
         python=python,
-        build=Build(job_memory_mib=_positive(build, "job_memory_mib"), pip=build.version("pip")),
+        build=Build(pip=build.version("pip")),
         compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
         backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
         jobs=_jobs(root.table("jobs"), backends),
@@ -157,7 +157,12 @@ def _positive(table: Table, name: str) -> int:
 
 
 def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
-    backend = Backend(name=table.last, compiler=table.choice("compiler", compilers), ready=table.get("ready", bool))
+    backend = Backend(
+        name=table.last,
+        compiler=table.choice("compiler", compilers),
+        job_memory_mib=_positive(table, "job_memory_mib"),
+        ready=table.get("ready", bool),
+    )
     table.finish()
     return backend
 

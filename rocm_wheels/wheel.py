@@ -21,20 +21,29 @@ _OLDEST_EPOCH = 315532800
 _LOG_LINES = 25
 
 
-def assemble(plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, source: Path = SOURCE) -> Path:
+def assemble(
+    plan: Plan,
+    stores: Mapping[str, Path],
+    launcher: Path,
+    output: Path,
+    *,
+    planner: Path | None = None,
+    source: Path = SOURCE,
+) -> Path:
     """Builds the wheel of `plan.cell` into `output` and returns its path.
 
-    `stores` maps each target of the plan to its zip. The same stores, launcher, sources and
-    SOURCE_DATE_EPOCH give the same bytes. Raises AssembleFailed with the end of the build's log.
+    `stores` maps each target of the plan to its zip; the ck backend has a planner too. The same stores, launcher,
+    planner, sources and SOURCE_DATE_EPOCH give the same bytes. Raises AssembleFailed with the end of the build's log.
     """
-    _check_inputs(plan, stores, launcher)
+    libraries = {"LAUNCHER": launcher} | ({"PLANNER": planner} if planner is not None else {})
+    _check_inputs(plan, stores, libraries)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
         kernels = Path(scratch) / "kernels"
         kernels.mkdir()
         for target, store in stores.items():
             shutil.copyfile(store, kernels / f"{target}.zip")
-        built = _build(plan, kernels, launcher, Path(scratch) / "dist", source)
+        built = _build(plan, kernels, libraries, Path(scratch) / "dist", source)
         return built.replace(output / built.name)
 
 
@@ -76,20 +85,20 @@ def source_date_epoch(source: Path = SOURCE) -> int:
     return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else _OLDEST_EPOCH
 
 
-def _check_inputs(plan: Plan, stores: Mapping[str, Path], launcher: Path) -> None:
+def _check_inputs(plan: Plan, stores: Mapping[str, Path], libraries: Mapping[str, Path]) -> None:
     remedy = "run the compile stage for the same plan again"
     if set(stores) != set(plan.targets):
         raise AssembleFailed(
             f"the plan is for {', '.join(plan.targets)}, the stores are for {', '.join(sorted(stores))}",
             remedy=remedy,
         )
-    missing = [str(path) for path in (*stores.values(), launcher) if not path.is_file()]
+    missing = [str(path) for path in (*stores.values(), *libraries.values()) if not path.is_file()]
     if missing:
         raise AssembleFailed(f"compiled parts are missing: {', '.join(missing)}", remedy=remedy)
 
 
-def _build(plan: Plan, kernels: Path, launcher: Path, dist: Path, source: Path) -> Path:
-    return _run_build(plan, source, dist, _environment(plan, kernels, launcher, source), names.wheel_name(plan.cell))
+def _build(plan: Plan, kernels: Path, libraries: Mapping[str, Path], dist: Path, source: Path) -> Path:
+    return _run_build(plan, source, dist, _environment(plan, kernels, libraries, source), names.wheel_name(plan.cell))
 
 
 def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str], expected: str) -> Path:
@@ -138,9 +147,9 @@ def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
     }
 
 
-def _environment(plan: Plan, kernels: Path, launcher: Path, source: Path) -> dict[str, str]:
+def _environment(plan: Plan, kernels: Path, libraries: Mapping[str, Path], source: Path) -> dict[str, str]:
     return {
         **_cell_environment(plan, source),
         "FLASH_ATTN_KERNELS": str(kernels.resolve()),
-        "FLASH_ATTN_LAUNCHER": str(launcher.resolve()),
+        **{f"FLASH_ATTN_{name}": str(path.resolve()) for name, path in libraries.items()},
     }

@@ -1,8 +1,8 @@
 /* A driver without a device, for test_launcher.py: the calls that the launcher makes, written to a log that
  * fake_driver.py reads. Compiled as libamdhip64.so.6, and with -DFAKE_CUDA as libcuda.so.1.
  *
- * The image of a module is its kernel's own list of parameter letters ("PPif0"), so a launch knows how many
- * bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
+ * The image of a module is its kernel's own list of parameter letters ("PPif0", "B24"), so a launch knows
+ * how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
  */
 #define _GNU_SOURCE 1
 #include <pthread.h>
@@ -178,14 +178,18 @@ static int
 launch(const char *name, int device, const struct function *function, const unsigned *sizes, unsigned shared,
        void *stream, void **parameters)
 {
-    char arguments[64 * 20 + 1] = "";
-    size_t length = 0;
+    char arguments[2 * 4096 + 2] = "";
+    size_t length = 0, count = strlen(function->letters);
+    const size_t structure = function->letters[0] == 'B' ? (size_t)atol(function->letters + 1) : 0;
     if (meeting > 0)
         return wait_for_others();
     if (quiet)
         return 0;
-    for (size_t index = 0; index < strlen(function->letters); index++) {
+    if (structure != 0)
+        count = 1;
+    for (size_t index = 0; index < count; index++) {
         size_t size = function->letters[index] == 'i' || function->letters[index] == 'f' ? 4 : 8;
+        size = structure != 0 ? structure : size;
         const unsigned char *bytes = parameters[index];
         for (size_t byte = 0; byte < size; byte++)
             length += (size_t)sprintf(arguments + length, "%02x", bytes[byte]);

@@ -133,6 +133,26 @@ def packs_each_kind_at_its_limits(bench: Bench) -> None:
 
 
 @case("hip", "cuda")
+def passes_a_structure_by_value(bench: Bench) -> None:
+    for size in (1, 216, 4096):
+        content = random.Random(size).randbytes(size)
+        bench.kernel(f"B{size}").launch(0, 0, 1, 1, 1, content)
+        (launch,) = bench.fake.take_launches()
+        equal(launch.args, (content.hex(),))
+    kernel = bench.kernel("B8")
+    for wrong, kind, fragment in [
+        (b"1234567", ValueError, "argument 0 has 7 bytes, wanted 8"),
+        (bytearray(8), TypeError, "bytes"),
+        (8, TypeError, "bytes"),
+    ]:
+        with raises(kind, fragment):
+            kernel.launch(0, 0, 1, 1, 1, wrong)
+    with raises(TypeError, "kernel_B8", "wants 1"):
+        kernel.launch(0, 0, 1, 1, 1, b"12345678", 0)
+    equal(bench.fake.take_launches(), [])
+
+
+@case("hip", "cuda")
 def packs_any_mix_as_struct_does(bench: Bench) -> None:
     source = random.Random(20)
     make: dict[str, Callable[[], Any]] = {
@@ -240,6 +260,7 @@ def refuses_impossible_kernels(bench: Bench) -> None:
         ("params", "P\0", ValueError, "letter 1"),
         ("params", "0P", ValueError, "before letter 1"),
         ("params", "P" * 65, ValueError, "65 params, at most 64"),
+        *(("params", text, ValueError, "number of bytes") for text in ("B", "B0", "B-8", "B+8", "B8P", "B4097", "B 8")),
         ("params", b"P", TypeError, "str"),
         ("threads", 0, ValueError, "threads is 0"),
         ("threads", 1025, ValueError, "threads is 1025"),

@@ -79,7 +79,10 @@ class Stages:
         self.calls.append("launcher")
         return self.file(output / "_launcher.abi3.so")
 
-    def assemble(self, plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path) -> Path:
+    def assemble(
+        self, plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, planner: Path | None
+    ) -> Path:
+        assert planner is None
         assert set(stores) == set(plan.targets)
         assert launcher.is_file()
         self.calls.append("assemble")
@@ -173,7 +176,9 @@ def test_build_runs_the_stages_in_order(
         "verify",
     ]
     targets = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
-    assert stages.compiled == {"targets": targets, "cache": tmp_path / "cache", "jobs": 3}
+    assert stages.compiled == {
+        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "triton", "toolchain": "pypi"
+    }  # fmt: skip
     wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "note: the ck backend is not there yet: this builds the triton wheel"
@@ -230,7 +235,8 @@ def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     assert cli.main(["compile", *arguments, "--cache", str(tmp_path)]) == 0
     assert stages.compiled == {
-        "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*"
+        "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*",
+        "backend": "triton", "toolchain": "pypi",
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[0] == f"gfx942  {tmp_path / 'gfx942.zip'}"
     assert cli.main(["compile", "--target", "gfx94a"]) == 4

@@ -134,7 +134,7 @@ def test_bad_targets(data: Versions, env: dict[str, str], message: str, remedy: 
     ],
 )
 def test_jobs(data: Versions, cores: int, available_mib: int, env: dict[str, str], jobs: int) -> None:
-    assert data.build.job_memory_mib == 700
+    assert data.backends["triton"].job_memory_mib == 700
     assert parallel_jobs(data, env, Machine(cores=cores, available_mib=available_mib)) == jobs
 
 

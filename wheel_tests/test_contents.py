@@ -30,6 +30,7 @@ MACH = {
 NT_AMDGPU_METADATA = 32
 FP8_TARGETS = ("gfx942", "gfx950", "gfx12", "sm_90")
 LAUNCHER = "flash_attn/_launcher.abi3.so"
+PLANNER = "flash_attn/_ck_planner.so"
 C_LIBRARIES = {
     "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2",
 }  # fmt: skip
@@ -72,16 +73,23 @@ def test_every_file_is_recorded(dist: metadata.Distribution, package: Path) -> N
 
 def test_no_foreign_library_and_no_loose_code_object(dist: metadata.Distribution) -> None:
     elf = [str(file) for file in dist.files or () if file.suffix != ".pyc" and file.read_binary()[:4] == b"\x7fELF"]
-    assert elf == [LAUNCHER]
+    assert elf == sorted(_libraries(dist))
     assert not [str(file) for file in dist.files or () if ".libs/" in str(file) or ".so." in file.name]
 
 
-def test_launcher_needs_only_libc(dist: metadata.Distribution) -> None:
-    with Path(str(dist.locate_file(LAUNCHER))).open("rb") as file:
-        dynamic = ELFFile(file).get_section_by_name(".dynamic")
-        tags = [(tag.entry.d_tag, getattr(tag, "needed", None)) for tag in dynamic.iter_tags()]
-    assert {needed for name, needed in tags if name == "DT_NEEDED"} <= C_LIBRARIES
-    assert not [name for name, _ in tags if name in ("DT_RPATH", "DT_RUNPATH")]
+def test_libraries_need_only_libc(dist: metadata.Distribution) -> None:
+    for library in _libraries(dist):
+        with Path(str(dist.locate_file(library))).open("rb") as file:
+            dynamic = ELFFile(file).get_section_by_name(".dynamic")
+            tags = [(tag.entry.d_tag, getattr(tag, "needed", None)) for tag in dynamic.iter_tags()]
+        assert {needed for name, needed in tags if name == "DT_NEEDED"} <= C_LIBRARIES, library
+        assert not [name for name, _ in tags if name in ("DT_RPATH", "DT_RUNPATH")], library
+
+
+def _libraries(dist: metadata.Distribution) -> list[str]:
+    """The launcher, and in a wheel with Composable Kernel its planner."""
+    build = json.loads(Path(str(dist.locate_file("flash_attn/_build_info.json"))).read_text(encoding="utf-8"))
+    return [*([PLANNER] if build["backend"] == "ck" else []), LAUNCHER]
 
 
 def test_sizes(stores: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
@@ -97,7 +105,8 @@ def test_manifests(stores: dict[str, Path], build_info: dict[str, Any]) -> None:
             names = set(archive.namelist())
         assert manifest["target"] == target
         assert f"{manifest['compiler']['name']} {manifest['compiler']['version']}" == build_info["compiler"]
-        assert names == {"manifest.json", *(f"{kernel}.co" for kernel in manifest["kernels"])}
+        images = {entry.get("image", kernel) for kernel, entry in manifest["kernels"].items()}
+        assert names == {"manifest.json", *(f"{image}.co" for image in images)}
 
 
 def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
@@ -121,7 +130,7 @@ def test_code_objects_are_for_their_target(
         with zipfile.ZipFile(path) as archive:
             kernels = json.loads(archive.read("manifest.json"))["kernels"]
             for name, kernel in kernels.items():
-                image = archive.read(f"{name}.co")
+                image = archive.read(f"{kernel.get('image', name)}.co")
                 assert hashlib.sha256(image).hexdigest() == kernel["sha256"], f"{target} {name}"
                 if target.startswith("sm_"):
                     _check_cuda(image, target, kernel, name)
@@ -151,7 +160,11 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
     (described_kernel,) = (each for each in described["amdhsa.kernels"] if each[".name"] == kernel["symbol"])
     assert kernel["threads"] <= described_kernel[".max_flat_workgroup_size"], name
     sizes = {"P": 8, "0": 8, "i": 4, "I": 8, "f": 4, "d": 8}
-    assert sum(sizes[letter] for letter in kernel["params"]) <= described_kernel[".kernarg_segment_size"], name
+    if (params := kernel["params"]).startswith("B"):
+        explicit = [each for each in described_kernel[".args"] if not each[".value_kind"].startswith("hidden_")]
+        assert [each[".size"] for each in explicit] == [int(params[1:])], name
+    else:
+        assert sum(sizes[letter] for letter in params) <= described_kernel[".kernarg_segment_size"], name
 
 
 def _amd_metadata(image: bytes) -> dict[str, Any]:

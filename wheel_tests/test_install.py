@@ -40,6 +40,9 @@ def test_built_for_this_python(build_info: dict[str, Any]) -> None:
     assert build_info["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def test_license_is_there(dist: metadata.Distribution) -> None:
-    (name,) = dist.metadata.get_all("License-File") or ()
-    assert "BSD 3-Clause" in (dist.read_text(f"licenses/{name}") or "")
+def test_licenses_are_there(dist: metadata.Distribution) -> None:
+    names = dist.metadata.get_all("License-File") or []
+    texts = [dist.read_text(f"licenses/{name}") or "" for name in sorted(names)]
+    assert len(texts) == 2
+    assert "BSD 3-Clause" in texts[0]
+    assert "MIT License" in texts[1]

@@ -24,6 +24,7 @@ _Static_assert(sizeof(long) == 8 && sizeof(void *) == 8, "arguments are packed f
 
 enum {
     MAX_PARAMS = 64,
+    MAX_STRUCTURE = 4096, /* bytes of all arguments of a kernel, in both drivers */
     MAX_THREADS = 1024,
     LEADING = 5,              /* device, stream, grid_x, grid_y, grid_z */
     CAPTURE_MODE_RELAXED = 2, /* the same number in both drivers, as are all of these */
@@ -449,6 +450,7 @@ struct kernel {
     void **functions;     /* one a device, allocated by the first load; entries are published once */
     unsigned shared;
     unsigned threads;
+    unsigned structure;   /* bytes of the one argument of params such as "B216", else 0 */
     unsigned char total;  /* arguments of the kernel */
     unsigned char passed; /* those that the caller passes; the rest are null pointers */
     char letters[MAX_PARAMS];
@@ -650,6 +652,16 @@ kernel_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
     union slot slots[MAX_PARAMS];
     void *addresses[MAX_PARAMS];
     int index = 0;
+    if (self->structure != 0) {
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(arguments[LEADING], &bytes, &size) < 0)
+            return NULL;
+        if (size != (Py_ssize_t)self->structure)
+            return PyErr_Format(PyExc_ValueError, "kernel %s: argument 0 has %zd bytes, wanted %u",
+                                self->name_text, size, self->structure);
+        addresses[index++] = bytes;
+    }
     for (; index < self->passed; index++) {
         addresses[index] = &slots[index];
         if (!pack_argument(self->letters[index], arguments[LEADING + index], &slots[index])) {
@@ -759,6 +771,18 @@ parse_params(struct kernel *self)
     const char *params = PyUnicode_AsUTF8AndSize(self->params, &length);
     if (params == NULL)
         return 0;
+    if (params[0] == 'B') {
+        char *end;
+        unsigned long size = strtoul(params + 1, &end, 10);
+        if (params[1] < '1' || params[1] > '9' || end != params + length || size > MAX_STRUCTURE) {
+            PyErr_Format(PyExc_ValueError, "kernel %s: params %R, B wants a number of bytes from 1 to %d",
+                         self->name_text, self->params, MAX_STRUCTURE);
+            return 0;
+        }
+        self->structure = (unsigned)size;
+        self->total = self->passed = 1;
+        return 1;
+    }
     if (length > MAX_PARAMS) {
         PyErr_Format(PyExc_ValueError, "kernel %s: %zd params, at most %d", self->name_text, length,
                      MAX_PARAMS);
@@ -882,7 +906,7 @@ kernel_get_unsigned(PyObject *object, void *offset)
 static PyGetSetDef kernel_getset[] = {
     {"name", kernel_get_object, NULL, "What errors call the kernel.", OFFSET(name)},
     {"symbol", kernel_get_object, NULL, "Its name in the image.", OFFSET(symbol)},
-    {"params", kernel_get_object, NULL, "One letter an argument.", OFFSET(params)},
+    {"params", kernel_get_object, NULL, "One letter an argument, or B and a number of bytes.", OFFSET(params)},
     {"shared", kernel_get_unsigned, NULL, "Dynamic shared memory, bytes a block.", OFFSET(shared)},
     {"threads", kernel_get_unsigned, NULL, "Threads a block.", OFFSET(threads)},
     {NULL, NULL, NULL, NULL, NULL},
@@ -901,7 +925,8 @@ PyDoc_STRVAR(
     kernel_doc,
     "Kernel(image, symbol, params, shared, threads, name)\n--\n\n"
     "One kernel of a code object. params has a letter an argument: P address or None, i int32, I int64,\n"
-    "f float32, d float64; trailing 0: a null pointer that launch() adds by itself. At most 64.\n"
+    "f float32, d float64; trailing 0: a null pointer that launch() adds by itself. At most 64. Or it is\n"
+    "B and a number: the one argument is a structure of so many bytes, which launch() takes as bytes.\n"
     "shared: bytes of dynamic shared memory, threads: 1 to 1024 a block. Raises ValueError.");
 
 static PyType_Slot kernel_slots[] = {

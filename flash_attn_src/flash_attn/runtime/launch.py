@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flash_attn.runtime import store
+from flash_attn.runtime import recording, store
 from flash_attn.runtime.store import KernelError
 from flash_attn.runtime.variants import Variant
 
@@ -101,7 +101,9 @@ class JitKernel:
 
 
 def device_target(device: int) -> str:
-    """The GPU target of a torch device: "gfx942", "sm_90"."""
+    """The GPU target of a torch device: "gfx942", "sm_90"; of a recording, the one that it pretends."""
+    if recording.current is not None:
+        return recording.current.target
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return str(properties.gcnArchName).split(":")[0]
@@ -120,6 +122,7 @@ def triton_problem() -> str | None:
 
 
 _kernels: dict[tuple[int, Variant], StoreKernel | JitKernel] = {}
+_stored: dict[tuple[int, str], StoreKernel] = {}
 _lock = threading.Lock()
 _warned: set[str] = set()
 
@@ -135,6 +138,22 @@ def kernel(device: int, variant: Variant) -> StoreKernel | JitKernel:
             found = _kernels.get((device, variant))
             if found is None:
                 found = _kernels[device, variant] = _find(device, variant)
+    return found
+
+
+def stored(device: int, name: str) -> StoreKernel:
+    """A kernel of the store by its name, which no JIT could make. Raises KernelError where the store lacks it."""
+    found = _stored.get((device, name))
+    if found is None:
+        target = device_target(device)
+        archive = store.open_store(target)
+        if archive is None or name not in archive.kernels:
+            raise KernelError(
+                f"this flash_attn has no kernel {name} for {target} (device {device}). Build a wheel that has it: "
+                f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh <flash-attn> <python> <torch> <rocm>"
+            )
+        with _lock:
+            found = _stored.setdefault((device, name), StoreKernel(archive, name))
     return found
 
 

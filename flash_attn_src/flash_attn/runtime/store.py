@@ -42,10 +42,11 @@ class Store:
         self.compiler: dict[str, str] = manifest["compiler"]
 
     def image(self, name: str) -> bytes:
-        """The code object of a variant, checked against its digest."""
+        """The code object that holds a kernel, alone or among others, checked against its digest."""
+        file = self.kernels[name].get("image", name)
         try:
             with zipfile.ZipFile(self.path) as archive:
-                image = archive.read(f"{name}.co")
+                image = archive.read(f"{file}.co")
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise KernelError(f"{name} cannot be read from {self.path} ({error}): reinstall the wheel") from error
         digest = hashlib.sha256(image).hexdigest()

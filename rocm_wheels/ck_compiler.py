@@ -1,0 +1,127 @@
+"""Compiles one translation unit of Composable Kernel instances for one GPU target, device code only."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels import ck_sources, ck_toolchain, codeobject
+from rocm_wheels.ck_instances import Instance
+from rocm_wheels.errors import CompileFailed
+from rocm_wheels.sources import FLASH_ATTN_SRC
+from rocm_wheels.triton_compiler import instruction_mix
+
+SOURCES = ("csrc/ck/device.hpp", "csrc/ck/kernels.hpp", "csrc/ck/compat/hip/hip_fp16.h")
+
+# Options of ck_tile that change what a kernel computes or what its arguments mean: the planner is built with them too.
+DEFINES = (
+    "-DNDEBUG",
+    "-D__HIP_PLATFORM_AMD__=1",
+    "-DCK_TILE_FMHA_FWD_FAST_EXP2=1",
+    # Rounds to nearest even, in assembly: the fastest of those that keep NaN.
+    "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=3",
+    # The builtin that ck_tile takes for clang 20 stored nothing but zeros.
+    "-DCK_TILE_USE_BUFFER_ADDRESSING_BUILTIN=0",
+)
+FLAGS = (
+    "-x", "hip", "--cuda-device-only", "-S", "-std=c++17", "-O3", "-w",
+    "-fgpu-flush-denormals-to-zero", "--no-gpu-bundle-output", "-mcode-object-version=5",
+    # Symbols and file names of a unit depend on nothing but its content.
+    "-fuse-cuid=none",
+    # Calls would need a stack: everything is inlined.
+    "-mllvm", "-amdgpu-function-calls=false",
+    # ck_tile schedules its loops by hand; as upstream, nothing moves after register allocation.
+    "-mllvm", "-enable-post-misched=0",
+)  # fmt: skip
+
+# Bytes a thread: a few registers kept in memory outside of the loop, but no object on a stack.
+_MAX_PRIVATE = 64
+
+_UNIT = "unit.hip"
+_CALLS = re.compile(r"^\s+(s_swappc_b64|s_call_b64)\b", re.MULTILINE)
+
+
+def source(instances: Sequence[Instance]) -> str:
+    """The translation unit of some instances, one a line from the second line on."""
+    entries = (f"FLASH_ATTN_CK_ENTRY({instance.symbol}, {instance.type})" for instance in instances)
+    return "\n".join(('#include "device.hpp"', *entries, ""))
+
+
+def compile_unit(
+    target: str, name: str, instances: Sequence[Instance], *, cache: Path, toolchain: str
+) -> tuple[bytes, dict[str, dict[str, Any]]]:
+    """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed naming the instance."""
+    clang = ck_toolchain.find(toolchain)
+    include = ck_sources.headers(cache)
+    with tempfile.TemporaryDirectory(prefix="ck-") as directory:
+        scratch = Path(directory)
+        (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
+        common = [*clang.command, *FLAGS, f"--offload-arch={target}", *clang.flags, *DEFINES]
+        common += [*clang.library(target, scratch), f"-I{include}", f"-I{FLASH_ATTN_SRC / 'csrc' / 'ck'}"]
+        _step([*common, _UNIT, "-o", "unit.s"], scratch, target, name, instances)
+        assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
+        _step([*clang.command, *assemble], scratch, target, name, instances)
+        link = ["-shared", "--no-undefined", "--strip-all", "unit.o", "-o", "unit.co"]
+        _step([*clang.linker, *link], scratch, target, name, instances)
+        image = (scratch / "unit.co").read_bytes()
+        assembly = (scratch / "unit.s").read_text(encoding="utf-8")
+    found = codeobject.read_all(image)
+    if sorted(found) != sorted(instance.symbol for instance in instances):
+        raise CompileFailed(f"{name} for {target} came out with the kernels {', '.join(sorted(found))}")
+    entries = {}
+    for instance in instances:
+        kernel, body = found[instance.symbol], function(assembly, instance.symbol)
+        _check(target, instance, kernel, body)
+        entries[instance.name] = {
+            "symbol": instance.symbol,
+            "image": name,
+            "threads": kernel.threads,
+            "shared": 0,
+            "params": f"B{kernel.argument_bytes}",
+            "constants": {},
+            "options": {},
+            "resources": kernel.resources(),
+            "isa": instruction_mix(body),
+        }
+    return image, entries
+
+
+def function(assembly: str, symbol: str) -> str:
+    """The instructions of one kernel in an assembly text."""
+    start = assembly.index(f"\n{symbol}:")
+    return assembly[start : assembly.index("\n.Lfunc_end", start)]
+
+
+def _step(command: list[str], scratch: Path, target: str, name: str, instances: Sequence[Instance]) -> None:
+    done = ck_toolchain.run(command, scratch)
+    if done.returncode == 0:
+        return
+    # A note of the compiler points at the line of the entry that it could not make.
+    lines = {int(line) for line in re.findall(rf"{re.escape(_UNIT)}:(\d+):", done.stderr)}
+    blamed = [instance.name for line, instance in enumerate(instances, 2) if line in lines]
+    what = ", ".join(blamed or (instance.name for instance in instances))
+    if done.returncode < 0:
+        raise CompileFailed(
+            f"{what} for {target}: the compiler was ended by signal {-done.returncode}",
+            remedy="if memory was short, run it again with a smaller MAX_JOBS: what was compiled is kept",
+        )
+    errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-20:]
+    raise CompileFailed(f"{what} (unit {name}) for {target} did not compile:\n" + "\n".join(errors[:20]))
+
+
+def _check(target: str, instance: Instance, kernel: codeobject.CodeObject, body: str) -> None:
+    """What every kernel has to be: for the target, without calls and stack objects, of one argument."""
+    wrong = []
+    if kernel.target != target:
+        wrong.append(f"it is for {kernel.target}")
+    if calls := _CALLS.search(body):
+        wrong.append(f"it calls functions ({calls[1]})")
+    if kernel.private > _MAX_PRIVATE:
+        wrong.append(f"it uses {kernel.private} bytes of private memory a thread")
+    if kernel.arguments != 1:
+        wrong.append(f"it takes {kernel.arguments} arguments")
+    if wrong:
+        raise CompileFailed(f"{instance.name} for {target} came out wrong: {'; '.join(wrong)}")

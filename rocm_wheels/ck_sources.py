@@ -1,0 +1,153 @@
+"""The headers of Composable Kernel: one locked archive, fetched by pip, unpacked into the cache and fixed there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.tables import Table, parse
+
+DATA_FILE = Path(__file__).with_name("composable_kernel.toml")
+
+# pip asks a source distribution for its metadata before it hands it over, and flash-attn's setup.py imports torch
+# to give it: names alone, of which nothing is called when the build of the extension is switched off.
+_TORCH_STAND_IN = """\
+import sys, types
+__version__ = "0"
+class _Name(type):
+    pass
+extension = types.ModuleType("torch.utils.cpp_extension")
+for name in ("BuildExtension", "CppExtension", "CUDAExtension"):
+    setattr(extension, name, _Name(name, (), {}))
+extension.CUDA_HOME = extension.ROCM_HOME = None
+extension.IS_HIP_EXTENSION = False
+utils = types.ModuleType("torch.utils")
+utils.cpp_extension = extension
+sys.modules["torch.utils"], sys.modules["torch.utils.cpp_extension"] = utils, extension
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """Replace the one occurrence of `find` in `file`, because of `why`."""
+
+    file: str
+    why: str
+    find: str
+    put: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A locked source distribution and the fixes to what is used of it."""
+
+    package: str
+    version: str
+    sha256: str
+    directory: str
+    fixes: tuple[Fix, ...]
+
+    @property
+    def key(self) -> str:
+        """Digest of the archive and the fixes: other bytes in, another key."""
+        texts = [self.sha256, self.directory, *(part for fix in self.fixes for part in (fix.file, fix.find, fix.put))]
+        return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+@cache
+def load(path: Path = DATA_FILE) -> Source:
+    """Reads the data file. DataError if its content is wrong."""
+    root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
+    table = root.table("source")
+    source = Source(
+        package=table.text("package"),
+        version=table.version("version"),
+        sha256=table.text("sha256"),
+        directory=table.text("directory"),
+        fixes=tuple(Fix(**fix) for fix in root.get("fix", list)),
+    )
+    table.finish()
+    root.finish()
+    return source
+
+
+def headers(cache: Path) -> Path:
+    """The include directory with the fixed ck_tile headers; fetched once, then found in the cache.
+
+    Raises MissingTool where pip cannot fetch the archive, DataError where its digest or a fix's anchor is wrong.
+    """
+    source = load()
+    place = cache / "composable_kernel" / source.key[:16]
+    if (place / "include").is_dir():
+        return place / "include"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ck-", dir=place.parent) as scratch:
+        tree = Path(scratch) / "tree"
+        _unpack(_fetch(source, Path(scratch)), source, tree)
+        apply(source.fixes, tree / "include")
+        try:
+            tree.rename(place)
+        except OSError:
+            # Another process was faster; what it put there is the same.
+            if not (place / "include").is_dir():
+                raise
+    return place / "include"
+
+
+def apply(fixes: Sequence[Fix], include: Path) -> None:
+    """Makes the fixes in an unpacked include directory. DataError unless each anchor occurs exactly once."""
+    for fix in fixes:
+        path = include / fix.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if (found := text.count(fix.find)) != 1:
+            raise DataError(
+                f"{DATA_FILE.name}: the anchor of a fix occurs {found} times in {fix.file}, not once: {fix.why}",
+                remedy="these headers are of another revision: look whether the fix is in them already",
+            )
+        path.write_text(text.replace(fix.find, fix.put), encoding="utf-8")
+
+
+def _fetch(source: Source, scratch: Path) -> Path:
+    """The archive, downloaded by pip by name and checked against its digest."""
+    stand_in, output = scratch / "stand-in" / "torch", scratch / "archive"
+    stand_in.mkdir(parents=True)
+    (stand_in / "__init__.py").write_text(_TORCH_STAND_IN, encoding="utf-8")
+    requirement = f"{source.package}=={source.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-build-isolation", "--no-binary", ":all:", "--dest", str(output), requirement]
+    env = {**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "PYTHONPATH": str(stand_in.parent)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    archives = list(output.glob("*.tar.gz"))
+    if done.returncode != 0 or len(archives) != 1:
+        raise MissingTool(
+            f"pip could not fetch {requirement}, which holds the headers of Composable Kernel:\n{done.stderr.strip()}",
+            remedy="look at pip's own settings (index, proxy); the archive is needed once, then it is in the cache",
+        )
+    digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
+    if digest != source.sha256:
+        raise DataError(f"{archives[0].name} has sha256 {digest}, {DATA_FILE.name} wants {source.sha256}")
+    return archives[0]
+
+
+def _unpack(archive: Path, source: Source, tree: Path) -> None:
+    """include/ck_tile of the archive's Composable Kernel, without what surrounds it."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+            content = tar.extractfile(member)
+            if content is None or not path.is_relative_to(f"{source.directory}/include/ck_tile"):
+                continue
+            target = tree / path.relative_to(source.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as output:
+                shutil.copyfileobj(content, output)

@@ -1,0 +1,117 @@
+"""Composable Kernel compiled for real: a few kernels for two targets, read back and compared with the planner."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import ck_compiler, ck_instances, ck_planner, ck_toolchain, codeobject, inspect_store, kernels, sources
+from rocm_wheels.errors import CompileFailed, MissingTool
+
+# Kept from run to run: what is in it depends on its key alone.
+CACHE = sources.ROOT / "build" / "test-cache"
+# One kernel with matrix instructions, and the small ones of another target.
+SUBSETS = {"gfx942": "fwd-bf16-d64-batch", "gfx950": "dot-bf16-d32-*"}
+
+
+@pytest.fixture(scope="session")
+def stores() -> dict[str, Path]:
+    return {
+        target: kernels.compile_store([target], cache=CACHE, jobs=2, only=only, backend="ck")[target]
+        for target, only in SUBSETS.items()
+    }
+
+
+def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
+    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = sources.module("runtime.ck_planner")
+    planner.library.cache_clear()
+    monkeypatch.setattr(planner, "PATH", ck_planner.build(tmp_path, cache=CACHE))
+    planned = planner.kernels()
+    planner.library.cache_clear()
+    for target, path in stores.items():
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+            images = {
+                name.removesuffix(".co"): archive.read(name) for name in archive.namelist() if name != "manifest.json"
+            }
+        assert manifest["compiler"]["name"] == "ziglang"
+        assert set(manifest["kernels"]) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
+        for name, entry in manifest["kernels"].items():
+            image = images[entry["image"]]
+            assert str(sources.ROOT).encode() not in image
+            kernel = codeobject.read_all(image)[entry["symbol"]]
+            assert kernel.target == target
+            assert entry["params"] == f"B{kernel.argument_bytes}" == f"B{planned[name]}"
+            assert (kernel.arguments, kernel.private, kernel.vgpr_spills) == (1, 0, 0)
+            assert entry["threads"] == kernel.threads
+            assert entry["isa"].get("mfma", 0) > 0 or not name.startswith("fwd")
+            assert "scratch" not in entry["isa"]
+
+
+def test_inspect_shows_each_kernel_of_an_object(stores: dict[str, Path]) -> None:
+    report = inspect_store.report(stores["gfx950"])
+    assert "dot-bf16-d32-batch" in report
+    assert "dot-bf16-d32-group" in report
+    assert report.startswith("gfx950: 2 kernels")
+
+
+def test_a_failing_instance_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, (good, bad)), *_ = ck_instances.units("dot-fp16-d32-*")
+    entries = ck_compiler.source((good, bad)).replace("BackwardDot<fp16, 32, true>", "BackwardDot<fp16, 31, true>")
+    monkeypatch.setattr(ck_compiler, "source", lambda _: entries)
+    with pytest.raises(CompileFailed, match=r"^dot-fp16-d32-group \(unit some\) for gfx942 did not compile:\n.*error:"):
+        ck_compiler.compile_unit("gfx942", "some", (good, bad), cache=CACHE, toolchain="pypi")
+
+
+def test_a_kernel_that_calls_or_keeps_objects_in_memory_is_refused() -> None:
+    instance = ck_instances.table()[0]
+    kernel = codeobject.CodeObject(
+        target="gfx942", symbol=instance.symbol, arguments=1, vgprs=1, agprs=0, sgprs=1, vgpr_spills=0, sgpr_spills=0,
+        private=208, lds=0,
+    )  # fmt: skip
+    with pytest.raises(CompileFailed, match=r"calls functions \(s_swappc_b64\); it uses 208 bytes of private memory"):
+        ck_compiler._check("gfx942", instance, kernel, "\n\ts_swappc_b64 s[30:31], s[0:1]\n")
+    with pytest.raises(CompileFailed, match="it is for gfx942"):
+        ck_compiler._check("gfx950", instance, kernel, "")
+
+
+def test_the_body_of_one_kernel() -> None:
+    assembly = "\na:\n\ts_nop 0\n.Lfunc_end0:\n\nab:\n\tv_nop\n.Lfunc_end1:\n"
+    assert ck_compiler.function(assembly, "a").split() == ["a:", "s_nop", "0"]
+    assert ck_compiler.function(assembly, "ab").split() == ["ab:", "v_nop"]
+
+
+def test_rocm_without_its_clang_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    with pytest.raises(MissingTool, match=f"ROCm's clang is missing: no {tmp_path}/llvm/bin/clang"):
+        ck_toolchain._rocm()
+
+
+def test_rocms_clang_brings_its_own_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tools = tmp_path / "llvm" / "bin"
+    tools.mkdir(parents=True)
+    for tool in ("clang", "ld.lld"):
+        path = tools / tool
+        path.write_text("#!/bin/sh\necho 'AMD clang version 18.0.0git (roc-6.2)'\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    clang = ck_toolchain._rocm()
+    assert (clang.version, clang.command) == ("ROCm clang 18.0.0git", (str(tools / "clang"),))
+    assert clang.library("gfx942", tmp_path) == []
+
+
+def test_the_same_unit_gives_the_same_bytes(stores: dict[str, Path], tmp_path: Path) -> None:
+    with zipfile.ZipFile(stores["gfx950"]) as archive:
+        (name,) = (name for name in archive.namelist() if name != "manifest.json")
+        before = archive.read(name)
+    shutil.copytree(CACHE / "composable_kernel", tmp_path / "composable_kernel")
+    again = kernels.compile_store(["gfx950"], cache=tmp_path, jobs=1, only=SUBSETS["gfx950"], backend="ck")["gfx950"]
+    assert again.read_bytes() == stores["gfx950"].read_bytes()
+    with zipfile.ZipFile(again) as archive:
+        assert archive.read(name) == before

@@ -1,0 +1,77 @@
+"""A wheel with Composable Kernel, without a GPU: whole calls are planned, and every launch has its kernel."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore:the CK backend cannot do:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _only_ck(build_info: dict[str, Any]) -> None:
+    if build_info["backend"] != "ck":
+        pytest.skip("the wheel is without Composable Kernel")
+
+
+@pytest.fixture
+def stores(package: Path) -> dict[str, dict[str, Any]]:
+    """Target -> its kernels."""
+    found = {}
+    for path in sorted((package / "_kernels").glob("*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            found[path.stem] = json.loads(archive.read("manifest.json"))["kernels"]
+    return found
+
+
+@pytest.fixture
+def kernels(stores: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The kernels of one target: all have the same."""
+    return next(iter(stores.values()))
+
+
+def test_every_planned_kernel_is_there_with_its_argument(stores: dict[str, dict[str, Any]]) -> None:
+    from flash_attn.runtime import ck_planner
+
+    planned = {name: f"B{size}" for name, size in ck_planner.kernels().items()}
+    assert planned
+    for target, kernels in stores.items():
+        held = {name: entry["params"] for name, entry in kernels.items() if entry["params"].startswith("B")}
+        assert held == planned, target
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_forward_and_backward(
+    kernels: dict[str, Any], dtype: torch.dtype, head_dim: int, causal: bool, dropout_p: float
+) -> None:
+    from flash_attn.runtime import recording
+
+    q = torch.randn(2, 33, 4, head_dim, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(2, 65, 2, head_dim, dtype=dtype, requires_grad=True) for _ in range(2))
+    with recording.record("gfx942") as launches:
+        flash_attn.flash_attn_func(q, k, v, dropout_p=dropout_p, causal=causal).sum().backward()
+    assert [launch.kernel.split("-")[0] for launch in launches] == ["fwd", "dot", "dqdkdv", "convert"]
+    for launch in launches:
+        assert kernels[launch.kernel]["params"] == f"B{len(launch.argument)}"
+        assert kernels[launch.kernel]["symbol"] == "ck_" + launch.kernel.replace("-", "_")
+
+
+def test_decoding(kernels: dict[str, Any]) -> None:
+    from flash_attn.runtime import recording
+
+    q = torch.randn(2, 1, 8, 128, dtype=torch.bfloat16)
+    cache = torch.randn(2, 300, 2, 128, dtype=torch.bfloat16)
+    new = torch.randn(2, 1, 2, 128, dtype=torch.bfloat16)
+    with recording.record("gfx942") as launches:
+        flash_attn.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=100)
+    assert [launch.kernel.split("-")[0] for launch in launches] == ["appendkv", "splitkv", "combine"]
+    assert all(kernels[launch.kernel]["params"] == f"B{len(launch.argument)}" for launch in launches)
