@@ -41,7 +41,7 @@ def _wanted(
     )
     z_losses = (square * (exact * scale).logsumexp(1).square()).masked_fill(labels == -100, 0.0)
     losses = losses + z_losses
-    weights = torch.arange(1, len(losses) + 1, device=DEVICE, dtype=torch.float64)
+    weights = torch.arange(1, len(losses) + 1, device=losses.device, dtype=torch.float64)
     return losses.detach(), z_losses.detach(), torch.autograd.grad(losses, exact, weights)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -80,7 +81,8 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
             got = [out, lse, *copies]
             for name, value, best, worse in zip(("out", "lse", "k", "v"), got, exact, rough, strict=True):
                 where = f"{name} {batch}x{seqlen_q}x{capacity}, {num_splits} splits"
-                assert_close(where, value, best, rough=worse, tiny=2e-5)
+                # Three times: rotary embedding rounds once more. Upstream's own bar of these tests.
+                assert_close(where, value, best, rough=worse, factor=3.0, tiny=2e-5)
 
 
 def _decoding(batch: int, capacity: int) -> dict[str, torch.Tensor]:
@@ -104,13 +106,15 @@ def test_a_graph_of_a_step_follows_the_lengths() -> None:
     flash_attn_with_kvcache(**{name: x.clone() for name, x in tensors.items()}, causal=True)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode("error")
-        try:
+    try:
+        with torch.cuda.graph(graph):
             out = flash_attn_with_kvcache(**tensors, causal=True)
             tensors["cache_seqlens"] += 301
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     for step in range(10):
         graph.replay()
         eager["cache_seqlens"] = start + 301 * step

@@ -192,6 +192,16 @@ EXTRAS = {
 }
 
 
+@pytest.mark.skipif(GPU, reason="a GPU has the rounding of its own target")
+@pytest.mark.usefixtures("_tiles")
+def test_rounding_by_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 on targets without an instruction for it is as good as rounding to even."""
+    assert tuning.half_up("gfx942")
+    assert not tuning.half_up(launch.INTERPRETED)
+    monkeypatch.setattr(launch, "INTERPRETED", "gfx942")
+    _check(2, 37, 45, 2, 2, 32, torch.bfloat16, Options(causal=True))
+
+
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

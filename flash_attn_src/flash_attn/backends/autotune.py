@@ -1,8 +1,9 @@
 """FLASH_ATTENTION_TRITON_AMD_AUTOTUNE=TRUE: searches the launch configuration of each kind of call on this GPU.
 
 The first call of a kind compiles and times the candidates of `tuning.candidates` with Triton's JIT, beside the
-kernel that would run without the search, and keeps the winner on disk, per device, kernel and shape class, so that
-the search happens once on a machine. Any configuration gives a right result: tuning changes time alone.
+table's own configuration, and keeps the winner on disk, per device, kernel and shape class, so that the search
+happens once on a machine. Where none is faster, the wheel's kernels run. Any configuration gives a right result:
+tuning changes time alone.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: 
             if device >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
             standing = backend.find(*key)
-            _kernels[tuned] = tuple(
-                _best(i, standing, key, shape, call) if op != "bwd-delta" else standing[i] for i, op in enumerate(ops)
-            )
+            # All of one call are of one kind, which take their arguments in the same form.
+            own = tuple(launch.JitKernel(kernel.variant, _target(device)) for kernel in standing)
+            best = tuple(own[i] if op == "bwd-delta" else _best(i, own, key, shape, call) for i, op in enumerate(ops))
+            _kernels[tuned] = standing if best == own else best
         backend.remember(key, _kernels[tuned])
 
 
@@ -103,7 +105,7 @@ def _best(index: int, standing: tuple[Any, ...], key: tuple[Any, ...], shape: st
     """The fastest kernel in place `index` of the standing ones."""
     device = key[1]
     variant = standing[index].variant
-    target = "gfx942" if device < 0 else launch.device_target(device)
+    target = _target(device)
     entry = f"{variant.name} {shape}"
     store = _store(device)
     kept = _read(store).get(entry)
@@ -111,6 +113,7 @@ def _best(index: int, standing: tuple[Any, ...], key: tuple[Any, ...], shape: st
         return standing[index] if kept["config"] is None else launch.JitKernel(variant, target, _config(kept["config"]))
 
     candidates = tuning.candidates(target, variant)
+    backend.remember(key, standing)
     best, best_config, best_ms = standing[index], None, _milliseconds(call, device)
     for number, config in enumerate(candidates, 1):
         print(f"flash_attn: tuning {entry}: {number}/{len(candidates)}, best {best_ms:.3f} ms", file=sys.stderr)
@@ -126,6 +129,10 @@ def _best(index: int, standing: tuple[Any, ...], key: tuple[Any, ...], shape: st
     backend.remember(key, standing)
     _write(store, entry, {"config": best_config, "milliseconds": round(best_ms, 4)})
     return best
+
+
+def _target(device: int) -> str:
+    return launch.INTERPRETED if device < 0 else launch.device_target(device)
 
 
 def _config(fields: list[Any]) -> Config:

@@ -121,6 +121,9 @@ def triton_problem() -> str | None:
     return None
 
 
+# The target whose constants Triton's interpreter runs the kernels with.
+INTERPRETED = "gfx950"
+
 _kernels: dict[tuple[int, Variant], StoreKernel | JitKernel] = {}
 _stored: dict[tuple[int, str], StoreKernel] = {}
 _lock = threading.Lock()
@@ -159,7 +162,7 @@ def stored(device: int, name: str) -> StoreKernel:
 
 def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     if device < 0:  # Triton's interpreter, which takes CPU tensors
-        return JitKernel(variant, "gfx950")
+        return JitKernel(variant, INTERPRETED)
     target = device_target(device)
     archive = store.open_store(target)
     if archive is not None and variant.name in archive.kernels:
