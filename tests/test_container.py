@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status:
 
 
 def test_without_docker_it_says_so(tmp_path: Path) -> None:
-    for name in ("bash", "env", "python3", "dirname", "cat", "sed"):
+    (tmp_path / "python3").symlink_to(sys.executable)
+    for name in ("bash", "env", "dirname", "cat", "sed"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = script("2.8.3", "3.11", "2.5.1", "6.2", "--docker", cwd=tmp_path, path=str(tmp_path))
     assert done.returncode == 5
