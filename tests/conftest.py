@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,11 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty at first, and shared by the tests that build wheels: nothing is compiled twice in a run."""
-    return tmp_path_factory.mktemp("cache")
+    """Empty at first, and shared by the tests that build wheels, in every process that runs tests."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "kernel-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
