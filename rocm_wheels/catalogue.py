@@ -29,7 +29,8 @@ def from_directory(directory: Path) -> list[Wheel]:
 
     DataError if a wheel is none of ours, has no verdict beside it, or the verdict is about other bytes.
     """
-    wheels = [local_wheel(path) for path in sorted(directory.glob("*.whl"))]
+    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_interface(path.name)]
+    wheels = [local_wheel(path) for path in found]
     if not wheels:
         raise DataError(f"{directory} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
     return sorted(wheels)
@@ -112,7 +113,7 @@ def _assets(release: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
     """(tag, asset, the release's assets by name) of each wheel in a release."""
     there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
     for name, asset in there.items():
-        if name.endswith(".whl"):
+        if name.endswith(".whl") and not names.is_interface(name):
             yield release["tag_name"], asset, there
 
 

@@ -59,7 +59,7 @@ def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str
     if tag is not None and not found:
         raise DataError(f"there is no release {tag}", remedy="See `gh release list`.")
     assets = [asset["name"] for release in found for asset in release["assets"] if asset["state"] == "uploaded"]
-    return [name for name in assets if name.endswith(".whl")]
+    return [name for name in assets if name.endswith(".whl") and not names.is_interface(name)]
 
 
 def table(cells: Sequence[Cell], published: Sequence[str]) -> str:

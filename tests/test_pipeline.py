@@ -36,7 +36,7 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
     ran = [name for name, job in jobs.items() if job.result == "success"]
     assert ran == [*BUILDING, *REHEARSING], log
     assert all(job.result == "skipped" for name, job in jobs.items() if name not in ran)
-    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*.whl")
+    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("flash_attn-*.whl")
     verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
     assert wheel.name.startswith(f"{WHEEL}-cp311-manylinux")
     assert verdict["ok"]
