@@ -94,6 +94,11 @@ def test_dropout_draws_once() -> None:
     assert torch.equal(torch.randint(0, 1 << 30, (1,), device=DEVICE), searched)
 
 
+def test_it_is_a_whole_backend() -> None:
+    assert set(triton.__all__) <= set(autotune.__all__)
+    assert autotune.kvcache is triton.kvcache
+
+
 def test_candidates_are_neighbours() -> None:
     for variant in table("gfx942"):
         if variant.op in ("fwd", "bwd-dkdv", "bwd-dq"):

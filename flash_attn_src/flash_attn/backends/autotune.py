@@ -23,9 +23,13 @@ from typing import Any
 import torch
 
 from flash_attn.backends import triton as backend
+from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
+
+# What is not searched for is the Triton backend's own.
+__all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name", "wanted"]
 
 _SWITCH = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 _ROUNDS = 5
