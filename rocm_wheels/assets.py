@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rocm_wheels import catalogue, names
+from rocm_wheels import catalogue
 from rocm_wheels.catalogue import METADATA, VERDICT, YANKED
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
@@ -67,7 +67,10 @@ def collect(dist: Path) -> tuple[list[Wheel], list[Asset]]:
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
             Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
         ]
-    assets += [_of_file(path, final=True) for path in sorted(dist.glob("*.whl")) if names.is_interface(path.name)]
+    for interface in catalogue.interfaces_in(dist):
+        path = dist / interface.name
+        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
+        assets.append(_of_file(path, final=True))
     assets += [_of_file(path, final=False) for path in sorted(dist.glob("*.zip"))]
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)

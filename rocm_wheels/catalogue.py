@@ -7,13 +7,15 @@ import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from email.parser import HeaderParser
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from rocm_wheels import names
-from rocm_wheels.entry import Wheel
+from rocm_wheels.entry import Interface, Wheel
 from rocm_wheels.errors import DataError
 
 METADATA = ".metadata"
@@ -36,6 +38,12 @@ def from_directory(directory: Path) -> list[Wheel]:
     return sorted(wheels)
 
 
+def interfaces_in(directory: Path) -> list[Interface]:
+    """The wheels of flash-attn-3 of a directory; their URLs are their bare names."""
+    found = [path for path in sorted(directory.glob("*.whl")) if names.is_interface(path.name)]
+    return [_interface(path.name, file_sha256(path), core_metadata(path), url=path.name) for path in found]
+
+
 def local_wheel(path: Path) -> Wheel:
     """The wheel in a file, with the verdict beside it."""
     written = path.with_name(path.name + VERDICT)
@@ -56,10 +64,15 @@ def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[W
     Of wheels with the same name the one of the newest release counts. Metadata, verdicts and yanks are assets
     beside each wheel. DataError if one is missing or not what its digest says.
     """
-    oldest_first = sorted(releases, key=lambda release: (release["published_at"] or "", release["id"]))
-    newest = {asset["name"]: (tag, asset, there) for release in oldest_first for tag, asset, there in _assets(release)}
     with ThreadPoolExecutor(_FETCHES) as pool:
-        return sorted(pool.map(lambda found: _released(fetch, *found), newest.values()))
+        return sorted(pool.map(lambda found: _released(fetch, *found), _newest(releases, interfaces=False)))
+
+
+def interfaces_of(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Interface]:
+    """The wheels of flash-attn-3 of releases; the rest as with `from_releases`."""
+    with ThreadPoolExecutor(_FETCHES) as pool:
+        found = pool.map(lambda found: _released_interface(fetch, *found), _newest(releases, interfaces=True))
+        return sorted(found, key=lambda interface: interface.name)
 
 
 def load_releases(text: str) -> list[dict[str, Any]]:
@@ -109,29 +122,33 @@ def _flat(content: object) -> Iterator[Any]:
         yield content
 
 
-def _assets(release: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], dict[str, Mapping[str, Any]]]]:
-    """(tag, asset, the release's assets by name) of each wheel in a release."""
-    there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
-    for name, asset in there.items():
-        if name.endswith(".whl") and not names.is_interface(name):
-            yield release["tag_name"], asset, there
+def _newest(releases: Iterable[Mapping[str, Any]], *, interfaces: bool) -> Iterable[tuple[Any, ...]]:
+    """(tag, asset, the release's assets by name) of each wheel, by name that of the newest release."""
+    newest = {}
+    for release in sorted(releases, key=lambda release: (release["published_at"] or "", release["id"])):
+        there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
+        for name, asset in there.items():
+            if name.endswith(".whl") and names.is_interface(name) == interfaces:
+                newest[name] = release["tag_name"], asset, there
+    return newest.values()
+
+
+def _beside(fetch: Fetch, tag: str, name: str, there: Mapping[str, Mapping[str, Any]], suffix: str) -> bytes:
+    if name + suffix not in there:
+        raise DataError(
+            f"release {tag} has {name} without its {suffix}", remedy=f"Run `publish --tag {tag}` again with both."
+        )
+    other = there[name + suffix]
+    content = fetch(other)
+    known = asset_sha256(other)
+    if known is not None and hashlib.sha256(content).hexdigest() != known:
+        raise DataError(f"{name}{suffix} of release {tag} came with other bytes than its digest {known}")
+    return content
 
 
 def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> Wheel:
     name = asset["name"]
-
-    def beside(suffix: str) -> bytes:
-        if name + suffix not in there:
-            raise DataError(
-                f"release {tag} has {name} without its {suffix}", remedy=f"Run `publish --tag {tag}` again with both."
-            )
-        other = there[name + suffix]
-        content = fetch(other)
-        known = asset_sha256(other)
-        if known is not None and hashlib.sha256(content).hexdigest() != known:
-            raise DataError(f"{name}{suffix} of release {tag} came with other bytes than its digest {known}")
-        return content
-
+    beside = partial(_beside, fetch, tag, name, there)
     verdict = _verdict(name + VERDICT, beside(VERDICT))
     return _wheel(
         name,
@@ -141,6 +158,20 @@ def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[s
         verdict,
         url=_escaped(asset["browser_download_url"]),
         release=tag,
+        yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
+    )
+
+
+def _released_interface(
+    fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]
+) -> Interface:
+    name = asset["name"]
+    beside = partial(_beside, fetch, tag, name, there)
+    return _interface(
+        name,
+        asset_sha256(asset) or hashlib.sha256(fetch(asset)).hexdigest(),
+        beside(METADATA),
+        url=_escaped(asset["browser_download_url"]),
         yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
     )
 
@@ -163,9 +194,7 @@ def _wheel(
     yanked: str | None = None,
 ) -> Wheel:
     parsed = names.parse(name)
-    headers = HeaderParser().parsestr(metadata.decode())
-    if headers["Version"] != name.split("-")[1]:
-        raise DataError(f"the metadata in {name} is of version {headers['Version']}")
+    headers = _headers(name, metadata)
     return Wheel(
         name=name,
         url=url,
@@ -183,6 +212,28 @@ def _wheel(
         targets=tuple(verdict["targets"]),
         verdict=verdict,
     )
+
+
+def _interface(name: str, sha256: str, metadata: bytes, *, url: str, yanked: str | None = None) -> Interface:
+    rocm, torch, backend = names.parse_interface(name)
+    return Interface(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+        requires_python=_headers(name, metadata)["Requires-Python"] or "",
+        yanked=yanked,
+        torch=torch,
+        rocm=rocm,
+        backend=backend,
+    )
+
+
+def _headers(name: str, metadata: bytes) -> Message:
+    headers = HeaderParser().parsestr(metadata.decode())
+    if headers["Version"] != name.split("-")[1]:
+        raise DataError(f"the metadata in {name} is of version {headers['Version']}")
+    return headers
 
 
 def _verdict(name: str, content: bytes) -> dict[str, Any]:

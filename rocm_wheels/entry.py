@@ -1,4 +1,4 @@
-"""A wheel that can be installed from somewhere: where it is, what it is for, what it has passed."""
+"""Wheels that can be installed from somewhere: where they are, what they are for, what they have passed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,18 @@ from rocm_wheels.verdict import GPU, PASSED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """One wheel: where it is, what it is for, and its verdict. Size in bytes; torch is a minor version."""
+class Link:
+    """What an index says of a file, and which index: that of its ROCm and its torch, a minor version."""
 
     name: str
     url: str
     sha256: str
-    size: int
     metadata_sha256: str
     requires_python: str
     yanked: str | None
-    release: str
-    flash_attn: str
-    python: str
     torch: str
     rocm: str
     backend: str
-    targets: tuple[str, ...]
-    verdict: Mapping[str, Any]
 
     @property
     def version(self) -> str:
@@ -39,6 +33,22 @@ class Wheel:
     def directory(self) -> str:
         """Of its index: "rocm6.2/torch2.5"."""
         return f"rocm{self.rocm}/torch{self.torch}"
+
+
+class Interface(Link):
+    """A wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel(Link):
+    """One wheel of flash_attn with its verdict. Size in bytes."""
+
+    size: int
+    release: str
+    flash_attn: str
+    python: str
+    targets: tuple[str, ...]
+    verdict: Mapping[str, Any]
 
     @property
     def python_tag(self) -> str:

@@ -18,19 +18,20 @@ from packaging.utils import canonicalize_name
 
 from rocm_wheels import catalogue, names, which
 from rocm_wheels.catalogue import METADATA
-from rocm_wheels.entry import Wheel
+from rocm_wheels.entry import Interface, Link, Wheel
 from rocm_wheels.errors import DataError
 from rocm_wheels.templates import TEMPLATES, render
 from rocm_wheels.versions import Versions
 
 PROJECT = canonicalize_name(names.DISTRIBUTION)
+INTERFACE = canonicalize_name(names.INTERFACE)
 FILES = "files"
 SUMMARY = "metadata.json"
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class Anchor:
     """An anchor of a page; `data` are its data- attributes."""
 
     text: str
@@ -70,7 +71,15 @@ class Home:
         return cls(url=given.rstrip("/") + "/", repository=f"{server}/{name}")
 
 
-def build(wheels: Sequence[Wheel], out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
+def build(
+    wheels: Sequence[Wheel],
+    out: Path,
+    *,
+    interfaces: Sequence[Interface] = (),
+    versions: Versions,
+    home: Home,
+    files: Path | None = None,
+) -> None:
     """Writes the whole site into `out`, which is replaced if it is an earlier site. The same wheels, the same bytes.
 
     With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
@@ -84,12 +93,15 @@ def build(wheels: Sequence[Wheel], out: Path, *, versions: Versions, home: Home,
         site = Path(scratch) / "site"
         site.mkdir()
         if files is not None:
-            _copy_files(wheels, files, site / FILES)
-            wheels = [replace(wheel, url=f"{home.url}{FILES}/{quote(wheel.name, safe='')}") for wheel in wheels]
-        _write_index(wheels, site, home, versions, title=names.DISTRIBUTION)
+            _copy_files([*wheels, *interfaces], files, site / FILES)
+            wheels = [replace(wheel, url=_hosted(wheel, home)) for wheel in wheels]
+            interfaces = [replace(interface, url=_hosted(interface, home)) for interface in interfaces]
+        _write_index(wheels, interfaces, site, home, versions, title=names.DISTRIBUTION)
         for directory in sorted({wheel.directory for wheel in wheels}):
             here = [wheel for wheel in wheels if wheel.directory == directory]
-            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory}")
+            beside = [interface for interface in interfaces if interface.directory == directory]
+            title = f"{names.DISTRIBUTION} for {directory}"
+            _write_index(here, beside, site / directory, home, versions, title=title)
         _write(site / "index.html", chooser(wheels, versions=versions, home=home))
         _write(site / "which.py", which.standalone(home.url))
         shutil.rmtree(out, ignore_errors=True)
@@ -114,12 +126,22 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     )
 
 
-def _write_index(wheels: Sequence[Wheel], directory: Path, home: Home, versions: Versions, *, title: str) -> None:
-    """simple/, simple/flash-attn/ and metadata.json of one set of wheels."""
-    root = [Link(text=PROJECT, href=f"{PROJECT}/")]
+def _write_index(
+    wheels: Sequence[Wheel],
+    interfaces: Sequence[Interface],
+    directory: Path,
+    home: Home,
+    versions: Versions,
+    *,
+    title: str,
+) -> None:
+    """simple/ with a page of each project, and metadata.json, of one set of wheels."""
+    projects: dict[str, Sequence[Link]] = {PROJECT: wheels, **({INTERFACE: interfaces} if interfaces else {})}
+    root = [Anchor(text=project, href=f"{project}/") for project in projects]
     _write(directory / "simple" / "index.html", render("simple.html.j2", title=title, links=root))
-    page = render("simple.html.j2", title=title, links=[_link(wheel) for wheel in wheels])
-    _write(directory / "simple" / PROJECT / "index.html", page)
+    for project, links in projects.items():
+        page = render("simple.html.j2", title=title, links=[_anchor(link) for link in links])
+        _write(directory / "simple" / project / "index.html", page)
     summary = {
         "format": FORMAT,
         "url": home.url,
@@ -130,15 +152,19 @@ def _write_index(wheels: Sequence[Wheel], directory: Path, home: Home, versions:
     _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
 
-def _link(wheel: Wheel) -> Link:
-    metadata = f"sha256={wheel.metadata_sha256}"
+def _hosted(link: Link, home: Home) -> str:
+    return f"{home.url}{FILES}/{quote(link.name, safe='')}"
+
+
+def _anchor(link: Link) -> Anchor:
+    metadata = f"sha256={link.metadata_sha256}"
     # The second name of the metadata is what pip and uv of 2023 read (PEP 714).
     data = {"core-metadata": metadata, "dist-info-metadata": metadata}
-    if wheel.requires_python:
-        data["requires-python"] = wheel.requires_python
-    if wheel.yanked is not None:
-        data["yanked"] = wheel.yanked
-    return Link(text=wheel.name, href=f"{wheel.url}#sha256={wheel.sha256}", data=data)
+    if link.requires_python:
+        data["requires-python"] = link.requires_python
+    if link.yanked is not None:
+        data["yanked"] = link.yanked
+    return Anchor(text=link.name, href=f"{link.url}#sha256={link.sha256}", data=data)
 
 
 def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[str, str]]]:
@@ -179,12 +205,12 @@ def _csp_hash(text: str) -> str:
     return f"sha256-{digest}"
 
 
-def _copy_files(wheels: Sequence[Wheel], files: Path, out: Path) -> None:
+def _copy_files(links: Sequence[Link], files: Path, out: Path) -> None:
     out.mkdir()
-    for wheel in wheels:
-        source = files / wheel.name
-        shutil.copyfile(source, out / wheel.name)
-        (out / (wheel.name + METADATA)).write_bytes(catalogue.core_metadata(source))
+    for link in links:
+        source = files / link.name
+        shutil.copyfile(source, out / link.name)
+        (out / (link.name + METADATA)).write_bytes(catalogue.core_metadata(source))
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ BUILT_PLATFORM = "linux_x86_64"  # before repair
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
 # Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.
-_INTERFACE = f"{DISTRIBUTION}_3"
+INTERFACE = f"{DISTRIBUTION}_3"
 _INTERFACE_VERSION = "3.0.0"
 
 # The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
@@ -62,12 +62,20 @@ def wheel_name(cell: Cell, platform: str = BUILT_PLATFORM) -> str:
 
 def interface_wheel_name(cell: Cell) -> str:
     """The file name of the wheel of flash-attn-3 that belongs to the cell's."""
-    return f"{_INTERFACE}-{_INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
+    return f"{INTERFACE}-{_INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
 
 
 def is_interface(filename: str) -> bool:
     """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict."""
-    return filename.startswith(f"{_INTERFACE}-") and filename.endswith(".whl")
+    return filename.startswith(f"{INTERFACE}-") and filename.endswith(".whl")
+
+
+def parse_interface(filename: str) -> tuple[str, str, str]:
+    """(rocm, torch minor, backend) of a wheel of flash-attn-3. DataError if `interface_wheel_name` builds no such."""
+    match = re.fullmatch(rf"{INTERFACE}-[^-+]+\+([^-]+)-py3-none-any\.whl", filename)
+    if match is None:
+        raise DataError(f"{filename!r} is not a wheel of flash-attn-3 that was built with these sources")
+    return parse_label(match[1])
 
 
 def parse(filename: str) -> ParsedWheel:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,14 +123,18 @@ def _index(arguments: argparse.Namespace) -> int:
 
     home = index.Home.of(repository=arguments.repo, url=arguments.url)
     if arguments.dir is not None:
-        wheels = catalogue.from_directory(arguments.dir)
+        wheels, interfaces = catalogue.from_directory(arguments.dir), catalogue.interfaces_in(arguments.dir)
     else:
         # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else api.releases()
         public = [release for release in releases if not release["draft"]]
-        wheels = catalogue.from_releases(public, lambda asset: api.download(asset["browser_download_url"]))
-    index.build(wheels, arguments.out, versions=versions.load(), home=home, files=arguments.dir)
+
+        def fetch(asset: Mapping[str, Any]) -> bytes:
+            return api.download(asset["browser_download_url"])
+
+        wheels, interfaces = catalogue.from_releases(public, fetch), catalogue.interfaces_of(public, fetch)
+    index.build(wheels, arguments.out, interfaces=interfaces, versions=versions.load(), home=home, files=arguments.dir)
     print(f"{arguments.out}: {len(wheels)} wheels, for {home.url}")
     return 0
 

@@ -39,6 +39,7 @@ CELLS = [
     "2.8.3 3.12 2.9.1 6.4",
 ]
 YANKED = "2.8.3 3.12 2.9.1 6.4"
+WITH_INTERFACE = ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.10 2.10.0 7.1"]  # flash-attn-3 is the same for every Python
 # (flash-attn wanted or "", Python, torch, ROCm, label expected): the newest, ck before triton, never another cell.
 SITUATIONS = [
     ("", "3.10", "2.5", "6.2", "2.8.3+rocm62torch2.5"),
@@ -93,6 +94,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for text in CELLS:
         for backend in ("ck", "triton"):
             wheelhouse.write(directory, wheelhouse.cell(text, backend))
+    for text in WITH_INTERFACE:
+        for backend in ("ck", "triton"):
+            wheelhouse.write_interface(directory, wheelhouse.cell(text, backend))
     return directory
 
 
@@ -108,7 +112,8 @@ def site(serve: Site, dist: Path) -> Site:
     ]
     out = serve.root / "wheels"
     home = replace(HOME, url=f"{serve.url}wheels/")
-    index.build(wheels, out, versions=versions.load(), home=home, files=dist)
+    interfaces = catalogue.interfaces_in(dist)
+    index.build(wheels, out, interfaces=interfaces, versions=versions.load(), home=home, files=dist)
     for name, version in (("einops", "0.8.2"), ("torch", "2.5.1"), ("torch", "2.5.2")):
         _pure_wheel(serve.root / "ordinary" / name, name, version)
     return Site(url=home.url, root=out, asked=serve.asked)
@@ -312,6 +317,28 @@ def anchors(page: Path) -> list[dict[str, str | None]]:
     return parser.found
 
 
+def roots(directory: Path) -> list[str | None]:
+    return [anchor["href"] for anchor in anchors(directory / "simple" / "index.html")]
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_flash_attn_3_brings_the_flash_attn_of_its_label(
+    site: Site, serve: Site, consumer: Path, tmp_path: Path, installer: str
+) -> None:
+    arguments = ["--index-url", f"{serve.url}ordinary/", "--extra-index-url", site.simple("6.2", "2.5"), "flash-attn-3"]
+    if installer == "pip":
+        done = pip(tmp_path, *arguments, python=consumer)
+    else:
+        done = uv(tmp_path / "cache", "--python", str(consumer), *arguments)
+    assert done.returncode == 0, done.stderr
+    found = installed(consumer)
+    assert found["flash_attn"] == "2.8.3+rocm62torch2.5"
+    assert {name.replace("-", "_"): found[name] for name in found}["flash_attn_3"] == "3.0.0+rocm62torch2.5"
+    code = "import flash_attn_interface; print(flash_attn_interface.label)"
+    label = subprocess.run([consumer, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert label.stdout == "2.8.3+rocm62torch2.5\n"
+
+
 def test_page_of_one_cell(site: Site) -> None:
     found = anchors(site.root / "rocm6.4" / "torch2.9" / "simple" / "flash-attn" / "index.html")
     assert len(found) == 4
@@ -331,8 +358,8 @@ def test_page_of_one_cell(site: Site) -> None:
     )
     assert first["data-requires-python"] == ">=3.10"
     assert [anchor.get("data-yanked") for anchor in found] == ["wrong gradients <b>"] * 2 + [None] * 2
-    roots = [anchor["href"] for anchor in anchors(site.root / "simple" / "index.html")]
-    assert roots == ["flash-attn/"]
+    assert roots(site.root / "rocm6.4" / "torch2.9") == ["flash-attn/"]
+    assert roots(site.root) == roots(site.root / "rocm6.2" / "torch2.5") == ["flash-attn/", "flash-attn-3/"]
     assert len(anchors(site.root / "simple" / "flash-attn" / "index.html")) == 2 * len(CELLS)
 
 
@@ -380,9 +407,12 @@ def test_from_a_release_as_from_the_directory(
         command = ["index", "--repo", fake_github.REPOSITORY, "--out", str(out)]
         assert cli.main([*command, "--release-json", str(listing)]) == 0
         assert "4 wheels, for https://owner.github.io/name/" in capsys.readouterr().out
-        found = anchors(out / "rocm7.1" / "torch2.10" / "simple" / "flash-attn" / "index.html")
+        pages = out / "rocm7.1" / "torch2.10" / "simple"
+        found = anchors(pages / "flash-attn" / "index.html")
         assert [anchor.get("data-yanked") for anchor in found] == ["bad", None, None, None]
-        for anchor in found:
+        beside = anchors(pages / "flash-attn-3" / "index.html")
+        assert len(beside) == 2
+        for anchor in [*found, *beside]:
             url, _, digest = (anchor["href"] or "").partition("#sha256=")
             assert "%2B" in url
             assert hashlib.sha256(api.download(url)).hexdigest() == digest

@@ -99,7 +99,7 @@ def test_hostile_names_break_nothing(dist: Path) -> None:
     assert page.count("<details>") == page.count("</details>") == 1
     for rendered in (
         index.chooser([hostile], versions=versions.load(), home=HOME),
-        templates.render("simple.html.j2", title=HOSTILE, links=[index._link(hostile)]),
+        templates.render("simple.html.j2", title=HOSTILE, links=[index._anchor(hostile)]),
     ):
         assert "alert(1)</script>" not in rendered
         assert "<!--\n" not in rendered

@@ -21,7 +21,7 @@ import pytest
 import wheelhouse
 from fake_github import REPOSITORY, TOKEN, Hub
 
-from rocm_wheels import assets, catalogue, cli, github, names, release
+from rocm_wheels import assets, catalogue, cli, github, release
 from rocm_wheels.errors import DataError, MissingTool, PublishFailed, RocmWheelsError
 
 TAG = "v1.2.3"
@@ -202,11 +202,11 @@ def test_the_interface_wheel_goes_along(hub: Hub, tmp_path: Path) -> None:
     """It has no verdict of its own: the wheels of its label do."""
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "triton")
     wheelhouse.write(tmp_path, cell)
-    interface = tmp_path / names.interface_wheel_name(cell)
-    interface.write_bytes(b"any")
+    interface = wheelhouse.write_interface(tmp_path, cell)
     publish(hub, tmp_path)
     found = state(hub)
-    assert found["assets"][interface.name] == hashlib.sha256(b"any").hexdigest()
+    assert found["assets"][interface.name] == catalogue.file_sha256(interface)
+    assert f"{interface.name}.metadata" in found["assets"]
     (published,) = hub.releases.values()
     (sums,) = (hub.content[asset["id"]] for asset in published["assets"] if asset["name"] == assets.SUMS)
     assert interface.name in sums.decode()

@@ -62,16 +62,32 @@ def write(
     metadata = ["Metadata-Version: 2.4", "Name: flash_attn", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     path = directory / names.wheel_name(made_for, platform)
-    with zipfile.ZipFile(path, "w") as archive:
-        record = f"{info}/RECORD"
-        files = {
-            "flash_attn/__init__.py": f"label = {version!r}\nbackend = {made_for.backend!r}\n{payload}",
-            f"{info}/METADATA": "\n".join(metadata) + "\n",
-            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: false\nTag: {tag}\n",
-        }
-        files[record] = "".join(f"{name},,\n" for name in [*files, record])
-        for name, text in files.items():
-            archive.writestr(zipfile.ZipInfo(name), text)
+    module = f"label = {version!r}\nbackend = {made_for.backend!r}\n{payload}"
+    files = {"flash_attn/__init__.py": module, f"{info}/METADATA": "\n".join(metadata) + "\n"}
+    _zip(path, info, tag, files, pure=False)
     content = verdict(path.read_bytes(), path.name, targets=targets, device=device, ok=ok)
     path.with_name(path.name + catalogue.VERDICT).write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+def write_interface(directory: Path, made_for: Cell) -> Path:
+    """The wheel of flash-attn-3 that accompanies one of `write`."""
+    path = directory / names.interface_wheel_name(made_for)
+    version = path.name.split("-")[1]
+    info = f"{names.INTERFACE}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.4", "Name: flash-attn-3", f"Version: {version}", "Requires-Python: >=3.10"]
+    metadata.append(f"Requires-Dist: flash_attn=={names.version(made_for)}")
+    files = {
+        "flash_attn_interface.py": "from flash_attn import label\n",
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+    }
+    _zip(path, info, "py3-none-any", files, pure=True)
+    return path
+
+
+def _zip(path: Path, info: str, tag: str, files: dict[str, str], *, pure: bool) -> None:
+    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: {str(pure).lower()}\nTag: {tag}\n"
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
