@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What the release builds. Prints the rows of the workflow's jobs as JSON; `--list` shows them to people.
 
-Needs nothing but the standard library. What exists at all is in rocm_wheels/versions.toml.
+Needs the standard library alone, unless `--missing TAG` has to ask GitHub.
+What exists at all is in rocm_wheels/versions.toml.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -49,6 +50,7 @@ CELL = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback."""
     arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
     try:
         code: int = arguments.run(arguments)
     except RocmWheelsError as error:

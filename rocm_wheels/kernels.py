@@ -6,11 +6,13 @@ shards of one build can run on different machines, and a build for another Pytho
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -37,6 +39,7 @@ from rocm_wheels import (
 from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,10 @@ def compile_store(
     """
     wanted = units(targets, shard=shard, only=only, backend=backend, toolchain=toolchain)
     if not wanted:
-        raise CompileFailed(f"no kernel matches {only!r}", remedy="`python -m rocm_wheels compile --list` shows all")
+        raise CompileFailed(
+            f"no kernel matches {only!r}",
+            remedy="`python -m rocm_wheels inspect` shows the names in a wheel.",
+        )
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
     lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
     print(f"  {total} kernels for {', '.join(targets)}: {total - lacking} cached", flush=True)
@@ -202,9 +208,7 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
-    pool = ProcessPoolExecutor(
-        min(jobs, len(missing)), context, initializer=triton_compiler.prepare, initargs=(scratch.name,)
-    )
+    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_prepare, initargs=(scratch.name,))
     try:
         futures = {pool.submit(_compile_unit, unit, cache): unit for unit in missing}
         for done, future in enumerate(as_completed(futures), 1):
@@ -219,9 +223,22 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
             "a compiler process ended before it was done, most likely for want of memory",
             remedy=f"run it again with a smaller MAX_JOBS than {jobs}: what was compiled is kept",
         ) from error
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         scratch.cleanup()
+
+
+def _prepare(scratch: str) -> None:
+    """Set up a worker: it ends together with the compilers that it runs, when it is told to or left alone."""
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    tempfile.tempdir = scratch
+    triton_compiler.prepare(scratch)
 
 
 def _progress(done: int, total: int, started: float, unit: Unit) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,7 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("kernels/*/*.json")):
-        assert process.poll() is None, "the build ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: list(tmp_path.glob("kernels/*/*.json")))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("kernels/*/*.json")}
@@ -90,6 +87,38 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
     resumed = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=SMALL)
     assert resumed["gfx942"].read_bytes() == stores["gfx942"].read_bytes()
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_build_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Told alone, as a cancelled job is; it leaves compiled kernels, and no files where it may tidy up."""
+    (tmp_path / "scratch").mkdir()
+    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--jobs", "2"]
+    environment = {**os.environ, "ROCM_WHEELS_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "scratch")}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_for(lambda: list(tmp_path.glob("cache/kernels/*/*.json")))
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    if number != signal.SIGKILL:
+        assert said == b"error: interrupted\nRun it again: it goes on from the kernels that are compiled.\n"
+        assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def children(parent: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
