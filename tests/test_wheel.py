@@ -230,7 +230,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
 
 
 def test_the_interface_beside_a_wheel(tmp_path: Path) -> None:
-    """One module, no platform, the flash_attn of its label; the same bytes again."""
+    """Two modules, no platform, the flash_attn of its label; the same bytes again."""
     plan = fake_parts.plan("gfx942")
     built = wheel.assemble_interface(plan, tmp_path / "out")
     assert built == tmp_path / "out" / names.interface_wheel_name(plan.cell)
@@ -239,5 +239,5 @@ def test_the_interface_beside_a_wheel(tmp_path: Path) -> None:
     assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
     with zipfile.ZipFile(built) as archive:
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
-    assert modules == ["flash_attn_interface.py"]
+    assert modules == ["flash_attn_3.py", "flash_attn_interface.py"]
     assert wheel.assemble_interface(plan, tmp_path / "again").read_bytes() == built.read_bytes()

@@ -40,14 +40,22 @@ class Clients:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.wheel = cache(self._wheel)
+        self.interface = cache(self._interface)
         self.unpacked = cache(self._unpacked)
         self.environment = cache(self._environment)
 
     def _wheel(self, version: str) -> Path:
-        dist = self.directory / "dist" / version
+        return self._built(_TESTS.parent, version)
+
+    def _interface(self) -> Path:
+        """The wheel of flash-attn-3."""
+        return self._built(_TESTS.parent / "flash_attn_3", VERSIONS[-1])
+
+    def _built(self, source: Path, version: str) -> Path:
+        dist = self.directory / "dist" / source.name / version
         _run(
             *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"),
-            *("--outdir", dist, _TESTS.parent),
+            *("--outdir", dist, source),
             FLASH_ATTENTION_SKIP_CUDA_BUILD="TRUE",
             FLASH_ATTN_VERSION=version,
             FLASH_ATTN_LOCAL_VERSION=LABEL,
@@ -62,7 +70,7 @@ class Clients:
         return target
 
     def _environment(self, group: str) -> Path:
-        """The Python of an environment with a group and the newest wheel; torch and the rest are this one's."""
+        """The Python of an environment with a group and the newest wheels; torch and the rest are this one's."""
         venv = self.directory / group
         _run(sys.executable, "-m", "uv", "venv", "--quiet", "--seed", "--python", sys.executable, venv)
         (site,) = (venv / "lib").glob("python3.*/site-packages")
@@ -73,15 +81,15 @@ class Clients:
         python = venv / "bin" / "python"
         _run(
             *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--override", shared),
-            *("--group", f"{_ROOT / 'pyproject.toml'}:{group}", f"flash_attn @ {self.wheel(VERSIONS[-1]).as_uri()}"),
+            *("--group", f"{_ROOT / 'pyproject.toml'}:{group}", self.wheel(VERSIONS[-1]), self.interface()),
         )
         return python
 
-    def run(self, group: str, script: str, version: str = VERSIONS[-1]) -> str:
+    def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1]) -> str:
         """A script of clients/ under one version of flash_attn."""
         python = self.environment(group)
         path = {} if version == VERSIONS[-1] else {"PYTHONPATH": str(self.unpacked(version))}
-        return _run(python, _TESTS / "clients" / script, **path)
+        return _run(python, _TESTS / "clients" / script, *arguments, **path)
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +97,29 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     return Clients(tmp_path_factory.mktemp("clients"))
 
 
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
 @pytest.mark.parametrize("group", ["clients-transformers-4", "clients-transformers-5"])
-def test_transformers(clients: Clients, group: str) -> None:
-    said = clients.run(group, "with_transformers.py")
-    assert "flash_attention_2, cpu" in said
+def test_transformers(clients: Clients, group: str, implementation: str) -> None:
+    said = clients.run(group, "with_transformers.py", implementation)
+    assert f"{implementation}, cpu" in said
     assert said.count("12 tokens generated as by eager attention") == 3
 
 
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
-    assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version)
+    assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
 
 
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_ring_flash_attn(clients: Clients, version: str) -> None:
-    said = clients.run("clients-transformers-4", "with_ring_flash_attn.py", version)
+    said = clients.run("clients-transformers-4", "with_ring_flash_attn.py", version=version)
     assert said.count("equal to one call") == 6
     assert f"flash_attn {version}: 2 processes" in said
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_import_probes(clients: Clients, version: str) -> None:
-    said = clients.run("clients-transformers-5", "probes.py", version)
+    said = clients.run("clients-transformers-5", "probes.py", version=version)
     assert said.count("as it expects") >= 5
 
 
