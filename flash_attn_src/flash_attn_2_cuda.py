@@ -232,7 +232,8 @@ def fwd_kvcache(
     """[out, softmax_lse]; writes k_, v_ into the caches."""
     left, right = check_kvcache(
         q, kcache, vcache, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_, cache_batch_idx_, leftpad_k_, block_table_,
-        (window_size_left, window_size_right), softcap, alibi_slopes_,
+        (window_size_left, window_size_right), softcap, alibi_slopes_, softmax_scale, is_causal,
+        is_rotary_interleaved, True,
     )  # fmt: skip
     if num_splits < 0:
         raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")

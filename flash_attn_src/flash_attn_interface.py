@@ -11,7 +11,17 @@ from __future__ import annotations
 import flash_attn
 import torch
 from flash_attn import fp8
-from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen
+from flash_attn.arguments import (
+    as_int,
+    check_dense,
+    check_index,
+    check_kvcache,
+    check_packed,
+    check_varlen,
+    check_whole,
+    check_window,
+    diagnose_switches,
+)
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import is_fp8
@@ -28,6 +38,7 @@ __all__ = [
     "get_scheduler_metadata",
 ]
 
+_OUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CACHE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -40,15 +51,15 @@ def _keeps_gradients(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _check(qv: torch.Tensor | None, attention_chunk: int, num_splits: int, kept: bool) -> None:
+def _check(
+    qv: torch.Tensor | None, attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int, kept: bool
+) -> None:
     if qv is not None:
         raise NotImplementedError("qv: attention with a second query is not there, pass None")
-    if attention_chunk < 0:
-        raise ValueError(f"attention_chunk: got {attention_chunk}, wanted 0 (off) or a number of keys")
+    check_whole(attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
+    diagnose_switches(None, pack_gqa=False if pack_gqa is None else pack_gqa)
     if attention_chunk > 0 and kept:
         raise NotImplementedError("attention_chunk: it has no backward, call it under no_grad")
-    if num_splits < 0:
-        raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
 
 
 def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
@@ -58,8 +69,12 @@ def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales)
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
         if descale is None:
             descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
+        elif not isinstance(descale, torch.Tensor):
+            raise TypeError(f"{name}: got {type(descale).__name__}, wanted a float32 tensor or None")
         elif not is_fp8(q):
             raise ValueError(f"{name}: got a tensor, wanted None as q is {q.dtype}, not FP8")
+        elif descale.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of layout {descale.layout}, wanted a dense one")
         elif descale.shape != (batch, heads_k) or descale.dtype is not torch.float32 or descale.device != q.device:
             raise ValueError(
                 f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
@@ -92,7 +107,7 @@ def flash_attn_func(
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
-    pack_gqa: bool | None = None,  # noqa: ARG001
+    pack_gqa: bool | None = None,
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
@@ -101,8 +116,12 @@ def flash_attn_func(
 
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
+    left, right = check_dense(
+        *map(fp8.stand_in, (q, k, v)), 0.0, window_size, softcap, None, softmax_scale, causal, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
     kept = _keeps_gradients(q, k, v)
-    _check(qv, attention_chunk, num_splits, kept)
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, kept)
     descales = _factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if is_fp8(q):
         _refuse_chunk(attention_chunk)
@@ -110,7 +129,6 @@ def flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
     elif attention_chunk > 0 or (num_splits != 1 and not kept):
-        left, right = check_dense(q, k, v, 0.0, window_size, softcap, None, softmax_scale, causal, deterministic, False)
         out, softmax_lse = attend_to_cache(
             maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v), None, None, None, None, None, None, None,
             None, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal, left, right, softcap, True,
@@ -148,7 +166,13 @@ def flash_attn_qkvpacked_func(
     The latter needs num_heads_q, its number of query heads.
     """
     if isinstance(qkv, torch.Tensor) and qkv.dim() == 4:
-        if num_heads_q is None or not 0 < num_heads_q < qkv.shape[2] or (qkv.shape[2] - num_heads_q) % 2:
+        if qkv.layout is not torch.strided:
+            raise TypeError(f"qkv: got a tensor of layout {qkv.layout}, wanted a dense one")
+        if (
+            num_heads_q is None
+            or not 0 < as_int("num_heads_q", num_heads_q) < qkv.shape[2]
+            or (qkv.shape[2] - num_heads_q) % 2
+        ):
             raise ValueError(
                 f"num_heads_q: got {num_heads_q}, wanted the query heads among the {qkv.shape[2]} of qkv, the rest "
                 "being as many key as value heads"
@@ -184,9 +208,9 @@ def flash_attn_varlen_func(
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
-    pack_gqa: bool | None = None,  # noqa: ARG001
+    pack_gqa: bool | None = None,
     deterministic: bool = False,
-    sm_margin: int = 0,  # noqa: ARG001
+    sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> _Result:
     """flash_attn.flash_attn_varlen_func; softmax_lse is (heads, total_q).
@@ -194,16 +218,14 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
     gradient. attention_chunk raises NotImplementedError: flash_attn_with_kvcache has it for packed queries.
     """
-    kept = _keeps_gradients(q, k, v)
-    _check(qv, attention_chunk, num_splits, kept)
+    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
+    check_varlen(
+        *map(fp8.stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size,
+        softcap, None, softmax_scale, causal, deterministic, return_attn_probs, None,
+    )  # fmt: skip
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, _keeps_gradients(q, k, v))
     if attention_chunk > 0:
         raise NotImplementedError("attention_chunk: packed keys have none; flash_attn_with_kvcache has it")
-    max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    stand_ins = map(fp8._stand_in, (q, k, v))
-    check_varlen(
-        *stand_ins, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size, softcap, None,
-        softmax_scale, causal, deterministic, False, None,
-    )  # fmt: skip
     if seqused_q is not None or seqused_k is not None:
         if is_fp8(q):
             raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
@@ -229,11 +251,11 @@ def _used(
         starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
         if used is None:
             used = ends - starts
-        elif used.shape != starts.shape or used.dtype is not torch.int32 or used.device != cu_seqlens.device:
-            raise ValueError(
-                f"{name}: got {used.dtype} {tuple(used.shape)} on {used.device}, wanted int32 {tuple(starts.shape)} on "
-                f"{cu_seqlens.device}"
-            )
+        check_index(name, used, cu_seqlens, 1)
+        if used.shape != starts.shape:
+            raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {starts.shape[0]}, one a sequence")
+        if used.is_cpu and not bool(((used >= 0) & (used <= ends - starts)).all()):
+            raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {(ends - starts).tolist()}")
         stops = torch.minimum(starts + used, ends)
         offsets.append((starts, stops, ends))
     (q_starts, q_stops, q_ends), (k_starts, k_stops, _) = offsets
@@ -258,8 +280,8 @@ def flash_attn_combine(
     softmax_lse   fp32 (batch, seqlen, heads) or (total, heads)
     """
     for name, x, ranks in (("out_partial", out_partial, (4, 5)), ("lse_partial", lse_partial, (3, 4))):
-        if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32:
-            raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a float32 tensor")
+        if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32 or x.layout is not torch.strided:
+            raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a dense float32 tensor")
         if x.dim() not in ranks:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {ranks[0]} or {ranks[1]} dimensions")
     shape = tuple(out_partial.shape[1:])
@@ -270,9 +292,13 @@ def flash_attn_combine(
         )
     if out is None:
         out_dtype = out_dtype or torch.float32
-        if out_dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if out_dtype not in _OUT_DTYPES:
             raise TypeError(f"out_dtype: got {out_dtype}, wanted float32, float16 or bfloat16")
         out = torch.empty(shape, dtype=out_dtype, device=out_partial.device)
+    elif not isinstance(out, torch.Tensor) or out.layout is not torch.strided or out.dtype not in _OUT_DTYPES:
+        raise TypeError(f"out: got {getattr(out, 'dtype', type(out).__name__)}, wanted a dense floating-point tensor")
+    elif out.device != out_partial.device:
+        raise ValueError(f"out: got a tensor on {out.device}, wanted {out_partial.device} where out_partial is")
     elif tuple(out.shape) != shape or (out_dtype is not None and out.dtype is not out_dtype):
         raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, wanted {out_dtype or out.dtype} {shape}")
     packed = len(shape) == 3
@@ -316,7 +342,7 @@ def flash_attn_with_kvcache(
     rotary_interleaved: bool = True,
     scheduler_metadata: torch.Tensor | None = None,
     num_splits: int = 0,
-    pack_gqa: bool | None = None,  # noqa: ARG001
+    pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -329,15 +355,18 @@ def flash_attn_with_kvcache(
 
     Returns out, with return_softmax_lse (out, softmax_lse, out_partial, lse_partial), the last two empty.
     """
-    _check(qv, attention_chunk, num_splits, False)
-    if scheduler_metadata is not None and scheduler_metadata.dtype is not torch.int32:
-        raise TypeError(f"scheduler_metadata: got {scheduler_metadata.dtype}, wanted what get_scheduler_metadata gives")
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, False)
+    if max_seqlen_q is not None:
+        check_whole(max_seqlen_q=max_seqlen_q)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
     left, right = check_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
-        window_size, softcap, None, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, _CACHE_DTYPES,
+        window_size, softcap, None, softmax_scale, causal, rotary_interleaved, return_softmax_lse, cu_seqlens_q,
+        max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, _CACHE_DTYPES, "page_table",
     )  # fmt: skip
+    if scheduler_metadata is not None:
+        check_index("scheduler_metadata", scheduler_metadata, q, 1)
     descales = None
     if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
         if is_fp8(q) and rotary_cos is not None:
@@ -367,19 +396,19 @@ def get_scheduler_metadata(
     max_seqlen_k: int,
     num_heads_q: int,
     num_heads_kv: int,
-    headdim: int,  # noqa: ARG001
+    headdim: int,
     cache_seqlens: torch.Tensor,
     qkv_dtype: torch.dtype = torch.bfloat16,  # noqa: ARG001
     headdim_v: int | None = None,  # noqa: ARG001
     cu_seqlens_q: torch.Tensor | None = None,  # noqa: ARG001
     cu_seqlens_k_new: torch.Tensor | None = None,  # noqa: ARG001
     cache_leftpad: torch.Tensor | None = None,  # noqa: ARG001
-    page_size: int | None = None,  # noqa: ARG001
+    page_size: int | None = None,
     max_seqlen_k_new: int = 0,
-    causal: bool = False,  # noqa: ARG001
-    window_size: Window = (-1, -1),  # noqa: ARG001
-    attention_chunk: int = 0,  # noqa: ARG001
-    has_softcap: bool = False,  # noqa: ARG001
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
     num_splits: int = 0,
     pack_gqa: bool | None = None,  # noqa: ARG001
     sm_margin: int = 0,
@@ -388,6 +417,16 @@ def get_scheduler_metadata(
 
     flash_attn_with_kvcache takes it, and decides the same by itself: there is no plan to be made ahead here.
     """
+    check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, max_seqlen_k_new=max_seqlen_k_new)
+    check_whole(batch_size=batch_size, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
+    check_whole(num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, headdim=headdim, page_size=page_size or 0)
+    diagnose_switches(None, causal=causal, has_softcap=has_softcap)
+    check_window(window_size)
+    if num_heads_kv == 0 or num_heads_q % num_heads_kv:
+        raise ValueError(f"num_heads_q: got {num_heads_q}, wanted a multiple of num_heads_kv = {num_heads_kv}")
+    check_index("cache_seqlens", cache_seqlens, cache_seqlens, 1)
+    if cache_seqlens.shape[0] != batch_size:
+        raise ValueError(f"cache_seqlens: got {cache_seqlens.shape[0]} elements, wanted {batch_size} = batch_size")
     if num_splits == 0:
         packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
         units = 1

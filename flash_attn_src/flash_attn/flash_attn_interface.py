@@ -27,7 +27,7 @@ import torch
 from torch.compiler import is_compiling
 
 from flash_attn.api import BEFORE_2_7
-from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen
+from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen, check_whole
 from flash_attn.autograd import (
     FlashAttnFunc,
     FlashAttnKVPackedFunc,
@@ -375,11 +375,11 @@ def flash_attn_with_kvcache(
     """
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
-    if as_int("num_splits", num_splits) < 0:
-        raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
+    check_whole(num_splits=num_splits)
     left, right = check_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, window_size, softcap, alibi_slopes,
+        block_table, window_size, softcap, alibi_slopes, softmax_scale, causal, rotary_interleaved,
+        return_softmax_lse,
     )  # fmt: skip
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5

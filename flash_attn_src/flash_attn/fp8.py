@@ -74,9 +74,9 @@ class _Attention(torch.autograd.Function):
         return *gradients, *(None,) * 6
 
 
-def _stand_in(x: torch.Tensor) -> torch.Tensor:
+def stand_in(x: torch.Tensor) -> torch.Tensor:
     """What the checks look at: shape, device, and for FP8 the type of the result."""
-    if not isinstance(x, torch.Tensor) or not is_fp8(x):
+    if not is_fp8(x):
         return x
     return torch.empty((), dtype=torch.bfloat16, device=x.device).expand(x.shape)
 
@@ -93,16 +93,22 @@ def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int
         if not isinstance(descale, torch.Tensor) or descale.dtype is not torch.float32:
             got = getattr(descale, "dtype", type(descale).__name__)
             raise TypeError(f"descale_{name}: got {got}, wanted a float32 tensor")
-        if descale.shape != (batch, x.shape[-2]) or descale.device != x.device:
+        if descale.shape != (batch, x.shape[-2]) or descale.device != x.device or descale.layout is not torch.strided:
             raise ValueError(
-                f"descale_{name}: got {tuple(descale.shape)} on {descale.device}, wanted ({batch}, {x.shape[-2]}) "
-                f"on {x.device}"
+                f"descale_{name}: got {tuple(descale.shape)} on {descale.device}, {descale.layout}, wanted a dense "
+                f"({batch}, {x.shape[-2]}) on {x.device}"
             )
     if any(small):
         if tensors[0].is_cuda and tensors[0].dtype is not (wanted := select(tensors[0]).format_of(tensors[0])):
             raise TypeError(f"q: got {tensors[0].dtype}, wanted {wanted}, the format of this GPU")
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
+
+
+def _check_packed(qkv: torch.Tensor, ndim: int) -> None:
+    check_packed("qkv", qkv, ndim, 3)
+    if is_fp8(qkv):
+        raise TypeError(f"qkv: got {qkv.dtype}, wanted float16, bfloat16 or float32, which is cast here")
 
 
 def attend(
@@ -162,7 +168,7 @@ def flash_attn_fp8_func(
     if descale_do is not None:
         raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
     window = check_dense(
-        *map(_stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes,
+        *map(stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes,
         softmax_scale, causal, deterministic, return_attn_probs,
     )  # fmt: skip
     return attend(
@@ -183,7 +189,7 @@ def flash_attn_qkvpacked_fp8_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """flash_attn_fp8_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim)."""
-    check_packed("qkv", qkv, 5, 3)
+    _check_packed(qkv, 5)
     return flash_attn_fp8_func(
         *qkv.unbind(-3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -216,7 +222,7 @@ def flash_attn_varlen_fp8_func(
         raise NotImplementedError("block_table: attention in FP8 casts whole sequences, a paged cache is not there")
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     window = check_varlen(
-        *map(_stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size,
+        *map(stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size,
         softcap, alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     return attend(
@@ -239,7 +245,7 @@ def flash_attn_varlen_qkvpacked_fp8_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """flash_attn_varlen_fp8_func with q, k, v in one tensor (total, 3, heads, head_dim)."""
-    check_packed("qkv", qkv, 4, 3)
+    _check_packed(qkv, 4)
     return flash_attn_varlen_fp8_func(
         *qkv.unbind(-3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, deterministic, return_attn_probs,

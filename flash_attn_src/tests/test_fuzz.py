@@ -11,141 +11,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import flash_attention_amd
-import flash_attn
 import pytest
 import torch
-from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_kv_, apply_rotary_emb_qkv_
-from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
-from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+from fuzz_calls import CALLS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 Change = Callable[[Any], Any]
 
 
-def _floats(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device=DEVICE)
-
-
-def _ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=DEVICE)
-
-
-def _tail() -> dict[str, Any]:
-    return {"dropout_p": 0.0, "softmax_scale": 0.3, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
-            "alibi_slopes": _floats(4).abs(), "deterministic": False, "return_attn_probs": False}  # fmt: skip
-
-
-LENGTHS = {"cu_seqlens_q": (0, 3, 6), "cu_seqlens_k": (0, 5, 9)}
-# Function -> a right call. Every argument of it is made wrong in turn.
-CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
-    "flash_attn_func": (
-        flash_attn.flash_attn_func,
-        lambda: {"q": _floats(2, 3, 4, 8), "k": _floats(2, 5, 2, 8), "v": _floats(2, 5, 2, 8), **_tail()},
-    ),
-    "flash_attn_qkvpacked_func": (
-        flash_attn.flash_attn_qkvpacked_func,
-        lambda: {"qkv": _floats(2, 3, 3, 4, 8), **_tail()},
-    ),
-    "flash_attn_kvpacked_func": (
-        flash_attn.flash_attn_kvpacked_func,
-        lambda: {"q": _floats(2, 3, 4, 8), "kv": _floats(2, 5, 2, 2, 8), **_tail()},
-    ),
-    "flash_attn_varlen_func": (
-        flash_attn.flash_attn_varlen_func,
-        lambda: {
-            "q": _floats(6, 4, 8), "k": _floats(9, 2, 8), "v": _floats(9, 2, 8),
-            **{name: _ints(*ends) for name, ends in LENGTHS.items()},
-            "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(),
-        },
-    ),
-    "flash_attn_varlen_func, paged": (
-        flash_attn.flash_attn_varlen_func,
-        lambda: {
-            "q": _floats(6, 4, 8), "k": _floats(4, 16, 2, 8), "v": _floats(4, 16, 2, 8),
-            **{name: _ints(*ends) for name, ends in LENGTHS.items()},
-            "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(), "block_table": _ints(1, 3)[:, None],
-        },
-    ),
-    "flash_attn_varlen_qkvpacked_func": (
-        flash_attn.flash_attn_varlen_qkvpacked_func,
-        lambda: {"qkv": _floats(6, 3, 4, 8), "cu_seqlens": _ints(0, 3, 6), "max_seqlen": 3, **_tail()},
-    ),
-    "flash_attn_varlen_kvpacked_func": (
-        flash_attn.flash_attn_varlen_kvpacked_func,
-        lambda: {
-            "q": _floats(6, 4, 8), "kv": _floats(9, 2, 2, 8),
-            **{name: _ints(*ends) for name, ends in LENGTHS.items()},
-            "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(),
-        },
-    ),
-    "flash_attn_with_kvcache": (
-        flash_attn.flash_attn_with_kvcache,
-        lambda: {
-            "q": _floats(2, 1, 4, 8), "k_cache": _floats(3, 9, 2, 8), "v_cache": _floats(3, 9, 2, 8),
-            "k": _floats(2, 1, 2, 8), "v": _floats(2, 1, 2, 8),
-            "rotary_cos": _floats(9, 4), "rotary_sin": _floats(9, 4), "cache_seqlens": _ints(4, 5),
-            "cache_batch_idx": _ints(2, 0), "cache_leftpad": _ints(1, 0), "window_size": (-1, -1), "softcap": 0.0,
-            "alibi_slopes": _floats(4).abs(), "num_splits": 0,
-        },
-    ),
-    "apply_rotary_emb": (
-        apply_rotary_emb,
-        lambda: {"x": _floats(2, 3, 4, 8), "cos": _floats(7, 2), "sin": _floats(7, 2), "seqlen_offsets": 4},
-    ),
-    "apply_rotary_emb, varlen": (
-        apply_rotary_emb,
-        lambda: {
-            "x": _floats(6, 4, 8), "cos": _floats(7, 2), "sin": _floats(7, 2), "seqlen_offsets": _ints(1, 4),
-            "cu_seqlens": _ints(0, 3, 6), "max_seqlen": 3,
-        },
-    ),
-    "apply_rotary_emb_qkv_": (
-        apply_rotary_emb_qkv_,
-        lambda: {
-            "qkv": _floats(2, 3, 6, 8), "cos": _floats(7, 2), "sin": _floats(7, 2), "cos_k": _floats(7, 2),
-            "sin_k": _floats(7, 2), "seqlen_offsets": 4, "num_heads_q": 2,
-        },
-    ),
-    "apply_rotary_emb_kv_": (
-        apply_rotary_emb_kv_,
-        lambda: {"kv": _floats(2, 3, 2, 4, 8), "cos": _floats(7, 2), "sin": _floats(7, 2), "seqlen_offsets": 4},
-    ),
-    "cross_entropy_loss": (
-        cross_entropy_loss,
-        lambda: {
-            "logits": _floats(3, 7), "labels": _ints(6, 0, 2, dtype=torch.int64), "precomputed_lse": _floats(3),
-            "label_smoothing": 0.1, "logit_scale": 1.0, "lse_square_scale": 0.0, "ignore_index": -100,
-        },
-    ),
-    "layer_norm_fn": (
-        layer_norm_fn,
-        lambda: {
-            "x": _floats(3, 8), "weight": _floats(8), "bias": _floats(8), "residual": _floats(3, 8),
-            "x1": _floats(3, 8), "weight1": _floats(8), "bias1": _floats(8), "eps": 1e-5, "dropout_p": 0.0,
-            "rowscale": _floats(3), "out": _floats(3, 8),
-        },
-    ),
-    "rms_norm_fn": (
-        rms_norm_fn,
-        lambda: {"x": _floats(3, 8), "weight": _floats(8), "bias": None, "residual": _floats(3, 8), "eps": 1e-5},
-    ),
-    "flash_attention_amd": (
-        lambda q, k, v, mask, dropout: flash_attention_amd.FlashAttention(dropout)(q, k, v, mask),
-        lambda: {
-            "q": _floats(2, 3, 4, 8), "k": _floats(2, 5, 2, 8), "v": _floats(2, 5, 2, 8),
-            "mask": torch.ones(2, 5, dtype=torch.bool, device=DEVICE), "dropout": 0.0,
-        },
-    ),
-}  # fmt: skip
 # May be left out: None is right.
 OPTIONAL = {
     "softmax_scale", "alibi_slopes", "block_table", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens",
     "cache_batch_idx", "cache_leftpad", "cu_seqlens", "max_seqlen", "cos_k", "sin_k", "num_heads_q", "mask",
-    "precomputed_lse", "bias", "residual", "x1", "weight1", "bias1", "rowscale", "out",
+    "descale_q", "descale_k", "descale_v", "q_descale", "k_descale", "v_descale", "page_table", "seqused_q",
+    "seqused_k", "rotary_seqlens", "pack_gqa", "page_size", "scheduler_metadata", "precomputed_lse", "bias",
+    "residual", "x1", "weight1", "bias1", "rowscale", "out",
 }  # fmt: skip
 # An int or a tensor of several is right: other types are wrong.
 INT_OR_TENSOR = {"cache_seqlens", "seqlen_offsets"}
@@ -154,7 +36,7 @@ WRONG_TENSORS: dict[str, Change] = {
     "a string": lambda _: "tensor",
     "an object": lambda _: object(),
     "a list": lambda x: x.tolist(),
-    "numpy": lambda x: x.cpu().numpy(),
+    "numpy": lambda x: x.cpu().float().numpy(),
     "complex": lambda x: x.to(torch.complex64),
     "quarter precision": lambda x: x.float().to(torch.float8_e4m3fn),
     "one dimension more": lambda x: x[None, None, None],
@@ -226,7 +108,7 @@ def _changes(name: str, value: Any) -> dict[str, Change]:
             del wrong["no dimension"]
         return wrong
     if isinstance(value, bool):
-        return WRONG_SWITCHES
+        return {change: make for change, make in WRONG_SWITCHES.items() if change != "nothing" or name not in OPTIONAL}
     if isinstance(value, tuple):
         return WRONG_WINDOWS
     if isinstance(value, int):
@@ -240,6 +122,7 @@ def _changes(name: str, value: Any) -> dict[str, Change]:
 
 
 # Changes that make another right call: (function, argument, change), with None for any.
+FA3 = [name.removeprefix("fa3.") for name in CALLS if name.startswith("fa3.")]
 RIGHT = {
     ("flash_attn_qkvpacked_func", "qkv", "one row more"),
     ("flash_attn_varlen_qkvpacked_func", "cu_seqlens", "one element more"),  # an empty sequence
@@ -249,7 +132,22 @@ RIGHT = {
     *((function, None, "one row more") for function in CALLS if "varlen" in function),
     ("flash_attn_varlen_func, paged", "block_table", "every second"),  # of one element
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
-    ("flash_attn_with_kvcache", "num_splits", "huge"),
+    ("flash_attn_with_kvcache, paged", "cache_seqlens", "negative"),
+    ("flash_attn_with_kvcache, paged", "block_table", "every second"),
+    *((f"flash_attn_{kind}qkvpacked_fp8_func", "qkv", change) for kind in ("", "varlen_")
+      for change in ("one row more", "one column more", "another float")),
+    ("flash_attn_varlen_qkvpacked_fp8_func", "cu_seqlens", "one element more"),
+    # Only shapes are worked out on this device; ALiBi slopes of another one are refused.
+    ("flash_attn_qkvpacked_func, plain", "qkv", "another device"),
+    ("flash_attn_qkvpacked_fp8_func, plain", "qkv", "another device"),
+    *((f"fa3.{function}", argument, change) for function in FA3 for argument, change in (
+        ("qkv", "one row more"), ("qkv", "one column more"), ("qkv", "another float"), ("qkv", "another device"),
+        ("q", "quarter precision"), ("k", "quarter precision"), ("v", "quarter precision"),
+        ("seqused_q", "negative"), ("seqused_k", "negative"), ("cache_seqlens", "negative"),
+        ("rotary_seqlens", "negative"), ("page_table", "every second"), ("out", "another float"),
+        *(("scheduler_metadata", change) for change in ("one element more", *WRONG_INDEX_VALUES)))),
+    ("fa3.flash_attn_with_kvcache", "q", "one row more"),  # outside of every sequence
+    *(("fa3.get_scheduler_metadata", "cache_seqlens", change) for change in ("another device", *WRONG_INDEX_VALUES)),
     *((f"apply_rotary_emb{end}", argument, change) for end in ("", ", varlen", "_qkv_", "_kv_")
       for argument in ("x", "qkv", "kv") for change in ("one row more", "one column more")),
     ("apply_rotary_emb, varlen", "seqlen_offsets", "every second"),
@@ -267,10 +165,11 @@ CASES = [
     for function, (_, make) in CALLS.items()
     for argument, value in make().items()
     for change in _changes(argument, value)
-    if (function, argument, change) not in RIGHT and (function, None, change) not in RIGHT
+    if not {function, function.removesuffix(", plain")}
+    & {name for name, *what in RIGHT if what in ([argument, change], [None, change])}
 ]
 # What a message may name beside the arguments themselves: the parts of packed and of shared ones.
-PARTS = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
+PARTS = {"block_table", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
 
 
 def _problem(function: str, *changes: tuple[str, str]) -> str | None:
@@ -330,4 +229,4 @@ def test_several_arguments_wrong(case: tuple[str, list[tuple[str, str]]]) -> Non
 
 def test_enough_calls() -> None:
     """What the tests above make, on a CPU."""
-    assert len(CASES) + 600 >= 2000
+    assert len(CASES) + 600 >= 4000

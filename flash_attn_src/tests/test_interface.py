@@ -626,7 +626,7 @@ KVCACHE_ERRORS = {
             "rotary_sin": torch.zeros(4, 8),
         },
         ValueError,
-        "rotary position: got 4",
+        "rotary_cos: got",
     ),
     "splits": ({"num_splits": -1}, ValueError, "num_splits: got -1"),
 }

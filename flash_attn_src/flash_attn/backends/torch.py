@@ -295,8 +295,8 @@ def rotate(
     Interleaved pairs are (0, 1), (2, 3), ...; else (i, i + cos.shape[1]). Computed in fp32 at least.
     ValueError if a position lies outside cos, sin (places, rotary_dim / 2).
     """
-    if positions.numel():
-        _check_range("rotary position", [int(positions.max())], 0, cos.shape[0] - 1)
+    if positions.numel() and int(positions.max()) >= cos.shape[0]:
+        raise ValueError(f"rotary_cos: got {cos.shape[0]} places, wanted {int(positions.max()) + 1} or more")
     half = cos.shape[1]
     dtype = tiles.accumulation_dtype(x.dtype)
     c, s = (table[positions].to(dtype)[:, None] for table in (cos, sin))

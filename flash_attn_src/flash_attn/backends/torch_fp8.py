@@ -10,7 +10,7 @@ Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def is_fp8(x: torch.Tensor) -> bool:
-    return x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+    return isinstance(x, torch.Tensor) and x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
 def _sequence_of_rows(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,21 @@
+"""Checks of the public functions' arguments.
+
+Each check has a fast path that only answers "all as it should be" and, on anything else, a slow one that
+finds out what is wrong and raises TypeError or ValueError naming the argument, what came and what was wanted.
+"""
+
+from flash_attn.arguments.attention import check_dense, check_packed, check_varlen
+from flash_attn.arguments.diagnosis import as_int, check_index, check_whole, check_window, diagnose_switches
+from flash_attn.arguments.kvcache import check_kvcache
+
+__all__ = [
+    "as_int",
+    "check_dense",
+    "check_index",
+    "check_kvcache",
+    "check_packed",
+    "check_varlen",
+    "check_whole",
+    "check_window",
+    "diagnose_switches",
+]

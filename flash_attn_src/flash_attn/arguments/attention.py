@@ -1,0 +1,181 @@
+"""The arguments of attention over whole sequences."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.arguments.diagnosis import (
+    DENSE,
+    DTYPES,
+    INFINITY,
+    INT32_MAX,
+    MAX_HEAD_DIM,
+    check_block_table,
+    check_index,
+    check_whole,
+    diagnose_options,
+    diagnose_switches,
+    diagnose_tensors,
+)
+
+
+def check_dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> tuple[int, int]:
+    """The window, -1 where it is open or reaches every key."""
+    try:
+        batch, seqlen_q, heads, dim = q.shape
+        shape_k = k.shape
+        batch_k, seqlen_k, heads_k, dim_k = shape_k
+        left, right = window_size
+        dtype = q.dtype
+        device = q.device
+        fine = (
+            shape_k == v.shape
+            and batch == batch_k
+            and dim == dim_k
+            and 0 < dim <= MAX_HEAD_DIM
+            and heads_k > 0
+            and heads > 0
+            and heads % heads_k == 0
+            and dtype is k.dtype
+            and dtype is v.dtype
+            and dtype in DTYPES
+            and q.layout is k.layout is v.layout is DENSE
+            and device == k.device
+            and device == v.device
+            and 0.0 <= dropout_p < 1.0
+            and 0.0 <= softcap < INFINITY
+            and type(left) is int
+            and type(right) is int
+            and alibi_slopes is None
+            and type(causal) is bool
+            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and type(deterministic) is bool
+            and type(return_attn_probs) is bool
+        )
+    except (AttributeError, TypeError, ValueError):
+        fine = False
+    if not fine:
+        diagnose_tensors(q, k, v, ("batch", "seqlen", "heads", "head_dim"))
+        if q.shape[0] != k.shape[0]:
+            raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
+        diagnose_switches(
+            softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
+        )
+        left, right = diagnose_options(q, q.shape[0], dropout_p, window_size, softcap, alibi_slopes)
+        seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+    if left < 0 or left >= seqlen_k:
+        left = -1
+    if right < 0 or right >= seqlen_q:
+        right = -1
+    return left, right
+
+
+def check_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    deterministic: bool,
+    return_attn_probs: bool,
+    block_table: torch.Tensor | None,
+) -> tuple[int, int]:
+    """The window as check_dense gives it. max_seqlen_* are ints here: see `as_int`."""
+    try:
+        _, heads, dim = q.shape
+        shape_k = k.shape
+        _, heads_k, dim_k = shape_k
+        left, right = window_size
+        dtype = q.dtype
+        device = q.device
+        shape_cu = cu_seqlens_q.shape
+        fine = (
+            shape_k == v.shape
+            and dim == dim_k
+            and 0 < dim <= MAX_HEAD_DIM
+            and heads_k > 0
+            and heads > 0
+            and heads % heads_k == 0
+            and dtype is k.dtype
+            and dtype is v.dtype
+            and dtype in DTYPES
+            and q.layout is k.layout is v.layout is DENSE
+            and device == k.device
+            and device == v.device
+            and len(shape_cu) == 1
+            and shape_cu[0] > 0
+            and shape_cu == cu_seqlens_k.shape
+            and cu_seqlens_q.dtype is torch.int32
+            and cu_seqlens_k.dtype is torch.int32
+            and device == cu_seqlens_q.device
+            and device == cu_seqlens_k.device
+            and cu_seqlens_q.is_contiguous()
+            and cu_seqlens_k.is_contiguous()
+            and 0 <= max_seqlen_q <= INT32_MAX
+            and 0 <= max_seqlen_k <= INT32_MAX
+            and 0.0 <= dropout_p < 1.0
+            and 0.0 <= softcap < INFINITY
+            and type(left) is int
+            and type(right) is int
+            and alibi_slopes is None
+            and type(causal) is bool
+            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and type(deterministic) is bool
+            and type(return_attn_probs) is bool
+            and block_table is None
+        )
+    except (AttributeError, TypeError, ValueError):
+        fine = False
+    if not fine:
+        axes = ("total_k", "heads", "head_dim")
+        axes_k = axes if block_table is None else ("pages", "page_size", "heads", "head_dim")
+        diagnose_tensors(q, k, v, ("total_q", "heads", "head_dim"), axes_k)
+        check_index("cu_seqlens_q", cu_seqlens_q, q, 1)
+        check_index("cu_seqlens_k", cu_seqlens_k, q, 1)
+        if cu_seqlens_q.numel() == 0 or cu_seqlens_q.shape != cu_seqlens_k.shape:
+            raise ValueError(
+                f"cu_seqlens_q, cu_seqlens_k: got {cu_seqlens_q.numel()} and {cu_seqlens_k.numel()} "
+                "elements, wanted batch + 1 each"
+            )
+        batch = cu_seqlens_q.numel() - 1
+        check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        if block_table is not None:
+            check_block_table(block_table, q, batch)
+        diagnose_switches(
+            softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
+        )
+        left, right = diagnose_options(q, batch, dropout_p, window_size, softcap, alibi_slopes)
+    if left < 0 or left >= max_seqlen_k:
+        left = -1
+    if right < 0 or right >= max_seqlen_q:
+        right = -1
+    return left, right
+
+
+def check_packed(name: str, packed: torch.Tensor, ndim: int, parts: int) -> None:
+    """A packed tensor of `ndim` dimensions has `parts` in its third from last one."""
+    if not isinstance(packed, torch.Tensor):
+        raise TypeError(f"{name}: got {type(packed).__name__}, wanted a tensor")
+    if packed.dim() != ndim or packed.shape[-3] != parts:
+        wanted = ("batch, seqlen" if ndim == 5 else "total") + f", {parts}, heads, head_dim"
+        raise ValueError(f"{name}: got shape {tuple(packed.shape)}, wanted ({wanted})")

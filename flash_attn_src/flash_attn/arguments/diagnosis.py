@@ -1,0 +1,141 @@
+"""What is wrong with an argument: the slow paths of the checks, each raises TypeError or ValueError."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+MAX_HEAD_DIM = 256
+INT32_MAX = 0x7FFFFFFF
+INFINITY = float("inf")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DENSE = torch.strided
+
+
+def as_int(name: str, value: int | torch.Tensor) -> int:
+    """A length given as an int or as a tensor of one element, which is read (on a GPU that synchronises)."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_floating_point():
+            raise ValueError(f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one int")
+        return int(value.item())
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, wanted an int or a tensor of one") from None
+
+
+def diagnose_tensors(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    axes_q: tuple[str, ...],
+    axes_k: tuple[str, ...] | None = None,
+    name_k: str = "k",
+    name_v: str = "v",
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> None:
+    axes_k = axes_k or axes_q
+    for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+        if x.layout is not DENSE:
+            raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+        if x.dim() != len(axes):
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
+        if x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
+            raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
+        if x.dtype is not q.dtype:
+            raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has")
+        if x.device != q.device:
+            raise ValueError(f"{name}: got a tensor on {x.device}, wanted {q.device} where q is")
+        if x.shape[-1] != q.shape[-1]:
+            raise ValueError(f"{name}: got head_dim {x.shape[-1]}, wanted {q.shape[-1]} as q has")
+    if not 0 < q.shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"q: got head_dim {q.shape[-1]}, wanted 1 to {MAX_HEAD_DIM}")
+    if v.shape != k.shape:
+        raise ValueError(f"{name_v}: got shape {tuple(v.shape)}, wanted {tuple(k.shape)} as {name_k} has")
+    heads, heads_k = q.shape[-2], k.shape[-2]
+    if heads == 0 or heads_k == 0 or heads % heads_k:
+        raise ValueError(f"q: got {heads} heads, wanted a positive multiple of the {heads_k} of {name_k}")
+
+
+def diagnose_options(
+    q: torch.Tensor,
+    batch: int,
+    dropout_p: float,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+) -> tuple[int, int]:
+    for name, number in (("dropout_p", dropout_p), ("softcap", softcap)):
+        if isinstance(number, str) or not hasattr(number, "__float__"):
+            raise TypeError(f"{name}: got {number!r}, wanted a float")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1")
+    if not 0.0 <= softcap < INFINITY:
+        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or a positive number")
+    window = check_window(window_size)
+    if alibi_slopes is not None:
+        if not isinstance(alibi_slopes, torch.Tensor) or alibi_slopes.dtype is not torch.float32:
+            got = getattr(alibi_slopes, "dtype", type(alibi_slopes).__name__)
+            raise TypeError(f"alibi_slopes: got {got}, wanted a float32 tensor")
+        heads = q.shape[-2]
+        if alibi_slopes.shape not in ((heads,), (batch, heads)):
+            raise ValueError(
+                f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, wanted ({heads},) or ({batch}, {heads})"
+            )
+        if alibi_slopes.device != q.device:
+            raise ValueError(f"alibi_slopes: got a tensor on {alibi_slopes.device}, wanted {q.device} where q is")
+        if alibi_slopes.stride(-1) != 1 and heads > 1:
+            raise ValueError(f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1")
+    return window
+
+
+def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
+    """Raises unless softmax_scale is a finite number or None, and every switch a bool."""
+    if softmax_scale is not None:
+        if isinstance(softmax_scale, (str, bool)) or not hasattr(softmax_scale, "__float__"):
+            raise TypeError(f"softmax_scale: got {softmax_scale!r}, wanted a float or None")
+        if not -INFINITY < softmax_scale < INFINITY:
+            raise ValueError(f"softmax_scale: got {softmax_scale}, wanted a finite number")
+    for name, switch in switches.items():
+        # 0, 1 and numpy's bool pass for False and True; a string, which is true whatever it says, does not.
+        if isinstance(switch, (str, bytes)) or switch not in (False, True):
+            raise TypeError(f"{name}: got {switch!r}, wanted a bool")
+
+
+def check_whole(**values: int) -> None:
+    """Raises unless every value is an int from 0 to 2**31 - 1."""
+    for name, value in values.items():
+        if not 0 <= as_int(name, value) <= INT32_MAX:
+            raise ValueError(f"{name}: got {value}, wanted 0 to 2**31 - 1")
+
+
+def check_window(window_size: tuple[int, int]) -> tuple[int, int]:
+    """(left, right), -1 where open."""
+    try:
+        left, right = (operator.index(edge) for edge in window_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size: got {window_size!r}, wanted two ints (left, right), -1 open") from None
+    return max(left, -1), max(right, -1)
+
+
+def check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:
+    if not isinstance(index, torch.Tensor):
+        raise TypeError(f"{name}: got {type(index).__name__}, wanted an int32 tensor")
+    if index.dtype is not torch.int32:
+        raise TypeError(f"{name}: got {index.dtype}, wanted int32")
+    if index.dim() != ndim:
+        raise ValueError(f"{name}: got shape {tuple(index.shape)}, wanted {ndim} dimension{'s' * (ndim > 1)}")
+    if index.device != q.device:
+        raise ValueError(f"{name}: got a tensor on {index.device}, wanted {q.device} where q is")
+    if index.numel() and index.stride(-1) != 1 and index.shape[-1] > 1:
+        raise ValueError(f"{name}: got stride {index.stride(-1)} in its last dimension, wanted 1")
+
+
+def check_block_table(block_table: torch.Tensor, q: torch.Tensor, batch: int, name: str = "block_table") -> None:
+    """int32 (batch, pages), last dimension dense."""
+    check_index(name, block_table, q, 2)
+    if block_table.shape[0] != batch:
+        raise ValueError(f"{name}: got {block_table.shape[0]} rows, wanted {batch}, one a sequence")
