@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from flash_attn import dmask
 from flash_attn.backends import select
 
+_Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
@@ -52,17 +54,21 @@ def _lse_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
-def _complete(
-    q: torch.Tensor,
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _scaled(q: torch.Tensor, results: _Results) -> _Results:
+    """With S_dmask for the probabilities that a backend gives."""
+    if results[2] is None:
+        return results
+    return *results[:2], dmask.scaled(results[2], q.shape[-1]), results[3]
+
+
+def _complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
-    out, softmax_lse, dmask, rng_state = results
-    if dmask is None:
-        dmask = torch.empty((0,), dtype=q.dtype, device=q.device)
+    out, softmax_lse, probabilities, rng_state = _scaled(q, results)
+    if probabilities is None:
+        probabilities = torch.empty((0,), dtype=q.dtype, device=q.device)
     if rng_state is None:
         rng_state = torch.zeros((2,), dtype=torch.int64, device=q.device)
-    return out, softmax_lse, dmask, rng_state
+    return out, softmax_lse, probabilities, rng_state
 
 
 def _fake_results(
@@ -344,10 +350,11 @@ def forward(
             *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale),
             *(causal, left, right, softcap, alibi_slopes, return_softmax, block_table),
         )
-    return select(q).forward(
+    results = select(q).forward(
         q, k, v, None, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, return_softmax,
         None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
     )  # fmt: skip
+    return _scaled(q, results)
 
 
 def backward(

@@ -12,7 +12,8 @@ alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqle
 deterministic    the backward gives the same bits every time
 return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is
                  fp32, +inf in rows that see no key. S_dmask, in q's dtype and for tests only, holds the
-                 probabilities, negative where dropped; it has shape (0,) without dropout
+                 probabilities in upstream's scale (flash_attn.dmask), negative where dropped; it has shape
+                 (0,) without dropout
 
 Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of those of k.
 A row that sees no key gives 0. Wrong arguments raise TypeError or ValueError naming the argument, what
@@ -46,6 +47,7 @@ from flash_attn.custom_ops import (
     _wrapped_flash_attn_varlen_forward,
     maybe_contiguous,
 )
+from flash_attn.dmask import _get_block_size_n
 from flash_attn.kvcache_op import attend as attend_to_cache
 
 if BEFORE_2_7:
@@ -76,6 +78,7 @@ __all__ = [
     "_flash_attn_forward",
     "_flash_attn_varlen_backward",
     "_flash_attn_varlen_forward",
+    "_get_block_size_n",
     "_wrapped_flash_attn_backward",
     "_wrapped_flash_attn_forward",
     "_wrapped_flash_attn_varlen_backward",
