@@ -28,7 +28,7 @@ from flash_attn import (  # noqa: E402
     flash_attn_with_kvcache,
 )
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
-from flash_attn.ops.triton import cross_entropy, layer_norm, rotary  # noqa: E402
+from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
 from flash_attn.runtime import launch, variants  # noqa: E402
 
 from rocm_wheels import versions  # noqa: E402
@@ -145,7 +145,7 @@ def _kernels_of(probe: Probe) -> list[str]:
         return backends.triton_backend
 
     def layer_norm_of(*arguments: Any) -> Any:
-        y, z = layer_norm._AddNorm.apply(*arguments)
+        y, z = add_norm._AddNorm.apply(*arguments)
         return y, arguments[0] if z is None else z
 
     def loss_of(*arguments: Any) -> Any:
@@ -159,7 +159,7 @@ def _kernels_of(probe: Probe) -> list[str]:
             mock.patch.object(launch, "kernel", record),
             mock.patch.dict(backends.triton_backend._kernels, clear=True),
             mock.patch.object(rotary, "reference", rotary.launch),
-            mock.patch.object(layer_norm, "reference", layer_norm_of),
+            mock.patch.object(add_norm, "reference", layer_norm_of),
             mock.patch.object(cross_entropy, "reference", loss_of),
         ):
             stack.enter_context(patch)

@@ -6,8 +6,15 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.ops import rms_norm as older
-from flash_attn.ops.triton import layer_norm
-from flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn, rms_norm_fn
+from flash_attn.ops.triton import add_norm
+from flash_attn.ops.triton.layer_norm import (
+    RMSNorm,
+    layer_norm_fn,
+    layer_norm_linear_fn,
+    layer_norm_ref,
+    rms_norm_fn,
+    rms_norm_ref,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW = (torch.float16, torch.bfloat16)
@@ -46,7 +53,7 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
     dy = torch.randn(rows, dim, device=DEVICE).to(dtype)
     kept_type = dtype if residual_type is None else residual_type
     shift = 1.0 if rows % 2 else 0.0
-    y, z, mean, rstd = layer_norm.launch_forward(x, residual, weight, bias, 1e-5, kept_type, shift, is_rms)
+    y, z, mean, rstd = add_norm.launch_forward(x, residual, weight, bias, 1e-5, kept_type, shift, is_rms)
     assert (z is None) == (residual is None)
 
     exact = [None if each is None else each.detach().double().requires_grad_() for each in (x, residual, weight, bias)]
@@ -60,8 +67,8 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
 
     saved = x if z is None else z
     dz = None if z is None else torch.randn(rows, dim, device=DEVICE).to(kept_type)
-    dx, dresidual = layer_norm.launch_backward(saved, weight, dy, dz, mean, rstd, shift, is_rms, dtype)
-    dweight, dbias = layer_norm.launch_weights(saved, dy, mean, rstd, bias is not None, is_rms)
+    dx, dresidual = add_norm.launch_backward(saved, weight, dy, dz, mean, rstd, shift, is_rms, dtype)
+    dweight, dbias = add_norm.launch_weights(saved, dy, mean, rstd, bias is not None, is_rms)
     # From what the kernel kept, so that only its own rounding counts.
     kept = saved.double().detach().requires_grad_()
     again = _by_the_book(kept, exact[2], exact[3], shift, is_rms)
@@ -83,10 +90,10 @@ def test_kernels_take_rows_apart() -> None:
     wide = torch.zeros(5, 51, device=DEVICE)[:, 3:43].copy_(x)
     weight = torch.ones(40, device=DEVICE)
     args = (weight, None, 1e-5, torch.float32, 0.0, True)
-    assert torch.equal(layer_norm.launch_forward(wide, None, *args)[0], layer_norm.launch_forward(x, None, *args)[0])
+    assert torch.equal(add_norm.launch_forward(wide, None, *args)[0], add_norm.launch_forward(x, None, *args)[0])
     one = x[:1].expand(5, 40)
     assert torch.equal(
-        layer_norm.launch_forward(one, one, *args)[0], layer_norm.launch_forward(x[:1].repeat(5, 1), one, *args)[0]
+        add_norm.launch_forward(one, one, *args)[0], add_norm.launch_forward(x[:1].repeat(5, 1), one, *args)[0]
     )
 
 
@@ -207,6 +214,48 @@ def test_autograd_on_the_gpu(mode: tuple[torch.dtype, ...]) -> None:
     wanted_grads = torch.autograd.grad(wanted, copies, [each.cpu() for each in upstream])
     for name, a, b in zip(("dx", "dweight", "dbias", "dresidual"), grads, wanted_grads, strict=False):
         assert_close(name, a.cpu(), b, tiny=bar, dtype=b.dtype)
+
+
+@pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
+def test_references_undo_what_was_dropped(is_rms: bool) -> None:
+    """Upstream's tests compare layer_norm_fn with them, in its dtype and in fp32."""
+    torch.manual_seed(5)
+    x, x1, residual = torch.randn(3, 8, 64).bfloat16()
+    weight, weight1, bias, bias1 = torch.rand(4, 64)
+    arguments = {"residual": residual.float(), "x1": x1, "weight1": weight1, "bias1": bias1, "dropout_p": 0.3}
+    arguments |= {"prenorm": True, "zero_centered_weight": True}
+    *got, mask, mask1 = layer_norm_fn(x, weight, bias, **arguments, is_rms_norm=is_rms, return_dropout_mask=True)
+    by = rms_norm_ref if is_rms else layer_norm_ref
+    masks = {"dropout_mask": mask, "dropout_mask1": mask1}
+    rough, exact = (by(x, weight, bias, **arguments, **masks, upcast=upcast) for upcast in (False, True))
+    for name, a, b, c in zip(("y", "y1", "z"), got, rough, exact, strict=True):
+        assert_close(name, a, c, rough=b, tiny=1e-2)
+    scale = torch.rand(8)
+    assert_close("y", by(x, weight, bias, rowscale=scale.bfloat16(), upcast=True).float(),
+                 layer_norm_fn(x.float() * scale.bfloat16()[:, None].float(), weight, bias, is_rms_norm=is_rms),
+                 tiny=1e-2)  # fmt: skip
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_linear_after_the_norm(autocast: bool) -> None:
+    torch.manual_seed(6)
+    dtype = torch.float32 if autocast else torch.float64
+    leaves = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((3, 16), (16,), (16,), (9, 16), (9,))]
+    residual = torch.randn(3, 16, dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out, z = layer_norm_linear_fn(*leaves, residual=residual, prenorm=True)
+    x, weight, bias, linear_weight, linear_bias = leaves
+    y = torch.nn.functional.layer_norm(x + residual, (16,), weight, bias, 1e-6)
+    wanted = torch.nn.functional.linear(y, linear_weight, linear_bias)
+    assert out.dtype is (torch.bfloat16 if autocast else dtype)
+    assert torch.equal(z, x + residual)
+    tiny = 0.1 if autocast else 1e-9
+    assert_close("out", out, wanted, tiny=tiny)
+    mine, other = (torch.autograd.grad(each.square().sum(), (*leaves, residual)) for each in (out, wanted))
+    for a, b in zip(mine, other, strict=True):
+        assert_close("gradient", a, b, tiny=tiny * max(1.0, float(b.abs().max())), dtype=b.dtype)
+    with pytest.raises(ValueError, match=r"linear_weight: got shape \(9, 4\), wanted \(features, 16\)"):
+        layer_norm_linear_fn(x, weight, bias, linear_weight[:, :4], None)
 
 
 ERRORS = {

@@ -10,16 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from flash_attn.api import parameters
-from flash_attn.custom_ops import is_traced
-from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.ops.checks import FLOATS, check_number, check_tensor
-from flash_attn.runtime import layer
-
-# Programs that share the rows when gradients of weights are summed: enough for the largest GPUs.
-_SUMMING_PROGRAMS = 1024
+from flash_attn.ops.triton.add_norm import add_norm, reference
 
 Result = torch.Tensor | tuple[torch.Tensor | None, ...]
 
@@ -124,6 +119,112 @@ def rms_norm_fn(
     )  # fmt: skip
 
 
+def layer_norm_linear_fn(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor | None,
+    linear_weight: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+) -> Result:
+    """linear(y) of layer_norm_fn's y, or (linear(y), z) if prenorm. linear_weight is (features, dim).
+
+    The product is in x's dtype, under autocast in that of autocast. y is kept for the backward.
+    """
+    check_tensor("linear_weight", linear_weight, like=x)
+    if linear_weight.dim() != 2 or linear_weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"linear_weight: got shape {tuple(linear_weight.shape)}, wanted (features, {x.shape[-1]})")
+    if linear_bias is not None:
+        check_tensor("linear_bias", linear_bias, like=x, shape=(linear_weight.shape[0],))
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    y, z = _newest(
+        x, norm_weight, norm_bias, residual, None, None, None, eps, 0.0, None, True, residual_in_fp32, False,
+        is_rms_norm, False, dtype,
+    )  # fmt: skip
+    out = linear(y, linear_weight.to(dtype), None if linear_bias is None else linear_bias.to(dtype))
+    return (out, z) if prenorm else out
+
+
+def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
+    """What the two references share: the parts of layer_norm_fn, each rounded to x's dtype unless upcast."""
+    upcast = arguments.pop("upcast")
+    dtype = arguments["x"].dtype
+    if upcast:
+        arguments = {name: a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+                     for name, a in arguments.items()}  # fmt: skip
+    x, x1, residual, rowscale = (arguments[name] for name in ("x", "x1", "residual", "rowscale"))
+    if rowscale is not None:
+        x = x * rowscale.unsqueeze(-1)
+    p = arguments["dropout_p"]
+    x = _dropped(x, p, arguments["dropout_mask"])
+    if x1 is not None:
+        x = x + _dropped(x1, p, arguments["dropout_mask1"])
+    z = x if residual is None else (x + residual).to(x.dtype)
+    results = []
+    for weight, bias in ((arguments["weight"], arguments["bias"]), (arguments["weight1"], arguments["bias1"])):
+        if weight is not None:
+            y, _ = reference(
+                z, None, weight, bias, arguments["eps"], z.dtype, arguments["zero_centered_weight"], is_rms
+            )
+            results.append(y.to(dtype))
+    if arguments["prenorm"]:
+        results.append(z)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _dropped(x: torch.Tensor, p: float, kept: torch.Tensor | None) -> torch.Tensor:
+    return _dropout(x, p)[0] if kept is None or p == 0.0 else torch.where(kept, x, 0.0) / (1.0 - p)
+
+
+@parameters(since=_RELEASES)
+def layer_norm_ref(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    x1: torch.Tensor | None = None,
+    weight1: torch.Tensor | None = None,
+    bias1: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: torch.Tensor | None = None,
+    prenorm: bool = False,
+    zero_centered_weight: bool = False,
+    dropout_mask: torch.Tensor | None = None,
+    dropout_mask1: torch.Tensor | None = None,
+    upcast: bool = False,
+) -> Result:
+    """layer_norm_fn by PyTorch's operations, on the dropout masks that it returned; upcast: in fp32 throughout."""
+    return _by_pytorch(False, dict(locals()))
+
+
+@parameters(since=_RELEASES)
+def rms_norm_ref(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    x1: torch.Tensor | None = None,
+    weight1: torch.Tensor | None = None,
+    bias1: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: torch.Tensor | None = None,
+    prenorm: bool = False,
+    zero_centered_weight: bool = False,
+    dropout_mask: torch.Tensor | None = None,
+    dropout_mask1: torch.Tensor | None = None,
+    upcast: bool = False,
+) -> Result:
+    """layer_norm_ref with the root mean square in place of mean and variance."""
+    return _by_pytorch(True, dict(locals()))
+
+
 class RMSNorm(torch.nn.Module):
     """RMS norm of the last dimension, `hidden_size` elements, with the addition of a residual before.
 
@@ -164,191 +265,6 @@ class RMSNorm(torch.nn.Module):
             x, self.weight, None, residual, None, None, None, self.eps, dropout_p, None, prenorm, residual_in_fp32,
             self.zero_centered_weight, True, False, None, None, None,
         )  # fmt: skip
-
-
-def add_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    kept_type: torch.dtype,
-    zero_centered: bool,
-    is_rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y in x's dtype, z = x + residual in kept_type, which is x's dtype or fp32, and residual's)."""
-    if x.is_cuda and not is_traced(x) and x.numel():
-        y, z = _AddNorm.apply(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
-        return y, x if z is None else z
-    return reference(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
-
-
-def reference(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    kept_type: torch.dtype,
-    zero_centered: bool,
-    is_rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """add_norm by PyTorch's operations, differentiable; in fp32, for fp64 in fp64."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    z = x.to(wide) if residual is None else x.to(wide) + residual.to(wide)
-    centred = z if is_rms else z - z.mean(-1, keepdim=True)
-    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * (weight.to(wide) + float(zero_centered))
-    if bias is not None:
-        y = y + bias.to(wide)
-    return y.to(x.dtype), z.to(kept_type)
-
-
-class _AddNorm(torch.autograd.Function):
-    """add_norm by the kernels; z is None where it would be x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        eps: float,
-        kept_type: torch.dtype,
-        zero_centered: bool,
-        is_rms: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shift = float(zero_centered)
-        y, z, mean, rstd = launch_forward(x, residual, weight, bias, eps, kept_type, shift, is_rms)
-        ctx.save_for_backward(x if z is None else z, weight, mean, rstd)
-        ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
-        ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.shift, ctx.is_rms = shift, is_rms
-        ctx.set_materialize_grads(False)
-        return y, z
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor | None, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        z, weight, mean, rstd = ctx.saved_tensors
-        x_type, weight_type, bias_type = ctx.types
-        if dy is None:
-            dy = torch.zeros(z.shape, dtype=x_type, device=z.device)
-        dx, dresidual = launch_backward(z, weight, dy, dz, mean, rstd, ctx.shift, ctx.is_rms, x_type)
-        dweight = dbias = None
-        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            dweight, dbias = launch_weights(z, dy, mean, rstd, ctx.has_bias, ctx.is_rms)
-            dweight = dweight.to(weight_type)
-            dbias = dbias.to(bias_type) if ctx.has_bias else None
-        return dx, dresidual if ctx.has_residual else None, dweight, dbias, *(None,) * 4
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """(rows, dim), each row dense and the first on 16 bytes."""
-    return layer.dense_rows(tensor.reshape(-1, tensor.shape[-1]))
-
-
-def _mode(x_type: torch.dtype, kept_type: torch.dtype, weight: torch.Tensor) -> tuple[str, torch.dtype]:
-    """(suffix of the operation, dtype that it takes weights in)."""
-    if kept_type is not x_type:
-        return "-r32", torch.float32
-    if weight.dtype is x_type or x_type is torch.float32:
-        return "", x_type
-    return "-w32", torch.float32
-
-
-def launch_forward(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    kept_type: torch.dtype,
-    shift: float,
-    is_rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """(y, z or None where it is x, mean, rstd) of the kernel; statistics fp32 (rows,), mean not set if is_rms."""
-    shape = x.shape
-    x = _rows(x)
-    rows, dim = x.shape
-    suffix, weight_type = _mode(x.dtype, kept_type, weight)
-    weight = layer.dense_rows(weight.to(weight_type))
-    y = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    kept = residual is not None or kept_type is not x.dtype
-    z = torch.empty((rows, dim), dtype=kept_type, device=x.device) if kept else None
-    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-    flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if kept else 0)
-    # What is absent is never read: a tensor of its type stands in.
-    added, shown, offset = y if z is None else z, y if z is None else z, weight
-    if residual is not None:
-        added, flags = _rows(residual), flags | NORM_HAS_RESIDUAL
-    if bias is not None:
-        offset, flags = layer.dense_rows(bias.to(weight_type)), flags | NORM_HAS_BIAS
-    kernel, unit, device, stream = layer.find(f"norm-fwd{suffix}", x, dim, dim, x.stride(0), added.stride(0))
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, rows, 1, 1,
-        pointer(x), pointer(added), pointer(weight), pointer(offset), pointer(y), pointer(shown), pointer(mean),
-        pointer(rstd), eps, shift, x.stride(0) // unit, added.stride(0) // unit, dim // unit, dim // unit,
-        dim // unit, flags,
-    )  # fmt: skip
-    return y.view(shape), None if z is None else z.view(shape), mean, rstd
-
-
-def launch_backward(
-    z: torch.Tensor,
-    weight: torch.Tensor,
-    dy: torch.Tensor,
-    dz: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    shift: float,
-    is_rms: bool,
-    x_type: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx, dresidual): one tensor where both have one dtype."""
-    shape = z.shape
-    z, dy = _rows(z), _rows(dy)
-    rows, dim = z.shape
-    suffix, weight_type = _mode(x_type, z.dtype, weight)
-    weight = layer.dense_rows(weight.to(weight_type))
-    dx = torch.empty((rows, dim), dtype=x_type, device=z.device)
-    twice = z.dtype is not x_type
-    dresidual = torch.empty((rows, dim), dtype=z.dtype, device=z.device) if twice else dx
-    flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if twice else 0)
-    passed = z
-    if dz is not None:
-        passed, flags = _rows(dz), flags | NORM_HAS_RESIDUAL
-    sizes = (z.stride(0), dy.stride(0), passed.stride(0), dim)
-    kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, rows, 1, 1,
-        pointer(z), pointer(weight), pointer(dy), pointer(passed), pointer(dx), pointer(dresidual), pointer(mean),
-        pointer(rstd), shift, *(size // unit for size in sizes), dim // unit, flags,
-    )  # fmt: skip
-    return dx.view(shape), dresidual.view(shape)
-
-
-def launch_weights(
-    z: torch.Tensor, dy: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, has_bias: bool, is_rms: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dweight, dbias), fp32 (dim,); every sum has a fixed order. dbias is not set without has_bias."""
-    z, dy = _rows(z), _rows(dy)
-    rows, dim = z.shape
-    op = "norm-bwd-weights" if z.dtype is dy.dtype else "norm-bwd-weights-r32"
-    kernel, unit, device, stream = layer.find(op, dy, dim, dim, z.stride(0), dy.stride(0))
-    blocks = -(-dim // kernel.block_n)
-    groups = max(1, min(-(-rows // kernel.block_m), _SUMMING_PROGRAMS // blocks))
-    dweight, dbias = (torch.empty((groups, dim), dtype=torch.float32, device=z.device) for _ in range(2))
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, blocks * groups, 1, 1,
-        pointer(z), pointer(dy), pointer(mean), pointer(rstd), pointer(dweight), pointer(dbias),
-        z.stride(0) // unit, dy.stride(0) // unit, rows, dim // unit, groups,
-        (NORM_HAS_BIAS if has_bias else 0) | (NORM_IS_RMS if is_rms else 0),
-    )  # fmt: skip
-    return dweight.sum(0), dbias.sum(0)
 
 
 def _dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor | None]:
