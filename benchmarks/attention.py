@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import flash_attn
+import measuring
 import torch
+from measuring import milliseconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -80,19 +80,8 @@ def implementations(peer: str | None) -> dict[str, Attention]:
     return found
 
 
-def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """GPU time of one call, averaged over a burst."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / repeats
-
-
 def measure(shape: Shape, dtype: torch.dtype, peers: dict[str, Attention], rounds: int) -> dict[str, dict[str, Any]]:
-    """Median TFLOP/s of each implementation, {"forward": ..., "backward": ...}; "why" where it cannot run."""
+    """Median TFLOP/s of each implementation, {"forward": ..., "backward": ..., "ms": every time}, or {"why": ...}."""
     torch.manual_seed(0)
     size = (shape.batch, shape.seqlen, shape.heads, shape.head_dim)
     q, k, v = (torch.randn(size, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
@@ -123,17 +112,18 @@ def measure(shape: Shape, dtype: torch.dtype, peers: dict[str, Attention], round
         for name, (forward_call, backward_call) in calls.items():
             times[name].append((milliseconds(forward_call, 10), milliseconds(backward_call, 5)))
     for name, rows in times.items():
-        forward_ms, backward_ms = (statistics.median(column) for column in zip(*rows, strict=True))
+        forward_ms, backward_ms = zip(*rows, strict=True)
         results[name] = {
-            "forward": shape.flops / forward_ms * 1e-9,
-            "backward": 2.5 * shape.flops / backward_ms * 1e-9,
+            "forward": shape.flops / statistics.median(forward_ms) * 1e-9,
+            "backward": 2.5 * shape.flops / statistics.median(backward_ms) * 1e-9,
+            "ms": {"forward": forward_ms, "backward": backward_ms},
         }
     return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
+    parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each implementation is measured (5)")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--peer", metavar="MODULE", help="another flash_attn to compare with")
@@ -163,8 +153,20 @@ def main() -> None:
         print("".join(f"{cell:>22}" for cell in cells), flush=True)
     print("in brackets: ours divided by theirs")
     if arguments.json is not None:
-        head = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": arguments.dtype}
-        arguments.json.write_text(json.dumps({**head, "flash_attn": flash_attn.backend_info(), "rows": rows}, indent=1))
+        config = {"dtype": arguments.dtype, "rounds": arguments.rounds}
+        samples = {
+            f"{'x'.join(map(str, shape[:4]))} {'causal' if shape.causal else 'full'} {way} ms": row["results"]["ours"][
+                "ms"
+            ][way]
+            for shape, row in zip(SHAPES, rows, strict=True)
+            if "why" not in row["results"]["ours"]
+            for way in ("forward", "backward")
+        }
+        machine = measuring.environment(torch.device("cuda"))
+        content = measuring.results(
+            "attention", machine, config, metrics=rows, summary=flash_attn.backend_info(), samples=samples
+        )
+        measuring.write(arguments.json, content)
 
 
 if __name__ == "__main__":

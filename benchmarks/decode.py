@@ -14,13 +14,13 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flash_attn
 import torch
+from measuring import host_microseconds
 from torch.nn.functional import scaled_dot_product_attention
 
 BATCHES = (1, 4, 16, 64, 128)
@@ -73,21 +73,6 @@ def copy_bandwidth(rounds: int) -> float:
     return 2 * source.numel() / milliseconds(lambda: target.copy_(source), rounds) * 1e-6
 
 
-def host_microseconds(call: Callable[[], object]) -> float:
-    """CPU time of one call, while the GPU keeps up."""
-    for _ in range(20):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(20):
-        started = time.perf_counter()
-        for _ in range(10):
-            call()
-        times.append((time.perf_counter() - started) / 10)
-        torch.cuda.synchronize()
-    return statistics.median(times) * 1e6
-
-
 def step(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """The calls to be timed, on one set of tensors."""
     torch.manual_seed(0)
@@ -123,7 +108,7 @@ def measure(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> di
     """GB/s of every call; "host": CPU time of ours, in µs."""
     calls = step(shape, dtype, options)
     results = {name: shape.cache_bytes / milliseconds(call, options.rounds) * 1e-6 for name, call in calls.items()}
-    results["host"] = host_microseconds(calls["ours"])
+    results["host"] = statistics.median(host_microseconds(calls["ours"]))
     return results
 
 

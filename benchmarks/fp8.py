@@ -20,6 +20,7 @@ from typing import NamedTuple
 import flash_attn
 import torch
 from flash_attn.backends import fp8 as backend
+from measuring import milliseconds
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -43,16 +44,6 @@ SHAPES = tuple(
     for batch, heads, seqlen, dim in ((4, 32, 4096, 64), (4, 16, 4096, 128), (2, 16, 8192, 128), (2, 8, 8192, 256))
     for causal in (False, True)
 )
-
-
-def milliseconds(call: Callable[[], object], repeats: int = 10) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / repeats
 
 
 def speeds(shape: Shape, rounds: int) -> dict[str, float]:

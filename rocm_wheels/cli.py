@@ -143,6 +143,14 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import benchmark
+
+    for result in benchmark.run(arguments.wheel, cache=arguments.cache.absolute(), output=arguments.out):
+        print(result)
+    return 0
+
+
 def _published(arguments: argparse.Namespace) -> int:
     print(json.dumps(published.listing(arguments.tag), indent=1))
     return 0
@@ -241,6 +249,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     _add_cache(verify)
     verify.set_defaults(run=_verify)
+
+    benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
+    benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
+    benchmark.add_argument(
+        "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
+    )
+    _add_cache(benchmark)
+    benchmark.set_defaults(run=_benchmark)
 
     there = verbs.add_parser(
         "published", help="list the files that a release has, as create_matrix.py --missing reads it"

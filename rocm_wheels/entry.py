@@ -84,6 +84,11 @@ class Wheel(Link):
         return max(errors, default=None)
 
     @property
+    def benchmarks(self) -> Mapping[str, Any] | None:
+        """What benchmarks/trend.py found for it, None if it was not measured."""
+        return self.verdict.get("benchmarks")
+
+    @property
     def seconds(self) -> float:
         """How long installing and testing it took."""
         return float(sum(stage.get("seconds", 0) for stage in self.verdict["stages"].values()))

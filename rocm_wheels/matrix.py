@@ -115,6 +115,7 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
     lines = [f"tag={tag}"]
     for name, each in made.items():
         lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
+    lines.append(f"newest={json.dumps({'include': made['wheels'][-1:]})}")
     return "\n".join(lines)
 
 

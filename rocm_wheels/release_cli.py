@@ -24,6 +24,9 @@ def add_verbs(verbs: Any) -> None:
     some = publish.add_mutually_exclusive_group()
     some.add_argument("--dry-run", action="store_true", help="check everything, show it, and send nothing")
     some.add_argument("--draft-only", action="store_true", help="create or find the draft, and stop")
+    publish.add_argument(
+        "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
+    )
     publish.set_defaults(run=partial(_run, _publish))
 
     notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels, or renew a release's")
@@ -81,6 +84,12 @@ def _publish(arguments: argparse.Namespace) -> int:
     from rocm_wheels import index, release
 
     say = partial(print, flush=True)
+    if arguments.benchmarks is not None:
+        from rocm_wheels import benchmark
+
+        # A trend that did not get so far keeps no release back: the notes then hold no measurements.
+        measured = benchmark.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
+        say(f"benchmarks: {', '.join(measured) or 'of none of these wheels'}")
     if arguments.dry_run:
         home = index.Home.of(repository=arguments.repo, url=arguments.url)
         release.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)

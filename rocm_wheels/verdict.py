@@ -18,9 +18,9 @@ GPU = "gpu"
 # Which test files speak for which stage.
 TESTED = {
     "code objects": ("test_contents.py", "test_ck.py"),
-    "import": ("test_install.py", "test_import.py", "test_fa3.py"),
+    "import": ("test_install.py", "test_import.py", "test_flash_attn_3.py"),
     "cpu numerics": ("test_numerics_cpu.py",),
-    GPU: ("test_gpu.py",),
+    GPU: ("test_gpu.py", "test_fa3.py"),
 }
 
 
@@ -122,3 +122,10 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
     if PASSED in outcomes:
         return Stage(status=PASSED, seconds=seconds, details=details)
     return Stage.not_run(next((test["reason"] for test in tests if test["reason"]), "no test was collected"))
+
+
+def attach(verdict: Path, benchmarks: Mapping[str, Any]) -> None:
+    """Adds what benchmarks/trend.py found for this wheel to a verdict that is written."""
+    content = json.loads(verdict.read_text(encoding="utf-8"))
+    content["benchmarks"] = benchmarks
+    verdict.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -131,7 +131,7 @@ def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Pa
 
 
 def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
-    interpreter = _environment(source, python, env, f"pip=={versions.load().build.pip}")
+    interpreter = environment(source, python, env, f"pip=={versions.load().build.pip}")
     started = time.monotonic()
     _run([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
     _run([interpreter, "-m", "pip", "check"], cwd=env)
@@ -140,17 +140,22 @@ def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Pa
 
 
 def _with_uv(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
-    interpreter = _environment(source, python, env)
+    interpreter = environment(source, python, env)
     started = time.monotonic()
-    # The version is the same for a wheel that was built again: uv must not serve the cached one.
-    anew = ("--refresh-package", "flash-attn", "--refresh-package", "flash-attn-3")
-    _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
-    _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
+    install(interpreter, wheels, env)
     seconds = round(time.monotonic() - started, 2)
     return seconds, _tests(interpreter, env, WHEEL_TESTS / SMOKE)
 
 
-def _environment(source: TorchSource, python: Path, env: Path, *more: str) -> Path:
+def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
+    """Installs wheels into the environment with uv. VerifyFailed with uv's words."""
+    # The version is the same for a wheel that was built again: uv must not serve the cached one.
+    anew = ("--refresh-package", "flash-attn", "--refresh-package", "flash-attn-3")
+    _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
+    _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
+
+
+def environment(source: TorchSource, python: Path, env: Path, *more: str) -> Path:
     """A fresh environment with torch and the tests' own packages; uv links them from its cache."""
     _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"

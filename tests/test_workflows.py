@@ -31,7 +31,7 @@ ACTIONS: dict[str, tuple[set[str], set[str], set[str]]] = {
     "actions/deploy-pages": (set(), set(), {"page_url"}),
     "peter-evans/create-pull-request": (
         {"branch", "title"},
-        {"commit-message", "body-path", "delete-branch"},
+        {"base", "commit-message", "body-path", "delete-branch"},
         set(),
     ),
 }
@@ -81,13 +81,14 @@ def needs(job: dict[str, Any]) -> list[str]:
 
 
 def test_these_are_the_workflows() -> None:
-    assert NAMES == ["_build_rocm.yml", "build.yml", "check.yml", "pages.yml", "refresh.yml"]
+    assert NAMES == ["_build_rocm.yml", "build.yml", "check.yml", "pages.yml", "refresh.yml", "trend.yml"]
     assert list(load("build.yml")["jobs"]) == [
         "create_release",
         "create_matrix",
         "build_kernels",
         "build_wheels_rocm",
         "smoke",
+        "trend",
         "rehearse",
         "publish",
         "update_release_notes",
@@ -121,7 +122,7 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
     granted = {f"{scope}: {level}" for scope, level in job["permissions"].items()}
     if granted - READ_ONLY and "uses" not in job:
         # That a pull request runs none of these of build.yml is a test of its own.
-        assert key in {"create_release", "publish", "update_release_notes", "deploy", "refresh"}
+        assert key in {"create_release", "publish", "update_release_notes", "deploy", "refresh", "compare"}
 
 
 @pytest.mark.parametrize(("name", "key", "job"), JOBS)
@@ -224,7 +225,7 @@ def _outputs() -> set[str]:
 
 def test_run_lines_hold_no_expression_and_know_their_variables() -> None:
     """What a run line reads is set beside it; an expression in it would be code from outside."""
-    given = {"GITHUB_OUTPUT", "GITHUB_REPOSITORY", "RUNNER_TEMP"}
+    given = {"GITHUB_OUTPUT", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY", "RUNNER_TEMP"}
     for name, key, job in jobs():
         outer = {**load(name).get("env", {}), **job.get("env", {})}
         for step in job.get("steps", []):
@@ -273,8 +274,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
     build = load("build.yml")["jobs"]
     github = {"event_name": "pull_request", "ref": "refs/pull/1/merge", "token": "t", "ref_name": "1/merge"}
     done = {need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4"}} for need in build} | {
-        "create_release": {"result": "skipped", "outputs": {}},
-        "smoke": {"result": "skipped", "outputs": {}},
+        name: {"result": "skipped", "outputs": {}} for name in ("create_release", "smoke", "trend")
     }
     for variables in ({}, {"GPU_RUNNER": "true"}):
         contexts = {"github": github, "inputs": {}, "vars": variables, "needs": done, "status": "success"}
@@ -317,6 +317,40 @@ def test_the_gate_of_publishing(
         "status": "success",
     }
     assert holds(load("build.yml")["jobs"]["publish"]["if"], contexts) is published
+
+
+@pytest.mark.parametrize(
+    ("smoke", "event", "runs"),
+    [("success", "push", True), ("skipped", "push", False), ("success", "pull_request", False)],
+)
+def test_a_release_is_measured_where_it_met_a_gpu(smoke: str, event: str, runs: bool) -> None:
+    contexts = {
+        "needs": {"smoke": {"result": smoke}},
+        "github": {"event_name": event},
+        "inputs": {},
+        "status": "success",
+    }
+    build = load("build.yml")["jobs"]
+    assert holds(build["trend"]["if"], contexts) is runs
+    assert "trend" not in build["publish"]["if"], "a regression keeps no release back"
+
+
+def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
+    workflow = load("trend.yml")
+    assert {"schedule", "workflow_call", "workflow_dispatch"} == set(workflow["on"])
+    measure = workflow["jobs"]["measure"]
+    assert measure["permissions"] == {"contents": "read"}, "what runs on the GPU runner writes nothing"
+    row = {"include": [_rows()["wheels"][-1]]}
+    for given in ("", json.dumps(row)):
+        needs = {"newest": {"result": "skipped" if given else "success", "outputs": {"row": json.dumps(row)}}}
+        contexts = {"inputs": {"row": given}, "vars": {"GPU_RUNNER": "true"}, "needs": needs, "status": "success"}
+        assert holds(workflow["jobs"]["newest"]["if"], contexts) is (given == "")
+        assert holds(measure["if"], contexts)
+        assert render(measure["strategy"]["matrix"], contexts) == row
+        steps = {step["name"]: holds(step["if"], contexts) for step in measure["steps"] if "if" in step}
+        assert steps == {"Take over the wheel": given != "", "Build the wheel": given == ""}
+    contexts["vars"] = {}
+    assert not holds(measure["if"], contexts)
 
 
 @pytest.mark.parametrize(

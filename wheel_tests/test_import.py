@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,18 @@ def test_backend_info(build_info: dict[str, Any]) -> None:
     assert info["backend"] == build_info["backend"]
     assert list(info["targets"]) == build_info["targets"]
     json.dumps(info)
+
+
+def test_the_doctor_finds_the_wheel_whole(package: Path) -> None:
+    """It may find fault with the torch here; not with the wheel, nor with a call."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("FLASH_ATT", "PYTHONPATH"))}
+    command = [sys.executable, "-m", "flash_attn.doctor", "--json"]
+    done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["location"]) == package.resolve()
+    assert found["probe"]["call"]["forward_error"] <= found["probe"]["call"]["limit"]
+    assert not {"wheel-incomplete", "shadowed", "call-failed"} & {finding["key"] for finding in found["findings"]}
 
 
 @pytest.mark.skipif(not torch.version.hip, reason="this torch is no ROCm build")

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+
 from flash_attn.runtime.build_info import load as _load
 
 _build = _load()
 __version__ = _build.version
 
-try:
-    from flash_attn.flash_attn_interface import (
-        flash_attn_func,
-        flash_attn_kvpacked_func,
-        flash_attn_qkvpacked_func,
-        flash_attn_varlen_func,
-        flash_attn_varlen_kvpacked_func,
-        flash_attn_varlen_qkvpacked_func,
-        flash_attn_with_kvcache,
-    )
-    from flash_attn.fp8 import (
-        flash_attn_fp8_func,
-        flash_attn_qkvpacked_fp8_func,
-        flash_attn_varlen_fp8_func,
-        flash_attn_varlen_qkvpacked_fp8_func,
-    )
-    from flash_attn.runtime.info import backend_info
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    _wanted = f"torch {_build.torch_minor}" if _build.torch else "torch 2.5 or newer"
-    raise ImportError(
-        f"flash_attn {__version__} needs {_wanted}{f' for ROCm {_build.rocm}' if _build.rocm else ''}, "
-        "and no torch is installed: install it first"
-    ) from error
+# The doctor has to run where torch is missing or broken. While Python looks for a module to run, argv is ["-m", ...].
+if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
+    try:
+        from flash_attn.flash_attn_interface import (
+            flash_attn_func,
+            flash_attn_kvpacked_func,
+            flash_attn_qkvpacked_func,
+            flash_attn_varlen_func,
+            flash_attn_varlen_kvpacked_func,
+            flash_attn_varlen_qkvpacked_func,
+            flash_attn_with_kvcache,
+        )
+        from flash_attn.fp8 import (
+            flash_attn_fp8_func,
+            flash_attn_qkvpacked_fp8_func,
+            flash_attn_varlen_fp8_func,
+            flash_attn_varlen_qkvpacked_fp8_func,
+        )
+        from flash_attn.runtime.info import backend_info
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _wanted = f"torch {_build.torch_minor}" if _build.torch else "torch 2.5 or newer"
+        raise ImportError(
+            f"flash_attn {__version__} needs {_wanted}{f' for ROCm {_build.rocm}' if _build.rocm else ''}, "
+            "and no torch is installed: install it first. `python -m flash_attn.doctor` tells how"
+        ) from error
 
 __all__ = [
     "__version__",

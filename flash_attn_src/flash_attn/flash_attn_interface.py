@@ -22,6 +22,7 @@ came and what was wanted.
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import torch
@@ -95,13 +96,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """flash_attn_gpu (before 2.7: flash_attn_cuda): the module of upstream's extension, positional arguments and
-    all. Loaded when asked for, as it imports this module."""
+    """flash_attn_gpu (before 2.7: flash_attn_cuda): the functions of upstream's extension, positional arguments and
+    all, as a module whose name tells the backend: flash_attn_2_cuda, or flash_attn.flash_attn_triton_amd.interface_v2
+    for Triton. Loaded when asked for, as it imports this module."""
     if name != _EXTENSION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import flash_attn_2_cuda
+    from flash_attn import backends
 
-    return flash_attn_2_cuda
+    by_triton = backends._gpu_backend is not backends.ck_backend
+    return importlib.import_module(
+        "flash_attn.flash_attn_triton_amd.interface_v2" if by_triton else "flash_attn_2_cuda"
+    )
 
 
 def _op_has_autograd(deterministic: bool) -> bool:

@@ -68,12 +68,25 @@ def test_nothing_needs_triton(report: dict[str, Any]) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_extension_attribute(version: str, tmp_path: Path) -> None:
     name = _CONTRACT["extension"][version]
-    code = f"from flash_attn.flash_attn_interface import {name}; import flash_attn_2_cuda as m; assert {name} is m"
-    done = run(install(version, tmp_path), "-c", code)
+    code = f"from flash_attn.flash_attn_interface import {name} as m; import flash_attn_2_cuda as extension"
+    done = run(install(version, tmp_path), "-c", code + "; assert m.fwd is extension.fwd; print(m.__name__)")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "flash_attn.flash_attn_triton_amd.interface_v2"
     other = {"flash_attn_cuda": "flash_attn_gpu", "flash_attn_gpu": "flash_attn_cuda"}[name]
     done = run(tmp_path, "-c", f"from flash_attn.flash_attn_interface import {other}")
     assert "ImportError" in done.stderr
+
+
+@pytest.mark.parametrize(("selected", "module"), [("", "flash_attn_2_cuda"), ("TRUE", "interface_v2")])
+def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
+    selected: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(VERSIONS[-1], tmp_path)
+    info = tmp_path / "flash_attn/_build_info.json"
+    info.write_text(json.dumps({"version": VERSIONS[-1], "backend": "ck"}))
+    monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", selected)
+    done = run(tmp_path, "-c", "from flash_attn.flash_attn_interface import flash_attn_gpu as m; print(m.__name__)")
+    assert done.stdout.strip().endswith(module), done.stderr
 
 
 def _function(x: int, added: int = 2, removed: int = 3, last: int = 4) -> tuple[int, int, int, int]:

@@ -1,0 +1,99 @@
+"""What only a process that imports torch and uses the GPU can tell, as lines of JSON on stdout.
+
+`flash_attn.runtime.survey` runs the text of this file in an interpreter of its own: torch may be broken, and a call may
+kill the process. Each line is out before the next step begins, so the last one tells how far it came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)  # what libraries print is no answer
+
+
+def answer(**found: Any) -> None:
+    print(json.dumps(found), file=_answers, flush=True)
+
+
+def libraries() -> list[str]:
+    """The GPU runtimes that this process has mapped."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return [line for line in maps if "libamdhip64" in line or "libcuda.so" in line]
+
+
+def devices() -> list[dict[str, Any]]:
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        target = f"sm_{properties.major}{properties.minor}"
+        if torch.version.hip:
+            target = properties.gcnArchName.split(":")[0]
+        found.append({"name": properties.name, "target": target, "memory_mib": properties.total_memory >> 20})
+    return found
+
+
+def call(device: str) -> dict[str, Any]:
+    """A forward and a backward against fp32: times in ms, errors relative to the largest value."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v, dout = (torch.randn(2, 200, 4, 64).to(device, dtype).requires_grad_() for _ in range(4))
+    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    scores = torch.einsum("bqhd,bkhd->bhqk", exact[0], exact[1]) / 8.0
+    hidden = torch.ones(200, 200, dtype=torch.bool, device=device).triu(1)
+    wanted = torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), exact[2])
+    wanted_grads = torch.autograd.grad(wanted, exact, dout.detach().float())
+
+    def synchronized() -> float:
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    started = synchronized()
+    out = flash_attn.flash_attn_func(q, k, v, causal=True)
+    between = synchronized()
+    grads = torch.autograd.grad(out, (q, k, v), dout.detach())
+    ended = synchronized()
+
+    def error(got: Any, exactly: Any) -> float:
+        return float((got.detach().float() - exactly).abs().max() / exactly.abs().max())
+
+    from flash_attn import backends
+
+    return {
+        "device": device,
+        "backend": backends.select(q).__name__,
+        "forward_ms": 1e3 * (between - started),
+        "backward_ms": 1e3 * (ended - between),
+        "forward_error": error(out, wanted),
+        "backward_error": max(error(*pair) for pair in zip(grads, wanted_grads)),  # noqa: B905
+        "limit": 2.4e-2 if dtype == torch.bfloat16 else 1e-4,
+    }
+
+
+def words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+
+
+try:
+    import torch
+except Exception as error:
+    missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    answer(torch_error="" if missing else words(error))
+    sys.exit(0)
+answer(torch={"version": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda})
+try:
+    answer(devices=devices())
+    import flash_attn
+
+    answer(imported=flash_attn.__file__, info=flash_attn.backend_info())
+    answer(libraries=libraries())
+    answer(call=call("cuda" if torch.cuda.is_available() else "cpu"))
+    answer(libraries=libraries())
+except Exception as error:
+    answer(error=words(error))

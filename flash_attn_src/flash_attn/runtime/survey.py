@@ -1,0 +1,188 @@
+"""The facts that `flash_attn.doctor` judges: of the wheel, of the machine, and of a process that uses both."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import platform
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from flash_attn.runtime import build_info, store
+
+KFD = Path("/dev/kfd")
+RENDER_NODES = "/dev/dri"
+TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
+# What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
+_SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
+_PROBE_SECONDS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """A device file and what this user may do with it; `mode` as `ls -l` shows it."""
+
+    path: str
+    owner: str
+    group: str
+    mode: str
+    allowed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything the doctor knows. `probe` is what runtime/probe.py answered, its lines merged.
+
+    `died` says how the probe ended where it did not end by itself. `lacking` are files that the wheel should have.
+    """
+
+    python: str = ""
+    system: str = ""
+    build: build_info.BuildInfo = field(default_factory=build_info.BuildInfo)
+    location: str = ""
+    installed: str | None = None
+    lacking: tuple[str, ...] = ()
+    kfd: Access | None = None
+    render: tuple[Access, ...] = ()
+    user: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    tritons: Mapping[str, str] = field(default_factory=dict)
+    memory_mib: int = 0
+    driver: str = ""
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    died: str = ""
+    log: str = ""
+
+
+def survey(log: str = "") -> Facts:
+    """The facts of this machine; takes as long as importing torch and one call."""
+    build = build_info.load()
+    package = Path(__file__).resolve().parent.parent
+    answers, died = run_probe()
+    return Facts(
+        python=f"{platform.python_version()} ({sys.executable})",
+        system=platform.platform(),
+        build=build,
+        location=str(package),
+        installed=installed(),
+        lacking=tuple(lacking(build, package)),
+        kfd=access(KFD),
+        render=tuple(filter(None, map(access, sorted(Path(RENDER_NODES).glob("renderD*"))))),
+        user=_user(),
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN)},
+        tritons=versions(TRITONS),
+        memory_mib=_available_mib(),
+        driver=_first_line(Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version")),
+        probe=answers,
+        died=died,
+        log=log,
+    )
+
+
+def installed() -> str | None:
+    """The directory of the installed distribution's package; None where none is, or where it is an editable one."""
+    try:
+        distribution = metadata.distribution("flash_attn")
+    except metadata.PackageNotFoundError:
+        return None
+    directory = Path(str(distribution.locate_file("flash_attn")))
+    return str(directory.resolve()) if directory.is_dir() else None
+
+
+def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
+    """Files that a wheel with this build info has and this directory does not."""
+    for target in build.targets:
+        path = package / "_kernels" / f"{target}.zip"
+        try:
+            store.Store(path)
+        except store.KernelError as error:
+            yield f"_kernels/{path.name} ({error.__cause__})"
+    if build.targets and not list(package.glob("_launcher*.so")):
+        yield "_launcher"
+    if build.targets and build.backend == "ck" and not (package / "_ck_planner.so").is_file():
+        yield "_ck_planner.so"
+
+
+def access(path: Path) -> Access | None:
+    """What this user may do with a device file; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Access(
+        path=str(path),
+        owner=_name(pwd.getpwuid, found.st_uid),
+        group=_name(grp.getgrgid, found.st_gid),
+        mode=oct(found.st_mode & 0o777)[2:],
+        allowed=os.access(path, os.R_OK | os.W_OK),
+    )
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Distribution -> version, of those that are installed."""
+    found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
+    return {name: distribution.version for name, distribution in found.items() if distribution is not None}
+
+
+def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
+    """What the probe answered, and how it ended where not by itself."""
+    text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        answers = merged(output.decode() if isinstance(output, bytes) else output)
+        return answers, f"did not end within {seconds} s"
+    last = done.stderr.strip().splitlines()[-1:]
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    died = "" if done.returncode == 0 else f"ended with {how}{': ' + last[0] if last else ''}"
+    return merged(done.stdout), died
+
+
+def merged(output: str) -> dict[str, Any]:
+    """The probe's lines in one, whole lines alone: the last may be cut off where the process died."""
+    answers: dict[str, Any] = {}
+    for line in output.splitlines(keepends=True):
+        if line.endswith("\n"):
+            answers |= json.loads(line)
+    return answers
+
+
+def _user() -> str:
+    groups = ", ".join(_name(grp.getgrgid, group) for group in os.getgroups())
+    return f"{_name(pwd.getpwuid, os.getuid())}, {f'groups {groups}' if groups else 'in no further group'}"
+
+
+def _name(lookup: Any, number: int) -> str:
+    """Of a user or a group; a container may have none for the number."""
+    try:
+        return str(lookup(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def _available_mib() -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) >> 10
+    return 0
+
+
+def _first_line(*paths: Path) -> str:
+    return next((text.splitlines()[0] for path in paths if (text := _read(path).strip())), "")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,255 @@
+"""python -m flash_attn.doctor: every trouble of its table on a made-up machine, and itself without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flash_attn import doctor
+from flash_attn.runtime import survey
+from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.survey import Access, Facts
+from flash_attn.runtime.troubles import TROUBLES
+
+_SOURCE = Path(__file__).resolve().parent.parent
+_BUILD = BuildInfo(label="rocm62torch2.5triton", targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2")
+_KFD = Access(path="/dev/kfd", owner="root", group="render", mode="660", allowed=True)
+_HIP = "7f00-7f01 r-xp 0 00:00 1 {}/libamdhip64.so.6"
+_CALL = {
+    "device": "cuda",
+    "backend": "flash_attn.backends.triton",
+    "forward_ms": 1.0,
+    "backward_ms": 2.0,
+    "forward_error": 3e-3,
+    "backward_error": 6e-3,
+    "limit": 2.4e-2,
+}
+_PROBE: dict[str, Any] = {
+    "torch": {"version": "2.5.1+rocm6.2", "hip": "6.2.41133-dd7f95766", "cuda": None},
+    "devices": [{"name": "AMD Instinct MI300X", "target": "gfx942", "memory_mib": 196592}],
+    "info": {"launcher": "/torch/lib/libamdhip64.so", "problems": []},
+    "libraries": [_HIP.format("/torch/lib")] * 4,
+    "call": _CALL,
+}
+HEALTHY = Facts(
+    build=_BUILD,
+    location="/env/flash_attn",
+    installed="/env/flash_attn",
+    kfd=_KFD,
+    user="me, groups me",
+    memory_mib=64000,
+    tritons={"pytorch-triton-rocm": "3.1.0"},
+    probe=_PROBE,
+)
+
+
+def probed(**answers: Any) -> Facts:
+    """A healthy machine, but for some answers of the probe; None takes one away."""
+    return replace(HEALTHY, probe={key: value for key, value in {**_PROBE, **answers}.items() if value is not None})
+
+
+def torch(version: str, hip: str | None = None, cuda: str | None = None, **answers: Any) -> Facts:
+    return probed(torch={"version": version, "hip": hip, "cuda": cuda}, **answers)
+
+
+# trouble, a machine that has it, and what the doctor must say of it
+CASES: list[tuple[str, Facts, str]] = [
+    ("torch-missing", replace(HEALTHY, probe={"torch_error": ""}), "torch==2.5.* --index-url"),
+    ("torch-broken", replace(HEALTHY, probe={"torch_error": "OSError: libamdhip64.so.6"}), "OSError: libamdhip64.so.6"),
+    ("torch-cpu", torch("2.5.1+cpu", devices=[]), "torch 2.5.1+cpu is not"),
+    ("torch-cuda", torch("2.5.1", cuda="12.4", devices=[]), "(CUDA 12.4) is not"),
+    ("torch-minor", torch("2.6.0+rocm6.2.4", "6.2.4"), "torch 2.6.0+rocm6.2.4 is installed"),
+    ("rocm-mismatch", torch("2.5.1+rocm6.1", "6.1.40091"), "built for ROCm 6.1"),
+    ("wheel-incomplete", replace(HEALTHY, lacking=("_launcher",)), "lacks _launcher"),
+    ("wheel-incomplete", probed(info={"problems": ["the launcher does not load (x)"]}), "does not load (x)"),
+    ("shadowed", replace(HEALTHY, location="/home/me/flash_attn"), "/home/me/flash_attn is imported"),
+    ("no-device", replace(probed(devices=[]), kfd=None), "there is no /dev/kfd"),
+    ("no-device", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": ""}), "HIP_VISIBLE_DEVICES is set"),
+    ("no-permission", replace(probed(devices=[]), kfd=replace(_KFD, allowed=False)), "/dev/kfd (root:render 660)"),
+    ("no-permission", replace(HEALTHY, render=(replace(_KFD, path="/dev/dri/renderD128", allowed=False),)), "D128"),
+    ("no-driver", probed(info={"problems": ["no GPU driver: libamdhip64 is not there"]}), "libamdhip64 is not there"),
+    (
+        "two-hip-runtimes",
+        probed(libraries=[_HIP.format("/torch/lib"), _HIP.format("/opt/my rocm/lib")]),
+        "/opt/my rocm/lib/libamdhip64.so.6 and /torch/lib/libamdhip64.so.6",
+    ),
+    ("two-tritons", replace(HEALTHY, tritons={"triton": "3.1.0", "triton-rocm": "3.6.0"}), "triton-rocm 3.6.0"),
+    (
+        "target-missing",
+        probed(devices=[{"name": "Radeon", "target": "gfx1100", "memory_mib": 1}]),
+        "PYTORCH_ROCM_ARCH=gfx1100",
+    ),
+    ("triton-not-selected", replace(HEALTHY, variables={doctor.TRITON: "FALSE"}), "asks for Composable Kernel"),
+    ("triton-not-selected", replace(HEALTHY, variables={doctor.TRITON: "triton"}), "neither TRUE nor FALSE"),
+    ("call-failed", probed(call={**_CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
+    ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
+    ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
+    ("build-memory", replace(HEALTHY, variables={"MAX_JOBS": "64"}), "64000 MiB are free"),
+    ("wheel-module", replace(HEALTHY, log="error: invalid command 'bdist_wheel'"), "invalid command 'bdist_wheel'"),
+]
+LOGS = {
+    "torch-missing": "ModuleNotFoundError: No module named 'torch'",
+    "torch-minor": "ImportError: x.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE",
+    "wheel-incomplete": "ModuleNotFoundError: No module named 'flash_attn._launcher'",
+    "no-permission": "Unable to open /dev/kfd read-write: Permission denied",
+    "target-missing": "RuntimeError: HIP error: invalid device function",
+    "triton-not-selected": "ModuleNotFoundError: No module named 'flash_attn_2_cuda'",
+    "build-memory": "c++: fatal error: Killed signal terminated program cc1plus",
+    "wheel-module": "ModuleNotFoundError: No module named 'wheel'",
+}
+
+
+@pytest.mark.parametrize(("key", "facts", "said"), CASES, ids=[f"{key}-{i}" for i, (key, _, _) in enumerate(CASES)])
+def test_it_finds(key: str, facts: Facts, said: str) -> None:
+    found = doctor.examine(facts)
+    assert [finding.key for finding in found] == [key]
+    assert said.replace("'", "") in f"{found[0].what} {found[0].remedy}".replace("'", "")
+    assert found[0].remedy
+    assert "{" not in found[0].remedy
+
+
+def test_every_trouble_has_a_case() -> None:
+    assert {key for key, _, _ in CASES} == {trouble.key for trouble in TROUBLES}
+    assert set(LOGS) == {trouble.key for trouble in TROUBLES if trouble.log}
+
+
+def test_a_healthy_machine_has_nothing_wrong() -> None:
+    assert doctor.examine(HEALTHY) == []
+    page = doctor.report(HEALTHY)
+    for part in (
+        "2.8.3+rocm62torch2.5triton",
+        "MI300X, gfx942",
+        "HIP 6.2.41133",
+        "root:render 660, allowed",
+        "6.0e-03",
+    ):
+        assert part in page
+    # A source tree on a machine without a GPU is no fault.
+    plain = {"torch": {"version": "2.13.0+cpu", "hip": None, "cuda": None}, "devices": [], "call": _CALL}
+    assert doctor.examine(Facts(probe=plain)) == []
+
+
+@pytest.mark.parametrize("key", LOGS)
+def test_it_reads_a_log(key: str) -> None:
+    log = f"[1/9] compiling\n{LOGS[key]}\nninja: build stopped\n"
+    assert [finding.key for finding in doctor.examine(replace(HEALTHY, log=log))] == [key]
+    assert doctor.examine(replace(HEALTHY, log="[1/9] compiling\nSuccessfully built flash_attn\n")) == []
+
+
+def test_what_a_wheel_lacks(tmp_path: Path) -> None:
+    (tmp_path / "_kernels").mkdir()
+    (tmp_path / "_kernels/gfx942.zip").write_bytes(b"no zip")
+    found = list(survey.lacking(replace(_BUILD, backend="ck"), tmp_path))
+    assert [each.split()[0] for each in found] == [
+        "_kernels/gfx90a.zip",
+        "_kernels/gfx942.zip",
+        "_launcher",
+        "_ck_planner.so",
+    ]
+    assert list(survey.lacking(BuildInfo(), tmp_path)) == []
+
+
+def test_access_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "kfd"
+    assert survey.access(device) is None
+    device.write_bytes(b"")
+    device.chmod(0o640)
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) == (device, os.R_OK | os.W_OK))
+    found = survey.access(device)
+    assert found is not None
+    assert (found.mode, found.allowed) == ("640", True)
+
+
+def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'print(\'{"torch": 1}\', flush=True); print("{", end="", flush=True); import os; os.kill(os.getpid(), 9)'
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert survey.run_probe() == ({"torch": 1}, "ended with signal 9")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "import time; time.sleep(60)")
+    assert survey.run_probe(seconds=1) == ({}, "did not end within 1 s")
+
+
+def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:
+    versions = pytest.importorskip("rocm_wheels.versions")
+    assert max(each.job_memory_mib for each in versions.load().backends.values()) == doctor.JOB_MIB
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what pip would unpack from a wheel."""
+    directory = tmp_path_factory.mktemp("wheel")
+    labelled = {"FLASH_ATTN_LOCAL_VERSION": "rocm62torch2.5triton", "FLASH_ATTN_TORCH": "2.5", "FLASH_ATTN_ROCM": "6.2"}
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--skip-dependency-check",
+            "--outdir",
+            directory,
+            _SOURCE,
+        ],
+        env={**os.environ, **labelled, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"},
+        check=True,
+        capture_output=True,
+    )
+    (built,) = directory.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(directory / "site")
+    return directory / "site"
+
+
+def run(python: Path, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("FLASH_ATT", "PYTHON"))}
+    return subprocess.run(
+        [python, *arguments],
+        env={**variables, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env/bin/python"
+    done = run(python, wheel, "-m", "flash_attn.doctor")
+    assert done.returncode == 1, done.stderr
+    assert "No torch: torch is not installed" in done.stdout
+    assert "pip install 'torch==2.5.*' --index-url https://download.pytorch.org/whl/rocm6.2`" in done.stdout
+    assert "2.8.3+rocm62torch2.5triton" in done.stdout
+    done = run(python, wheel, "-c", "import flash_attn")
+    assert "ImportError: flash_attn 2.8.3 needs torch 2.5 for ROCm 6.2" in done.stderr
+    assert "`python -m flash_attn.doctor` tells how" in done.stderr
+
+
+def test_it_runs_with_another_torch(wheel: Path, tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text("ninja: fatal: Killed\n", encoding="utf-8")
+    done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--json", "--log", str(log))
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    keys = [finding["key"] for finding in found["findings"]]
+    assert keys[0] in ("torch-cpu", "torch-cuda")
+    assert {"torch-minor", "build-memory"} < set(keys)
+    assert found["location"] == str(wheel / "flash_attn")
+    assert found["probe"]["call"]["forward_error"] <= found["probe"]["call"]["limit"]
+    done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--log", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "No such file" in done.stderr
+
+
+@pytest.mark.skipif(not (_SOURCE.parent / "docs").is_dir(), reason="the page is not in the sdist")
+def test_the_page_is_the_table() -> None:
+    script = _SOURCE.parent / "docs/generate_troubleshooting.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,41 @@
+"""The distribution flash-attn-3: it owns the module that clients look for, and that runs on the flash_attn here."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def interface() -> metadata.Distribution:
+    try:
+        return metadata.distribution("flash-attn-3")
+    except metadata.PackageNotFoundError:
+        pytest.skip("flash-attn-3 is not installed")
+
+
+def test_it_owns_its_module_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+    assert metadata.packages_distributions()["flash_attn_interface"] == ["flash-attn-3"]
+    files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
+    assert files == ["flash_attn_interface.py"]
+    assert "flash_attn_interface.py" not in map(str, dist.files or ())
+
+
+def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+    assert interface.requires == [f"flash-attn=={dist.version}"]
+    assert interface.version.partition("+")[2] == dist.version.partition("+")[2]
+
+
+@pytest.mark.usefixtures("interface")
+def test_it_computes_what_flash_attn_computes() -> None:
+    import flash_attn
+    import flash_attn_interface
+
+    q, k, v = torch.randn(3, 2, 9, 4, 16)
+    out, lse = flash_attn_interface.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert torch.equal(out, flash_attn.flash_attn_func(q, k, v, causal=True))
+    assert lse.shape == (2, 4, 9)
+    cached = flash_attn_interface.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True)
+    assert torch.allclose(cached, out, atol=1e-6)
