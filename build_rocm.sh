@@ -15,7 +15,8 @@ Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU
 options:
   --plan          print what would be done, as JSON, and stop
   --docker        do it inside a container with the cell's ROCm, by the same steps
-  --backend NAME  ck or triton (default: ck where it is ready)
+  --backend NAME  ck, which holds the Triton kernels too, or triton alone
+                  (default: ck where it has kernels for one of the targets)
   --dist DIR      where the wheel goes (default: dist in this repository)
   --cache DIR     compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE,
                   else $XDG_CACHE_HOME/rocm_wheels, else ~/.cache/rocm_wheels)
@@ -27,7 +28,9 @@ environment:
   PYTORCH_ROCM_ARCH or GPU_ARCHS  GPU targets: "gfx90a;gfx942", or native
                                   (default: the GPU found here, else all common targets)
   MAX_JOBS                        compile jobs at once (default: by cores and memory)
-  BUILD_TRITON_BACKEND            true: the triton wheel too (today it is the only one)
+  BUILD_TRITON_BACKEND            true: the triton wheel too
+  FLASH_ATTENTION_TRITON_AMD_ENABLE
+                                  true: the triton wheel alone, in minutes, as --backend triton
 USAGE
 }
 

@@ -2,6 +2,7 @@
 
     python benchmarks/build_cost.py                    # every target of the matrix, some minutes on two cores
     python benchmarks/build_cost.py --only 'fwd*'      # a part of the kernels, scaled up by their number
+    python benchmarks/build_cost.py --backend ck       # of the wheels with Composable Kernel: about two hours
 
 Compiles into an empty cache, then assembles and repairs one wheel of each target set, and counts CPU seconds of all
 processes, which other work on the machine changes little. Verifying is left out: it costs the same either way.
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import create_matrix  # noqa: E402
-from rocm_wheels import kernels, launcher, matrix, plan, repair, rows, versions, wheel  # noqa: E402
+from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, versions, wheel  # noqa: E402
 from rocm_wheels.cells import Cell  # noqa: E402
 
 
@@ -39,10 +40,10 @@ def cpu_seconds(work: Callable[[], object]) -> tuple[float, float]:
     return used() - before, time.monotonic() - started
 
 
-def compile_target(target: str, cache: Path, only: str | None, jobs: int) -> None:
+def compile_target(target: str, cache: Path, backend: str, only: str | None, jobs: int) -> None:
     """Its progress goes to stderr: stdout is the table."""
     with contextlib.redirect_stdout(sys.stderr):
-        kernels.compile_store([target], cache=cache, jobs=jobs, only=only)
+        kernels.compile_store([target], cache=cache, jobs=jobs, only=only, backend=backend)
 
 
 def assemble(cell: Cell, targets: tuple[str, ...], cache: Path, only: str | None, work: Path) -> Path:
@@ -56,28 +57,33 @@ def assemble(cell: Cell, targets: tuple[str, ...], cache: Path, only: str | None
         backend=cell.backend,
         env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
     )
-    stores = kernels.compile_store(targets, cache=cache, jobs=1, only=only)
-    return repair.repair(wheel.assemble(made, stores, launcher.build(work, cache=cache), work), work / "repaired")
+    stores = kernels.compile_store(targets, cache=cache, jobs=1, only=only, backend=cell.backend)
+    planner = ck_planner.build(work, cache=cache) if cell.backend == "ck" else None
+    raw = wheel.assemble(made, stores, launcher.build(work, cache=cache), work, planner=planner)
+    return repair.repair(raw, work / "repaired")
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="GLOB", help="these kernels alone, scaled up by their number")
+    parser.add_argument("--backend", choices=("ck", "triton"), default="triton", help="whose wheels (triton)")
     parser.add_argument("--jobs", type=int, default=2, help="compile jobs at once (2)")
     arguments = parser.parse_args()
     data = versions.load()
-    cells = matrix.select(data, {"rocm": create_matrix.ROCM_MATRIX}).cells
+    cells = matrix.select(data, {"rocm": create_matrix.ROCM_MATRIX}, only=f"* {arguments.backend}").cells
     served = {cell: rows.row_targets(data, cell, None) for cell in cells}
     targets = list(dict.fromkeys(target for each in served.values() for target in each))
-    scale = len(kernels.units(targets[:1])) / len(kernels.units(targets[:1], only=arguments.only))
+    every, some = (kernels.units(targets[:1], only=only, backend=arguments.backend) for only in (None, arguments.only))
+    scale = sum(len(unit.kernels) for unit in every) / sum(len(unit.kernels) for unit in some)
 
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory) / "cache"
         cost: dict[str, float] = {}
         print(f"{platform.processor() or platform.machine()}, {arguments.jobs} jobs", file=sys.stderr)
         for target in targets:
-            cpu, clock = cpu_seconds(lambda: compile_target(target, cache, arguments.only, arguments.jobs))  # noqa: B023
+            options = (target, cache, arguments.backend, arguments.only, arguments.jobs)
+            cpu, clock = cpu_seconds(lambda: compile_target(*options))  # noqa: B023
             cost[target] = cpu * scale
             print(f"{target}: {cpu:.0f} s of CPU, {clock:.0f} s", file=sys.stderr)
         work = Path(directory) / "work"

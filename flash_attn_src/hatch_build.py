@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +63,11 @@ def _plain_errors() -> Iterator[None]:
         raise SystemExit(f"error: {error}") from None
 
 
+def _ck_alone(env: Mapping[str, str]) -> bool:
+    """Whether upstream's variable asks for Composable Kernel; unset, as with TRUE, pip compiles Triton kernels."""
+    return env.get("FLASH_ATTENTION_TRITON_AMD_ENABLE", "").strip().upper() in ("0", "FALSE")
+
+
 class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modules, which a dataclass needs
     """The wheel asked for through the environment."""
 
@@ -88,7 +93,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
             label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
             torch=env.get("FLASH_ATTN_TORCH"),
-            backend=env.get("FLASH_ATTN_BACKEND", "triton"),
+            backend=env.get("FLASH_ATTN_BACKEND", "ck" if _ck_alone(env) else "triton"),
             rocm=env.get("FLASH_ATTN_ROCM"),
             kernels=Path(kernels) if kernels else None,
             launcher=Path(launcher) if launcher else None,
@@ -149,8 +154,9 @@ class BuildHook(BuildHookInterface[Any]):
         if request.compile:
             if request.backend != "triton":
                 raise SystemExit(
-                    f"error: FLASH_ATTN_BACKEND={request.backend} is not compiled by pip: build its wheel with"
-                    " ./build_rocm.sh, or unset it for the Triton kernels"
+                    f"error: the {request.backend} backend is not compiled by pip: build its wheel with"
+                    " ./build_rocm.sh, or unset FLASH_ATTN_BACKEND and FLASH_ATTENTION_TRITON_AMD_ENABLE for the"
+                    " Triton kernels"
                 )
             request = _compiled(request, scratch)
         stores = sorted(request.kernels.glob("*.zip")) if request.kernels else []

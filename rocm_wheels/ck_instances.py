@@ -27,9 +27,10 @@ _FORWARD = ("", "mask", "mask-alibi", "mask-dropout", "mask-alibi-dropout", "mas
 # Splits of the keys that a combine kernel sums up, as powers of two: few, or as many as there may be.
 LOG_MAX_SPLITS = (4, 7)
 
-# Instances of one translation unit. More share the work on the headers, and take more memory: a unit stays below
-# 2 minutes and 1.5 GB. The large head dims count double.
-_UNIT = {"fwd": 6, "dqdkdv": 8, "splitkv": 9, "dot": 16, "convert": 16, "combine": 16, "appendkv": 24}
+# Instances of one translation unit. More of one head dim share headers and templates (12 of the forward take a
+# quarter less time than twice 6), and take more memory: a unit stays below 2 minutes and 1.6 GiB. Large head
+# dims count double.
+_UNIT = {"fwd": 12, "dqdkdv": 16, "splitkv": 10, "dot": 16, "convert": 16, "combine": 16, "appendkv": 24}
 
 
 @dataclass(frozen=True, order=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from rocm_wheels import container, published, release_cli, versions
 from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.machine import survey
-from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of
+from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.targets import check_served, known_targets
 
 DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
@@ -91,16 +91,18 @@ def _build(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         _print_plan(plan)
         return 0
+    plans = [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
     dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
     if arguments.docker:
         return container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
     from rocm_wheels import build
 
     say = partial(print, flush=True)
-    for note in plan.notes:
-        say(f"note: {note}")
-    say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
-    build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
+    for plan in plans:
+        for note in plan.notes:
+            say(f"note: {note}")
+        say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
+        build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
     return 0
 
 
@@ -171,9 +173,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _planned(arguments: argparse.Namespace) -> Plan:
+def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     cell = {name: getattr(arguments, name) for _, name, _ in CELL}
-    return make_plan(versions.load(), **cell, backend=arguments.backend, env=os.environ)
+    return make_plan(versions.load(), **cell, backend=backend or arguments.backend, env=os.environ)
 
 
 def _print_plan(plan: Plan) -> None:
@@ -209,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (plan, build, environment):
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, help=text)
-        verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it is ready)")
+        verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
     for verb in (plan, build):
         verb.add_argument("--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")

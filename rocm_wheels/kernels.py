@@ -13,9 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -35,8 +33,11 @@ from rocm_wheels import (
     codeobject,
     sources,
     triton_compiler,
+    versions,
 )
 from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError
+from rocm_wheels.progress import Progress
+from rocm_wheels.targets import has_kernels
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _PR_SET_PDEATHSIG = 1
@@ -134,8 +135,9 @@ def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
 
 
 def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Iterator[Unit]:
+    served = [target for target in targets if has_kernels(versions.load(), target, "ck")]
     for name, instances in ck_instances.units(only):
-        for target in targets:
+        for target in served:
             ingredients = {
                 "unit": ck_compiler.source(instances),
                 "target": target,
@@ -197,7 +199,8 @@ def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "trito
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
     if missing:
         raise CompileFailed(
-            f"{len(missing)} kernels are not in the cache {cache}: first {missing[0].name} for {missing[0].target}",
+            f"{sum(len(unit.kernels) for unit in missing)} kernels are not in the cache {cache}: first "
+            f"{missing[0].name} for {missing[0].target}",
             remedy="Bring the cache of the same sources and compiler, or leave --cached-kernels out.",
         )
 
@@ -205,19 +208,19 @@ def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "trito
 def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
     if any(unit.compiler == "ck" for unit in missing):
         ck_sources.headers(cache)  # once, before the workers ask for them all at once
-    started = time.monotonic()
+    progress = Progress(missing, jobs)
     context = multiprocessing.get_context("spawn")
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
     pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_prepare, initargs=(scratch.name,))
     try:
         futures = {pool.submit(_compile_unit, unit, cache): unit for unit in missing}
-        for done, future in enumerate(as_completed(futures), 1):
+        for future in as_completed(futures):
             unit = futures[future]
             problem = future.exception()
             if problem is not None and not isinstance(problem, (RocmWheelsError, BrokenProcessPool)):
                 raise CompileFailed(f"compiling {unit.name} for {unit.target}: {problem!r}") from problem
             future.result()
-            _progress(done, len(missing), started, unit)
+            progress.count(unit)
     except BrokenProcessPool as error:
         raise CompileFailed(
             "a compiler process ended before it was done, most likely for want of memory",
@@ -239,17 +242,6 @@ def _prepare(scratch: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     tempfile.tempdir = scratch
     triton_compiler.prepare(scratch)
-
-
-def _progress(done: int, total: int, started: float, unit: Unit) -> None:
-    """A line that rewrites itself on a terminal; in a log, ten lines in all."""
-    elapsed = time.monotonic() - started
-    left = elapsed / done * (total - done)
-    line = f"  compiled {done}/{total}, {elapsed:.0f} s, about {left:.0f} s left: {unit.target} {unit.name}"
-    if sys.stdout.isatty():
-        print(f"\r\x1b[K{line}", end="\n" if done == total else "", flush=True)
-    elif done == total or done % max(1, total // 10) == 0:
-        print(line, flush=True)
 
 
 def _compile_unit(unit: Unit, cache: Path) -> None:

@@ -115,8 +115,14 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
     lines = [f"tag={tag}"]
     for name, each in made.items():
         lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
-    lines.append(f"newest={json.dumps({'include': made['wheels'][-1:]})}")
+    lines.append(f"newest={json.dumps({'include': _newest(made['wheels'])})}")
     return "\n".join(lines)
+
+
+def _newest(wheels: list[Row]) -> list[Row]:
+    """The newest cell's first wheel: by Composable Kernel where both backends are built, with the kernels of both."""
+    cells = [row["name"].rpartition(" ")[0] for row in wheels]
+    return wheels[cells.index(cells[-1]) :][:1] if wheels else []
 
 
 def _listing(made: dict[str, list[Row]], tag: str) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from rocm_wheels import names
 from rocm_wheels.cells import Cell, resolve
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.machine import Machine, survey
-from rocm_wheels.targets import served, targets
+from rocm_wheels.targets import has_kernels, known_targets, served, targets
 from rocm_wheels.versions import Backend, Versions
 
 STEPS = ("check", "compile", "assemble", "repair", "verify")
 TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
+TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+BUILD_TRITON = "BUILD_TRITON_BACKEND"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,34 +54,50 @@ def make_plan(
 ) -> Plan:
     """The plan of one cell under these environment variables; `machine` is surveyed unless given.
 
-    UnknownVersion, ImpossibleCell, BadTarget or DataError (a malformed variable) if it cannot be built.
+    Its backend is `backend`, else the one that FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, else the first that is
+    ready and has kernels for a target named or found. UnknownVersion, ImpossibleCell, BadTarget or DataError
+    (a malformed variable) if it cannot be built.
     """
-    _flag(env, "BUILD_TRITON_BACKEND")  # no effect yet: the triton wheel is the one that is built anyway
-    chosen, notes = _backend(versions, backend)
-    cell = resolve(versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=chosen)
+    triton_too = _flag(env, BUILD_TRITON)
+    asked = backend or _asked(env)
+    cell = resolve(
+        versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=_backend(versions, asked)
+    )
+    notes: tuple[str, ...] = ()
     requested, source = _requested(env)
     if requested is not None and requested != ("native",):
+        if asked is None:
+            cell, notes = _serving(versions, cell, known_targets(versions, requested))
         built = targets(versions, cell, requested)
     machine = machine or survey(env)
     if requested is None or requested == ("native",):
+        if asked is None:
+            cell, notes = _serving(versions, cell, [gpu for gpu in machine.gpus if gpu in versions.targets])
         found, source, more = _found(versions, cell, machine, native=requested is not None, variable=source)
         built = targets(versions, cell, found)
         notes += more
-    compiler = versions.backends[chosen].compiler
+    if triton_too and cell.backend != "triton":
+        notes += (f"{BUILD_TRITON}: {names.wheel_name(replace(cell, backend='triton'))} is built after it",)
+    compiler = versions.backends[cell.backend].compiler
     return Plan(
         cell=cell,
         targets=built,
         targets_from=source,
-        jobs=parallel_jobs(versions, env, machine, chosen),
+        jobs=parallel_jobs(versions, env, machine, cell.backend),
         label=names.local_label(cell),
         wheel=names.wheel_name(cell),
         torch_index=versions.torch[cell.torch].rocm[cell.rocm],
         image=versions.rocm[cell.rocm].image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
-        toolchain=toolchain_of(machine, chosen),
+        toolchain=toolchain_of(machine, cell.backend),
         steps=STEPS,
         notes=notes,
     )
+
+
+def wants_triton_too(plan: Plan, env: Mapping[str, str]) -> bool:
+    """Whether BUILD_TRITON_BACKEND asks for the triton wheel of the cell besides the planned one."""
+    return _flag(env, BUILD_TRITON) and plan.cell.backend != "triton"
 
 
 def toolchain_of(machine: Machine, backend: str) -> str:
@@ -109,16 +127,26 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     return text in ("1", "true", "on", "yes")
 
 
-def _backend(versions: Versions, requested: str | None) -> tuple[str, tuple[str, ...]]:
-    """The backend to build and a note where it is not the one a user would expect."""
-    ready = [backend.name for backend in versions.backends.values() if backend.ready]
-    if requested is None:
-        default = next(iter(versions.backends))
-        if default == ready[0]:
-            return default, ()
-        return ready[0], (f"the {default} backend is not there yet: this builds the {ready[0]} wheel",)
-    check_backend(versions, requested)
-    return requested, ()
+def _asked(env: Mapping[str, str]) -> str | None:
+    """The backend that FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, None where it is unset."""
+    if not env.get(TRITON_ENABLE, "").strip():
+        return None
+    return "triton" if _flag(env, TRITON_ENABLE) else "ck"
+
+
+def _backend(versions: Versions, asked: str | None) -> str:
+    if asked is None:
+        return next(backend.name for backend in versions.backends.values() if backend.ready)
+    check_backend(versions, asked)
+    return asked
+
+
+def _serving(versions: Versions, cell: Cell, names: Sequence[str]) -> tuple[Cell, tuple[str, ...]]:
+    """The cell, with the triton backend and a note where its own has kernels for none of these targets."""
+    if not names or cell.backend == "triton" or any(has_kernels(versions, name, cell.backend) for name in names):
+        return cell, ()
+    note = f"the {cell.backend} backend has no kernels for {', '.join(names)}: this builds the triton wheel"
+    return replace(cell, backend="triton"), (note,)
 
 
 def known_backend(versions: Versions, name: str) -> Backend:

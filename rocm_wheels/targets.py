@@ -18,19 +18,18 @@ CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are nev
 def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
     """The targets to build, in the order of versions.toml, CUDA ones last; None means all common ones.
 
-    BadTarget for a target that does not exist or that the cell's backend and ROCm do not serve.
+    Wheels of all backends hold Triton kernels: a ck wheel may serve more targets than Composable Kernel does, if it
+    serves one of those too. BadTarget for a target that does not exist or that the cell's ROCm does not serve.
     """
     if requested is None:
-        return tuple(target.name for target in served(versions, cell) if target.default)
+        everything = versions.targets.values()
+        return tuple(target.name for target in everything if target.default and target.serves(cell.backend, cell.rocm))
     names = known_targets(versions, requested)
+    if not any(has_kernels(versions, name, cell.backend) for name in names):
+        check_served(versions, names, cell.backend)
     for name in names:
         if name in versions.targets:
             _check(versions, cell, versions.targets[name])
-        elif cell.backend != "triton":
-            raise BadTarget(
-                f"{name} is a CUDA target, which the {cell.backend} backend does not have",
-                remedy=f"Use --backend triton, or one of {_list(served(versions, cell))}.",
-            )
     return names
 
 
@@ -42,17 +41,30 @@ def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ..
 
 
 def served(versions: Versions, cell: Cell) -> list[Target]:
-    """All targets that the cell's backend and ROCm serve."""
-    return [target for target in versions.targets.values() if target.serves(cell.backend, cell.rocm)]
+    """All targets that a wheel of the cell may serve, by its backend or by the Triton kernels that each wheel has."""
+    return [
+        target
+        for target in versions.targets.values()
+        if any(target.serves(backend, cell.rocm) for backend in (cell.backend, "triton"))
+    ]
+
+
+def has_kernels(versions: Versions, name: str, backend: str) -> bool:
+    """Whether the backend has kernels for a known target, whatever the ROCm."""
+    if name not in versions.targets:
+        return backend == "triton"  # CUDA
+    return backend in versions.targets[name].backends
 
 
 def check_served(versions: Versions, names: Iterable[str], backend: str) -> None:
     """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
-    having = [target.name for target in versions.targets.values() if backend in target.backends]
     for name in names:
-        if name not in having and not (backend == "triton" and CUDA.fullmatch(name)):
+        if not has_kernels(versions, name, backend):
+            having = [target.name for target in versions.targets.values() if backend in target.backends]
+            remedy = "" if backend == "triton" else " Or use --backend triton."
             raise BadTarget(
-                f"the {backend} backend has no kernels for {name}", remedy=f"Its targets are {', '.join(having)}."
+                f"the {backend} backend has no kernels for {name}",
+                remedy=f"Its targets are {', '.join(having)}.{remedy}",
             )
 
 
@@ -87,10 +99,10 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _check(versions: Versions, cell: Cell, target: Target) -> None:
-    if target.serves(cell.backend, cell.rocm):
+    if target in served(versions, cell):
         return
     name = f"{target.name} ({target.family})"
-    since = target.backends.get(cell.backend)
+    since = target.backends.get(cell.backend, target.backends.get("triton"))
     if since is None:
         others = " or ".join(f"--backend {backend}" for backend in target.backends)
         raise BadTarget(

@@ -38,11 +38,13 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A kernel family; `ready` once its kernels are in this repository, `job_memory_mib` of one compile job."""
+    """A kernel family; `ready` once its kernels are in this repository, `job_memory_mib` of one compile job,
+    `kernel_seconds` of a core for each kernel."""
 
     name: str
     compiler: str
     job_memory_mib: int
+    kernel_seconds: int
     ready: bool
 
 
@@ -161,6 +163,7 @@ def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
         name=table.last,
         compiler=table.choice("compiler", compilers),
         job_memory_mib=_positive(table, "job_memory_mib"),
+        kernel_seconds=_positive(table, "kernel_seconds"),
         ready=table.get("ready", bool),
     )
     table.finish()

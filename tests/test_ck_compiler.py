@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from rocm_wheels import ck_compiler, ck_instances, ck_planner, ck_toolchain, codeobject, inspect_store, kernels, sources
+from rocm_wheels import (
+    ck_compiler,
+    ck_instances,
+    ck_planner,
+    ck_toolchain,
+    codeobject,
+    inspect_store,
+    kernels,
+    launcher,
+    names,
+    repair,
+    sources,
+    wheel,
+)
 from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.plan import make_plan
+from rocm_wheels.versions import Versions
 
 # Kept from run to run: what is in it depends on its key alone.
 CACHE = sources.ROOT / "build" / "test-cache"
@@ -115,3 +133,44 @@ def test_the_same_unit_gives_the_same_bytes(stores: dict[str, Path], tmp_path: P
     assert again.read_bytes() == stores["gfx950"].read_bytes()
     with zipfile.ZipFile(again) as archive:
         assert archive.read(name) == before
+
+
+# What a user would run, in the wheel: its extension module, and a call as far as a CPU goes.
+IN_THE_WHEEL = """
+import json, sys
+import torch
+import flash_attn, flash_attn_2_cuda
+from flash_attn.runtime import recording, store
+assert flash_attn.__file__.startswith(sys.argv[1])
+held = store.open_store("gfx942").kernels
+q = torch.randn(1, 100, 4, 64, dtype=torch.bfloat16)
+with recording.record("gfx942") as launches:
+    flash_attn_2_cuda.fwd(q, q, q, None, None, 0.0, 0.125, False, -1, -1, 0.0, False, None)
+    flash_attn.flash_attn_func(q, q, q)
+    flash_attn.flash_attn_func(q.float(), q.float(), q.float())
+for launch in launches[:2]:
+    assert held[launch.kernel]["params"] == f"B{len(launch.argument)}"
+print(json.dumps([[launch.kernel for launch in launches], flash_attn.backend_info()["backend"]]))
+"""
+
+
+def test_a_wheel_of_them_plans_calls(data: Versions, stores: dict[str, Path], tmp_path: Path) -> None:
+    target = {"PYTORCH_ROCM_ARCH": "gfx942"}
+    plan = make_plan(data, flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", env=target)
+    built = [build(tmp_path, cache=CACHE) for build in (launcher.build, ck_planner.build)]
+    raw = wheel.assemble(plan, {"gfx942": stores["gfx942"]}, built[0], tmp_path / "raw", planner=built[1])
+    repaired = repair.repair(raw, tmp_path)
+    assert "manylinux_2_17_x86_64" in names.parse(repaired.name).platforms
+    assert names.parse(repaired.name).backend == "ck"
+    with zipfile.ZipFile(repaired) as archive:
+        archive.extractall(tmp_path / "installed")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:the CK backend cannot do:RuntimeWarning", "-c", IN_THE_WHEEL, tmp_path],
+        env={**environment, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    launched, backend = json.loads(done.stdout)
+    assert launched == ["fwd-bf16-d64-batch", "fwd-bf16-d64-batch", "triton.forward"]
+    assert backend == "ck"

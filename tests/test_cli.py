@@ -26,7 +26,10 @@ CELL = ("2.8.3", "3.11", "2.5.1", "6.2")
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"):
+    for name in (
+        *("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"),
+        *("BUILD_TRITON_BACKEND", "FLASH_ATTENTION_TRITON_AMD_ENABLE"),
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ROCM_WHEELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("rocm_wheels.machine.detect_targets", lambda: ())
@@ -51,6 +54,7 @@ class Stages:
             "toolchain": {"check": self.note("toolchain.check")},
             "kernels": {"compile_store": self.compile_store},
             "launcher": {"build": self.launcher},
+            "ck_planner": {"build": self.planner},
             "wheel": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
             "interpreters": {"find": self.find},
             "repair": {"check": self.note("repair.check"), "repair": self.repair},
@@ -79,10 +83,15 @@ class Stages:
         self.calls.append("launcher")
         return self.file(output / "_launcher.abi3.so")
 
+    def planner(self, output: Path, *, cache: Path) -> Path:
+        assert cache.is_dir()
+        self.calls.append("planner")
+        return self.file(output / "_ck_planner.so")
+
     def assemble(
         self, plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, planner: Path | None
     ) -> Path:
-        assert planner is None
+        assert (planner is not None) == (plan.cell.backend == "ck")
         assert set(stores) == set(plan.targets)
         assert launcher.is_file()
         self.calls.append("assemble")
@@ -122,13 +131,20 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     return Stages(monkeypatch)
 
 
-def test_plan_prints_json_and_its_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_json_and_its_notes_to_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["plan", *CELL]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["label"] == "rocm62torch2.5"
+    assert err == ""
+    assert cli.main(["build", "--plan", *CELL]) == 0
+    assert capsys.readouterr() == (out, err)
+    monkeypatch.setenv("GPU_ARCHS", "gfx1100")
     assert cli.main(["plan", *CELL]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["label"] == "rocm62torch2.5triton"
-    assert err == "note: the ck backend is not there yet: this builds the triton wheel\n"
-    assert cli.main(["build", "--plan", *CELL]) == 0
-    assert capsys.readouterr() == (out, err)
+    assert err == "note: the ck backend has no kernels for gfx1100: this builds the triton wheel\n"
 
 
 def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +157,7 @@ def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["2.8.4", "3.11", "2.5.1", "6.2"], 2, "error: flash-attn '2.8.4' is not known\nNearest: 2.8.3."),
         (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest cell that exists: 2.8.3 3.11 2.6.0 6.2\n"),
-        ([*CELL, "--backend", "ck"], 3, "error: the ck backend is not there yet"),
+        ([*CELL, "--backend", "aiter"], 2, "error: backend 'aiter' is not known\nKnown backends: ck, triton."),
     ],
 )
 @pytest.mark.parametrize("verb", ["plan", "build"])
@@ -169,34 +185,52 @@ def test_build_runs_the_stages_in_order(
         "repair.check",
         "find 3.11",
         "compile",
+        "planner",
         "launcher",
         "assemble",
         "repair",
         "interface",
         "verify",
     ]
-    targets = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
+    targets = ("gfx90a", "gfx942")
     assert stages.compiled == {
-        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "triton", "toolchain": "pypi"
+        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi"
     }  # fmt: skip
-    wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
+    wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "note: the ck backend is not there yet: this builds the triton wheel"
-    assert [line.split()[0] for line in lines[2:8]] == ["check", "compile", "assemble", "repair", "interface", "verify"]
-    assert all(line.split()[2] == "s" for line in lines[2:8])
-    assert lines[8:] == [
+    assert lines[0].endswith(" for gfx90a, gfx942 (all common targets), 3 jobs")
+    assert [line.split()[0] for line in lines[1:7]] == ["check", "compile", "assemble", "repair", "interface", "verify"]
+    assert all(line.split()[2] == "s" for line in lines[1:7])
+    assert lines[7:] == [
         "",
         "passed",
         "  tests: 12 passed",
         "",
         f"wheel    {wheel}",
         "size     3 KiB",
-        "targets  gfx90a, gfx942, gfx1030, gfx1100",
+        "targets  gfx90a, gfx942",
         f"verdict  {wheel}.verdict.json",
         "needs    Python 3.11, torch 2.5 from index directory rocm6.2",
         f"install  pip install '{wheel}'",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "labels"),
+    [
+        ("BUILD_TRITON_BACKEND", ["rocm62torch2.5", "rocm62torch2.5triton"]),
+        ("FLASH_ATTENTION_TRITON_AMD_ENABLE", ["rocm62torch2.5triton"]),
+    ],
+)
+def test_the_triton_wheel_too_or_alone(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, labels: list[str]
+) -> None:
+    monkeypatch.setenv(variable, "TRUE")
+    assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 0
+    assert stages.calls.count("verify") == len(labels)
+    found = sorted(path.name.split("-")[1] for path in tmp_path.glob("flash_attn-*.whl"))
+    assert found == [f"2.8.3+{label}" for label in labels]
 
 
 def test_a_bad_verdict_fails_the_build(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +250,7 @@ def test_an_error_of_a_stage_stops_the_build(
 
     monkeypatch.setattr(sys.modules["rocm_wheels.toolchain"], "check", check)
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 5
-    assert capsys.readouterr().err == "error: triton 3.7.1 is not installed\nRun build_rocm.sh.\n"
+    assert capsys.readouterr().err == "error: ziglang 0.15.2 is not installed\nRun build_rocm.sh.\n"
     assert stages.calls == []
 
 
@@ -365,7 +399,7 @@ def test_script_takes_another_python_where_python3_is_too_old(tmp_path: Path) ->
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["label"] == "rocm62torch2.5triton"
+    assert json.loads(done.stdout)["label"] == "rocm62torch2.5"
 
 
 def test_script_says_which_python_it_needs(tmp_path: Path) -> None:

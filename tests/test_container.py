@@ -95,7 +95,7 @@ def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status:
     assert done.returncode == status, done.stderr
     build, run = (tmp_path / "bin/docker.log").read_text().splitlines()
     assert build.startswith("build --tag rocm-wheels-build:")
-    inside = f"2.8.3 3.11 2.5.1 6.2 --backend triton --dist {tmp_path}/out --cache {tmp_path}/xdg/rocm_wheels"
+    inside = f"2.8.3 3.11 2.5.1 6.2 --backend ck --dist {tmp_path}/out --cache {tmp_path}/xdg/rocm_wheels"
     assert run.endswith(f"{ROOT}/build_rocm.sh {inside}")
     assert (tmp_path / "out").is_dir()
 

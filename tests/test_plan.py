@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rocm_wheels import machine as machines
-from rocm_wheels import versions
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.machine import Machine, detect_targets, gfx_name
-from rocm_wheels.plan import Plan, make_plan, parallel_jobs
+from rocm_wheels.plan import Plan, make_plan, parallel_jobs, wants_triton_too
 from rocm_wheels.versions import Versions
 
 BARE = Machine(cores=8, available_mib=16384)
 COMMON = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
+CK_COMMON = ("gfx90a", "gfx942")
 
 
 def plan(
@@ -59,7 +59,7 @@ def test_the_plan_of_the_readme(data: Versions) -> None:
     [
         ({"PYTORCH_ROCM_ARCH": "gfx942;gfx90a"}, ("gfx90a", "gfx942"), "PYTORCH_ROCM_ARCH"),
         ({"GPU_ARCHS": "gfx942, gfx90a gfx1100;"}, ("gfx90a", "gfx942", "gfx1100"), "GPU_ARCHS"),
-        ({"GPU_ARCHS": " ; "}, COMMON, "all common targets"),
+        ({"GPU_ARCHS": " ; "}, CK_COMMON, "all common targets"),
         ({"GPU_ARCHS": "", "PYTORCH_ROCM_ARCH": "gfx942"}, ("gfx942",), "PYTORCH_ROCM_ARCH"),
         (
             {"GPU_ARCHS": "gfx942 gfx90a", "PYTORCH_ROCM_ARCH": "gfx90a;gfx942"},
@@ -89,7 +89,7 @@ def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
     assert made.targets == ("gfx1100",)
     assert "no kernels are built for gfx1036 of this machine: the cell does not serve it" in made.notes
     made = plan(data, replace(BARE, gpus=("gfx906",)))
-    assert (made.targets, made.targets_from) == (COMMON, "all common targets")
+    assert (made.targets, made.targets_from) == (CK_COMMON, "all common targets")
     assert any("gfx906" in note for note in made.notes)
 
 
@@ -135,7 +135,7 @@ def test_bad_targets(data: Versions, env: dict[str, str], message: str, remedy: 
 )
 def test_jobs(data: Versions, cores: int, available_mib: int, env: dict[str, str], jobs: int) -> None:
     assert data.backends["triton"].job_memory_mib == 700
-    assert parallel_jobs(data, env, Machine(cores=cores, available_mib=available_mib)) == jobs
+    assert parallel_jobs(data, env, Machine(cores=cores, available_mib=available_mib), "triton") == jobs
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "four", "2.5", "²"])
@@ -145,21 +145,55 @@ def test_max_jobs_is_checked(data: Versions, value: str) -> None:
 
 
 def test_the_default_backend_is_the_first_that_is_ready(data: Versions) -> None:
-    made = plan(data)
-    assert made.cell.backend == "triton"
-    assert made.notes == ("the ck backend is not there yet: this builds the triton wheel",)
-    with pytest.raises(ImpossibleCell, match="the ck backend is not there yet") as caught:
-        plan(data, backend="ck")
-    assert caught.value.remedy == "Use --backend triton."
+    assert plan(data).cell.backend == "ck"
     with pytest.raises(UnknownVersion, match="backend 'aiter' is not known"):
         plan(data, backend="aiter")
+    unready = replace(data, backends={**data.backends, "ck": replace(data.backends["ck"], ready=False)})
+    assert plan(unready).cell.backend == "triton"
+    with pytest.raises(ImpossibleCell, match="the ck backend is not there yet") as caught:
+        plan(unready, backend="ck")
+    assert caught.value.remedy == "Use --backend triton."
 
 
-def test_a_ready_ck_backend_is_the_default_and_takes_the_compiler_of_rocm() -> None:
-    text = versions.DATA_FILE.read_text(encoding="utf-8").replace("ready = false", "ready = true")
-    data = versions.loads(text)
+@pytest.mark.parametrize(
+    ("env", "gpus", "backend"),
+    [
+        ({}, ("gfx942",), "ck"),
+        ({}, ("gfx1100",), "triton"),
+        ({}, ("gfx942", "gfx1100"), "ck"),
+        ({}, ("gfx906",), "ck"),  # no kernels for it at all: the wheel of the common targets
+        ({"GPU_ARCHS": "gfx1100"}, ("gfx942",), "triton"),
+        ({"GPU_ARCHS": "gfx1100 gfx90a"}, (), "ck"),
+        ({"GPU_ARCHS": "sm_90"}, (), "triton"),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}, ("gfx942",), "triton"),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"}, ("gfx942",), "ck"),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": ""}, (), "ck"),
+    ],
+)
+def test_the_backend_fits_the_targets_unless_one_is_asked_for(
+    data: Versions, env: dict[str, str], gpus: tuple[str, ...], backend: str
+) -> None:
+    made = plan(data, replace(BARE, gpus=gpus), env)
+    assert (made.cell.backend, made.label) == (backend, "rocm62torch2.5" + ("" if backend == "ck" else "triton"))
+    moved = backend == "triton" and "FLASH_ATTENTION_TRITON_AMD_ENABLE" not in env
+    assert any("the ck backend has no kernels for" in note for note in made.notes) == moved
+    assert made.compiler.startswith("ziglang" if backend == "ck" else "triton")
+
+
+def test_what_is_asked_for_is_not_replaced(data: Versions) -> None:
+    with pytest.raises(BadTarget, match="the ck backend has no kernels for gfx1100"):
+        plan(data, env={"GPU_ARCHS": "gfx1100"}, backend="ck")
+    with pytest.raises(BadTarget, match="the ck backend has no kernels for gfx1100"):
+        plan(data, env={"GPU_ARCHS": "gfx1100", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"})
+    env = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
+    assert plan(data, env=env, backend="ck").cell.backend == "ck"
+    with pytest.raises(DataError, match="FLASH_ATTENTION_TRITON_AMD_ENABLE='ja' is neither true nor false"):
+        plan(data, env={"FLASH_ATTENTION_TRITON_AMD_ENABLE": "ja"})
+
+
+def test_the_ck_backend_takes_the_compiler_of_rocm(data: Versions) -> None:
     made = plan(data, replace(BARE, rocm=True))
-    assert (made.label, made.targets, made.notes) == ("rocm62torch2.5", ("gfx90a", "gfx942"), ())
+    assert (made.label, made.targets, made.notes) == ("rocm62torch2.5", CK_COMMON, ())
     assert (made.compiler, made.toolchain) == (f"ziglang {data.compilers['ziglang']}", "rocm")
     assert plan(data).toolchain == "pypi"
     assert plan(data, replace(BARE, rocm=True), backend="triton").toolchain == "pypi"
@@ -229,4 +263,10 @@ def test_a_container_limits_cores_and_memory(tmp_path: Path, monkeypatch: pytest
 def test_a_malformed_flag_is_refused(data: Versions) -> None:
     with pytest.raises(DataError, match="BUILD_TRITON_BACKEND='maybe' is neither true nor false"):
         plan(data, env={"BUILD_TRITON_BACKEND": "maybe"})
-    assert plan(data, env={"BUILD_TRITON_BACKEND": "True"}) == plan(data)
+    also = {"BUILD_TRITON_BACKEND": "True"}
+    (note,) = plan(data, env=also).notes
+    assert note == f"BUILD_TRITON_BACKEND: {plan(data, backend='triton').wheel} is built after it"
+    assert plan(data, env=also, backend="triton") == plan(data, backend="triton")
+    assert wants_triton_too(plan(data), also)
+    assert not wants_triton_too(plan(data), {})
+    assert not wants_triton_too(plan(data, backend="triton"), also)

@@ -80,17 +80,19 @@ def test_a_target_may_need_a_newer_rocm(data: Versions, cell: Cell) -> None:
     )
 
 
-@pytest.mark.parametrize("entry", ["gfx1100", "gfx1201"])
-def test_radeons_have_the_triton_backend_only(data: Versions, cell: Cell, entry: str) -> None:
+@pytest.mark.parametrize("entry", ["gfx1100", "gfx1201", "sm_90"])
+def test_radeons_and_cuda_have_triton_kernels_alone(data: Versions, cell: Cell, entry: str) -> None:
+    newer = replace(cell, torch="2.8.0", rocm="6.4")
+    assert targets(data, newer, [entry]) == (entry,)
     with pytest.raises(BadTarget, match=f"the ck backend has no kernels for {entry}") as caught:
-        targets(data, replace(cell, backend="ck"), [entry])
-    assert caught.value.remedy == "Use --backend triton, or one of gfx90a, gfx942."
+        targets(data, replace(newer, backend="ck"), [entry])
+    assert caught.value.remedy == "Its targets are gfx90a, gfx942, gfx950. Or use --backend triton."
+    assert targets(data, replace(newer, backend="ck"), [entry, "gfx942"]) == ("gfx942", entry)
 
 
-def test_cuda_targets_are_for_triton_only(data: Versions, cell: Cell) -> None:
-    assert targets(data, cell, ["sm_90"]) == ("sm_90",)
-    with pytest.raises(BadTarget, match="sm_90 is a CUDA target, which the ck backend does not have"):
-        targets(data, replace(cell, backend="ck"), ["sm_90"])
+def test_a_ck_wheel_has_triton_kernels_as_far_as_its_rocm_allows(data: Versions, cell: Cell) -> None:
+    with pytest.raises(BadTarget, match=r"gfx1201 .* needs ROCm 6\.4 or newer with the ck backend"):
+        targets(data, replace(cell, backend="ck"), ["gfx942", "gfx1201"])
 
 
 def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:

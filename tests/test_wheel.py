@@ -195,6 +195,13 @@ def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
     assert "Traceback (most recent call last)" not in done.stderr
 
 
+def test_user_asks_pip_for_composable_kernel(tmp_path: Path) -> None:
+    variables = {"PYTORCH_ROCM_ARCH": "gfx942", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"}
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    assert done.returncode != 0
+    assert "error: the ck backend is not compiled by pip: build its wheel with" in done.stdout + done.stderr
+
+
 def test_user_names_a_version_that_does_not_exist(tmp_path: Path) -> None:
     done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTN_VERSION": "2.8.4"})
     assert done.returncode != 0

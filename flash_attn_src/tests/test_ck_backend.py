@@ -12,7 +12,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import ck
+from flash_attn.backends import ck_calls, ck_dropout
 from flash_attn.backends import torch as torch_backend
 from flash_attn.runtime import ck_planner, recording
 
@@ -209,7 +209,7 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
 
 
 def test_what_ck_cannot_do_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck, "_announced", set())
+    monkeypatch.setattr(ck_calls, "_announced", set())
     q, k, v = (x.requires_grad_() for x in tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64)))
     with recording.record("gfx942") as launches:
         with pytest.warns(
@@ -229,7 +229,7 @@ def test_what_ck_cannot_do_is_announced_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_ck_alone_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck, "alone", True)
+    monkeypatch.setattr(ck_calls, "alone", True)
     q, k, v = tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64), dtype=torch.float32)
     with (
         recording.record("gfx942") as launches,
@@ -272,7 +272,7 @@ def test_signed_probabilities() -> None:
         q, k, v, None, 0.125, True, -1, -1, 0.0, slopes, 0.0, False, None, None, None, 30, 40, None, None, None
     )
     numbers = torch.randint(0, 256, (2, 4, 30, 40), dtype=torch.uint8)
-    p = ck.signed_probabilities(q, k, lse, numbers, 0.125, -1, 0, slopes, 0.2, None, None, 30, 40)
+    p = ck_dropout.signed_probabilities(q, k, lse, numbers, 0.125, -1, 0, slopes, 0.2, None, None, 30, 40)
     assert_close("sums", p.float().abs().sum(-1), torch.ones(2, 4, 30), tiny=5e-3)
     seen = torch.arange(40) <= torch.arange(30)[:, None] + 10
     assert torch.equal(p < 0, (numbers > 204) & seen)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch as _torch
 
-from flash_attn.backends import autotune
+from flash_attn.backends import autotune, ck_calls
 from flash_attn.backends import ck as ck_backend
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
@@ -42,7 +42,7 @@ def problem() -> str | None:
 _problem = problem()
 _triton_backend = autotune if autotune.wanted() else triton_backend
 _gpu_backend = ck_backend if build_info.load().backend == "ck" and _asked() not in ("1", "TRUE") else _triton_backend
-ck_backend.alone = _asked() in ("0", "FALSE")
+ck_calls.alone = _asked() in ("0", "FALSE")
 
 
 def select(tensor: _torch.Tensor) -> ModuleType:

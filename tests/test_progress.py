@@ -1,0 +1,60 @@
+"""What is said before and while kernels are compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rocm_wheels import progress
+from rocm_wheels.kernels import Unit
+from rocm_wheels.versions import Versions
+
+
+@pytest.fixture(autouse=True)
+def _seconds(data: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel takes, whatever was measured last."""
+    seconds = {"ck": 7, "triton": 2}
+    backends = {name: replace(backend, kernel_seconds=seconds[name]) for name, backend in data.backends.items()}
+    monkeypatch.setattr("rocm_wheels.progress.versions.load", lambda: replace(data, backends=backends))
+
+
+def unit(name: str, compiler: str, kernels: int) -> Unit:
+    return Unit(
+        target="gfx942", name=name, compiler=compiler, kernels=tuple(map(str, range(kernels))), content=(),
+        toolchain="pypi", key=name,
+    )  # fmt: skip
+
+
+def test_the_time_is_told_before_and_the_faster_way(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.Progress([unit("a", "ck", 12), unit("b", "ck", 12), unit("c", "triton", 1)], 2)
+    assert capsys.readouterr().out == (
+        "  25 to compile with 2 jobs: about 1 min, 99% of it for Composable Kernel (--backend triton does without)\n"
+    )
+    progress.Progress([unit(str(index), "triton", 1) for index in range(60)], 1)
+    assert capsys.readouterr().out == "  60 to compile with 1 jobs: about 2 min\n"
+    progress.Progress([unit("a", "triton", 1)], 8)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_time_left_weighs_the_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("rocm_wheels.progress.time.monotonic", lambda: clock[0])
+    units = [unit("large", "ck", 2), unit("small", "triton", 1), unit("medium", "triton", 2)]  # 14, 2 and 4 seconds
+    counted = progress.Progress(units, 1)
+    for each, now in zip(units, (107.0, 108.0, 110.0), strict=True):
+        clock[0] = now
+        counted.count(each)
+    assert capsys.readouterr().out.splitlines() == [
+        "  compiled 2/5, 7 s, about 3 s left: gfx942 large",
+        "  compiled 3/5, 8 s, about 2 s left: gfx942 small",
+        "  compiled 5/5, 10 s, about 0 s left: gfx942 medium",
+    ]
+
+
+def test_a_log_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    units = [unit(str(index), "triton", 1) for index in range(25)]
+    counted = progress.Progress(units, 25)
+    for each in units:
+        counted.count(each)
+    assert len(capsys.readouterr().out.splitlines()) == 10
