@@ -121,7 +121,7 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
 
 def _newest(wheels: list[Row]) -> list[Row]:
     """The newest cell's first wheel: by Composable Kernel where both backends are built, with the kernels of both."""
-    cells = [row["name"].rpartition(" ")[0] for row in wheels]
+    cells = [str(row["name"]).rpartition(" ")[0] for row in wheels]
     return wheels[cells.index(cells[-1]) :][:1] if wheels else []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
 from typing import Any, NamedTuple
 
@@ -12,8 +14,8 @@ import torch
 from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import triton as backend
-from flash_attn.kernels import flags, tuning
-from flash_attn.runtime import launch
+from flash_attn.kernels import flags, launches, tuning
+from flash_attn.runtime import launch, variants
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -151,7 +153,7 @@ MASKS = {
     "causal window": Options(causal=True, window=(17, 40)),
     "diagonal": Options(window=(0, 0)),
 }
-SIZES = [(1, 1), (1, 50), (64, 64), (33, 90), (70, 41), (57, 7)]
+SIZES = [(1, 1), (1, 50), (64, 64), (33, 90), (70, 41), (57, 7), (0, 9), (9, 0)]
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -278,6 +280,31 @@ def test_rows_too_far_apart_for_the_kernels_are_copied() -> None:
 
 
 @pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((2, 4, 2, 16), (2**31 + 64, 32, 16, 1)),
+        ((1, 4, 2, 16), (0, 16, 2**31 + 64, 1)),
+        ((1, 264, 1, 16), (0, (flags.MAX_ROW_STRIDE - 1) * 8, 16, 1)),
+    ],
+    ids=["batch", "heads", "rows"],
+)
+def test_offsets_beyond_32_bits(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Tensors that span more than 2^31 elements; of 4 GiB of addresses the test touches a few pages."""
+    torch.manual_seed(8)
+    span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    assert span > 2**31
+    q, k, v, dout = (
+        torch.empty(span, dtype=torch.float16, device=DEVICE).as_strided(shape, strides).copy_(torch.randn(shape))
+        for _ in range(4)
+    )
+    options = Options(window=(5, 0))
+    got = _run(q, k, v, dout, options, None)
+    wanted = _run(*(x.contiguous() for x in (q, k, v, dout)), options, None)
+    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("_tiles")
 def test_gradients_land_in_strided_buffers() -> None:
     torch.manual_seed(3)
     q, k, v, dout = torch.randn(4, 1, 33, 2, 16, device=DEVICE)
@@ -293,36 +320,76 @@ def test_gradients_land_in_strided_buffers() -> None:
     assert torch.equal(odd, plain[0])
 
 
+# Call -> the kind of kernel that serves it, in a 16-bit type and in fp32.
+KINDS = {
+    "nothing": ((0.0, None, 0.0, 0.5), "plain", "plain"),
+    "alibi": ((0.0, torch.ones(1), 0.0, 0.5), "alibi", "any"),
+    "dropout": ((0.0, None, 0.1, 0.5), "dropout", "any"),
+    "softcap": ((2.0, None, 0.0, 0.5), "softcap", "any"),
+    "two things": ((0.0, torch.ones(1), 0.1, 0.5), "any", "any"),
+    "negative scale": ((0.0, None, 0.0, -0.5), "any", "any"),
+    "dropout, scale 0": ((0.0, None, 0.1, 0.0), "any", "any"),
+}
+
+
+@pytest.mark.parametrize("call", KINDS)
+def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str) -> None:
+    arguments, half, single = KINDS[call]
+    kind = backend.score_kind(*arguments)
+    assert variants.serving("fwd", "bf16", kind) == half
+    assert variants.serving("bwd-dq", "fp32", kind) == single
+    assert variants.serving("bwd-delta", "bf16", kind) == "plain"
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1030", "gfx1201", "sm_90"])
+def test_a_launch_gives_each_kernel_the_constants_that_it_takes(target: str) -> None:
+    for variant in variants.table(target):
+        specification = launches.specification(variant, target)
+        module = importlib.import_module(f"flash_attn.kernels.{specification.module}")
+        parameters = inspect.signature(getattr(module, specification.symbol).fn).parameters.values()
+        taken = {parameter.name for parameter in parameters if parameter.annotation == "tl.constexpr"}
+        assert set(specification.constants) == taken, variant.name
+
+
 @pytest.mark.usefixtures("_tiles")
-def test_dropout_drops_the_same_in_forward_and_backward() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "alibi"), [(torch.float16, False), (torch.float16, True), (torch.float32, False)], ids=str
+)
+def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alibi: bool) -> None:
     """out and the gradients are those of the reference under the mask that the kernels drew."""
     torch.manual_seed(4)
     heads, size, dropout_p = 2, 48, 0.3
-    q, k, dout = torch.randn(3, 1, size, heads, 64, device=DEVICE)
-    # With v the identity, out shows which probabilities were kept.
-    eye = torch.zeros(1, size, heads, 64, device=DEVICE)
-    eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
-    args = (0.125, False, -1, -1, 0.0, None, dropout_p)
+    q, k, v, dout = torch.randn(4, 1, size, heads, 64, device=DEVICE).to(dtype)
+    slopes = torch.rand(heads, device=DEVICE) / 8 if alibi else None
+    args = (0.125, False, -1, -1, 0.0, slopes, dropout_p)
     tail = (None, None, size, size, None, None, None)
+    # With v the identity, out shows which probabilities were kept.
+    eye = torch.zeros_like(v)
+    eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
     shown, _, _, state = backend.forward(q, k, eye, None, *args, False, None, *tail)
     assert state is not None
     kept = (shown[..., :size] != 0).permute(0, 2, 1, 3)
     assert 0.65 < kept.float().mean() < 0.75
     assert not torch.equal(kept[0, 0], kept[0, 1])
 
-    v = torch.randn(1, size, heads, 64, device=DEVICE)
     out, lse, _, again = backend.forward(q, k, v, None, *args, False, state, *tail)
     assert again is state
     grads = tuple(torch.empty_like(x) for x in (q, k, v))
     backend.backward(dout, q, k, v, out, lse, *grads, *args, False, state, None, None, size, size)
-    leaves = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
-    wanted, wanted_lse = reference.attention(*leaves, dropout_p=dropout_p, kept=kept, dtype=torch.float64)
-    wanted_grads = torch.autograd.grad(wanted, leaves, dout.double())
-    for name, value, exact in zip(
-        ("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), (wanted, wanted_lse, *wanted_grads), strict=True
-    ):
-        assert_close(name, value, exact, tiny=2e-5)
 
+    def wanted(compute: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = tuple(x.detach().to(compute).requires_grad_() for x in (q, k, v))
+        out, lse = reference.attention(*leaves, alibi_slopes=slopes, dropout_p=dropout_p, kept=kept, dtype=compute)
+        return out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))
+
+    _compare((out, lse, *grads), wanted(torch.float64), wanted(dtype))
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_dropout_draws_anew_at_each_call() -> None:
+    q, k, v = torch.randn(3, 1, 48, 2, 16, device=DEVICE, dtype=torch.float16)
+    args = (0.25, False, -1, -1, 0.0, None, 0.3)
+    tail = (None, None, 48, 48, None, None, None)
     torch.manual_seed(5)
     first = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
     second = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
@@ -331,8 +398,11 @@ def test_dropout_drops_the_same_in_forward_and_backward() -> None:
     assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
 
 
-@pytest.mark.parametrize(("page_size", "tiles"), [(16, "_tiles"), (7, "_tiles"), (64, "_tiles"), (16, "_deep_tiles")])
-def test_pages_are_followed(page_size: int, tiles: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "softcap", "tiles"),
+    [(16, 0.0, "_tiles"), (7, 2.0, "_tiles"), (64, 2.0, "_tiles"), (16, 2.0, "_deep_tiles")],
+)
+def test_pages_are_followed(page_size: int, softcap: float, tiles: str, request: pytest.FixtureRequest) -> None:
     """Shuffled pages, unequal lengths, padding on the left: the bits of the same keys laid out in a row."""
     request.getfixturevalue(tiles)
     torch.manual_seed(6)
@@ -348,7 +418,7 @@ def test_pages_are_followed(page_size: int, tiles: str, request: pytest.FixtureR
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
 
     pad = torch.tensor(pads, dtype=torch.int32, device=DEVICE)
-    args = (0.2, True, 30, -1, 2.0, None, 0.0, False, None)
+    args = (0.2, True, 30, -1, softcap, None, 0.0, False, None)
     lengths = (offsets(lengths_q), offsets(lengths_k), max(lengths_q), max(lengths_k))
     out, lse, _, _ = backend.forward(q, k, v, None, *args, *lengths, None, pad, table.to(DEVICE))
     rows = [

@@ -61,6 +61,38 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
             assert_close(name, value, exact, rough=rough, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [24, 64, 128, 256])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_dropout(option: str, dim: int, dtype: torch.dtype) -> None:
+    """out and the gradients are those of PyTorch under the mask that S_dmask shows: three kernels drew the same."""
+    torch.manual_seed(dim)
+    call = dict(OPTIONS[option])
+    if option == "alibi":
+        call["alibi_slopes"] = torch.rand(4, device="cuda")
+    for seqlen_q, seqlen_k, causal in ((113, 203, True), (256, 256, False)):
+        q, dout = _draw(2, seqlen_q, 4, dim, dtype=dtype), _draw(2, seqlen_q, 4, dim, dtype=dtype).detach()
+        k, v = _draw(2, seqlen_k, 2, dim, dtype=dtype), _draw(2, seqlen_k, 2, dim, dtype=dtype)
+        out, _, dmask = flash_attn_func(q, k, v, dropout_p=0.2, causal=causal, return_attn_probs=True, **call)
+        got = [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
+
+        def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
+            leaves = [x.detach().to(compute).requires_grad_() for x in (q, k, v)]  # noqa: B023
+            out, _ = reference.attention(
+                *leaves,
+                causal=causal,  # noqa: B023
+                dropout_p=0.2,
+                kept=~dmask.signbit(),  # noqa: B023
+                dtype=compute,
+                **call,
+            )
+            return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))]  # noqa: B023
+
+        names = (f"{name} {seqlen_q}x{seqlen_k}" for name in ("out", "dq", "dk", "dv"))
+        for name, value, exact, rough in zip(names, got, by_the_book(torch.float64), by_the_book(dtype), strict=True):
+            assert_close(name, value, exact, rough=rough, dtype=dtype)
+
+
 @pytest.mark.parametrize(("dim", "causal"), list(itertools.product([64, 128], [False, True])))
 def test_a_hundred_repeats_are_equal(dim: int, causal: bool) -> None:
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import torch
 from flash_attn.backends import triton as base
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import FP8_FORMATS, Variant, bucket, fp8_format
+from flash_attn.runtime.variants import FP8_FORMATS, Variant, bucket, fp8_format, serving
 
 # Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: kernels/fp8.py.
 _PIECE = 64
@@ -153,8 +153,8 @@ def fp8_forward(
         lse_b, lse_h = 0, q.shape[0]
     if dropout_p > 0.0 and rng_state is None:
         rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
-    plain = base.score_kind(softcap, alibi_slopes, dropout_p, softmax_scale) == "plain"
-    kernel = _find("fp8-fwd", device, dtype, head_dim, "plain" if plain else "softcap")
+    kind = serving("fp8-fwd", _NAMES[dtype], base.score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))
+    kernel = _find("fp8-fwd", device, dtype, head_dim, kind)
     pointer = kernel.pointer
     left, right = base._window(causal, window_left, window_right)
     m_blocks = -(-max_seqlen_q // kernel.block_m)

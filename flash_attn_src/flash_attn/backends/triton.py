@@ -18,7 +18,7 @@ from flash_attn.kernels.flags import (
     OPEN_WINDOW,
 )
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import FEWER_KINDS, Variant, bucket
+from flash_attn.runtime.variants import Variant, bucket, serving
 
 name = "flash_attn.backends.triton"
 
@@ -38,10 +38,12 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device:
 
 def score_kind(softcap: float, alibi_slopes: torch.Tensor | None, dropout_p: float, softmax_scale: float) -> str:
     """The kind of kernel that a call needs, one of `variants.KINDS`."""
-    if softcap > 0.0:
-        return "softcap"
-    # Plain kernels take the maximum of the scores before they scale them.
-    return "extra" if alibi_slopes is not None or dropout_p > 0.0 or softmax_scale <= 0.0 else "plain"
+    if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
+        # Plain kernels take the maximum of the scores before they scale them.
+        return "plain" if softmax_scale > 0.0 else "any"
+    if (softcap > 0.0) + (dropout_p > 0.0) + (alibi_slopes is not None) > 1 or softmax_scale <= 0.0:
+        return "any"
+    return "softcap" if softcap > 0.0 else "dropout" if dropout_p > 0.0 else "alibi"
 
 
 def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:
@@ -55,8 +57,10 @@ def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, k
             raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
         if device < 0 and not launch.interpreting():
             raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-        variants = (Variant(op, _DTYPES[dtype], bucket(head_dim), FEWER_KINDS.get(op, (kind,))[0]) for op in ops)
-        found = _kernels[key] = tuple(launch.kernel(device, variant) for variant in variants)
+        found = _kernels[key] = tuple(
+            launch.kernel(device, Variant(op, _DTYPES[dtype], bucket(head_dim), serving(op, _DTYPES[dtype], kind)))
+            for op in ops
+        )
     return found
 
 

@@ -69,33 +69,35 @@ def _grad_scores(
     s, dp, lse, delta, rows, cols, seqlen_k, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, first_row, first_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
-    STEP: tl.constexpr, FLIP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, STEP: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk). rows and cols, lse and delta come
-    broadcast to the tile's orientation, which is keys by queries with FLIP; lse in natural units, +inf where a
-    row saw no key, so p is 0 there."""
-    if EXTRA:
-        s = s * (scale * LOG2E)
-        if SOFTCAP:
-            s, tanh = capped(s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        s += alibi_bias(slope * LOG2E, rows, cols, shift)
-        p = tl.exp2(s - lse * LOG2E)
-    else:
+    """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk); p of what dropout keeps is not yet
+    divided by 1 - p_dropout. rows and cols, lse and delta come broadcast to the tile's orientation, which is keys by
+    queries with FLIP; lse in natural units, +inf where a row saw no key, so p is 0 there."""
+    if KIND == "plain" or KIND == "dropout":
         p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
+    else:
+        s = s * (scale * LOG2E)
+        if KIND != "alibi":
+            tanh = tl.zeros_like(s)
+            if KIND == "softcap" or softcap > 0.0:
+                s, tanh = capped(s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
+        if KIND != "softcap":
+            s += alibi_bias(slope * LOG2E, rows, cols, shift)
+        p = tl.exp2(s - lse * LOG2E)
     if MASK:
         p = hide(p, 0.0, rows, cols, shift, seqlen_k, window_left, window_right)
     kept = p
-    if EXTRA:
-        if p_dropout > 0.0:
+    change = dp - delta
+    if KIND == "dropout" or KIND == "any":
+        if KIND == "dropout" or p_dropout > 0.0:
             keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, STEP)
             if FLIP:
                 keep = tl.trans(keep)
-            rescale = 1.0 / (1.0 - p_dropout)
-            kept = tl.where(keep, p * rescale, 0.0)
-            dp = tl.where(keep, dp * rescale, 0.0)
-    ds = p * (dp - delta)
-    if SOFTCAP:
+            kept = tl.where(keep, p, 0.0)
+            change = tl.where(keep, dp * (1.0 / (1.0 - p_dropout)) - delta, -delta)
+    ds = p * change
+    if KIND == "softcap" or KIND == "any":
         ds = ds * (1.0 - tanh * tanh)
     return kept, ds
 
@@ -106,8 +108,7 @@ def _dkdv_tile(
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
-    HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)
@@ -137,7 +138,7 @@ def _dkdv_tile(
     p, ds = _grad_scores(
         s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
-        BLOCK_M, BLOCK_N, MASK, EXTRA, SOFTCAP, STEP, True,
+        BLOCK_M, BLOCK_N, MASK, KIND, STEP, True,
     )  # fmt: skip
     dv = tl.dot(narrow(p, g_tile.dtype, HALF_UP), g_tile, dv, input_precision="ieee")
     dk = tl.dot(narrow(ds, q_tile.dtype, HALF_UP), q_tile, dk, input_precision="ieee")
@@ -155,8 +156,7 @@ def attn_bwd_dkdv(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
-    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one key head, all query heads of its group.
     Grid: n_blocks * planes, planes = (nheads / group) * batch. Units as in `attn_fwd`."""
@@ -208,7 +208,7 @@ def attn_bwd_dkdv(
         delta_head = delta + head * stride_lh.to(tl.int64)
         plane = batch * nheads + head
         slope = 0.0
-        if EXTRA:
+        if KIND == "alibi" or KIND == "any":
             if flags & HAS_ALIBI:
                 slope = tl.load(alibi_slopes + batch * stride_ab + head)
         for m in tl.range(full_lo, full_hi, BLOCK_M):
@@ -216,7 +216,7 @@ def attn_bwd_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, HALF_UP, STEP,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, STEP,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -224,9 +224,11 @@ def attn_bwd_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, HALF_UP, STEP,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, STEP,
             )  # fmt: skip
     dk_acc *= scale
+    if KIND == "dropout" or KIND == "any":
+        dv_acc *= 1.0 / (1.0 - p_dropout)
     store_tile(dk, dk_acc, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D)
     store_tile(dv, dv_acc, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D)
 
@@ -237,8 +239,7 @@ def _dq_tile(
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
-    HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys against a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)
@@ -266,7 +267,7 @@ def _dq_tile(
     _, ds = _grad_scores(
         s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
-        BLOCK_M, BLOCK_N, MASK, EXTRA, SOFTCAP, STEP, False,
+        BLOCK_M, BLOCK_N, MASK, KIND, STEP, False,
     )  # fmt: skip
     return tl.dot(narrow(ds, k_tile.dtype, HALF_UP), k_tile, dq, input_precision="ieee")
 
@@ -282,8 +283,7 @@ def attn_bwd_dq(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr,
-    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
     m_block, plane = place(m_blocks, planes, chunk, DIES)
@@ -316,7 +316,7 @@ def attn_bwd_dq(
     delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
 
     slope = 0.0
-    if EXTRA:
+    if KIND == "alibi" or KIND == "any":
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
     offs_m = tl.arange(0, BLOCK_M)
@@ -333,7 +333,7 @@ def attn_bwd_dq(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, STEP,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
@@ -342,7 +342,7 @@ def attn_bwd_dq(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, STEP,
         )  # fmt: skip
     acc *= scale
     store_tile(dq, acc, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D)

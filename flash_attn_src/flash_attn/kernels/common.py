@@ -251,9 +251,30 @@ def alibi_bias(slope, rows, cols, shift):
 
 
 @triton.jit
-def _keep_two(word, threshold):
-    """Bits 0 and 1: whether the halves of a word reach the threshold."""
-    return ((word & 0xFFFF) >= threshold).to(tl.uint32) | (((word >> 16) >= threshold).to(tl.uint32) << 1)
+def _philox(a, b, c, d, seed):
+    """Four 32-bit words of Philox-4x32 for a counter (a, b, c, d) and a key of 64 bits. Seven rounds pass BigCrush
+    (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011, table 2)."""
+    low = seed.to(tl.uint32)
+    high = (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(7):
+        # As 64-bit products: one instruction for both halves.
+        first = a.to(tl.uint64) * 0xD2511F53
+        second = c.to(tl.uint64) * 0xCD9E8D57
+        a = (second >> 32).to(tl.uint32) ^ b ^ low
+        b = second.to(tl.uint32)
+        c = (first >> 32).to(tl.uint32) ^ d ^ high
+        d = first.to(tl.uint32)
+        low += 0x9E3779B9
+        high += 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def _spread(word, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr, STEP: tl.constexpr):
+    """A group's word at each score of the group, (ROWS, COLS)."""
+    SHARE: tl.constexpr = COLS // (GROUPS * STEP)  # of a group's four columns, those within the tile
+    word = tl.reshape(word, (ROWS // (2 * STEP), 1, STEP, GROUPS, 1, STEP))
+    return tl.reshape(tl.broadcast_to(word, (ROWS // (2 * STEP), 2, STEP, GROUPS, SHARE, STEP)), (ROWS, COLS))
 
 
 @triton.jit
@@ -265,28 +286,26 @@ def keep_mask(
 
     One Philox call serves eight scores, two rows by four columns that are STEP apart, with 16 bits each: p_dropout
     is honoured to 2^-17. With the STEP of a target's matrix instructions they lie in one thread, or in few, and
-    nothing has to be exchanged. Seven rounds pass BigCrush (Salmon et al., Parallel random numbers: as easy as
-    1, 2, 3, 2011, table 2).
+    nothing has to be exchanged: the choice among the four words is known when the kernel is compiled, or once.
     """
     GROUPS: tl.constexpr = (COLS + 4 * STEP - 1) // (4 * STEP)
-    SHARE: tl.constexpr = COLS // (GROUPS * STEP)  # of a group's four columns, those within the tile
     rows = (first_row // 2 + tl.arange(0, ROWS // 2))[:, None]
     cols = (first_col // (4 * STEP) * STEP + tl.arange(0, GROUPS * STEP))[None, :]
     zero = (rows + cols) * 0
-    a, b, c, d = tl.philox(
-        tl.load(rng_state),
+    a, b, c, d = _philox(
         (cols + zero).to(tl.uint32),
         (rows + zero).to(tl.uint32),
         (plane + zero).to(tl.uint32),
         (tl.load(rng_state + 1).to(tl.int32) + zero).to(tl.uint32),
-        n_rounds=7,
+        tl.load(rng_state).to(tl.uint64),
     )
+    column = (tl.arange(0, COLS) // STEP)[None, :]
+    if COLS < 4 * STEP:
+        column += first_col // STEP
+    even = column % 2 == 0
+    front = tl.where(even, _spread(a, ROWS, COLS, GROUPS, STEP), _spread(b, ROWS, COLS, GROUPS, STEP))
+    back = tl.where(even, _spread(c, ROWS, COLS, GROUPS, STEP), _spread(d, ROWS, COLS, GROUPS, STEP))
+    word = tl.where(column % 4 < 2, front, back)
+    odd = (tl.arange(0, ROWS) // STEP % 2)[:, None]
     threshold = (tl.full((1, 1), 65536.0, tl.float32) * p_dropout + 0.5).to(tl.uint32)
-    kept = _keep_two(a, threshold) | (_keep_two(b, threshold) << 2)
-    kept |= (_keep_two(c, threshold) << 4) | (_keep_two(d, threshold) << 6)
-    kept = tl.reshape(kept, (ROWS // (2 * STEP), 1, STEP, GROUPS, 1, STEP))
-    kept = tl.broadcast_to(kept, (ROWS // (2 * STEP), 2, STEP, GROUPS, SHARE, STEP))
-    bit = (tl.arange(0, ROWS) // STEP % 2)[:, None] + (tl.arange(0, COLS) // STEP % 4)[None, :] * 2
-    if SHARE < 4:
-        bit += first_col // STEP % 4 * 2
-    return ((tl.reshape(kept, (ROWS, COLS)) >> bit) & 1) != 0
+    return ((word >> (odd * 16).to(tl.uint32)) & 0xFFFF) >= threshold

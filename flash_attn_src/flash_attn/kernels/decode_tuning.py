@@ -33,8 +33,7 @@ def config(target: str, variant: Variant) -> Config:
     if variant.op in ("fp8-amax", "fp8-cast", "fp8-cast-v"):
         return Config(128, 256, 4)  # 128: see fp8.COLUMNS
     if variant.op == "fp8-fwd":
-        plain, softcap = _FP8[tuning.family(target), variant.block_d]
-        return plain if variant.kind == "plain" else softcap
+        return _FP8[tuning.family(target), variant.block_d][variant.kind == "any"]
     bits = 32 if variant.dtype == "fp32" else 16
     table = _TABLE[tuning.family(target)]
     row = (variant.op, bits, variant.block_d)
@@ -128,7 +127,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
     },
 }
 
-# (family, head-dim bucket): (plain, with softcap, ALiBi and dropout)
+# (family, head-dim bucket): (plain, any)
 _FP8: dict[tuple[str, int], tuple[Config, Config]] = {
     ("cuda", 64): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
     ("cuda", 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),

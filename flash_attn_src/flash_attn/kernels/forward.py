@@ -37,11 +37,11 @@ def _tile(
     stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr, PAGED: tl.constexpr,
-    HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
-    m_i is in the units of s: those of exp2 with EXTRA, else before scaling."""
+    m_i is in the units of s: those of exp2 where a kind shapes the scores, else before scaling."""
+    SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout"
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
     if PAGED and DEPTH < BLOCK_D:
@@ -70,28 +70,29 @@ def _tile(
         v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D)
     else:
         v = load_rows(v_head, n, offs_n, stride_vn, columns)
-    if EXTRA:
+    if SHAPED:
         s = s * (scale * LOG2E)
-        if SOFTCAP:
-            if softcap > 0.0:
+        if KIND != "alibi":
+            if KIND == "softcap" or softcap > 0.0:
                 s, _ = capped(s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        s += alibi_bias(slope * LOG2E, rows[:, None], cols[None, :], shift)
+        if KIND != "softcap":
+            s += alibi_bias(slope * LOG2E, rows[:, None], cols[None, :], shift)
     if MASK:
         s = hide(s, float("-inf"), rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
     m_new = tl.maximum(m_i, tl.max(s, 1))
     # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
     m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
-    if EXTRA:
+    if SHAPED:
         p = tl.exp2(s - m_sub[:, None])
         alpha = tl.exp2(m_i - m_sub)
     else:
-        c = scale * LOG2E  # positive, as the maximum is taken before scaling: other scales come with EXTRA
+        c = scale * LOG2E  # positive, as the maximum is taken before scaling: other scales are of kind any
         p = tl.exp2(s * c - (m_sub * c)[:, None])
         alpha = tl.exp2((m_i - m_sub) * c)
     l_i = l_i * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
-    if EXTRA:
-        if p_dropout > 0.0:
+    if KIND == "dropout" or KIND == "any":
+        if KIND == "dropout" or p_dropout > 0.0:
             p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, STEP), p, 0.0)
     acc = tl.dot(narrow(p, v.dtype, HALF_UP), v, acc, input_precision="ieee")
     return acc, m_new, l_i
@@ -107,14 +108,15 @@ def attn_fwd(
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, EXTRA: tl.constexpr, SOFTCAP: tl.constexpr, PAGED: tl.constexpr,
-    DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
+    HALF_UP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: m_blocks * planes, planes = nheads * batch.
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
     PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page.
+    KIND: see `variants.KINDS`; `any` tests for softcap and dropout when it runs.
     """
     m_block, plane = place(m_blocks, planes, chunk, DIES)
     head = plane % nheads
@@ -155,7 +157,7 @@ def attn_fwd(
     lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
 
     slope = 0.0
-    if EXTRA:
+    if KIND == "alibi" or KIND == "any":
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
 
@@ -173,7 +175,7 @@ def attn_fwd(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, EXTRA, SOFTCAP, PAGED, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, PAGED, HALF_UP, STEP,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
@@ -183,15 +185,15 @@ def attn_fwd(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, EXTRA, SOFTCAP, PAGED, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, PAGED, HALF_UP, STEP,
         )  # fmt: skip
 
     empty = l_i == 0.0
     inverse = 1.0 / tl.where(empty, 1.0, l_i)
-    if EXTRA:
+    if KIND == "dropout" or KIND == "any":
         inverse = inverse / (1.0 - p_dropout)
     acc = acc * inverse[:, None]
     store_tile(out, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
-    m_i = m_i * (LN2 if EXTRA else scale)
+    m_i = m_i * (scale if KIND == "plain" or KIND == "dropout" else LN2)
     lse_rows = tl.where(empty, float("inf"), m_i + tl.log2(l_i) * LN2)
     tl.store(lse + offs_m, lse_rows, mask=rows < sq)

@@ -43,11 +43,11 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         "BLOCK_D": variant.block_d,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
+    if module == "fp8":
+        return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
     if cached:
         constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
         constants["PAGED"] = variant.op != "decode"
-        if module == "fp8":
-            return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
         taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
         return Specification(module, symbol, taken, options)
     if variant.op != "bwd-delta":
@@ -55,8 +55,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "STEP": tuning.dropout_step(target)}
         if variant.op != "probabilities":
             constants |= {
-                "EXTRA": variant.kind != "plain",
-                "SOFTCAP": variant.kind == "softcap",
+                "KIND": variant.kind,
                 "DIES": tuning.dies(target),
                 "HALF_UP": tuning.half_up(target),
             }

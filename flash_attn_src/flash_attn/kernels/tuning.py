@@ -2,23 +2,23 @@
 
 One table, read by the ahead-of-time compiler and by the JIT path.
 
-cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, full, causal and window,
-the second column with ALiBi and dropout, the third with softcap); the others follow by size.
+cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, full, causal and window; the
+tiles after the first with ALiBi and dropout in one kernel, and softcap in another); the others follow by size.
 cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
 types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
 LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
 score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
 second still leaves two waves, as the loads then run under the arithmetic.
 rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
-register to memory. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken
-in pieces of 16.
+register to memory; of dk and dv with dim 256, kind `any`, none does on rdna2, and what is there spills least. rdna2
+has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from flash_attn.runtime.variants import KINDS, Variant
+from flash_attn.runtime.variants import Variant, kinds
 
 
 class Config(NamedTuple):
@@ -50,10 +50,10 @@ def config(target: str, variant: Variant) -> Config:
     if variant.op == "probabilities":
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
     row = (variant.op, bits, variant.block_d)
+    configs = table.get(row) or table["fwd", bits, variant.block_d]
     if variant.op == "fwd-paged":
-        return table.get(row, table["fwd", bits, variant.block_d])[-1]
-    configs = table[row]
-    return configs[min(KINDS.index(variant.kind), len(configs) - 1)]
+        return configs[0 if variant.kind == "plain" else -1]
+    return configs[min(kinds(variant.op, variant.dtype).index(variant.kind), len(configs) - 1)]
 
 
 def candidates(target: str, variant: Variant) -> list[Config]:
@@ -90,114 +90,119 @@ _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "r
 
 C = Config
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
-    # (op, element bits, head-dim bucket): one of each kind, the last for those that follow
+    # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest
     "cuda": {
         ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
         ("fwd", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3, options=(("maxnreg", 128),))),
-        ("fwd", 16, 128): (C(64, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 256): (C(64, 32, 4, 2), C(64, 32, 4, 2)),
+        ("fwd", 16, 128): (C(64, 64, 4, 3),),
+        ("fwd", 16, 256): (C(64, 32, 4, 2),),
         ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
-        ("fwd", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("fwd", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("fwd", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+        ("fwd", 32, 64): (C(32, 32, 4, 2),),
+        ("fwd", 32, 128): (C(32, 32, 4, 2),),
+        ("fwd", 32, 256): (C(16, 16, 4),),
         ("bwd-dkdv", 16, 32): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
-        ("bwd-dkdv", 16, 64): (C(64, 64, 4, 3), C(32, 64, 4, 3, options=(("maxnreg", 168),)), C(32, 64, 4, 3)),
+        ("bwd-dkdv", 16, 64): (
+            C(64, 64, 4, 3),
+            C(32, 64, 4, 3, options=(("maxnreg", 168),)),
+            C(32, 64, 4, 3, options=(("maxnreg", 168),)),
+            C(32, 64, 4, 3),
+        ),
         ("bwd-dkdv", 16, 128): (C(32, 64, 4, 3), C(32, 64, 4, 2)),
-        ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dkdv", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+        ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2),),
+        ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2),),
+        ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2),),
+        ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2),),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 4),),
         ("bwd-dq", 16, 32): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
         ("bwd-dq", 16, 64): (
             C(128, 64, 8, 3, options=(("maxnreg", 128),)),
             C(64, 64, 4, 3, options=(("maxnreg", 168),)),
         ),
         ("bwd-dq", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
-        ("bwd-dq", 16, 256): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dq", 32, 32): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dq", 32, 64): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dq", 32, 128): (C(32, 32, 4, 2), C(32, 32, 4, 2)),
-        ("bwd-dq", 32, 256): (C(16, 16, 4), C(16, 16, 4)),
+        ("bwd-dq", 16, 256): (C(32, 32, 4, 2),),
+        ("bwd-dq", 32, 32): (C(32, 32, 4, 2),),
+        ("bwd-dq", 32, 64): (C(32, 32, 4, 2),),
+        ("bwd-dq", 32, 128): (C(32, 32, 4, 2),),
+        ("bwd-dq", 32, 256): (C(16, 16, 4),),
     },
     "cdna": {
-        ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4)),
-        ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4)),
-        ("fwd", 16, 128): (C(128, 32, 4, 2), C(128, 32, 4, 2)),
+        ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
+        ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
+        ("fwd", 16, 128): (C(128, 32, 4, 2),),
         ("fwd", 16, 256): (C(128, 16, 4, 2), C(128, 16, 4, 2), C(64, 16, 4, 2)),
-        ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
-        ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)), C(128, 32, 4, options=(("waves_per_eu", 2),))),
+        ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
+        ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
-        ("fwd", 32, 256): (C(64, 32, 4), C(64, 32, 4)),
-        ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(16, 128, 4)),
+        ("fwd", 32, 256): (C(64, 32, 4),),
+        ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 64): (C(32, 128, 4), C(16, 128, 4)),
-        ("bwd-dkdv", 16, 128): (C(16, 128, 4), C(16, 128, 4)),
-        ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4)),
+        ("bwd-dkdv", 16, 128): (C(16, 128, 4),),
+        ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
-        ("bwd-dkdv", 32, 256): (C(16, 32, 4), C(16, 32, 4)),
-        ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4)),
-        ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2)),
-        ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 32, 4)),
-        ("bwd-dq", 16, 256): (C(64, 16, 4), C(64, 16, 4)),
-        ("bwd-dq", 32, 32): (C(64, 64, 4), C(64, 64, 4)),
-        ("bwd-dq", 32, 64): (C(64, 32, 4), C(64, 32, 4)),
-        ("bwd-dq", 32, 128): (C(64, 32, 4), C(64, 32, 4)),
-        ("bwd-dq", 32, 256): (C(32, 16, 4), C(32, 16, 4)),
+        ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
+        ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
+        ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 64, 4), C(128, 32, 4, 2)),
+        ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 32, 4), C(128, 16, 4), C(128, 32, 4)),
+        ("bwd-dq", 16, 256): (C(64, 16, 4),),
+        ("bwd-dq", 32, 32): (C(64, 64, 4),),
+        ("bwd-dq", 32, 64): (C(64, 32, 4),),
+        ("bwd-dq", 32, 128): (C(64, 32, 4),),
+        ("bwd-dq", 32, 256): (C(32, 16, 4),),
     },
     "rdna2": {
-        ("fwd", 16, 32): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
-        ("fwd", 16, 64): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
-        ("fwd", 16, 128): (C(64, 16, 8, depth=16), C(64, 16, 8, depth=16)),
-        ("fwd", 16, 256): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
-        ("fwd", 32, 32): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
-        ("fwd", 32, 64): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
-        ("fwd", 32, 128): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
-        ("fwd", 32, 256): (C(32, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+        ("fwd", 16, 32): (C(64, 16, 8, depth=16),),
+        ("fwd", 16, 64): (C(64, 16, 8, depth=16),),
+        ("fwd", 16, 128): (C(64, 16, 8, depth=16),),
+        ("fwd", 16, 256): (C(32, 16, 8, depth=16),),
+        ("fwd", 32, 32): (C(32, 16, 8, depth=16),),
+        ("fwd", 32, 64): (C(32, 16, 8, depth=16),),
+        ("fwd", 32, 128): (C(32, 16, 8, depth=16),),
+        ("fwd", 32, 256): (C(32, 16, 8, depth=16),),
         ("bwd-dkdv", 16, 32): (C(16, 32, 4, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 16, 64): (C(16, 32, 4, depth=16), C(16, 16, 8, depth=16)),
         ("bwd-dkdv", 16, 128): (C(16, 32, 4, depth=16), C(16, 16, 16, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dkdv", 32, 32): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dkdv", 32, 64): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dkdv", 32, 128): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dq", 16, 32): (C(64, 16, 8, depth=16), C(32, 16, 4, depth=16)),
+        ("bwd-dkdv", 32, 32): (C(16, 16, 16, depth=16),),
+        ("bwd-dkdv", 32, 64): (C(16, 16, 16, depth=16),),
+        ("bwd-dkdv", 32, 128): (C(16, 16, 16, depth=16),),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16),),
+        ("bwd-dq", 16, 32): (C(64, 16, 8, depth=16), C(32, 16, 8, depth=16)),
         ("bwd-dq", 16, 64): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
         ("bwd-dq", 16, 128): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 32): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 64): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 32, 32): (C(16, 16, 8, depth=16),),
+        ("bwd-dq", 32, 64): (C(16, 16, 8, depth=16),),
+        ("bwd-dq", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
     },
     "rdna3": {
-        ("fwd", 16, 32): (C(128, 32, 8), C(128, 32, 8)),
-        ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8)),
-        ("fwd", 16, 128): (C(128, 32, 8), C(64, 32, 8, depth=64)),
-        ("fwd", 16, 256): (C(64, 16, 8), C(64, 16, 8, depth=64)),
-        ("fwd-paged", 16, 128): (C(64, 32, 8, depth=32), C(64, 32, 8, depth=32)),
-        ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
-        ("fwd", 32, 32): (C(128, 32, 8, depth=16), C(128, 32, 8, depth=16)),
-        ("fwd", 32, 64): (C(128, 16, 8, depth=32), C(128, 16, 8, depth=32)),
-        ("fwd", 32, 128): (C(64, 16, 8, depth=32), C(64, 16, 8, depth=32)),
-        ("fwd", 32, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
-        ("bwd-dkdv", 16, 32): (C(32, 32, 4), C(32, 32, 4)),
+        ("fwd", 16, 32): (C(128, 32, 8),),
+        ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8, depth=32)),
+        ("fwd", 16, 128): (C(128, 32, 8, depth=64), C(64, 32, 8, depth=64)),
+        ("fwd", 16, 256): (C(64, 16, 8, depth=64),),
+        ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
+        ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
+        ("fwd", 32, 32): (C(128, 32, 8, depth=16),),
+        ("fwd", 32, 64): (C(128, 16, 8, depth=32),),
+        ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
+        ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
+        ("bwd-dkdv", 16, 32): (C(32, 32, 4),),
         ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
-        ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16), C(16, 32, 8, depth=16)),
-        ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32), C(16, 16, 8, depth=32)),
+        ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16),),
+        ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
         ("bwd-dkdv", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
-        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
         ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
         ("bwd-dq", 16, 64): (C(64, 32, 8), C(32, 32, 8, depth=32)),
         ("bwd-dq", 16, 128): (C(64, 32, 8, depth=32), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32), C(32, 16, 8, depth=32)),
-        ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 32, 8, depth=16)),
+        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32),),
+        ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),
         ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 32, depth=16)),
     },
 }

@@ -72,7 +72,8 @@ class JitKernel:
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.dies: int = spec.constants.get("DIES", 1)
         self.function = getattr(module, spec.symbol)
-        self.options = {**spec.constants, **spec.options}
+        # The interpreters of older Tritons refuse the compiler's options.
+        self.options = spec.constants if interpreting() else {**spec.constants, **spec.options}
 
     @staticmethod
     def pointer(tensor: torch.Tensor) -> torch.Tensor:

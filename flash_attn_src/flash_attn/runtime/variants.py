@@ -63,20 +63,21 @@ FP32_ARGUMENTS = {
 # GPU targets with matrix units for FP8, by their start, and the format of those.
 FP8_FORMATS = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx12": "fp8e4nv", "sm_90": "fp8e4nv"}
 
-# What a kernel can do to the scores: nothing, ALiBi and dropout, or softcap besides. Each kind holds more values
-# a score than the one before.
-KINDS = ("plain", "extra", "softcap")
+# What a kernel does to the scores: nothing, one thing, or all that the call asks for, which `any` finds out when it
+# runs. Such tests within the main loop keep it from running loads under the arithmetic, so each single thing has
+# kernels of its own in the types that training uses.
+KINDS = ("plain", "alibi", "dropout", "softcap", "any")
 
 # Of layers: rows of whole 16 bytes, or any.
 LAYER_KINDS = ("plain", "uneven")
 
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
-FEWER_KINDS = {
+_FEWER_KINDS = {
     **dict.fromkeys(("bwd-delta", "decode", "decode-paged", "extend", "combine", "append"), ("plain",)),
     **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
-    **dict.fromkeys(("fwd-paged", "probabilities"), ("softcap",)),
-    "fp8-fwd": ("plain", "softcap"),
+    "probabilities": ("any",),
+    "fp8-fwd": ("plain", "any"),
     **dict.fromkeys(BLOCKS, LAYER_KINDS),
 }
 
@@ -119,7 +120,7 @@ ALIGNED = (
 class Variant(NamedTuple):
     """One compiled kernel: masks, windows, lengths and head counts are run-time arguments of all of them.
 
-    block_d: head dims up to this one are served. kind: one of KINDS. Of layers: the block, and one of LAYER_KINDS.
+    block_d: head dims up to this one are served. kind: one of `kinds`. Of layers: the block, and one of LAYER_KINDS.
     """
 
     op: str
@@ -130,7 +131,7 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         """Unique among variants: "fwd-bf16-d128", "bwd-dq-fp16-d64-softcap"."""
-        shown = "" if self.kind == FEWER_KINDS.get(self.op, KINDS)[0] else f"-{self.kind}"
+        shown = "" if self.kind == kinds(self.op, self.dtype)[0] else f"-{self.kind}"
         return f"{self.op}-{self.dtype}-d{self.block_d}{shown}"
 
 
@@ -142,6 +143,17 @@ def bucket(head_dim: int, op: str = "fwd") -> int:
         if head_dim <= block_d:
             return block_d
     raise ValueError(f"head_dim {head_dim} is larger than {HEAD_DIMS[-1]}, the largest supported")
+
+
+def kinds(op: str, dtype: str) -> tuple[str, ...]:
+    """The kinds in which an operation exists ahead of time."""
+    return _FEWER_KINDS.get(op) or (("plain", "any") if dtype == "fp32" or op == "fwd-paged" else KINDS)
+
+
+def serving(op: str, dtype: str, kind: str) -> str:
+    """The kind of kernel that serves a call of a kind: its own, or the last, which does all that there is to do."""
+    there = kinds(op, dtype)
+    return kind if kind in there else there[-1]
 
 
 def fp8_format(target: str) -> str | None:
@@ -170,7 +182,7 @@ def table(target: str) -> tuple[Variant, ...]:
         for op in OPS
         for dtype in dtypes(op, target)
         for block_d in BLOCKS.get(op) or BUCKETS.get(op, HEAD_DIMS)
-        for kind in FEWER_KINDS.get(op, KINDS)
+        for kind in kinds(op, dtype)
     )
 
 
