@@ -195,7 +195,8 @@ def test_benchmarks_run_where_the_wheel_is_installed(
     assert found[0].is_file(), "the others run all the same"
 
 
-def test_the_suite_is_there() -> None:
+def test_the_suite_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent.parent / "flash_attn_src"))
     for script, flag in benchmark.SUITE:
         done = subprocess.run(
             [sys.executable, benchmark.SCRIPTS / script, "--help"], capture_output=True, text=True, check=False
