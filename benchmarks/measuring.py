@@ -28,7 +28,8 @@ def chosen_device(name: str | None) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise SystemExit(f"error: torch {torch.__version__} sees no GPU; --device cpu exercises this on the CPU")
-        torch.cuda.set_device(device)
+        if device.index is not None:
+            torch.cuda.set_device(device)
     return device
 
 

@@ -1,4 +1,4 @@
-"""The distribution flash-attn-3: it owns the module that clients look for, and that runs on the flash_attn here."""
+"""The distribution flash-attn-3: it owns the modules that clients look for, which run on the flash_attn here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def interface() -> metadata.Distribution:
         pytest.skip("flash-attn-3 is not installed")
 
 
-def test_it_owns_its_module_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+def test_it_owns_its_modules_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
     assert metadata.packages_distributions()["flash_attn_interface"] == ["flash-attn-3"]
     files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
-    assert files == ["flash_attn_interface.py"]
-    assert "flash_attn_interface.py" not in map(str, dist.files or ())
+    assert sorted(files) == ["flash_attn_3.py", "flash_attn_interface.py"]
+    assert not {*files} & {*map(str, dist.files or ())}
 
 
 def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
