@@ -53,9 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except RocmWheelsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever reads the output, as `| head`, has enough of it. Python must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("error: interrupted\nRun it again: it goes on from the kernels that are compiled.", file=sys.stderr)
         return 130

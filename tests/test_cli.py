@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -390,6 +391,16 @@ def _fake_path(directory: Path, **programs: str) -> str:
         path.write_text(f"#!{directory}/bash\n{body}\n")
         path.chmod(0o755)
     return str(directory)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """`rocm_wheels ... | head`"""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "rocm_wheels", "plan", "2.8.3", "3.11", "2.5.1", "6.2"]
+    done = subprocess.run(command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_script_takes_another_python_where_python3_is_too_old(tmp_path: Path) -> None:
