@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from rocm_wheels.cells import Cell
 from rocm_wheels.versions import Versions, load
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +31,14 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty at first, and shared by the tests that build wheels, in every process that runs tests."""
+    """With the Triton kernels of gfx942: compiled once for the tests that build wheels, whichever process runs them."""
     base = tmp_path_factory.getbasetemp()
     cache = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "kernel-cache"
     cache.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--cache", str(cache)]
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     return cache
 
 

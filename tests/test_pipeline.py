@@ -16,7 +16,7 @@ REHEARSING = ("rehearse",) if "publish" in verbs() else ()
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Runner, dict[str, Job]]:
-    """A run by hand, dry, of one cell for one target. Its kernels are those that other tests compiled, if any did."""
+    """A run by hand, dry, of one cell for one target. Its kernels are compiled already."""
     directory = tmp_path_factory.mktemp("actions")
     runner = Runner(
         workspace=directory / "workspace",
