@@ -5,8 +5,9 @@
 
 Results are compared with the baseline of the same device, benchmark and configuration: the first that was archived,
 until --accept makes today's the baseline. Each figure is a ratio of medians, new by old, with a 95 % bootstrap
-interval; smaller is better. Exit code 1: the whole interval of some figure lies above the bound. The interval knows
-the spread within two runs, not that between runs: the bound, in percent, has to be wider than the latter.
+interval; smaller is better. Exit code 1: the whole interval of some figure lies above the bound, or a figure of the
+baseline is gone. The interval knows the spread within two runs, not that between runs: the bound, in percent, has to
+be wider than the latter.
 """
 
 from __future__ import annotations
@@ -111,15 +112,26 @@ def compare(result: Mapping[str, Any], baseline: Mapping[str, Any], bound: float
         )
 
 
+def missing(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+    """Figures of the baseline that this run did not measure: what did so may no longer run."""
+    return [f"{result['benchmark']}, {figure}" for figure in baseline["samples"] if figure not in result["samples"]]
+
+
 def summary(
-    results: Sequence[Mapping[str, Any]], compared: Sequence[Comparison], first: Sequence[str], bound: float
+    results: Sequence[Mapping[str, Any]],
+    compared: Sequence[Comparison],
+    gone: Sequence[str],
+    first: Sequence[str],
+    bound: float,
 ) -> dict[str, Any]:
-    """JSON-ready; part of a wheel's verdict. `first` are benchmarks that had no baseline."""
+    """JSON-ready; part of a wheel's verdict. `gone` are figures that only the baseline has, `first` benchmarks that
+    had no baseline."""
     return {
         "environment": dict(results[0]["environment"]),
         "bound": bound,
         "regressions": sum(each.status == REGRESSION for each in compared),
         "comparisons": [asdict(each) for each in compared],
+        "missing": list(gone),
         "without_baseline": list(first),
     }
 
@@ -141,6 +153,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"| {each['benchmark']} | {each['figure']} | {each['baseline']:.4g} | {each['median']:.4g} "
             f"| {each['ratio']:.3f} | {each['low']:.3f} to {each['high']:.3f} | {status} |"
         )
+    lines += [f"\n**{figure}: in the baseline, not in this run.**" for figure in found["missing"]]
     lines += [f"\n{name}: no baseline yet, this is the first." for name in found["without_baseline"]]
     return "\n".join(lines)
 
@@ -225,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("these results are of several devices: compare those of one at a time")
 
     compared: list[Comparison] = []
+    gone: list[str] = []
     first = []
     for result in loaded:
         baseline = add(place(options.archive, result), result, accept=options.accept)
@@ -232,9 +246,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             first.append(result["benchmark"])
         else:
             compared += compare(result, baseline, options.bound)
+            gone += missing(result, baseline)
     regressions = [each for each in compared if each.status == REGRESSION]
     if loaded:
-        found = summary(loaded, compared, first, options.bound)
+        found = summary(loaded, compared, gone, first, options.bound)
         print(markdown(found))
         if options.output_json is not None:
             options.output_json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -247,7 +262,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"regression: {each.benchmark}, {each.figure}: {each.ratio:.3f} times {each.baseline_date}", file=sys.stderr
         )
-    return 1 if regressions else 0
+    for figure in gone:
+        print(f"regression: {figure}: the baseline has it, this run has not (--accept, if it should)", file=sys.stderr)
+    return 1 if regressions or gone else 0
 
 
 if __name__ == "__main__":

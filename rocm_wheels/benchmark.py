@@ -59,7 +59,7 @@ def attach(dist: Path, summary: Path) -> list[str]:
     try:
         found = json.loads(summary.read_text(encoding="utf-8"))
         version, python = found["environment"]["flash_attn"], found["environment"]["python"]
-        _ = found["comparisons"], found["regressions"], found["bound"]
+        _ = found["comparisons"], found["missing"], found["regressions"], found["bound"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{summary} is not what benchmarks/trend.py writes: {error!r}") from error
     measured = [

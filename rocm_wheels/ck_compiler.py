@@ -11,8 +11,8 @@ from typing import Any
 from rocm_wheels import ck_sources, ck_toolchain, codeobject
 from rocm_wheels.ck_instances import Instance
 from rocm_wheels.errors import CompileFailed
+from rocm_wheels.isa import instruction_mix
 from rocm_wheels.sources import FLASH_ATTN_SRC
-from rocm_wheels.triton_compiler import instruction_mix
 
 SOURCES = ("csrc/ck/device.hpp", "csrc/ck/kernels.hpp", "csrc/ck/compat/hip/hip_fp16.h")
 

@@ -27,10 +27,12 @@ _FORWARD = ("", "mask", "mask-alibi", "mask-dropout", "mask-alibi-dropout", "mas
 # Splits of the keys that a combine kernel sums up, as powers of two: few, or as many as there may be.
 LOG_MAX_SPLITS = (4, 7)
 
-# Instances of one translation unit. More of one head dim share headers and templates (12 of the forward take a
-# quarter less time than twice 6), and take more memory: a unit stays below 2 minutes and 1.6 GiB. Large head
-# dims count double.
-_UNIT = {"fwd": 12, "dqdkdv": 16, "splitkv": 10, "dot": 16, "convert": 16, "combine": 16, "appendkv": 24}
+# Instances of one translation unit, of head dims below 192 and from there on. More of one head dim share headers and
+# templates (12 of the forward take a quarter less time than twice 6), and take more memory: a unit stays below 2
+# minutes and 1.5 GB.
+_UNIT = {"fwd": (12, 6), "dqdkdv": (8, 8), "splitkv": (10, 5)}
+# Small kernels of all head dims share a unit; where the parts are large, one head dim does.
+_UNIT_OF_ALL_DIMS = {"dot": 16, "convert": 16, "combine": 16, "appendkv": 24}
 
 
 @dataclass(frozen=True, order=True)
@@ -127,10 +129,9 @@ def units(only: str | None = None) -> tuple[tuple[str, tuple[Instance, ...]], ..
     """(name, instances) of the translation units; `only` leaves out the instances whose name does not match."""
     found = []
     for (op, dtype), group in itertools.groupby(table(), key=lambda instance: (instance.op, instance.dtype)):
-        # Small kernels of all head dims share a unit; where the parts are large, one head dim does.
-        small = op in ("dot", "convert", "combine", "appendkv")
-        for dim, members in itertools.groupby(group, key=lambda instance: 0 if small else instance.dim):
-            size = _UNIT[op] // 2 if dim >= 192 else _UNIT[op]
+        common = _UNIT_OF_ALL_DIMS.get(op)
+        for dim, members in itertools.groupby(group, key=lambda instance: 0 if common else instance.dim):
+            size = common or _UNIT[op][dim >= 192]
             every = list(members)
             for part, start in enumerate(range(0, len(every), size), 1):
                 instances = [

@@ -31,6 +31,7 @@ from rocm_wheels import (
     ck_sources,
     ck_toolchain,
     codeobject,
+    isa,
     sources,
     triton_compiler,
     versions,
@@ -121,7 +122,7 @@ def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
                 "aligned": variants.ALIGNED,
                 "compiler": compiler(),
                 "sources": sources.digest(*files, "flash_attn/kernels/flags.py"),
-                "recipe": _recipe(triton_compiler, codeobject),
+                "recipe": _recipe(triton_compiler, isa, codeobject),
             }
             yield Unit(
                 target=target,
@@ -144,7 +145,7 @@ def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Itera
                 "compiler": ck_toolchain.find(toolchain).version,
                 "headers": ck_sources.load().key,
                 "sources": sources.digest(*ck_compiler.SOURCES),
-                "recipe": _recipe(ck_compiler, ck_toolchain, triton_compiler, codeobject),
+                "recipe": _recipe(ck_compiler, ck_toolchain, isa, codeobject),
             }
             yield Unit(
                 target=target,

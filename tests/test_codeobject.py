@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import codeobject, triton_compiler
+from rocm_wheels import codeobject, isa
 from rocm_wheels.errors import CompileFailed
 
 
@@ -34,4 +34,4 @@ def test_the_instruction_mix_counts_by_class() -> None:
         "\t; v_add in a comment",
     ]
     expected = {"mfma": 1, "lds": 1, "memory": 1, "valu": 2, "salu": 1}
-    assert triton_compiler.instruction_mix("\n".join(lines)) == expected
+    assert isa.instruction_mix("\n".join(lines)) == expected

@@ -78,12 +78,25 @@ def test_a_regression_beyond_the_bound_fails(tmp_path: Path) -> None:
 
 def test_the_interval_is_the_same_every_time_and_knows_the_spread(tmp_path: Path) -> None:
     result(tmp_path, 1, 40.0)
-    noisy = {"fa3 step ms": [40.0, 41.0, 60.0, 39.0, 58.0, 40.5]}  # a higher mean, not a higher median
+    slow = [40.0, 41.0, 60.0, 39.0, 58.0, 40.5]  # a higher mean, not a higher median
+    noisy = {"fa3 step ms": slow, "fa3 peak MiB": [100.0]}
     trend(tmp_path, tmp_path / "1.json")
     first = trend(tmp_path, result(tmp_path, 2, 0, samples=noisy))
     assert first.returncode == 0
     assert "fa3 step ms" in first.stdout
     assert trend(tmp_path, tmp_path / "2.json").stdout == first.stdout
+
+
+def test_a_figure_that_is_gone_is_a_regression(tmp_path: Path) -> None:
+    """A backend that no longer runs leaves no figure to compare."""
+    trend(tmp_path, result(tmp_path, 1, 40.0))
+    left = {"fa3 peak MiB": [100.0]}
+    done = trend(tmp_path, result(tmp_path, 2, 0, samples=left), "--output-json", tmp_path / "trend.json", "--accept")
+    assert done.returncode == 1
+    assert "regression: mlp_transformer, fa3 step ms: the baseline has it" in done.stderr
+    assert "**mlp_transformer, fa3 step ms: in the baseline, not in this run.**" in done.stdout
+    assert json.loads((tmp_path / "trend.json").read_text())["missing"] == ["mlp_transformer, fa3 step ms"]
+    assert trend(tmp_path, result(tmp_path, 3, 0, samples=left)).returncode == 0, "it was accepted"
 
 
 def test_baselines_are_of_a_device_and_a_configuration(tmp_path: Path) -> None:
@@ -157,6 +170,7 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
     row = next(line for line in page.splitlines() if "fa3 step ms" in line)
     assert row.startswith("| mlp\\_transformer | fa3 step ms | 4")
     assert row.endswith("| regression |")
+    assert "not in this run" not in page
 
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match=r"bad\.json is not what benchmarks/trend\.py writes"):

@@ -34,29 +34,29 @@ using Variant = ck_tile::ComposedAttention<kSoftcap ? ck_tile::LOGITS_SOFT_CAP :
 // ---- forward ----
 
 // Block: queries, keys, head dim a step of Q K', head dim of V, keys a step of P V, whole head dim of Q.
-template <int kDim>
+template <int kDim, int kKeys = 128>
 struct ForwardTile // 128, 192, 256
 {
-    using Block                     = sequence<128, 128, 32, kDim, 32, kDim>;
+    using Block                     = sequence<128, kKeys, 32, kDim, 32, kDim>;
     using Warps                     = sequence<4, 1, 1>;
     static constexpr int kOccupancy = kDim == 192 ? 1 : -1; // -1: the pipeline's own choice
 };
-template <>
-struct ForwardTile<96>
+template <int kKeys>
+struct ForwardTile<96, kKeys>
 {
-    using Block                     = sequence<128, 128, 32, 128, 32, 96>;
+    using Block                     = sequence<128, kKeys, 32, 128, 32, 96>;
     using Warps                     = sequence<4, 1, 1>;
     static constexpr int kOccupancy = -1;
 };
-template <>
-struct ForwardTile<64>
+template <int kKeys>
+struct ForwardTile<64, kKeys>
 {
     using Block                     = sequence<128, 64, 32, 64, 32, 64>;
     using Warps                     = sequence<4, 1, 1>;
     static constexpr int kOccupancy = -1;
 };
-template <>
-struct ForwardTile<32>
+template <int kKeys>
+struct ForwardTile<32, kKeys>
 {
     using Block                     = sequence<128, 64, 16, 32, 32, 32>;
     using Warps                     = sequence<2, 1, 1>;
@@ -66,7 +66,8 @@ struct ForwardTile<32>
 template <typename T, int kDim, bool kGroup, bool kMask, Bias kBias, bool kSoftcap, bool kDropout>
 struct ForwardKernel
 {
-    using Tile    = ForwardTile<kDim>;
+    // Half the keys, half the registers of the scores: otherwise some would wait in memory.
+    using Tile    = ForwardTile<kDim, kDim <= 128 && (kDropout || kBias == Bias::alibi) ? 64 : 128>;
     // With dropout three blocks of head dim 64 on a compute unit would leave too few registers.
     static constexpr int kOccupancy = kDropout && kDim == 64 ? 2 : Tile::kOccupancy;
     using Warp    = sequence<32, 32, 16>;
