@@ -69,7 +69,7 @@ def _grad_scores(
     s, dp, lse, delta, rows, cols, seqlen_k, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, first_row, first_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, STEP: tl.constexpr, FLIP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk); p of what dropout keeps is not yet
     divided by 1 - p_dropout. rows and cols, lse and delta come broadcast to the tile's orientation, which is keys by
@@ -91,7 +91,7 @@ def _grad_scores(
     change = dp - delta
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
-            keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, STEP)
+            keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED)
             if FLIP:
                 keep = tl.trans(keep)
             kept = tl.where(keep, p, 0.0)
@@ -108,7 +108,7 @@ def _dkdv_tile(
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)
@@ -138,7 +138,7 @@ def _dkdv_tile(
     p, ds = _grad_scores(
         s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
-        BLOCK_M, BLOCK_N, MASK, KIND, STEP, True,
+        BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
     dv = tl.dot(narrow(p, g_tile.dtype, HALF_UP), g_tile, dv, input_precision="ieee")
     dk = tl.dot(narrow(ds, q_tile.dtype, HALF_UP), q_tile, dk, input_precision="ieee")
@@ -156,7 +156,7 @@ def attn_bwd_dkdv(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one key head, all query heads of its group.
     Grid: n_blocks * planes, planes = (nheads / group) * batch. Units as in `attn_fwd`."""
@@ -216,7 +216,7 @@ def attn_bwd_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, STEP,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, SHARED,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -224,7 +224,7 @@ def attn_bwd_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, STEP,
+                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, SHARED,
             )  # fmt: skip
     dk_acc *= scale
     if KIND == "dropout" or KIND == "any":
@@ -239,7 +239,7 @@ def _dq_tile(
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys against a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)
@@ -267,7 +267,7 @@ def _dq_tile(
     _, ds = _grad_scores(
         s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
-        BLOCK_M, BLOCK_N, MASK, KIND, STEP, False,
+        BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
     )  # fmt: skip
     return tl.dot(narrow(ds, k_tile.dtype, HALF_UP), k_tile, dq, input_precision="ieee")
 
@@ -283,7 +283,7 @@ def attn_bwd_dq(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
     m_block, plane = place(m_blocks, planes, chunk, DIES)
@@ -333,7 +333,7 @@ def attn_bwd_dq(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
@@ -342,7 +342,7 @@ def attn_bwd_dq(
             acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     acc *= scale
     store_tile(dq, acc, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D)

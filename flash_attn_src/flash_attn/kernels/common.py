@@ -270,27 +270,44 @@ def _philox(a, b, c, d, seed):
 
 
 @triton.jit
-def _spread(word, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr, STEP: tl.constexpr):
-    """A group's word at each score of the group, (ROWS, COLS)."""
-    SHARE: tl.constexpr = COLS // (GROUPS * STEP)  # of a group's four columns, those within the tile
-    word = tl.reshape(word, (ROWS // (2 * STEP), 1, STEP, GROUPS, 1, STEP))
-    return tl.reshape(tl.broadcast_to(word, (ROWS // (2 * STEP), 2, STEP, GROUPS, SHARE, STEP)), (ROWS, COLS))
+def _spread(
+    word, ROWS: tl.constexpr, COLS: tl.constexpr, LOW: tl.constexpr, OUTER: tl.constexpr, GAP: tl.constexpr,
+    INNER: tl.constexpr,
+):  # fmt: skip
+    """A call's word at each score that the call serves, (ROWS, COLS)."""
+    ACROSS: tl.constexpr = COLS // (OUTER * GAP * INNER)
+    word = tl.reshape(word, (ROWS // (2 * LOW), 1, LOW, ACROSS, 1, GAP, 1))
+    word = tl.broadcast_to(word, (ROWS // (2 * LOW), 2, LOW, ACROSS, OUTER, GAP, INNER))
+    return tl.reshape(word, (ROWS, COLS))
 
 
 @triton.jit
 def keep_mask(
-    rng_state, p_dropout, plane, first_row, first_col, ROWS: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr
+    rng_state, p_dropout, plane, first_row, first_col, ROWS: tl.constexpr, COLS: tl.constexpr, SHARED: tl.constexpr
 ):
     """Dropout's keep mask of a tile, (ROWS, COLS) of int1: Philox of (seed, offset) in rng_state, a pure function
     of plane (batch and head), row and column, so that every kernel and every tiling of a target draws the same.
 
-    One Philox call serves eight scores, two rows by four columns that are STEP apart, with 16 bits each: p_dropout
-    is honoured to 2^-17. With the STEP of a target's matrix instructions they lie in one thread, or in few, and
-    nothing has to be exchanged: the choice among the four words is known when the kernel is compiled, or once.
+    One Philox call serves sixteen scores: their columns differ in the three bits of SHARED alone, their rows in its
+    lowest. Where those are the bits that a target's matrix instructions keep in one thread nothing has to be exchanged,
+    and which word a score takes is known when the kernel is compiled. A score's number is its word turned by a byte of
+    its own. All 32 bits of it are compared: p_dropout is honoured to 2^-24, and what two scores of a word have in
+    common decides one in 256 of them.
     """
-    GROUPS: tl.constexpr = (COLS + 4 * STEP - 1) // (4 * STEP)
-    rows = (first_row // 2 + tl.arange(0, ROWS // 2))[:, None]
-    cols = (first_col // (4 * STEP) * STEP + tl.arange(0, GROUPS * STEP))[None, :]
+    # The bits of SHARED as columns: INNER neighbours, and OUTER of those, GAP * INNER apart.
+    LOW: tl.constexpr = SHARED & -SHARED
+    INNER: tl.constexpr = (SHARED + 1) & ~SHARED
+    REST: tl.constexpr = SHARED - INNER + 1
+    GAP: tl.constexpr = (REST & -REST) // INNER if REST else 1
+    MIDDLE: tl.constexpr = (SHARED - LOW) & (LOW - SHARED)
+    HIGH: tl.constexpr = SHARED - LOW - MIDDLE
+    SPAN: tl.constexpr = 8 * GAP
+    WIDTH: tl.constexpr = COLS if COLS < SPAN else SPAN
+    OUTER: tl.constexpr = WIDTH // (GAP * INNER)
+    row = tl.arange(0, ROWS // 2)
+    col = tl.arange(0, COLS // (OUTER * INNER))
+    rows = (first_row + row // LOW * (2 * LOW) + row % LOW)[:, None]
+    cols = (first_col // SPAN * SPAN + col // GAP * SPAN + col % GAP * INNER)[None, :]
     zero = (rows + cols) * 0
     a, b, c, d = _philox(
         (cols + zero).to(tl.uint32),
@@ -299,13 +316,19 @@ def keep_mask(
         (tl.load(rng_state + 1).to(tl.int32) + zero).to(tl.uint32),
         tl.load(rng_state).to(tl.uint64),
     )
-    column = (tl.arange(0, COLS) // STEP)[None, :]
-    if COLS < 4 * STEP:
-        column += first_col // STEP
-    even = column % 2 == 0
-    front = tl.where(even, _spread(a, ROWS, COLS, GROUPS, STEP), _spread(b, ROWS, COLS, GROUPS, STEP))
-    back = tl.where(even, _spread(c, ROWS, COLS, GROUPS, STEP), _spread(d, ROWS, COLS, GROUPS, STEP))
-    word = tl.where(column % 4 < 2, front, back)
-    odd = (tl.arange(0, ROWS) // STEP % 2)[:, None]
-    threshold = (tl.full((1, 1), 65536.0, tl.float32) * p_dropout + 0.5).to(tl.uint32)
-    return ((word >> (odd * 16).to(tl.uint32)) & 0xFFFF) >= threshold
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, COLS)[None, :]
+    if COLS < SPAN:
+        col += first_col
+    middle = (col & MIDDLE) != 0
+    front = tl.where(
+        middle, _spread(b, ROWS, COLS, LOW, OUTER, GAP, INNER), _spread(a, ROWS, COLS, LOW, OUTER, GAP, INNER)
+    )
+    back = tl.where(
+        middle, _spread(d, ROWS, COLS, LOW, OUTER, GAP, INNER), _spread(c, ROWS, COLS, LOW, OUTER, GAP, INNER)
+    )
+    word = tl.where((col & HIGH) != 0, back, front)
+    turn = (tl.where((row & LOW) != 0, 16, 0) + tl.where((col & LOW) != 0, 8, 0)).to(tl.uint32)
+    number = (word << turn) | (word >> ((32 - turn) & 31))
+    threshold = (tl.full((1, 1), 4294967296.0, tl.float32) * p_dropout).to(tl.uint32)
+    return number >= threshold

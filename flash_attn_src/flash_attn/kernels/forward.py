@@ -37,7 +37,7 @@ def _tile(
     stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
     m_i is in the units of s: those of exp2 where a kind shapes the scores, else before scaling."""
@@ -93,7 +93,7 @@ def _tile(
     acc = acc * alpha[:, None]
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, STEP), p, 0.0)
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED), p, 0.0)
     acc = tl.dot(narrow(p, v.dtype, HALF_UP), v, acc, input_precision="ieee")
     return acc, m_new, l_i
 
@@ -109,7 +109,7 @@ def attn_fwd(
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
-    HALF_UP: tl.constexpr, STEP: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: m_blocks * planes, planes = nheads * batch.
 
@@ -175,7 +175,7 @@ def attn_fwd(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, PAGED, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
@@ -185,7 +185,7 @@ def attn_fwd(
             acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, PAGED, HALF_UP, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
     empty = l_i == 0.0

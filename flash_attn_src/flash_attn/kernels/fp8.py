@@ -139,7 +139,7 @@ def _tile(
     acc, m_i, l_i, q, k_head, v_head, n, first, rows, seqlen_k, stride_kn, stride_vd, head_dim, columns, scale, shift,
     window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    MASK: tl.constexpr, EXTRA: tl.constexpr, STEP: tl.constexpr,
+    MASK: tl.constexpr, EXTRA: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """As `forward._tile`, over v transposed: matrix units of 8 bits read both operands along the sum."""
     offs_n = tl.arange(0, BLOCK_N)
@@ -173,7 +173,7 @@ def _tile(
     acc = acc * alpha[:, None]
     if EXTRA:
         if p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, STEP), p, 0.0)
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED), p, 0.0)
     acc = tl.dot(p.to(k.dtype), tl.trans(v), acc)
     return acc, m_new, l_i
 
@@ -187,7 +187,7 @@ def fp8_fwd(
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, kind, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    EXTRA: tl.constexpr, STEP: tl.constexpr,
+    EXTRA: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast` transposes it.
 
@@ -238,7 +238,7 @@ def fp8_fwd(
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
             window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, False, EXTRA, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, False, EXTRA, SHARED,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
@@ -246,7 +246,7 @@ def fp8_fwd(
         acc, m_i, l_i = _tile(
             acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
             window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, True, EXTRA, STEP,
+            BLOCK_M, BLOCK_N, BLOCK_D, True, EXTRA, SHARED,
         )  # fmt: skip
 
     empty = l_i == 0.0

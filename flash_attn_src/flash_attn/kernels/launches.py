@@ -52,7 +52,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         return Specification(module, symbol, taken, options)
     if variant.op != "bwd-delta":
         depth = min(config.depth or variant.block_d, variant.block_d)
-        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "STEP": tuning.dropout_step(target)}
+        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "SHARED": tuning.dropout_bits(target)}
         if variant.op != "probabilities":
             constants |= {
                 "KIND": variant.kind,
@@ -67,7 +67,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
 def _fp8_constants(variant: Variant, target: str, constants: dict[str, Any], config: tuning.Config) -> dict[str, Any]:
     if variant.op == "fp8-fwd":
         extra = variant.kind != "plain"
-        return constants | {"BLOCK_N": config.block_n, "EXTRA": extra, "STEP": tuning.dropout_step(target)}
+        return constants | {"BLOCK_N": config.block_n, "EXTRA": extra, "SHARED": tuning.dropout_bits(target)}
     if variant.op == "fp8-amax":
         return constants
     fnuz = fp8_format(target) == "fp8e4b8"

@@ -27,7 +27,7 @@ def attn_probabilities(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, n_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    STEP: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """dmask (batch, heads, seqlen_q, seqlen_k): exp(score - lse), negative where dropout drops it, 0 where masked.
     A dropped probability that underflows becomes the smallest normal number, so that its sign shows.
@@ -70,7 +70,7 @@ def attn_probabilities(
     s += alibi_bias(slope, rows, cols, shift)
     lse_rows = tl.load(lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))
     p = tl.exp(s - lse_rows[:, None])
-    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, STEP)
+    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED)
     smallest = 6.103515625e-05 if dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
     p = tl.where(keep, p, -tl.maximum(p, smallest))
     p = tl.where(rows < sq, hide(p, 0.0, rows, cols, shift, sk, window_left, window_right), 0.0)

@@ -75,9 +75,10 @@ def dies(target: str) -> int:
     return 8 if target in ("gfx942", "gfx950") else 1
 
 
-def dropout_step(target: str) -> int:
-    """How far apart the rows, and the columns, of a tile are that a thread holds: see `common.keep_mask`."""
-    return 8 if target.startswith("sm_") else 1
+def dropout_bits(target: str) -> int:
+    """Three bits of a column's number in which the columns of a thread differ, by the layout of the target's matrix
+    instructions: see `common.keep_mask`."""
+    return next(bits for prefix, bits in _DROPOUT_BITS if target.startswith(prefix))
 
 
 def half_up(target: str) -> bool:
@@ -87,6 +88,10 @@ def half_up(target: str) -> bool:
 
 # gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
 _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna3"))
+
+# mma from sm_80 on: columns 8 apart. MFMA of 32 x 32: four columns, and those 8 further on. WMMA of gfx11: every second
+# column of 16; of gfx12: 8 columns. Without matrix instructions a thread holds neighbours.
+_DROPOUT_BITS = (("sm_", 0b111000), ("gfx9", 0b1011), ("gfx11", 0b1110), ("gfx", 0b111))
 
 C = Config
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
