@@ -36,8 +36,6 @@ OPS = {
     "norm-bwd": ("norm", "norm_bwd"),
     "norm-bwd-w32": ("norm", "norm_bwd"),
     "norm-bwd-r32": ("norm", "norm_bwd"),
-    "norm-bwd-weights": ("norm", "norm_bwd_weights"),
-    "norm-bwd-weights-r32": ("norm", "norm_bwd_weights"),
     "cross-entropy-fwd": ("cross_entropy", "cross_entropy_fwd"),
     "cross-entropy-bwd": ("cross_entropy", "cross_entropy_bwd"),
 }
@@ -45,8 +43,8 @@ OPS = {
 # Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
 BLOCKS = {
     **dict.fromkeys(("rotary", "rotary-interleaved"), (64, 128, 256)),
-    **{f"norm-{way}{mode}": (1024, 4096) for way in ("fwd", "bwd") for mode in ("", "-w32", "-r32")},
-    **dict.fromkeys(("norm-bwd-weights", "norm-bwd-weights-r32"), (128,)),
+    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), (1024, 4096)),
+    **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), (1024, 4096, 8192)),
     **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
 }
 
@@ -55,7 +53,7 @@ BLOCKS = {
 FP32_ARGUMENTS = {
     **dict.fromkeys(("norm-fwd-w32", "norm-bwd-w32"), ("weight", "bias")),
     **dict.fromkeys(
-        ("norm-fwd-r32", "norm-bwd-r32", "norm-bwd-weights-r32"),
+        ("norm-fwd-r32", "norm-bwd-r32"),
         ("weight", "bias", "residual", "z", "dz", "dresidual"),
     ),
 }
@@ -68,8 +66,10 @@ FP8_FORMATS = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx12": "fp8e4nv", "sm
 # kernels of its own in the types that training uses.
 KINDS = ("plain", "alibi", "dropout", "softcap", "any")
 
-# Of layers: rows of whole 16 bytes, or any.
+# Of layers: rows of whole 16 bytes, or any. The latter take an address an element, for which registers are too few in
+# larger blocks.
 LAYER_KINDS = ("plain", "uneven")
+_LARGEST_UNEVEN = 4096
 
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
@@ -98,7 +98,7 @@ TYPES = {
     **dict.fromkeys(("amax", "descale"), "*fp32"),
     **dict.fromkeys(("lse", "delta", "alibi_slopes", "partial", "partial_lse"), "*fp32"),
     **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "*fp32"),
-    **dict.fromkeys(("mean", "rstd", "dweight", "dbias", "loss", "z_loss", "dloss"), "*fp32"),
+    **dict.fromkeys(("mean", "rstd", "dweight", "loss", "z_loss", "dloss"), "*fp32"),
     **dict.fromkeys(("cu_seqlens", "offsets"), "*i32"),
     "labels": "*i64",
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table"), "*i32"),
@@ -113,7 +113,7 @@ ALIGNED = (
     *("q", "k", "v", "out", "dout", "dq", "dk", "dv", "lse", "delta"),
     *("k_new", "v_new", "q_turned", "partial", "x", "y"),
     *("turned", "cosines", "sines", "normal", "z", "dx", "dy", "dz"),
-    *("residual", "dresidual", "weight", "bias", "logits", "dlogits"),
+    *("residual", "dresidual", "weight", "dweight", "bias", "logits", "dlogits"),
 )
 
 
@@ -150,6 +150,11 @@ def kinds(op: str, dtype: str) -> tuple[str, ...]:
     return _FEWER_KINDS.get(op) or (("plain", "any") if dtype == "fp32" or op == "fwd-paged" else KINDS)
 
 
+def blocks(op: str, kind: str) -> tuple[int, ...]:
+    """The blocks that a layer's operation is compiled for, ascending."""
+    return tuple(block for block in BLOCKS[op] if kind != "uneven" or block <= _LARGEST_UNEVEN)
+
+
 def serving(op: str, dtype: str, kind: str) -> str:
     """The kind of kernel that serves a call of a kind: its own, or the last, which does all that there is to do."""
     there = kinds(op, dtype)
@@ -183,6 +188,7 @@ def table(target: str) -> tuple[Variant, ...]:
         for dtype in dtypes(op, target)
         for block_d in BLOCKS.get(op) or BUCKETS.get(op, HEAD_DIMS)
         for kind in kinds(op, dtype)
+        if op not in BLOCKS or block_d in blocks(op, kind)
     )
 
 

@@ -11,8 +11,8 @@ from flash_attn.custom_ops import is_traced
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import layer
 
-# Programs that share the rows when gradients of weights are summed: enough for the largest GPUs.
-_SUMMING_PROGRAMS = 1024
+# Columns of rows in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
+_COLUMNS_AT_ONCE = 8192
 
 
 def add_norm(
@@ -83,12 +83,14 @@ class _AddNorm(torch.autograd.Function):
         x_type, weight_type, bias_type = ctx.types
         if dy is None:
             dy = torch.zeros(z.shape, dtype=x_type, device=z.device)
-        dx, dresidual = launch_backward(z, weight, dy, dz, mean, rstd, ctx.shift, ctx.is_rms, x_type)
+        dx, dresidual, sums = launch_backward(
+            z, weight, dy, dz, mean, rstd, ctx.shift, ctx.has_bias, ctx.is_rms, x_type
+        )
         dweight = dbias = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            dweight, dbias = launch_weights(z, dy, mean, rstd, ctx.has_bias, ctx.is_rms)
+            dweight, *rest = sums.sum(0)
             dweight = dweight.to(weight_type)
-            dbias = dbias.to(bias_type) if ctx.has_bias else None
+            dbias = rest[0].to(bias_type) if rest else None
         return dx, dresidual if ctx.has_residual else None, dweight, dbias, *(None,) * 4
 
 
@@ -152,10 +154,12 @@ def launch_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     shift: float,
+    has_bias: bool,
     is_rms: bool,
     x_type: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx, dresidual): one tensor where both have one dtype."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dx, dresidual, sums): the first two one tensor where both have one dtype; sums over groups of rows of the
+    gradients of weight and, with has_bias, bias, fp32 (groups, 1 or 2, dim), the same in every run."""
     shape = z.shape
     z, dy = _rows(z), _rows(dy)
     rows, dim = z.shape
@@ -164,37 +168,20 @@ def launch_backward(
     dx = torch.empty((rows, dim), dtype=x_type, device=z.device)
     twice = z.dtype is not x_type
     dresidual = torch.empty((rows, dim), dtype=z.dtype, device=z.device) if twice else dx
-    flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if twice else 0)
+    flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if twice else 0) | (NORM_HAS_BIAS if has_bias else 0)
     passed = z
     if dz is not None:
         passed, flags = _rows(dz), flags | NORM_HAS_RESIDUAL
     sizes = (z.stride(0), dy.stride(0), passed.stride(0), dim)
     kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, rows, 1, 1,
-        pointer(z), pointer(weight), pointer(dy), pointer(passed), pointer(dx), pointer(dresidual), pointer(mean),
-        pointer(rstd), shift, *(size // unit for size in sizes), dim // unit, flags,
-    )  # fmt: skip
-    return dx.view(shape), dresidual.view(shape)
-
-
-def launch_weights(
-    z: torch.Tensor, dy: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, has_bias: bool, is_rms: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dweight, dbias), fp32 (dim,); every sum has a fixed order. dbias is not set without has_bias."""
-    z, dy = _rows(z), _rows(dy)
-    rows, dim = z.shape
-    op = "norm-bwd-weights" if z.dtype is dy.dtype else "norm-bwd-weights-r32"
-    kernel, unit, device, stream = layer.find(op, dy, dim, dim, z.stride(0), dy.stride(0))
     blocks = -(-dim // kernel.block_n)
-    groups = max(1, min(-(-rows // kernel.block_m), _SUMMING_PROGRAMS // blocks))
-    dweight, dbias = (torch.empty((groups, dim), dtype=torch.float32, device=z.device) for _ in range(2))
+    programs = layer.compute_units(device) * (_COLUMNS_AT_ONCE // kernel.block_n)
+    groups = max(1, min(rows, programs // blocks))
+    sums = torch.empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32, device=z.device)
     pointer = kernel.pointer
     kernel.launch(
-        device, stream, blocks * groups, 1, 1,
-        pointer(z), pointer(dy), pointer(mean), pointer(rstd), pointer(dweight), pointer(dbias),
-        z.stride(0) // unit, dy.stride(0) // unit, rows, dim // unit, groups,
-        (NORM_HAS_BIAS if has_bias else 0) | (NORM_IS_RMS if is_rms else 0),
+        device, stream, groups * blocks, 1, 1,
+        pointer(z), pointer(weight), pointer(dy), pointer(passed), pointer(dx), pointer(dresidual), pointer(mean),
+        pointer(rstd), pointer(sums), shift, *(size // unit for size in sizes), rows, dim // unit, groups, flags,
     )  # fmt: skip
-    return dweight.sum(0), dbias.sum(0)
+    return dx.view(shape), dresidual.view(shape), sums

@@ -1,6 +1,6 @@
 """Layer norm and RMS norm of rows, fused with the addition of a residual.
 
-GPU tensors are served by kernels: one pass adds and normalises forward, two backward. CPU tensors, and everything
+GPU tensors are served by kernels: one that adds and normalises forward, one backward. CPU tensors, and everything
 under torch.compile, by PyTorch's own operations, which the compiler fuses and which are the kernels' oracle.
 Dropout, rowscale and the second branch (x1) are PyTorch operations before the kernel everywhere.
 """
