@@ -27,6 +27,7 @@ class FlashAttention(torch.nn.Module):
     def __init__(self, dropout: float = 0.0, causal: bool = False) -> None:
         super().__init__()
         self.dropout = _probability("dropout", dropout)
+        _check_switch("causal", causal)
         self.causal = causal
 
     def forward(
@@ -55,6 +56,8 @@ def flash_attn_func(
 
     return_attn_probs: (out, probabilities (batch, heads, seqlen_q, seqlen_k) before dropout), whole, in q's dtype.
     """
+    _check_switch("causal", causal)
+    _check_switch("return_attn_probs", return_attn_probs)
     out, probabilities = _attend(q, k, v, None, _probability("dropout_p", dropout_p), causal, return_attn_probs)
     return out if probabilities is None else (out, probabilities)
 
@@ -169,6 +172,11 @@ def _probability(name: str, p: float) -> float:
     if not 0.0 <= p < 1.0:
         raise ValueError(f"{name}: got {p}, wanted 0 <= {name} < 1")
     return float(p)
+
+
+def _check_switch(name: str, switch: bool) -> None:
+    if isinstance(switch, (str, bytes)) or switch not in (False, True):
+        raise TypeError(f"{name}: got {switch!r}, wanted a bool")
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -1,15 +1,26 @@
 """The functions of upstream's extension module, in its positional order, for libraries that call it directly.
 
 They run on the backend that serves the tensors: flash_attn.backends.select. Options, shapes and errors are those of
-flash_attn.flash_attn_interface; head_dim has to be a multiple of 8, as upstream. `zero_tensors` changes nothing:
-rows outside of every sequence are always zero. A generator given as `gen_` is drawn from instead of torch's own.
+flash_attn.flash_attn_interface, whose names the errors give; head_dim has to be a multiple of 8, as upstream.
+`zero_tensors` changes nothing: rows outside of every sequence are always zero. A generator given as `gen_` is drawn
+from instead of torch's own.
 """
 
 from __future__ import annotations
 
 import torch
 from flash_attn import __version__, custom_ops
-from flash_attn.arguments import as_int, check_dense, check_kvcache, check_varlen
+from flash_attn.arguments import (
+    as_int,
+    check_alike,
+    check_dense,
+    check_gradients,
+    check_kvcache,
+    check_per_sequence,
+    check_varlen,
+    check_whole,
+    diagnose_switches,
+)
 from flash_attn.backends import select
 from flash_attn.custom_ops import maybe_contiguous
 from flash_attn.kvcache_op import attend as attend_to_cache
@@ -20,9 +31,18 @@ __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 _RETURNS_INPUTS = tuple(map(int, __version__.split(".")[:2])) < (2, 7)
 
 
-def _checked(q: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor, softmax_scale: float, out: torch.Tensor | None = None, generator: torch.Generator | None = None
+) -> None:
+    """What these functions ask for beyond the public ones, of arguments that are otherwise checked."""
+    if softmax_scale is None:
+        raise TypeError("softmax_scale: got None, wanted a number")
     if q.shape[-1] % 8:
         raise ValueError(f"q: got head_dim {q.shape[-1]}, wanted a multiple of 8: pad q, k and v with zeros")
+    if out is not None:
+        check_alike("out", out, q, "q")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"gen_: got {type(generator).__name__}, wanted a torch.Generator or None")
 
 
 def _state(q: torch.Tensor, dropout_p: float, generator: torch.Generator | None) -> torch.Tensor | None:
@@ -61,9 +81,9 @@ def fwd(
     """[out, softmax_lse, S_dmask, rng_state]; 2.6: [out, q, k, v, out, softmax_lse, S_dmask, rng_state]."""
     left, right = check_dense(
         q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, False,
+        softmax_scale, is_causal, False, return_softmax,
     )  # fmt: skip
-    _checked(q)
+    _check(q, softmax_scale, out_, gen_)
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
     results = select(q).forward(
         q, k, v, out_, softmax_scale, is_causal, left, right, softcap, alibi_slopes_, p_dropout, return_softmax,
@@ -87,7 +107,7 @@ def varlen_fwd(
     max_seqlen_k: int,
     p_dropout: float,
     softmax_scale: float,
-    zero_tensors: bool,  # noqa: ARG001
+    zero_tensors: bool,
     is_causal: bool,
     window_size_left: int,
     window_size_right: int,
@@ -100,9 +120,11 @@ def varlen_fwd(
     left, right = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
         (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, False, block_table_,
+        softmax_scale, is_causal, False, return_softmax, block_table_,
     )  # fmt: skip
-    _checked(q)
+    check_per_sequence(q, cu_seqlens_q.shape[0] - 1, seqused_k=seqused_k, leftpad_k=leftpad_k_)
+    diagnose_switches(None, zero_tensors=zero_tensors)
+    _check(q, softmax_scale, out_, gen_)
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
     results = select(q).forward(
         q, k, v, out_, softmax_scale, is_causal, left, right, softcap, alibi_slopes_, p_dropout, return_softmax,
@@ -130,16 +152,17 @@ def bwd(
     window_size_right: int,
     softcap: float,
     deterministic: bool,
-    gen_: torch.Generator | None = None,  # noqa: ARG001 - upstream draws what only a missing rng_state needs
+    gen_: torch.Generator | None = None,
     rng_state: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """[dq, dk, dv, softmax_d], in the gradients given, or new ones. ValueError for dropout without rng_state."""
     left, right = check_dense(
         q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, False,
+        softmax_scale, is_causal, deterministic, False,
     )  # fmt: skip
-    _checked(q)
-    dq, dk, dv = _gradients((q, k, v), (dq_, dk_, dv_), p_dropout, rng_state)
+    _check(q, softmax_scale, None, gen_)
+    check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
+    dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,
@@ -165,13 +188,13 @@ def varlen_bwd(
     max_seqlen_k: int,
     p_dropout: float,
     softmax_scale: float,
-    zero_tensors: bool,  # noqa: ARG001
+    zero_tensors: bool,
     is_causal: bool,
     window_size_left: int,
     window_size_right: int,
     softcap: float,
     deterministic: bool,
-    gen_: torch.Generator | None = None,  # noqa: ARG001
+    gen_: torch.Generator | None = None,
     rng_state: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """As `bwd`, for packed sequences."""
@@ -179,32 +202,18 @@ def varlen_bwd(
     left, right = check_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
         (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, False, None,
+        softmax_scale, is_causal, deterministic, False, None,
     )  # fmt: skip
-    _checked(q)
-    dq, dk, dv = _gradients((q, k, v), (dq_, dk_, dv_), p_dropout, rng_state)
+    diagnose_switches(None, zero_tensors=zero_tensors)
+    _check(q, softmax_scale, None, gen_)
+    check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
+    dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,
         p_dropout, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     return [dq, dk, dv, softmax_d]
-
-
-def _gradients(
-    inputs: tuple[torch.Tensor, ...],
-    given: tuple[torch.Tensor | None, ...],
-    dropout_p: float,
-    rng_state: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:
-    if dropout_p > 0.0 and rng_state is None:
-        raise ValueError("rng_state: got None, wanted what the forward returned, as p_dropout > 0")
-    for name, x, gradient in zip(("dq", "dk", "dv"), inputs, given, strict=True):
-        if gradient is not None and (gradient.shape != x.shape or gradient.dtype is not x.dtype):
-            raise ValueError(f"{name}: got {gradient.dtype} {tuple(gradient.shape)}, wanted {x.dtype} {tuple(x.shape)}")
-    return tuple(
-        torch.empty_like(x) if gradient is None else gradient for x, gradient in zip(inputs, given, strict=True)
-    )
 
 
 def fwd_kvcache(
@@ -235,9 +244,8 @@ def fwd_kvcache(
         (window_size_left, window_size_right), softcap, alibi_slopes_, softmax_scale, is_causal,
         is_rotary_interleaved, True,
     )  # fmt: skip
-    if num_splits < 0:
-        raise ValueError(f"num_splits: got {num_splits}, wanted 0 or more")
-    _checked(q)
+    check_whole(num_splits=num_splits)
+    _check(q, softmax_scale, out_)
     out, softmax_lse = attend_to_cache(
         maybe_contiguous(q), kcache, vcache, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_, cache_batch_idx_,
         leftpad_k_, block_table_, softmax_scale, is_causal, left, right, softcap, is_rotary_interleaved,

@@ -17,6 +17,7 @@ from flash_attn.arguments import (
     check_index,
     check_kvcache,
     check_packed,
+    check_per_sequence,
     check_varlen,
     check_whole,
     check_window,
@@ -398,11 +399,11 @@ def get_scheduler_metadata(
     num_heads_kv: int,
     headdim: int,
     cache_seqlens: torch.Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,  # noqa: ARG001
-    headdim_v: int | None = None,  # noqa: ARG001
-    cu_seqlens_q: torch.Tensor | None = None,  # noqa: ARG001
-    cu_seqlens_k_new: torch.Tensor | None = None,  # noqa: ARG001
-    cache_leftpad: torch.Tensor | None = None,  # noqa: ARG001
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
@@ -410,7 +411,7 @@ def get_scheduler_metadata(
     attention_chunk: int = 0,
     has_softcap: bool = False,
     num_splits: int = 0,
-    pack_gqa: bool | None = None,  # noqa: ARG001
+    pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> torch.Tensor:
     """int32 (1,) on the device of cache_seqlens: an estimate of the parts that the keys are split into.
@@ -420,11 +421,16 @@ def get_scheduler_metadata(
     check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, max_seqlen_k_new=max_seqlen_k_new)
     check_whole(batch_size=batch_size, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
     check_whole(num_heads_q=num_heads_q, num_heads_kv=num_heads_kv, headdim=headdim, page_size=page_size or 0)
-    diagnose_switches(None, causal=causal, has_softcap=has_softcap)
+    check_whole(headdim_v=0 if headdim_v is None else headdim_v)
+    diagnose_switches(None, causal=causal, has_softcap=has_softcap, pack_gqa=False if pack_gqa is None else pack_gqa)
     check_window(window_size)
+    if not isinstance(qkv_dtype, torch.dtype):
+        raise TypeError(f"qkv_dtype: got {qkv_dtype!r}, wanted a torch.dtype")
     if num_heads_kv == 0 or num_heads_q % num_heads_kv:
         raise ValueError(f"num_heads_q: got {num_heads_q}, wanted a multiple of num_heads_kv = {num_heads_kv}")
     check_index("cache_seqlens", cache_seqlens, cache_seqlens, 1)
+    check_per_sequence(cache_seqlens, batch_size, cache_leftpad=cache_leftpad)
+    check_per_sequence(cache_seqlens, batch_size + 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
     if cache_seqlens.shape[0] != batch_size:
         raise ValueError(f"cache_seqlens: got {cache_seqlens.shape[0]} elements, wanted {batch_size} = batch_size")
     if num_splits == 0:

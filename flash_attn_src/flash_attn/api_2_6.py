@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn import custom_ops
+from flash_attn.arguments import as_int, check_dense, check_varlen
 
 Window = tuple[int, int]
 Forward = tuple[torch.Tensor, ...]
@@ -13,9 +14,12 @@ Backward = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, 
 
 
 def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
-    """x with a head dim that is a multiple of 8, or the one given."""
-    wanted = x.shape[-1] + -x.shape[-1] % 8 if head_dim is None else head_dim
-    return custom_ops.maybe_contiguous(x if wanted == x.shape[-1] else pad(x, (0, wanted - x.shape[-1])))
+    """x with a head dim that is a multiple of 8, or the one given, which is less than 8 away. What cannot be padded to
+    it comes back as it is, for the op to refuse."""
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() == 0:
+        return x
+    missing = -x.shape[-1] % 8 if head_dim is None else head_dim - x.shape[-1]
+    return custom_ops.maybe_contiguous(pad(x, (0, missing)) if 0 < missing < 8 else x)
 
 
 def _flash_attn_forward(
@@ -31,9 +35,11 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> Forward:
     """(out, q, k, v, out_padded, softmax_lse, S_dmask, rng_state): q, k, v, out_padded with their head dim padded."""
+    left, right = check_dense(
+        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, False, return_softmax
+    )
     head_dim = q.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
-    left, right = window_size
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
     )
@@ -60,9 +66,12 @@ def _flash_attn_varlen_forward(
     seqused_k: torch.Tensor | None = None,
 ) -> Forward:
     """The same for packed sequences."""
+    left, right = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k),
+        dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, False, return_softmax, block_table,
+    )  # fmt: skip
     head_dim = q.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
-    left, right = window_size
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_varlen_forward(
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
         *(left, right, softcap, alibi_slopes, return_softmax, block_table, leftpad_k, seqused_k),
@@ -90,8 +99,10 @@ def _flash_attn_backward(
     rng_state: torch.Tensor | None = None,
 ) -> Backward:
     """Writes dq, dk, dv; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q, k, v."""
+    left, right = check_dense(
+        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False
+    )
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    left, right = window_size
     softmax_d = custom_ops._flash_attn_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
         *(softcap, alibi_slopes, deterministic, rng_state),
@@ -123,8 +134,11 @@ def _flash_attn_varlen_backward(
     rng_state: torch.Tensor | None = None,
 ) -> Backward:
     """The same for packed sequences."""
+    left, right = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k),
+        dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False, None,
+    )  # fmt: skip
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    left, right = window_size
     softmax_d = custom_ops._flash_attn_varlen_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *(dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, deterministic, rng_state),

@@ -7,15 +7,19 @@ ops, which carry fakes. Shapes, dtypes and units: flash_attn.backends.torch.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
 from flash_attn import dmask
+from flash_attn.arguments import check_dense, check_gradients, check_per_sequence, check_varlen
 from flash_attn.backends import select
 
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+_Fake = TypeVar("_Fake", bound=Callable[..., Any])
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
@@ -82,6 +86,31 @@ def _fake_results(
     )
 
 
+def _gradients(inputs: tuple[torch.Tensor, ...], given: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
+    """The tensors given for gradients, new ones for None."""
+    return tuple(torch.empty_like(x) if y is None else y for x, y in zip(inputs, given, strict=True))
+
+
+def _register_fake(op: Any) -> Callable[[_Fake], _Fake]:
+    """Registers a fake of an op, which is also what runs where any tensor is on the meta device: it refuses tensors of
+    several devices first."""
+    signature = inspect.signature(op._init_fn)
+
+    def register(fake: _Fake) -> _Fake:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind(*args, **kwargs).arguments
+            device = arguments["q"].device
+            for name, x in arguments.items():
+                if isinstance(x, torch.Tensor) and x.device != device:
+                    raise ValueError(f"{name}: got a tensor on {x.device}, wanted {device} where q is")
+            return fake(*args, **kwargs)
+
+        op.register_fake(checked)
+        return fake
+
+    return register
+
+
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), schema=_DENSE_SCHEMA)
 def _flash_attn_forward(
     q: torch.Tensor,
@@ -97,17 +126,21 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless asked for and dropout_p > 0."""
+    left, right = check_dense(
+        q, k, v, dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal,
+        False, return_softmax,
+    )  # fmt: skip
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     results = select(q).forward(
-        *(q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap),
+        *(q, k, v, out, softmax_scale, causal, left, right, softcap),
         *(alibi_slopes, dropout_p, return_softmax, None),
         *(None, None, q.shape[1], k.shape[1], None, None, None),
     )
     return _complete(q, results)
 
 
-@_flash_attn_forward.register_fake
+@_register_fake(_flash_attn_forward)
 def _flash_attn_forward_fake(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -148,18 +181,27 @@ def _flash_attn_varlen_forward(
     seqused_k: torch.Tensor | None = None,
     zero_tensors: bool = False,  # noqa: ARG001 - rows outside every sequence are always zero
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for packed sequences; S_dmask is (batch, heads, max_seqlen_q, max_seqlen_k)."""
+    """The same for packed sequences; S_dmask is (batch, heads, max_seqlen_q, max_seqlen_k).
+
+    leftpad_k, seqused_k: int32 (batch,), where each sequence's keys begin and how many there are.
+    """
+    left, right = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+        (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal, False, return_softmax,
+        block_table,
+    )  # fmt: skip
+    check_per_sequence(q, cu_seqlens_q.shape[0] - 1, leftpad_k=leftpad_k, seqused_k=seqused_k)
     q, k, v = (maybe_contiguous(x) for x in (q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     results = select(q).forward(
-        *(q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap),
+        *(q, k, v, out, softmax_scale, causal, left, right, softcap),
         *(alibi_slopes, dropout_p, return_softmax, None),
         *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table),
     )
     return _complete(q, results)
 
 
-@_flash_attn_varlen_forward.register_fake
+@_register_fake(_flash_attn_varlen_forward)
 def _flash_attn_varlen_forward_fake(
     q: torch.Tensor,
     k: torch.Tensor,  # noqa: ARG001
@@ -211,10 +253,16 @@ def _flash_attn_backward(
     rng_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Writes dq, dk, dv (each that is not None); returns softmax_d, shaped as softmax_lse."""
+    left, right = check_dense(
+        q, k, v, dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal,
+        deterministic, False,
+    )  # fmt: skip
+    check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
+    dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
-        *(window_size_left, window_size_right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
+        *(left, right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
         *(None, None, q.shape[1], k.shape[1]),
     )
 
@@ -250,16 +298,23 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,  # noqa: ARG001
 ) -> torch.Tensor:
     """The same for packed sequences; softmax_d is (heads, total_q)."""
+    left, right = check_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+        (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal, deterministic, False,
+        None,
+    )  # fmt: skip
+    check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
+    dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
-        *(window_size_left, window_size_right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
+        *(left, right, softcap, alibi_slopes, dropout_p, deterministic, rng_state),
         *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
     )
 
 
-@_flash_attn_backward.register_fake
-@_flash_attn_varlen_backward.register_fake
+@_register_fake(_flash_attn_backward)
+@_register_fake(_flash_attn_varlen_backward)
 def _backward_fake(*args: object, **kwargs: object) -> torch.Tensor:
     softmax_lse = kwargs["softmax_lse"] if "softmax_lse" in kwargs else args[5]
     assert isinstance(softmax_lse, torch.Tensor)

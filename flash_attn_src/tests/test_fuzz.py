@@ -6,31 +6,29 @@ On a GPU the same calls, fewer: bad values inside index tensors are not known on
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import fuzz_layer_calls
+import fuzz_private_calls
 import pytest
 import torch
-from fuzz_calls import CALLS
+from flash_attn import custom_ops, flash_attn_varlen_fp8_func
+from fuzz_calls import CALLS, NAMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 GPU = torch.cuda.is_available()
+EXAMPLES = 2000  # combinations of wrong arguments, on a CPU
 Change = Callable[[Any], Any]
 
 
-# May be left out: None is right.
-OPTIONAL = {
-    "softmax_scale", "alibi_slopes", "block_table", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens",
-    "cache_batch_idx", "cache_leftpad", "cu_seqlens", "max_seqlen", "cos_k", "sin_k", "num_heads_q", "mask",
-    "descale_q", "descale_k", "descale_v", "q_descale", "k_descale", "v_descale", "page_table", "seqused_q",
-    "seqused_k", "rotary_seqlens", "pack_gqa", "page_size", "scheduler_metadata", "precomputed_lse", "bias",
-    "residual", "x1", "weight1", "bias1", "rowscale", "out",
-}  # fmt: skip
 # An int or a tensor of several is right: other types are wrong.
-INT_OR_TENSOR = {"cache_seqlens", "seqlen_offsets"}
+INT_OR_TENSOR = {"cache_seqlens", "seqlen_offset", "seqlen_offsets"}
 
 WRONG_TENSORS: dict[str, Change] = {
     "a string": lambda _: "tensor",
@@ -42,7 +40,7 @@ WRONG_TENSORS: dict[str, Change] = {
     "one dimension more": lambda x: x[None, None, None],
     "no dimension": lambda x: x.flatten()[0],
     "another device": lambda x: x.to("meta"),
-    "sparse": lambda x: x.float().to_sparse(),
+    "sparse": lambda x: (x.float() if x.is_floating_point() else x).to_sparse(),
 }
 WRONG_FLOAT_TENSORS: dict[str, Change] = {
     "int": lambda x: x.to(torch.int32),
@@ -94,7 +92,26 @@ WRONG_INTS: dict[str, Change] = {
 }
 
 
-def _changes(name: str, value: Any) -> dict[str, Change]:
+WRONG_THINGS: dict[str, Change] = {
+    "text": lambda _: "no such thing",
+    "a number": lambda _: 3,
+    "an object": lambda _: object(),
+}
+
+
+@cache
+def _signature(call: Callable[..., Any]) -> inspect.Signature:
+    """Of a custom op, that of the function behind it."""
+    if isinstance(call, torch._ops.OpOverloadPacket):
+        call = getattr(custom_ops, call.__name__)
+    return inspect.signature(getattr(call, "_init_fn", call))
+
+
+def _is_optional(function: str, name: str) -> bool:
+    return str(_signature(CALLS[function][0]).parameters[name].annotation).endswith(("None", "Any"))
+
+
+def _changes(function: str, name: str, value: Any) -> dict[str, Change]:
     """Everything that is wrong in the place of an argument."""
     if isinstance(value, torch.Tensor):
         wrong = dict(WRONG_TENSORS)
@@ -102,23 +119,25 @@ def _changes(name: str, value: Any) -> dict[str, Change]:
         if value.dtype in (torch.int32, torch.int64):
             wrong |= WRONG_INDEX_TENSORS
             wrong |= {} if GPU else WRONG_INDEX_VALUES
-        if name not in OPTIONAL:
-            wrong["nothing"] = lambda _: None
         if name in INT_OR_TENSOR:
             del wrong["no dimension"]
-        return wrong
-    if isinstance(value, bool):
-        return {change: make for change, make in WRONG_SWITCHES.items() if change != "nothing" or name not in OPTIONAL}
-    if isinstance(value, tuple):
-        return WRONG_WINDOWS
-    if isinstance(value, int):
-        return WRONG_INTS
-    if isinstance(value, float):
+    elif isinstance(value, bool):
+        wrong = dict(WRONG_SWITCHES)
+    elif isinstance(value, tuple):
+        wrong = dict(WRONG_WINDOWS)
+    elif isinstance(value, int):
+        wrong = dict(WRONG_INTS)
+    elif isinstance(value, float):
         wrong = dict(WRONG_NUMBERS)
-        if name in OPTIONAL:
-            del wrong["nothing"]
-        return wrong
-    return {}
+    elif value is not None or name == "process_group":
+        wrong = dict(WRONG_THINGS)
+    else:
+        return {}
+    if _is_optional(function, name):
+        wrong.pop("nothing", None)
+    else:
+        wrong["nothing"] = lambda _: None
+    return wrong
 
 
 # Changes that make another right call: (function, argument, change), with None for any.
@@ -129,7 +148,8 @@ RIGHT = {
     *((function, "qkv", change) for function in ("flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func")
       for change in ("one column more", "another float")),
     # Rows outside every sequence, more pages.
-    *((function, None, "one row more") for function in CALLS if "varlen" in function),
+    *((function, argument, "one row more") for function in CALLS for argument in ("q", "k", "v", "qkv", "kv")
+      if "varlen_" in function and function.split(",")[0].endswith("func")),
     ("flash_attn_varlen_func, paged", "block_table", "every second"),  # of one element
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
     ("flash_attn_with_kvcache, paged", "cache_seqlens", "negative"),
@@ -147,7 +167,13 @@ RIGHT = {
         ("rotary_seqlens", "negative"), ("page_table", "every second"), ("out", "another float"),
         *(("scheduler_metadata", change) for change in ("one element more", *WRONG_INDEX_VALUES)))),
     ("fa3.flash_attn_with_kvcache", "q", "one row more"),  # outside of every sequence
-    *(("fa3.get_scheduler_metadata", "cache_seqlens", change) for change in ("another device", *WRONG_INDEX_VALUES)),
+    *(("fa3.flash_attn_with_kvcache, FP8", cache, "quarter precision") for cache in ("k_cache", "v_cache")),
+    ("fa3.flash_attn_qkvpacked_func, FP8", "qkv", "quarter precision"),
+    ("fa3.flash_attn_combine, new", "out_partial", "one column more"),
+    ("fa3.get_scheduler_metadata", "cache_seqlens", "another device"),
+    # Only the number of them is read.
+    *(("fa3.get_scheduler_metadata", argument, change) for change in WRONG_INDEX_VALUES
+      for argument in ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad")),
     *((f"apply_rotary_emb{end}", argument, change) for end in ("", ", varlen", "_qkv_", "_kv_")
       for argument in ("x", "qkv", "kv") for change in ("one row more", "one column more")),
     ("apply_rotary_emb, varlen", "seqlen_offsets", "every second"),
@@ -156,6 +182,8 @@ RIGHT = {
     ("cross_entropy_loss", "labels", "int16"),
     ("cross_entropy_loss", "labels", "every second"),
     ("cross_entropy_loss", "ignore_index", "negative"),
+    *fuzz_layer_calls.LEFT_OUT,
+    *fuzz_private_calls.LEFT_OUT,
     ("layer_norm_fn", None, "another float"),
     ("rms_norm_fn", None, "another float"),
 }  # fmt: skip
@@ -164,12 +192,12 @@ CASES = [
     (function, argument, change)
     for function, (_, make) in CALLS.items()
     for argument, value in make().items()
-    for change in _changes(argument, value)
+    for change in _changes(function, argument, value)
     if not {function, function.removesuffix(", plain")}
     & {name for name, *what in RIGHT if what in ([argument, change], [None, change])}
 ]
-# What a message may name beside the arguments themselves: the parts of packed and of shared ones.
-PARTS = {"block_table", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
+# What a message may name beside the arguments themselves: the parts of packed and of shared ones, a module's weight.
+PARTS = {"block_table", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "weight"}
 
 
 def _problem(function: str, *changes: tuple[str, str]) -> str | None:
@@ -177,14 +205,19 @@ def _problem(function: str, *changes: tuple[str, str]) -> str | None:
     call, make = CALLS[function]
     arguments = make()
     for argument, change in changes:
-        arguments[argument] = _changes(argument, arguments[argument])[change](arguments[argument])
+        arguments[argument] = _changes(function, argument, arguments[argument])[change](arguments[argument])
     try:
         call(**arguments)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, NotImplementedError) as error:
         named = re.match(r"([\w, ]+): got .*wanted ", str(error), re.DOTALL)
-        known = {*make(), *PARTS}
+        known = {name for argument in make() for name in (argument, argument.rstrip("_"), NAMES.get(argument))} | PARTS
         if named is None or not set(named[1].split(", ")) & known:
             return f"says {type(error).__name__}: {error}"
+        return None
+    except RuntimeError as error:
+        refused = re.search(r"Expected a value of type '.+' for argument '(\w+)' but instead found", str(error))
+        if refused is None or refused[1] not in {argument for argument, _ in changes}:
+            return f"raises {type(error).__name__}: {error}"
         return None
     except Exception as error:
         return f"raises {type(error).__name__}: {error}"
@@ -207,14 +240,15 @@ def test_every_argument_wrong(function: str) -> None:
 
 @st.composite
 def _several(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
-    """Two or three wrong arguments of one function."""
+    """Two or three wrong arguments of one function, in different ways: what is wrong alike may be right together."""
     function = draw(st.sampled_from(list(CALLS)))
     wrong = [(argument, change) for name, argument, change in CASES if name == function]
-    return function, draw(st.lists(st.sampled_from(wrong), min_size=2, max_size=3, unique_by=lambda case: case[0]))
+    different = (lambda case: case[0], lambda case: "more" if case[1].endswith("more") else case[1])
+    return function, draw(st.lists(st.sampled_from(wrong), min_size=2, max_size=3, unique_by=different))
 
 
 @settings(
-    max_examples=100 if GPU else 600,
+    max_examples=100 if GPU else EXAMPLES,
     deadline=None,
     derandomize=True,
     database=None,
@@ -227,6 +261,20 @@ def test_several_arguments_wrong(case: tuple[str, list[tuple[str, str]]]) -> Non
     assert problem is None, f"{function}: {changes}: {problem}"
 
 
+# Arguments that no call here has: torch's own, which its layers check; what is refused whatever it is; other keywords.
+NOT_CALLED = {"device", "dtype", "qv", "descale_do", "kwargs"}
+
+
+def test_every_parameter_is_called() -> None:
+    """Every parameter of a function has a value to be made wrong in one of its calls."""
+    called = {_signature(flash_attn_varlen_fp8_func): {"block_table"}}  # refused too
+    for function, (call, make) in CALLS.items():
+        given = {name for name, value in make().items() if _changes(function, name, value)}
+        called.setdefault(_signature(call), set()).update(given)
+    left_out = {str(signature): set(signature.parameters) - given - NOT_CALLED for signature, given in called.items()}
+    assert not {signature: names for signature, names in left_out.items() if names}
+
+
 def test_enough_calls() -> None:
     """What the tests above make, on a CPU."""
-    assert len(CASES) + 600 >= 4000
+    assert len(CASES) + EXAMPLES >= 15_000

@@ -5,15 +5,27 @@ finds out what is wrong and raises TypeError or ValueError naming the argument, 
 """
 
 from flash_attn.arguments.attention import check_dense, check_packed, check_varlen
-from flash_attn.arguments.diagnosis import as_int, check_index, check_whole, check_window, diagnose_switches
+from flash_attn.arguments.diagnosis import (
+    as_int,
+    check_alike,
+    check_index,
+    check_per_sequence,
+    check_whole,
+    check_window,
+    diagnose_switches,
+)
+from flash_attn.arguments.gradients import check_gradients
 from flash_attn.arguments.kvcache import check_kvcache
 
 __all__ = [
     "as_int",
+    "check_alike",
     "check_dense",
+    "check_gradients",
     "check_index",
     "check_kvcache",
     "check_packed",
+    "check_per_sequence",
     "check_varlen",
     "check_whole",
     "check_window",

@@ -64,7 +64,7 @@ def check_dense(
             and type(deterministic) is bool
             and type(return_attn_probs) is bool
         )
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         fine = False
     if not fine:
         diagnose_tensors(q, k, v, ("batch", "seqlen", "heads", "head_dim"))
@@ -144,7 +144,7 @@ def check_varlen(
             and type(return_attn_probs) is bool
             and block_table is None
         )
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         fine = False
     if not fine:
         axes = ("total_k", "heads", "head_dim")

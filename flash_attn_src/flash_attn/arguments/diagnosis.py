@@ -101,7 +101,11 @@ def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
             raise ValueError(f"softmax_scale: got {softmax_scale}, wanted a finite number")
     for name, switch in switches.items():
         # 0, 1 and numpy's bool pass for False and True; a string, which is true whatever it says, does not.
-        if isinstance(switch, (str, bytes)) or switch not in (False, True):
+        try:
+            fine = not isinstance(switch, (str, bytes)) and switch in (False, True)
+        except (RuntimeError, TypeError, ValueError):  # of several elements
+            fine = False
+        if not fine:
             raise TypeError(f"{name}: got {switch!r}, wanted a bool")
 
 
@@ -124,6 +128,8 @@ def check_window(window_size: tuple[int, int]) -> tuple[int, int]:
 def check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:
     if not isinstance(index, torch.Tensor):
         raise TypeError(f"{name}: got {type(index).__name__}, wanted an int32 tensor")
+    if index.layout is not DENSE:
+        raise TypeError(f"{name}: got a tensor of layout {index.layout}, wanted a dense one")
     if index.dtype is not torch.int32:
         raise TypeError(f"{name}: got {index.dtype}, wanted int32")
     if index.dim() != ndim:
@@ -139,3 +145,25 @@ def check_block_table(block_table: torch.Tensor, q: torch.Tensor, batch: int, na
     check_index(name, block_table, q, 2)
     if block_table.shape[0] != batch:
         raise ValueError(f"{name}: got {block_table.shape[0]} rows, wanted {batch}, one a sequence")
+
+
+def check_per_sequence(q: torch.Tensor, count: int, **indexes: torch.Tensor | None) -> None:
+    """Every index that is not None is int32 (count,)."""
+    for name, index in indexes.items():
+        if index is not None:
+            check_index(name, index, q, 1)
+            if index.shape[0] != count:
+                raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {count}, as the batch of q says")
+
+
+def check_alike(name: str, x: torch.Tensor, like: torch.Tensor, like_name: str) -> None:
+    """x is dense, with the shape, dtype and device of `like`."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+    if x.layout is not DENSE:
+        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    if x.dtype is not like.dtype or x.shape != like.shape or x.device != like.device:
+        raise ValueError(
+            f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {like.dtype} {tuple(like.shape)} "
+            f"on {like.device} as {like_name} is"
+        )

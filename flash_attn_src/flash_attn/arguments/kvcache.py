@@ -11,6 +11,7 @@ from flash_attn.arguments.diagnosis import (
     MAX_HEAD_DIM,
     check_block_table,
     check_index,
+    check_per_sequence,
     diagnose_options,
     diagnose_switches,
     diagnose_tensors,
@@ -102,7 +103,7 @@ def check_kvcache(
                 and k.shape == (batch, k.shape[1], heads_k, dim)
             )
         )
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         fine = False
     if fine:
         return max(left, -1), max(right, -1)
@@ -127,16 +128,10 @@ def check_kvcache(
         check_block_table(block_table, q, batch, table)
     elif cache_batch_idx is None and k_cache.shape[0] != batch:
         raise ValueError(f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx")
-    for name, index in (
-        ("cache_seqlens", cache_seqlens),
-        ("cache_batch_idx", cache_batch_idx),
-        ("cache_leftpad", cache_leftpad),
-        ("rotary_seqlens", rotary_seqlens),
-    ):
-        if index is not None and not isinstance(index, int):
-            check_index(name, index, q, 1)
-            if index.shape[0] != batch:
-                raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {batch}, the batch of q")
+    check_per_sequence(
+        q, batch, cache_seqlens=None if isinstance(cache_seqlens, int) else cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_seqlens=rotary_seqlens,
+    )  # fmt: skip
     if (k is None) != (v is None):
         raise ValueError("k, v: got only one of them, wanted both or neither")
     if k is None and cu_seqlens_k_new is not None:

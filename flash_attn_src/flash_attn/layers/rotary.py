@@ -12,10 +12,12 @@ import torch
 from torch.compiler import is_compiling
 
 from flash_attn.api import parameters
-from flash_attn.ops.checks import check_int, check_tensor
+from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
 
 Offsets = int | torch.Tensor
+# What is raised to a power: within these, fp32 holds the result.
+BASES = (1e-9, 1e38)
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
@@ -260,8 +262,11 @@ class RotaryEmbedding(torch.nn.Module):
         super().__init__()
         if check_int("dim", dim, 2) % 2:
             raise ValueError(f"dim: got {dim}, wanted an even number")
+        check_switches(interleaved=interleaved, pos_idx_in_fp32=pos_idx_in_fp32)
+        if scale_base is not None:
+            scale_base = check_number("scale_base", scale_base, *BASES)
         self.dim = dim
-        self.base = float(base)
+        self.base = check_number("base", base, *BASES)
         self.interleaved = interleaved
         self.scale_base = scale_base
         self.pos_idx_in_fp32 = pos_idx_in_fp32
@@ -327,6 +332,13 @@ class RotaryEmbedding(torch.nn.Module):
         for; needed where seqlen_offset is a tensor and no tables are there yet.
         """
         check_tensor("qkv", qkv)
+        if kv is not None:  # before q is turned in place
+            check_tensor("qkv", qkv, ("batch", "seqlen", "heads", "head_dim"))
+            check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"), like=qkv, dtypes=(qkv.dtype,))
+            if kv.shape[0] != qkv.shape[0] or kv.shape[2] != 2:
+                raise ValueError(
+                    f"kv: got shape {tuple(kv.shape)}, wanted ({qkv.shape[0]}, seqlen, 2, heads, head_dim)"
+                )
         seqlen = qkv.shape[1] if qkv.dim() > 1 else 0
         if max_seqlen is not None:
             self._update_cos_sin_cache(check_int("max_seqlen", max_seqlen, 0), qkv.device, qkv.dtype)

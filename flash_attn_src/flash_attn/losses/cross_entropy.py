@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from flash_attn.api import parameters
-from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+from flash_attn.ops.checks import check_switches
+from flash_attn.ops.triton.cross_entropy import check_options, cross_entropy_loss
 
 
 class CrossEntropyLoss(torch.nn.Module):
@@ -32,6 +33,8 @@ class CrossEntropyLoss(torch.nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise NotImplementedError(f"reduction: got {reduction!r}, wanted 'mean', 'sum' or 'none'")
+        check_options(label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)
+        check_switches(return_z_loss=return_z_loss)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -48,7 +51,8 @@ class CrossEntropyLoss(torch.nn.Module):
         target: torch.Tensor,
         precomputed_lse: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The loss of input (rows, classes), target int (rows,)."""
+        """The loss of input (rows, classes), target int (rows,): the logits and labels of cross_entropy_loss, which its
+        errors speak of."""
         known = {} if precomputed_lse is None else {"precomputed_lse": precomputed_lse}
         losses = cross_entropy_loss(
             input,

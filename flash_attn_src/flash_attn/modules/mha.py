@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from flash_attn.arguments import check_window, diagnose_switches
 from flash_attn.flash_attn_interface import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -19,18 +20,24 @@ from flash_attn.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.layers.rotary import RotaryEmbedding
-from flash_attn.ops.checks import check_tensor
+from flash_attn.layers.rotary import BASES, RotaryEmbedding
+from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 
 Window = tuple[int, int]
+_MASKS = (torch.bool, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
 def get_alibi_slopes(nheads: int) -> list[float]:
     """Slopes of ALiBi (https://arxiv.org/abs/2108.12409): powers of 2 ** (-8 / n), and for a count that is no power
     of two every second slope of twice as many heads after those."""
+    nheads = check_int("nheads", nheads, 1, 1 << 16)
     whole = 2 ** math.floor(math.log2(nheads))
     slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
     return slopes if whole == nheads else slopes + get_alibi_slopes(2 * whole)[::2][: nheads - whole]
+
+
+# What MHA asks of inference_params.
+_PARAMETERS = ("key_value_memory_dict", "seqlen_offset", "lengths_per_sample", "max_seqlen", "max_batch_size")
 
 
 class _Inner(nn.Module):
@@ -38,12 +45,16 @@ class _Inner(nn.Module):
 
     def __init__(self, causal: bool, softmax_scale: float | None, attention_dropout: float) -> None:
         super().__init__()
+        diagnose_switches(softmax_scale, causal=causal)
         self.causal = causal
         self.softmax_scale = softmax_scale
-        self.drop = nn.Dropout(attention_dropout)
+        self.drop = nn.Dropout(check_number("attention_dropout", attention_dropout, 0.0, 1.0))
 
     def _is_causal(self, causal: bool | None) -> bool:
-        return self.causal if causal is None else causal
+        if causal is None:
+            return self.causal
+        check_switches(causal=causal)
+        return causal
 
 
 class _FlashInner(_Inner):
@@ -59,6 +70,14 @@ class _FlashInner(_Inner):
         deterministic: bool,
     ) -> None:
         super().__init__(causal, softmax_scale, attention_dropout)
+        check_window(window_size)
+        check_switches(deterministic=deterministic)
+        if alibi_slopes is not None:
+            check_tensor("alibi_slopes", alibi_slopes)
+            if alibi_slopes.dim() not in (1, 2):
+                raise ValueError(
+                    f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, wanted (heads,) or (batch, heads)"
+                )
         self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
         self.window_size = window_size
         self.deterministic = deterministic
@@ -140,6 +159,13 @@ class FlashCrossAttention(_FlashInner):
         return flash_attn_varlen_kvpacked_func(q, kv, *lengths, **self._options(causal))
 
 
+def _check_mask(key_padding_mask: torch.Tensor | None, keys: torch.Tensor) -> None:
+    """A mask of keys (batch, seqlen, ...), bool or int, where there is one."""
+    if key_padding_mask is not None:
+        shape = tuple(keys.shape[:2])
+        check_tensor("key_padding_mask", key_padding_mask, like=keys, shape=shape, dtypes=_MASKS)
+
+
 def _by_the_book(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -175,6 +201,10 @@ class SelfAttention(_Inner):
         self, qkv: torch.Tensor, causal: bool | None = None, key_padding_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """qkv (batch, seqlen, 3, heads, head_dim); key_padding_mask (batch, seqlen): True where keys are kept."""
+        check_tensor("qkv", qkv, ("batch", "seqlen", "3", "heads", "head_dim"))
+        if qkv.shape[2] != 3:
+            raise ValueError(f"qkv: got shape {tuple(qkv.shape)}, wanted (batch, seqlen, 3, heads, head_dim)")
+        _check_mask(key_padding_mask, qkv)
         q, k, v = qkv.unbind(2)
         return _by_the_book(q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop)
 
@@ -195,6 +225,15 @@ class CrossAttention(_Inner):
         key_padding_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim)."""
+        check_tensor("q", q, ("batch", "seqlen", "heads", "head_dim"))
+        check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"), like=q, dtypes=(q.dtype,))
+        batch, _, heads, dim = q.shape
+        if (kv.shape[0], kv.shape[2], kv.shape[4]) != (batch, 2, dim) or not kv.shape[3] or heads % kv.shape[3]:
+            raise ValueError(
+                f"kv: got shape {tuple(kv.shape)}, wanted ({batch}, seqlen, 2, heads_k, {dim}), heads_k dividing the "
+                f"{heads} heads of q"
+            )
+        _check_mask(key_padding_mask, kv)
         k, v = kv.unbind(2)
         return _by_the_book(q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop)
 
@@ -241,9 +280,26 @@ class MHA(nn.Module):
     ) -> None:
         super().__init__()
         heads_kv = num_heads if num_heads_kv is None else num_heads_kv
+        for name, number in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_heads_kv", heads_kv)):
+            check_int(name, number, 1)
         for name, number, divisor in (("embed_dim", embed_dim, num_heads), ("num_heads", num_heads, heads_kv)):
-            if divisor < 1 or number % divisor:
+            if number % divisor:
                 raise ValueError(f"{name}: got {number}, wanted a multiple of {divisor}")
+        diagnose_switches(
+            softmax_scale, cross_attn=cross_attn, qkv_proj_bias=qkv_proj_bias, out_proj_bias=out_proj_bias,
+            causal=causal, dwconv=dwconv, rotary_emb_interleaved=rotary_emb_interleaved, use_alibi=use_alibi,
+            fused_bias_fc=fused_bias_fc, use_flash_attn=use_flash_attn, return_residual=return_residual,
+            checkpointing=checkpointing,
+        )  # fmt: skip
+        check_number("dropout", dropout, 0.0, 1.0)
+        check_window(window_size)
+        if layer_idx is not None:
+            check_int("layer_idx", layer_idx, 0)
+        if check_int("rotary_emb_dim", rotary_emb_dim, 0, embed_dim // num_heads) % 2:
+            raise ValueError(f"rotary_emb_dim: got {rotary_emb_dim}, wanted an even number")
+        for name, base in (("rotary_emb_base", rotary_emb_base), ("rotary_emb_scale_base", rotary_emb_scale_base)):
+            if base is not None or name == "rotary_emb_base":
+                check_number(name, base, *BASES)
         for name, asked in (("use_alibi", use_alibi), ("window_size", tuple(window_size) != (-1, -1))):
             if asked and not use_flash_attn:
                 raise ValueError(f"{name}: needs use_flash_attn=True")
@@ -303,6 +359,10 @@ class MHA(nn.Module):
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """An empty cache (batch_size, max_seqlen, 2, num_heads_kv, head_dim) for inference_params."""
+        check_int("batch_size", batch_size, 0)
+        check_int("max_seqlen", max_seqlen, 0)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype: got {dtype!r}, wanted a torch.dtype or None")
         weight = self.out_proj.weight
         shape = (batch_size, max_seqlen, 2, self.num_heads_kv, self.head_dim)
         return torch.empty(shape, dtype=dtype or weight.dtype, device=weight.device)
@@ -373,8 +433,6 @@ class MHA(nn.Module):
     def _generate(self, q: torch.Tensor, kv: torch.Tensor, params: Any) -> torch.Tensor:
         """Attention over the cache of inference_params, after kv went into it."""
         batch = q.shape[0]
-        if self.layer_idx is None:
-            raise ValueError("layer_idx: got None, wanted this layer's number for generation")
         if self.layer_idx not in params.key_value_memory_dict:
             params.key_value_memory_dict[self.layer_idx] = self.allocate_inference_cache(
                 params.max_batch_size, params.max_seqlen, kv.dtype
@@ -417,10 +475,10 @@ class MHA(nn.Module):
         inference_params: Any,
     ) -> None:
         check_tensor("x", x)
-        if x.shape[-1] != self.embed_dim:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted (..., {self.embed_dim})")
         if not self.cross_attn and (x_kv is not None or mixer_subset is not None):
-            raise ValueError("x_kv, mixer_subset: wanted None without cross_attn")
+            raise ValueError("x_kv, mixer_subset: got one of them, wanted None without cross_attn")
+        if cu_seqlens is None and max_seqlen is not None:
+            raise ValueError(f"max_seqlen: got {max_seqlen!r}, wanted None without cu_seqlens")
         if cu_seqlens is not None:
             if max_seqlen is None:
                 raise ValueError("max_seqlen: got None, wanted the longest sequence, as cu_seqlens is given")
@@ -433,5 +491,34 @@ class MHA(nn.Module):
         if key_padding_mask is not None and (self.use_flash_attn or inference_params is not None):
             raise ValueError("key_padding_mask: got a tensor, wanted None with use_flash_attn or inference_params: "
                              "unpad the batch (flash_attn.bert_padding) and give cu_seqlens")  # fmt: skip
-        if inference_params is not None and self.dwconv:
-            raise ValueError("inference_params: wanted None with dwconv")
+        if inference_params is not None:
+            self._check_generation(inference_params)
+        axes = ("batch", "seqlen", "embed_dim") if cu_seqlens is None else ("total", "embed_dim")
+        for name, tokens in (("x", x), ("x_kv", x if x_kv is None else x_kv)):
+            check_tensor(name, tokens, axes, like=x if name == "x_kv" else None)
+            if tokens.shape[-1] != self.embed_dim or tokens.shape[0] != x.shape[0]:
+                wanted = (*x.shape[:1], *axes[1:-1], self.embed_dim)
+                raise ValueError(f"{name}: got shape {tuple(tokens.shape)}, wanted ({', '.join(map(str, wanted))})")
+        if mixer_subset is not None:
+            try:
+                x[:, mixer_subset]
+            except (IndexError, RuntimeError, TypeError) as error:
+                raise IndexError(
+                    f"mixer_subset: got {mixer_subset!r}, wanted an index of {x.shape[1]} tokens: {error}"
+                ) from None
+        _check_mask(key_padding_mask, x if x_kv is None else x_kv)
+        if inference_params is not None:
+            sizes = (inference_params.max_batch_size, inference_params.max_seqlen - inference_params.seqlen_offset)
+            if any(got > most for got, most in zip(x.shape, sizes, strict=False)):
+                raise ValueError(
+                    f"x: got shape {tuple(x.shape)}, wanted at most {sizes[0]} sequences of {sizes[1]} tokens, as "
+                    "inference_params says"
+                )
+
+    def _check_generation(self, params: Any) -> None:
+        if self.dwconv:
+            raise ValueError(f"inference_params: got {type(params).__name__}, wanted None with dwconv")
+        if self.layer_idx is None:
+            raise ValueError("layer_idx: got None, wanted this layer's number for generation")
+        if missing := [name for name in _PARAMETERS if not hasattr(params, name)]:
+            raise TypeError(f"inference_params: got {type(params).__name__}, wanted one with {', '.join(missing)}")

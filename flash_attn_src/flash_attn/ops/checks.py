@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from flash_attn.arguments import diagnose_switches
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -19,7 +21,7 @@ def check_tensor(
     shape: tuple[int, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> None:
-    """x is a tensor, with these axes or this shape, of one of `dtypes` (default: floats), where `like` is."""
+    """x is a tensor, with these axes or this shape, of one of `dtypes` (default: floats; (): any), where `like` is."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
     if x.layout is not torch.strided:
@@ -27,7 +29,7 @@ def check_tensor(
     if dtypes is None:
         if x.dtype not in FLOATS and not (x.dtype is torch.float64 and not x.is_cuda):
             raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
-    elif x.dtype not in dtypes:
+    elif dtypes and x.dtype not in dtypes:
         raise TypeError(f"{name}: got {x.dtype}, wanted {' or '.join(str(each) for each in dtypes)}")
     if axes is not None and x.dim() != len(axes):
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
@@ -52,9 +54,17 @@ def check_int(name: str, value: Any, low: int = -(1 << 31), high: int = (1 << 31
     if isinstance(value, (torch.Tensor, bool)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
     try:
-        number = operator.index(value)
+        # An int of torch.compile is of that type too, and stays symbolic.
+        number = value if type(value) is int else operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {value!r}, wanted an int") from None
     if not low <= number <= high:
         raise ValueError(f"{name}: got {number}, wanted {low} to {high}")
     return number
+
+
+def check_switches(**switches: bool) -> None:
+    """Every value is a bool, or something that is equal to one."""
+    for name, switch in switches.items():
+        if switch is not True and switch is not False:
+            diagnose_switches(None, **{name: switch})

@@ -1,9 +1,11 @@
-"""RMS norm under the names of the older fused kernels; all of it is flash_attn.ops.triton.layer_norm."""
+"""RMS norm under the names of the older fused kernels; all of it is flash_attn.ops.triton.layer_norm, whose names of
+arguments the errors give: x for x0, weight for weight0, bias for bias0, eps for epsilon."""
 
 from __future__ import annotations
 
 import torch
 
+from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.layer_norm import Result, rms_norm_fn
 
 
@@ -31,6 +33,8 @@ def dropout_add_rms_norm(
     return_dropout_mask also what dropout kept (bool, None without dropout)."""
     mask = None
     if layerscale is not None:
+        check_tensor("x", x0)
+        check_tensor("layerscale", layerscale, like=x0, shape=tuple(x0.shape[-1:]))
         # The scale of columns comes after dropout, which commutes with it.
         x0 = x0 * layerscale.to(x0.dtype)
     results = rms_norm_fn(
@@ -77,7 +81,8 @@ class RMSNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.eps = eps
+        check_int("hidden_size", hidden_size, 1)
+        self.eps = check_number("eps", eps, 0.0, float("inf"), below=True)
         self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         self.reset_parameters()
@@ -103,9 +108,11 @@ class DropoutAddRMSNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_int("hidden_size", hidden_size, 1)
+        check_switches(prenorm=prenorm, residual_in_fp32=residual_in_fp32)
         self.prenorm = prenorm
-        self.p = p
-        self.eps = eps
+        self.p = check_number("p", p, 0.0, 1.0, below=True)
+        self.eps = check_number("eps", eps, 0.0, float("inf"), below=True)
         self.residual_in_fp32 = residual_in_fp32
         self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)

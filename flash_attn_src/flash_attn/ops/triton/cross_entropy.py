@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from flash_attn.api import parameters
 from flash_attn.custom_ops import is_traced
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
-from flash_attn.ops.checks import check_int, check_number, check_tensor
+from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
@@ -46,7 +46,10 @@ def cross_entropy_loss(
     z_losses carry no gradient of their own: they are part of losses. Raises TypeError or ValueError naming the
     argument, what came and what was wanted.
     """
-    smoothing = _check(logits, labels, precomputed_lse, label_smoothing, logit_scale, lse_square_scale, ignore_index)
+    _check(logits, labels, precomputed_lse)
+    smoothing = check_options(
+        label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group
+    )
     options = (smoothing, float(logit_scale), float(lse_square_scale), ignore_index)
     if logits.is_cuda and not is_traced(logits):
         return _CrossEntropy.apply(logits, labels, precomputed_lse, *options, inplace_backward, process_group)
@@ -216,12 +219,7 @@ def _check(
     logits: torch.Tensor,
     labels: torch.Tensor,
     precomputed_lse: torch.Tensor | None,
-    label_smoothing: float,
-    logit_scale: float,
-    lse_square_scale: float,
-    ignore_index: int,
-) -> float:
-    """label_smoothing, a float."""
+) -> None:
     check_tensor("logits", logits, ("rows", "classes"))
     if logits.shape[1] == 0:
         raise ValueError("logits: got 0 classes, wanted 1 or more")
@@ -229,7 +227,21 @@ def _check(
     if precomputed_lse is not None:
         exact = (torch.float64 if logits.dtype is torch.float64 else torch.float32,)
         check_tensor("precomputed_lse", precomputed_lse, like=logits, shape=(logits.shape[0],), dtypes=exact)
+
+
+def check_options(
+    label_smoothing: float,
+    logit_scale: float,
+    lse_square_scale: float,
+    ignore_index: int,
+    inplace_backward: bool,
+    process_group: Any,
+) -> float:
+    """label_smoothing, a float, of options of cross_entropy_loss that are right."""
     for name, value in (("logit_scale", logit_scale), ("lse_square_scale", lse_square_scale)):
         check_number(name, value, -3.0e38, 3.0e38)
     check_int("ignore_index", ignore_index)
+    check_switches(inplace_backward=inplace_backward)
+    if process_group is not None and not (dist.is_available() and isinstance(process_group, dist.ProcessGroup)):
+        raise TypeError(f"process_group: got {process_group!r}, wanted a process group of torch.distributed or None")
     return check_number("label_smoothing", label_smoothing, 0.0, 1.0)

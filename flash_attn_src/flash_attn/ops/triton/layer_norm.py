@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from flash_attn.api import parameters
-from flash_attn.ops.checks import FLOATS, check_number, check_tensor
+from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
 
 Result = torch.Tensor | tuple[torch.Tensor | None, ...]
@@ -56,6 +56,10 @@ def layer_norm_fn(
     they are asked for. Raises TypeError or ValueError naming the argument, what came and what was wanted.
     """
     _check(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, out_dtype, out, residual_out)
+    check_switches(
+        prenorm=prenorm, residual_in_fp32=residual_in_fp32, zero_centered_weight=zero_centered_weight,
+        is_rms_norm=is_rms_norm, return_dropout_mask=return_dropout_mask,
+    )  # fmt: skip
     kept_type = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x.dtype
     result_type = x.dtype if out_dtype is None else out_dtype
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -135,8 +139,12 @@ def layer_norm_linear_fn(
 
     The product is in x's dtype, under autocast in that of autocast. y is kept for the backward.
     """
-    check_tensor("linear_weight", linear_weight, like=x)
-    if linear_weight.dim() != 2 or linear_weight.shape[1] != x.shape[-1]:
+    check_switches(prenorm=prenorm)
+    check_tensor("x", x)
+    if x.dim() == 0:
+        raise ValueError("x: got shape (), wanted (..., dim)")
+    check_tensor("linear_weight", linear_weight, ("features", "dim"), like=x)
+    if linear_weight.shape[1] != x.shape[-1]:
         raise ValueError(f"linear_weight: got shape {tuple(linear_weight.shape)}, wanted (features, {x.shape[-1]})")
     if linear_bias is not None:
         check_tensor("linear_bias", linear_bias, like=x, shape=(linear_weight.shape[0],))
@@ -152,6 +160,13 @@ def layer_norm_linear_fn(
 
 def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
     """What the two references share: the parts of layer_norm_fn, each rounded to x's dtype unless upcast."""
+    names = ("x", "weight", "bias", "residual", "x1", "weight1", "bias1", "eps", "dropout_p", "rowscale")
+    _check(*(arguments[name] for name in names), None, None, None)
+    for name in ("dropout_mask", "dropout_mask1"):
+        if arguments[name] is not None:
+            x = arguments["x"]
+            check_tensor(name, arguments[name], like=x, shape=tuple(x.shape), dtypes=(torch.bool,))
+    check_switches(**{name: arguments[name] for name in ("prenorm", "zero_centered_weight", "upcast")})
     upcast = arguments.pop("upcast")
     dtype = arguments["x"].dtype
     if upcast:
@@ -242,7 +257,9 @@ class RMSNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.eps = eps
+        check_int("hidden_size", hidden_size, 1)
+        check_switches(zero_centered_weight=zero_centered_weight)
+        self.eps = check_number("eps", eps, 0.0, float("inf"), below=True)
         self.dropout_p = check_number("dropout_p", dropout_p, 0.0, 1.0, below=True)
         self.zero_centered_weight = zero_centered_weight
         self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))

@@ -10,7 +10,7 @@ import torch
 from flash_attn.arguments import as_int
 from flash_attn.custom_ops import is_traced
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
-from flash_attn.ops.checks import check_tensor
+from flash_attn.ops.checks import check_switches, check_tensor
 from flash_attn.runtime import layer
 
 MAX_HEAD_DIM = 256
@@ -42,6 +42,7 @@ def apply_rotary(
     Raises TypeError or ValueError naming the argument, what came and what was wanted. Positions beyond `places`
     raise too, where they are known on the host; on a GPU, rows at such positions stay as they are.
     """
+    check_switches(inplace=inplace)
     y = x if inplace else None
     return turn(x, y, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, conjugate)
 
@@ -58,6 +59,7 @@ def turn(
     conjugate: bool,
 ) -> torch.Tensor:
     """apply_rotary into y, which may be x; None makes a new tensor."""
+    check_switches(interleaved=interleaved, conjugate=conjugate)
     longest = _check(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen)
     offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, torch.Tensor) else (seqlen_offsets, None)
     if is_traced(x):

@@ -1,0 +1,52 @@
+"""The arguments that a backward has beside those of its forward."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.arguments.diagnosis import DENSE, check_alike
+
+
+def check_gradients(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    dropout_p: float,
+    rng_state: torch.Tensor | None,
+) -> None:
+    """q, k, v and dropout_p come checked. rng_state is read, and checked, with dropout only."""
+    check_alike("dout", dout, q, "q")
+    check_alike("out", out, q, "q")
+    for name, gradient, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+        if gradient is not None:
+            check_alike(name, gradient, like, name[1])
+    rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+    exact = torch.float64 if q.dtype is torch.float64 else torch.float32
+    _check_given("softmax_lse", softmax_lse, rows, exact, q)
+    if rng_state is not None and not isinstance(rng_state, torch.Tensor):
+        raise TypeError(f"rng_state: got {type(rng_state).__name__}, wanted what the forward returned")
+    if dropout_p > 0.0:
+        if rng_state is None:
+            raise ValueError("rng_state: got None, wanted what the forward returned, as dropout_p > 0")
+        _check_given("rng_state", rng_state, (2,), torch.int64, q)
+        if not rng_state.is_contiguous():
+            raise ValueError(f"rng_state: got stride {rng_state.stride(0)}, wanted 1")
+
+
+def _check_given(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, q: torch.Tensor) -> None:
+    """x is what a forward of q returned."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted what the forward returned")
+    if x.layout is not DENSE:
+        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    if tuple(x.shape) != shape or x.dtype is not dtype or x.device != q.device:
+        raise ValueError(
+            f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {dtype} {shape} on {q.device}, "
+            "what the forward returned"
+        )
