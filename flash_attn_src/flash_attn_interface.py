@@ -3,14 +3,14 @@
 What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_splits where gradients are kept) never
 changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
 -inf in rows that see no key. FP8 inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a
-bf16 result and have no gradient. Raise NotImplementedError: qv, and attention_chunk where gradients are kept.
+bf16 result and have no gradient. Raise NotImplementedError: qv, and attention_chunk in FP8.
 """
 
 from __future__ import annotations
 
 import flash_attn
 import torch
-from flash_attn import fp8
+from flash_attn import chunks, fp8
 from flash_attn.arguments import (
     as_int,
     check_dense,
@@ -53,14 +53,12 @@ def _keeps_gradients(*tensors: torch.Tensor) -> bool:
 
 
 def _check(
-    qv: torch.Tensor | None, attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int, kept: bool
+    qv: torch.Tensor | None, attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int
 ) -> None:
     if qv is not None:
         raise NotImplementedError("qv: attention with a second query is not there, pass None")
     check_whole(attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
     diagnose_switches(None, pack_gqa=False if pack_gqa is None else pack_gqa)
-    if attention_chunk > 0 and kept:
-        raise NotImplementedError("attention_chunk: it has no backward, call it under no_grad")
 
 
 def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
@@ -121,20 +119,31 @@ def flash_attn_func(
         *map(fp8.stand_in, (q, k, v)), 0.0, window_size, softcap, None, softmax_scale, causal, deterministic,
         return_attn_probs,
     )  # fmt: skip
-    kept = _keeps_gradients(q, k, v)
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, kept)
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     descales = _factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if is_fp8(q):
         _refuse_chunk(attention_chunk)
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
-    elif attention_chunk > 0 or (num_splits != 1 and not kept):
+    elif num_splits != 1 and not _keeps_gradients(q, k, v):
         out, softmax_lse = attend_to_cache(
             maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v), None, None, None, None, None, None, None,
             None, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal, left, right, softcap, True,
             None, num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin,
         )  # fmt: skip
+    elif attention_chunk > 0:
+        batch, seqlen_q, heads, head_dim = q.shape
+        seqlen_k = k.shape[1]
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+        pieces = chunks.split(starts * seqlen_q, starts * seqlen_k, seqlen_k, attention_chunk)
+        longest = seqlen_q if seqlen_q > seqlen_k else min(seqlen_q, attention_chunk)
+        out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *pieces, longest, min(seqlen_k, attention_chunk), 0.0,
+            softmax_scale, causal, window_size, softcap, None, deterministic, True,
+        )  # fmt: skip
+        out = out.view(batch, seqlen_q, heads, head_dim)
+        softmax_lse = softmax_lse.view(heads, batch, seqlen_q).transpose(0, 1)
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True
@@ -217,21 +226,24 @@ def flash_attn_varlen_func(
     """flash_attn.flash_attn_varlen_func; softmax_lse is (heads, total_q).
 
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
-    gradient. attention_chunk raises NotImplementedError: flash_attn_with_kvcache has it for packed queries.
+    gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     check_varlen(
         *map(fp8.stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size,
         softcap, None, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, _keeps_gradients(q, k, v))
-    if attention_chunk > 0:
-        raise NotImplementedError("attention_chunk: packed keys have none; flash_attn_with_kvcache has it")
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
+    if is_fp8(q):
+        _refuse_chunk(attention_chunk)
     if seqused_q is not None or seqused_k is not None:
         if is_fp8(q):
             raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
         cu_seqlens_q, cu_seqlens_k = _used(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     descales = _factors(q, k, cu_seqlens_q.shape[0] - 1, (q_descale, k_descale, v_descale))
+    if attention_chunk > 0:
+        cu_seqlens_q, cu_seqlens_k = chunks.split(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, attention_chunk)
+        max_seqlen_k = min(max_seqlen_k, attention_chunk)
     args = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size)
     if is_fp8(q):
         out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *descales)
@@ -351,12 +363,15 @@ def flash_attn_with_kvcache(
 
     cu_seqlens_q       int32 (batch + 1,): q is (total_q, heads, head_dim), and max_seqlen_q is required
     cu_seqlens_k_new   int32 (batch + 1,): k, v are (total_new, heads_k, head_dim)
-    rotary_seqlens     int32 (batch,): where rotary angles start, instead of at cache_seqlens
+    rotary_seqlens     int32 (batch,): where rotary angles, if any, start instead of at cache_seqlens
+    cache_batch_idx    with page_table: the row of it that each sequence of q has
     attention_chunk    > 0: a query sees keys of its own chunk of so many only
 
     Returns out, with return_softmax_lse (out, softmax_lse, out_partial, lse_partial), the last two empty.
     """
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin, False)
+    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
+    if page_table is not None and cache_batch_idx is not None:
+        page_table, cache_batch_idx = _chosen_rows(q, page_table, cache_batch_idx), None
     if max_seqlen_q is not None:
         check_whole(max_seqlen_q=max_seqlen_q)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
@@ -389,6 +404,15 @@ def flash_attn_with_kvcache(
         return out
     nothing = softmax_lse.new_empty((0,))
     return *_result(out, softmax_lse, True), nothing, nothing
+
+
+def _chosen_rows(q: torch.Tensor, page_table: torch.Tensor, cache_batch_idx: torch.Tensor) -> torch.Tensor:
+    check_index("page_table", page_table, q, 2)
+    check_index("cache_batch_idx", cache_batch_idx, q, 1)
+    if cache_batch_idx.is_cpu and not bool(((cache_batch_idx >= 0) & (cache_batch_idx < page_table.shape[0])).all()):
+        last = page_table.shape[0] - 1
+        raise ValueError(f"cache_batch_idx: got {cache_batch_idx.tolist()}, wanted 0 to {last}, rows of page_table")
+    return page_table.index_select(0, cache_batch_idx)
 
 
 def get_scheduler_metadata(

@@ -96,6 +96,38 @@ def test_attention_chunk(num_splits: int) -> None:
         assert_close(f"row {row}", out[:, row, None], wanted)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("chunk", [3, 4, 100, (1 << 31) - 1])
+@pytest.mark.parametrize("lengths", [(6, 9), (9, 6), (5, 0), (1, 8)], ids=str)
+def test_attention_chunk_has_gradients_dense_and_packed(causal: bool, chunk: int, lengths: tuple[int, int]) -> None:
+    """Against each row's own chunk of keys; the queries before key 0 see none."""
+    seqlen_q, seqlen_k = lengths
+    q, k, v = _draw(2, seqlen_q, 4, 16), _draw(2, seqlen_k, 2, 16), _draw(2, seqlen_k, 2, 16)
+    dout = _draw(2, seqlen_q, 4, 16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    rows = []
+    for row in range(seqlen_q):
+        place = row + seqlen_k - seqlen_q
+        keys = slice(0, 0)
+        if place >= 0:
+            keys = slice(place // chunk * chunk, place + 1 if causal else (place // chunk + 1) * chunk)
+        found = reference.attention(q[:, row, None], k[:, keys], v[:, keys])[0] if place >= 0 else q[:, row, None] * 0
+        rows.append(found)
+    wanted = torch.cat(rows, 1)
+    gradients = torch.autograd.grad(wanted, leaves, dout, allow_unused=True)
+    options = {"causal": causal, "attention_chunk": chunk, "return_attn_probs": True}
+    dense, lse = fa3.flash_attn_func(q, k, v, **options)
+    cu_seqlens = _index(0, seqlen_q, 2 * seqlen_q), _index(0, seqlen_k, 2 * seqlen_k)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    packed, packed_lse = fa3.flash_attn_varlen_func(*flat, *cu_seqlens, seqlen_q, seqlen_k, **options)
+    assert lse.shape == (2, 4, seqlen_q)
+    assert torch.equal(lse.transpose(0, 1).flatten(1), packed_lse)
+    for name, out in (("dense", dense), ("packed", packed.view(q.shape))):
+        assert_close(name, out, wanted)
+        for part, got, want in zip("qkv", torch.autograd.grad(out, leaves, dout), gradients, strict=True):
+            assert_close(f"{name} d{part}", got, torch.zeros_like(got) if want is None else want)
+
+
 def test_packed_in_both_layouts() -> None:
     q, k, v = _draw(2, 9, 4, 16), *_qkv()[1:]
     wanted = fa3.flash_attn_func(q, k, v, causal=True)
@@ -205,8 +237,9 @@ def test_what_has_no_meaning_here_is_refused() -> None:
     q, k, v = _qkv()
     with pytest.raises(NotImplementedError, match="qv"):
         fa3.flash_attn_func(q, k, v, qv=q)
-    with pytest.raises(NotImplementedError, match="attention_chunk: it has no backward"):
-        fa3.flash_attn_func(q.clone().requires_grad_(), k, v, attention_chunk=4)
+    small = q.to(torch.float8_e4m3fn)
+    with pytest.raises(NotImplementedError, match="attention_chunk: attention in FP8 has none"):
+        fa3.flash_attn_func(small, small[:, :, :2], small[:, :, :2], attention_chunk=4)
     with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):
         fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
     with pytest.raises(ValueError, match="num_splits: got -1"):

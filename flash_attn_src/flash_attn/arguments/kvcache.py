@@ -136,8 +136,6 @@ def check_kvcache(
         raise ValueError("k, v: got only one of them, wanted both or neither")
     if k is None and cu_seqlens_k_new is not None:
         raise ValueError("cu_seqlens_k_new: got a tensor, wanted None without k and v to append")
-    if rotary_seqlens is not None and rotary_cos is None:
-        raise ValueError("rotary_seqlens: got a tensor, wanted None without rotary_cos and rotary_sin")
     if k is not None and v is not None:
         axes_new = axes if cu_seqlens_k_new is None else ("total_new", "heads", "head_dim")
         diagnose_tensors(q, k, v, axes_q, axes_new, dtypes=dtypes)

@@ -50,6 +50,13 @@ def _keep(ctx: Any, tables: tuple[torch.Tensor | None, ...], offsets: Offsets, *
     ctx.save_for_backward(*tables, offsets if isinstance(offsets, torch.Tensor) else None, *more)
 
 
+def _mark(ctx: Any, x: torch.Tensor) -> None:
+    """Tells autograd that x was changed, unless x is a leaf that wants a gradient, which autograd would not have
+    changed: its gradient is that of what it held before."""
+    if not (x.requires_grad and x.is_leaf):
+        ctx.mark_dirty(x)
+
+
 class ApplyRotaryEmb(torch.autograd.Function):
     """Autograd of apply_rotary_emb."""
 
@@ -69,7 +76,7 @@ class ApplyRotaryEmb(torch.autograd.Function):
         _keep(ctx, (cos, sin), seqlen_offsets, cu_seqlens)
         ctx.interleaved, ctx.max_seqlen = interleaved, max_seqlen
         if inplace:
-            ctx.mark_dirty(x)
+            _mark(ctx, x)
         return out
 
     @staticmethod
@@ -163,7 +170,7 @@ class ApplyRotaryEmbQKV_(torch.autograd.Function):  # noqa: N801 - the name that
         _turn_qkv(qkv, qkv, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
         _keep(ctx, (cos, sin, cos_k, sin_k), seqlen_offsets)
         ctx.interleaved, ctx.num_heads_q = interleaved, num_heads_q
-        ctx.mark_dirty(qkv)
+        _mark(ctx, qkv)
         return qkv
 
     @staticmethod
@@ -211,7 +218,7 @@ class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
         apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
         _keep(ctx, (cos, sin), seqlen_offsets)
         ctx.interleaved = interleaved
-        ctx.mark_dirty(kv)
+        _mark(ctx, kv)
         return kv
 
     @staticmethod

@@ -1,0 +1,30 @@
+"""What scripts for AMD GPUs ask of upstream's module of this name: which backend serves, and which GPU this is."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn import backends
+from flash_attn.runtime.launch import device_target
+
+USE_TRITON_ROCM = backends._gpu_backend is not backends.ck_backend
+
+
+def is_hip() -> bool:
+    """Whether torch is built for ROCm."""
+    return torch.version.hip is not None
+
+
+def get_arch() -> str:
+    """The target of the current GPU: "gfx942". RuntimeError without one."""
+    return device_target(torch.cuda.current_device())
+
+
+def is_cdna() -> bool:
+    """Whether the current GPU is an Instinct one, with matrix cores and wavefronts of 64."""
+    return is_hip() and get_arch().startswith("gfx9")
+
+
+def is_rdna() -> bool:
+    """Whether the current GPU is a Radeon one, with wavefronts of 32."""
+    return is_hip() and not is_cdna()
