@@ -2,8 +2,9 @@
 
 What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_splits where gradients are kept) never
 changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
--inf in rows that see no key. FP8 inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a
-bf16 result and have no gradient. Raise NotImplementedError: qv, and attention_chunk in FP8.
+-inf in rows that see no key. v may have another head dim than q and k, at the cost of the larger one. FP8 inputs come
+with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient. Raise
+NotImplementedError: qv, and attention_chunk in FP8.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from flash_attn.backends.torch_fp8 import is_fp8
 from flash_attn.flash_attn_interface import maybe_contiguous
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kvcache_op import attend as attend_to_cache
+from torch.nn.functional import pad
 
 __all__ = [
     "flash_attn_combine",
@@ -59,6 +61,21 @@ def _check(
         raise NotImplementedError("qv: attention with a second query is not there, pass None")
     check_whole(attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
     diagnose_switches(None, pack_gqa=False if pack_gqa is None else pack_gqa)
+
+
+def _one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
+    where all have one, or are wrong in other ways."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() and x.layout is torch.strided for x in (q, k, v)):
+        return None
+    if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
+        return None
+    width = max(q.shape[-1], v.shape[-1])
+    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+
+
+def _cut(result: _Result, head_dim: int) -> _Result:
+    return result[..., :head_dim] if isinstance(result, torch.Tensor) else (result[0][..., :head_dim], result[1])
 
 
 def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
@@ -115,6 +132,13 @@ def flash_attn_func(
 
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
+    if (padded := _one_head_dim(q, k, v)) is not None:
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        result = flash_attn_func(
+            *padded, scale, causal, qv, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
+            num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs,
+        )  # fmt: skip
+        return _cut(result, v.shape[-1])
     left, right = check_dense(
         *map(fp8.stand_in, (q, k, v)), 0.0, window_size, softcap, None, softmax_scale, causal, deterministic,
         return_attn_probs,
@@ -228,6 +252,14 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
     gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
+    if (padded := _one_head_dim(q, k, v)) is not None:
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        result = flash_attn_varlen_func(
+            *padded, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, causal, qv,
+            q_descale, k_descale, v_descale, window_size, attention_chunk, softcap, num_splits, pack_gqa,
+            deterministic, sm_margin, return_attn_probs,
+        )  # fmt: skip
+        return _cut(result, v.shape[-1])
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     check_varlen(
         *map(fp8.stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size,

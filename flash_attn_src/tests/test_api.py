@@ -86,7 +86,9 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     info.write_text(json.dumps({"version": VERSIONS[-1], "backend": "ck"}))
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", selected)
     code = "from flash_attn.flash_attn_interface import flash_attn_gpu as m; print(m.__name__)\n"
-    code += "from flash_attn.flash_attn_triton_amd.utils import *; print(USE_TRITON_ROCM, is_hip(), is_rdna(), is_cdna())"
+    code += (
+        "from flash_attn.flash_attn_triton_amd.utils import *\nprint(USE_TRITON_ROCM, is_hip(), is_rdna(), is_cdna())"
+    )
     done = run(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
     name, answers = done.stdout.splitlines()

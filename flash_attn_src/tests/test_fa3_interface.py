@@ -128,6 +128,23 @@ def test_attention_chunk_has_gradients_dense_and_packed(causal: bool, chunk: int
             assert_close(f"{name} d{part}", got, torch.zeros_like(got) if want is None else want)
 
 
+@pytest.mark.parametrize(("dim", "dim_v"), [(24, 16), (16, 40)])
+def test_values_of_another_head_dim(dim: int, dim_v: int) -> None:
+    q, k, v = _draw(2, 6, 4, dim), _draw(2, 9, 2, dim), _draw(2, 9, 2, dim_v)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    wanted, wanted_lse = reference.attention(q, k, v, causal=True)
+    dout = torch.randn_like(wanted)
+    gradients = torch.autograd.grad(wanted, leaves, dout)
+    dense, lse = fa3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert_close("lse", lse, wanted_lse)
+    flat = (x.flatten(0, 1) for x in (q, k, v))
+    packed = fa3.flash_attn_varlen_func(*flat, _index(0, 6, 12), _index(0, 9, 18), 6, 9, causal=True)
+    for name, out in (("dense", dense), ("packed", packed.view(wanted.shape))):
+        assert_close(name, out, wanted)
+        for part, got, want in zip("qkv", torch.autograd.grad(out, leaves, dout), gradients, strict=True):
+            assert_close(f"{name} d{part}", got, want)
+
+
 def test_packed_in_both_layouts() -> None:
     q, k, v = _draw(2, 9, 4, 16), *_qkv()[1:]
     wanted = fa3.flash_attn_func(q, k, v, causal=True)

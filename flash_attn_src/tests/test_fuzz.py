@@ -166,6 +166,7 @@ RIGHT = {
         ("seqused_q", "negative"), ("seqused_k", "negative"), ("cache_seqlens", "negative"),
         ("rotary_seqlens", "negative"), ("page_table", "every second"), ("out", "another float"),
         *(("scheduler_metadata", change) for change in ("one element more", *WRONG_INDEX_VALUES)))),
+    *((f"fa3.flash_attn_{kind}func", "v", "one column more") for kind in ("", "varlen_")),
     ("fa3.flash_attn_with_kvcache", "q", "one row more"),  # outside of every sequence
     *(("fa3.flash_attn_with_kvcache, FP8", cache, "quarter precision") for cache in ("k_cache", "v_cache")),
     ("fa3.flash_attn_qkvpacked_func, FP8", "qkv", "quarter precision"),
