@@ -27,7 +27,11 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y in x's dtype, z = x + residual in kept_type, which is x's dtype or fp32, and residual's)."""
     if x.is_cuda and not is_traced(x) and x.numel():
-        y, z = _AddNorm.apply(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
+        leaves = (x, residual, weight, bias)
+        if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves):
+            y, z = _AddNorm.apply(*leaves, eps, kept_type, zero_centered, is_rms)
+        else:
+            y, z, _, _ = launch_forward(*leaves, eps, kept_type, float(zero_centered), is_rms)
         return y, x if z is None else z
     return reference(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
 
@@ -94,9 +98,13 @@ class _AddNorm(torch.autograd.Function):
         return dx, dresidual if ctx.has_residual else None, dweight, dbias, *(None,) * 4
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """(rows, dim), each row dense and the first on 16 bytes."""
-    return layer.dense_rows(tensor.reshape(-1, tensor.shape[-1]))
+def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(a tensor with these rows, each dense and the first on 16 bytes; elements from one row to the next)."""
+    dim = tensor.shape[-1]
+    if tensor.is_contiguous() and not tensor.data_ptr() & 15:
+        return tensor, dim
+    tensor = layer.dense_rows(tensor.reshape(-1, dim))
+    return tensor, tensor.stride(0)
 
 
 def _mode(x_type: torch.dtype, kept_type: torch.dtype, weight: torch.Tensor) -> tuple[str, torch.dtype]:
@@ -118,32 +126,35 @@ def launch_forward(
     shift: float,
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """(y, z or None where it is x, mean, rstd) of the kernel; statistics fp32 (rows,), mean not set if is_rms."""
-    shape = x.shape
-    x = _rows(x)
-    rows, dim = x.shape
+    """(y, z or None where it is x, mean, rstd) of the kernel; statistics fp32 (rows,), mean a stand-in if is_rms."""
+    shape, dim = x.shape, x.shape[-1]
+    rows = x.numel() // dim
+    x, stride_x = _rows(x)
     suffix, weight_type = _mode(x.dtype, kept_type, weight)
     weight = layer.dense_rows(weight.to(weight_type))
-    y = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
     kept = residual is not None or kept_type is not x.dtype
-    z = torch.empty((rows, dim), dtype=kept_type, device=x.device) if kept else None
-    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+    z = torch.empty(shape, dtype=kept_type, device=x.device) if kept else None
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    mean = rstd if is_rms else torch.empty_like(rstd)
     flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if kept else 0)
     # What is absent is never read: a tensor of its type stands in.
-    added, shown, offset = y if z is None else z, y if z is None else z, weight
+    shown = y if z is None else z
+    added, stride_added, offset = shown, dim, weight
     if residual is not None:
-        added, flags = _rows(residual), flags | NORM_HAS_RESIDUAL
+        added, stride_added = _rows(residual)
+        flags |= NORM_HAS_RESIDUAL
     if bias is not None:
         offset, flags = layer.dense_rows(bias.to(weight_type)), flags | NORM_HAS_BIAS
-    kernel, unit, device, stream = layer.find(f"norm-fwd{suffix}", x, dim, dim, x.stride(0), added.stride(0))
+    kernel, unit, device, stream = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
     pointer = kernel.pointer
     kernel.launch(
         device, stream, rows, 1, 1,
         pointer(x), pointer(added), pointer(weight), pointer(offset), pointer(y), pointer(shown), pointer(mean),
-        pointer(rstd), eps, shift, x.stride(0) // unit, added.stride(0) // unit, dim // unit, dim // unit,
+        pointer(rstd), eps, shift, stride_x // unit, stride_added // unit, dim // unit, dim // unit,
         dim // unit, flags,
     )  # fmt: skip
-    return y.view(shape), None if z is None else z.view(shape), mean, rstd
+    return y, z, mean, rstd
 
 
 def launch_backward(
@@ -160,19 +171,20 @@ def launch_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dresidual, sums): the first two one tensor where both have one dtype; sums over groups of rows of the
     gradients of weight and, with has_bias, bias, fp32 (groups, 1 or 2, dim), the same in every run."""
-    shape = z.shape
-    z, dy = _rows(z), _rows(dy)
-    rows, dim = z.shape
+    shape, dim = z.shape, z.shape[-1]
+    rows = z.numel() // dim
+    (z, stride_z), (dy, stride_dy) = _rows(z), _rows(dy)
     suffix, weight_type = _mode(x_type, z.dtype, weight)
     weight = layer.dense_rows(weight.to(weight_type))
-    dx = torch.empty((rows, dim), dtype=x_type, device=z.device)
+    dx = torch.empty(shape, dtype=x_type, device=z.device)
     twice = z.dtype is not x_type
-    dresidual = torch.empty((rows, dim), dtype=z.dtype, device=z.device) if twice else dx
+    dresidual = torch.empty(shape, dtype=z.dtype, device=z.device) if twice else dx
     flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if twice else 0) | (NORM_HAS_BIAS if has_bias else 0)
-    passed = z
+    passed, stride_dz = z, stride_z
     if dz is not None:
-        passed, flags = _rows(dz), flags | NORM_HAS_RESIDUAL
-    sizes = (z.stride(0), dy.stride(0), passed.stride(0), dim)
+        passed, stride_dz = _rows(dz)
+        flags |= NORM_HAS_RESIDUAL
+    sizes = (stride_z, stride_dy, stride_dz, dim)
     kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
     blocks = -(-dim // kernel.block_n)
     programs = layer.compute_units(device) * (_COLUMNS_AT_ONCE // kernel.block_n)
@@ -184,4 +196,4 @@ def launch_backward(
         pointer(z), pointer(weight), pointer(dy), pointer(passed), pointer(dx), pointer(dresidual), pointer(mean),
         pointer(rstd), pointer(sums), shift, *(size // unit for size in sizes), rows, dim // unit, groups, flags,
     )  # fmt: skip
-    return dx.view(shape), dresidual.view(shape), sums
+    return dx, dresidual, sums
