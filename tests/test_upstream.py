@@ -1,0 +1,86 @@
+"""wheel_tests/upstream.py on a source distribution of three small tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / "wheel_tests" / "upstream.py"
+TESTS = """
+import pytest
+from beside import LIMIT
+
+@pytest.mark.parametrize("dtype", ["half", "float"])
+@pytest.mark.parametrize("seqlen_q,seqlen_k", [(1, 2), (3, 4), (5, 6)])
+def test_some(seqlen_q, seqlen_k, dtype):
+    print("noise")
+    if dtype == "half":
+        pytest.skip("no half here")
+    assert seqlen_k == seqlen_q + 1 < LIMIT
+
+@pytest.mark.skip
+def test_none():
+    raise AssertionError
+
+def test_compilation_count():
+    raise AssertionError
+"""
+
+
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("upstream", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def distribution(directory: Path, files: dict[str, str]) -> Path:
+    archive = directory / "flash_attn-2.8.3.tar.gz"
+    with tarfile.open(archive, "w:gz") as content:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"flash_attn-2.8.3/{name}")
+            member.size = len(text.encode())
+            content.addfile(member, io.BytesIO(text.encode()))
+    return archive
+
+
+def test_cases_are_drawn_and_told_apart(
+    upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))  # run() adds to the path
+    files = {"tests/test_flash_attn.py": TESTS, "tests/beside.py": "LIMIT = 6\n", "setup.py": "raise SystemExit\n"}
+    root = upstream.unpack(distribution(tmp_path, files), tmp_path)
+    path = root / "tests" / "test_flash_attn.py"
+    assert not (root / "setup.py").exists()
+    assert upstream.names(path) == ["test_some", "test_none"]
+    outcome = upstream.run(path, "test_some", 100, 0, 60.0)
+    assert (outcome.test, outcome.passed, outcome.skipped) == ("tests/test_flash_attn.py::test_some", 2, 3)
+    (failure,) = outcome.failures
+    assert "'seqlen_q': 5" in failure
+    assert "AssertionError" in failure
+    assert "assert seqlen_k == seqlen_q + 1 < LIMIT" in failure
+    assert upstream.run(path, "test_none", 1, 0, 60.0).skipped == 1
+    assert "noise" not in capsys.readouterr().out
+
+    function = upstream.load(path).test_some
+    every = [tuple(sorted(case.items())) for case in upstream.draw(function, 100, 0)]
+    assert len(set(every)) == 6
+    some = list(upstream.draw(function, 3, 1))
+    assert some == list(upstream.draw(function, 3, 1))
+    assert len(some) == 3
+    assert upstream.run(root / "tests" / "absent.py", "test_some", 1, 0, 60.0).failures
+
+
+def test_what_is_no_source_distribution_is_refused(upstream: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no tests/\*\.py: give flash-attn's source distribution"):
+        upstream.unpack(distribution(tmp_path, {"setup.py": ""}), tmp_path)
