@@ -58,10 +58,10 @@ def test_cases_are_drawn_and_told_apart(
     upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))  # run() adds to the path
-    files = {"tests/test_flash_attn.py": TESTS, "tests/beside.py": "LIMIT = 6\n", "setup.py": "raise SystemExit\n"}
+    files = {"tests/test_flash_attn.py": TESTS, "tests/beside.py": "LIMIT = 6\n", "hopper/flash_attn_interface.py": ""}
     root = upstream.unpack(distribution(tmp_path, files), tmp_path)
     path = root / "tests" / "test_flash_attn.py"
-    assert not (root / "setup.py").exists()
+    assert not (root / "hopper").exists()
     assert upstream.names(path) == ["test_some", "test_none"]
     outcome = upstream.run(path, "test_some", 100, 0, 60.0)
     assert (outcome.test, outcome.passed, outcome.skipped) == ("tests/test_flash_attn.py::test_some", 2, 3)

@@ -47,9 +47,9 @@ class Outcome:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """The tests of a source distribution, below the directory that is returned."""
+    """The tests of a source distribution, below the directory that is returned, without the modules that they test."""
     with tarfile.open(archive) as content:
-        wanted = [member for member in content if re.fullmatch(r"[^/]+/(tests|hopper)/\w+\.py", member.name)]
+        wanted = [member for member in content if re.fullmatch(r"[^/]+/(tests/\w+|hopper/(test_\w+|padding))\.py", member.name)]
         if not wanted:
             raise ValueError(f"{archive} holds no tests/*.py: give flash-attn's source distribution")
         content.extractall(directory, wanted, filter="data")
