@@ -34,6 +34,7 @@ OF_BACKEND = {"ck": "tests/test_flash_attn_ck.py", "triton": "tests/test_flash_a
 OF_FA3 = "hopper/test_flash_attn.py"
 # Tests of what is upstream's alone: how often a kernel of its name was compiled, the schema of its FA3 extension.
 LEFT_OUT = ("test_compilation_count", "test_flash3_bw_compatibility")
+_TESTS = re.compile(r"[^/]+/(tests/\w+|hopper/(test_\w+|padding))\.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Outcome:
 def unpack(archive: Path, directory: Path) -> Path:
     """The tests of a source distribution, below the directory that is returned, without the modules that they test."""
     with tarfile.open(archive) as content:
-        wanted = [member for member in content if re.fullmatch(r"[^/]+/(tests/\w+|hopper/(test_\w+|padding))\.py", member.name)]
+        wanted = [member for member in content if _TESTS.fullmatch(member.name)]
         if not wanted:
             raise ValueError(f"{archive} holds no tests/*.py: give flash-attn's source distribution")
         content.extractall(directory, wanted, filter="data")
