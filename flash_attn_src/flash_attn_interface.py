@@ -24,6 +24,7 @@ from flash_attn.arguments import (
     check_window,
     diagnose_switches,
 )
+from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import is_fp8
@@ -71,6 +72,8 @@ def _one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[to
     if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
         return None
     width = max(q.shape[-1], v.shape[-1])
+    if width > MAX_HEAD_DIM:
+        raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
     return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
 
 

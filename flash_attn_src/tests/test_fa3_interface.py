@@ -257,6 +257,8 @@ def test_what_has_no_meaning_here_is_refused() -> None:
     small = q.to(torch.float8_e4m3fn)
     with pytest.raises(NotImplementedError, match="attention_chunk: attention in FP8 has none"):
         fa3.flash_attn_func(small, small[:, :, :2], small[:, :, :2], attention_chunk=4)
+    with pytest.raises(ValueError, match="v: got head_dim 512, wanted 1 to 256"):
+        fa3.flash_attn_func(q, k, _draw(2, 9, 2, 512))
     with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):
         fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
     with pytest.raises(ValueError, match="num_splits: got -1"):
