@@ -24,14 +24,13 @@ from flash_attn.arguments import (
     check_window,
     diagnose_switches,
 )
-from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import is_fp8
+from flash_attn.fa3_inputs import chosen_rows, descales_of, factors, one_head_dim, used_rows
 from flash_attn.flash_attn_interface import maybe_contiguous
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kvcache_op import attend as attend_to_cache
-from torch.nn.functional import pad
 
 __all__ = [
     "flash_attn_combine",
@@ -64,52 +63,8 @@ def _check(
     diagnose_switches(None, pack_gqa=False if pack_gqa is None else pack_gqa)
 
 
-def _one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
-    where all have one, or are wrong in other ways."""
-    if not all(isinstance(x, torch.Tensor) and x.dim() and x.layout is torch.strided for x in (q, k, v)):
-        return None
-    if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
-        return None
-    width = max(q.shape[-1], v.shape[-1])
-    if width > MAX_HEAD_DIM:
-        raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
-    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-
-
 def _cut(result: _Result, head_dim: int) -> _Result:
     return result[..., :head_dim] if isinstance(result, torch.Tensor) else (result[0][..., :head_dim], result[1])
-
-
-def _descales(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
-    """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
-    heads_k = k.shape[-2]
-    found = []
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
-        if descale is None:
-            descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
-        elif not isinstance(descale, torch.Tensor):
-            raise TypeError(f"{name}: got {type(descale).__name__}, wanted a float32 tensor or None")
-        elif not is_fp8(q):
-            raise ValueError(f"{name}: got a tensor, wanted None as q is {q.dtype}, not FP8")
-        elif descale.layout is not torch.strided:
-            raise TypeError(f"{name}: got a tensor of layout {descale.layout}, wanted a dense one")
-        elif descale.shape != (batch, heads_k) or descale.dtype is not torch.float32 or descale.device != q.device:
-            raise ValueError(
-                f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
-                f"({batch}, {heads_k}) on {q.device}"
-            )
-        found.append(descale)
-    return tuple(found) if is_fp8(q) else None
-
-
-def _factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> fp8.Descales:
-    """Descales as flash_attn.fp8 takes them: one a query head for q."""
-    if not is_fp8(q) and given == (None, None, None):
-        return given
-    found = _descales(q, k, batch, given)
-    assert found is not None
-    return found[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), found[1], found[2]
 
 
 def flash_attn_func(
@@ -135,7 +90,7 @@ def flash_attn_func(
 
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
-    if (padded := _one_head_dim(q, k, v)) is not None:
+    if (padded := one_head_dim(q, k, v)) is not None:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         result = flash_attn_func(
             *padded, scale, causal, qv, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
@@ -147,7 +102,7 @@ def flash_attn_func(
         return_attn_probs,
     )  # fmt: skip
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
-    descales = _factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
+    descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if is_fp8(q):
         _refuse_chunk(attention_chunk)
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(
@@ -255,7 +210,7 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
     gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
-    if (padded := _one_head_dim(q, k, v)) is not None:
+    if (padded := one_head_dim(q, k, v)) is not None:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         result = flash_attn_varlen_func(
             *padded, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, causal, qv,
@@ -274,8 +229,8 @@ def flash_attn_varlen_func(
     if seqused_q is not None or seqused_k is not None:
         if is_fp8(q):
             raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
-        cu_seqlens_q, cu_seqlens_k = _used(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    descales = _factors(q, k, cu_seqlens_q.shape[0] - 1, (q_descale, k_descale, v_descale))
+        cu_seqlens_q, cu_seqlens_k = used_rows(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    descales = factors(q, k, cu_seqlens_q.shape[0] - 1, (q_descale, k_descale, v_descale))
     if attention_chunk > 0:
         cu_seqlens_q, cu_seqlens_k = chunks.split(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, attention_chunk)
         max_seqlen_k = min(max_seqlen_k, attention_chunk)
@@ -285,33 +240,6 @@ def flash_attn_varlen_func(
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(*args, softcap, None, deterministic, True)
     return _result(out, softmax_lse, return_attn_probs)
-
-
-def _used(
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    seqused_q: torch.Tensor | None,
-    seqused_k: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each sequence as three: the rows that count, the other queries without keys, the other keys without queries."""
-    offsets = []
-    for name, cu_seqlens, used in (("seqused_q", cu_seqlens_q, seqused_q), ("seqused_k", cu_seqlens_k, seqused_k)):
-        starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
-        if used is None:
-            used = ends - starts
-        check_index(name, used, cu_seqlens, 1)
-        if used.shape != starts.shape:
-            raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {starts.shape[0]}, one a sequence")
-        if used.is_cpu and not bool(((used >= 0) & (used <= ends - starts)).all()):
-            raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {(ends - starts).tolist()}")
-        stops = torch.minimum(starts + used, ends)
-        offsets.append((starts, stops, ends))
-    (q_starts, q_stops, q_ends), (k_starts, k_stops, _) = offsets
-    last_q, last_k = cu_seqlens_q[-1:], cu_seqlens_k[-1:]
-    return (
-        torch.cat([torch.stack([q_starts, q_stops, q_ends], 1).flatten(), last_q]),
-        torch.cat([torch.stack([k_starts, k_stops, k_stops], 1).flatten(), last_k]),
-    )
 
 
 def flash_attn_combine(
@@ -406,7 +334,7 @@ def flash_attn_with_kvcache(
     """
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     if page_table is not None and cache_batch_idx is not None:
-        page_table, cache_batch_idx = _chosen_rows(q, page_table, cache_batch_idx), None
+        page_table, cache_batch_idx = chosen_rows(q, page_table, cache_batch_idx), None
     if max_seqlen_q is not None:
         check_whole(max_seqlen_q=max_seqlen_q)
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
@@ -425,7 +353,7 @@ def flash_attn_with_kvcache(
         if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := select(q).format_of(q)):
             raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        descales = _descales(q, k_cache, batch, (q_descale, k_descale, v_descale))
+        descales = descales_of(q, k_cache, batch, (q_descale, k_descale, v_descale))
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
     out, softmax_lse = attend_to_cache(
@@ -439,15 +367,6 @@ def flash_attn_with_kvcache(
         return out
     nothing = softmax_lse.new_empty((0,))
     return *_result(out, softmax_lse, True), nothing, nothing
-
-
-def _chosen_rows(q: torch.Tensor, page_table: torch.Tensor, cache_batch_idx: torch.Tensor) -> torch.Tensor:
-    check_index("page_table", page_table, q, 2)
-    check_index("cache_batch_idx", cache_batch_idx, q, 1)
-    if cache_batch_idx.is_cpu and not bool(((cache_batch_idx >= 0) & (cache_batch_idx < page_table.shape[0])).all()):
-        last = page_table.shape[0] - 1
-        raise ValueError(f"cache_batch_idx: got {cache_batch_idx.tolist()}, wanted 0 to {last}, rows of page_table")
-    return page_table.index_select(0, cache_batch_idx)
 
 
 def get_scheduler_metadata(

@@ -1,0 +1,91 @@
+"""What FlashAttention-3's arguments become before the functions of flash_attn take them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn import fp8
+from flash_attn.arguments import check_index
+from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
+from flash_attn.backends.torch_fp8 import is_fp8
+
+
+def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
+    where all have one, or are wrong in other ways."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() and x.layout is torch.strided for x in (q, k, v)):
+        return None
+    if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
+        return None
+    width = max(q.shape[-1], v.shape[-1])
+    if width > MAX_HEAD_DIM:
+        raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
+    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+
+
+def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
+    """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
+    heads_k = k.shape[-2]
+    found = []
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+        if descale is None:
+            descale = torch.ones((batch, heads_k), dtype=torch.float32, device=q.device)
+        elif not isinstance(descale, torch.Tensor):
+            raise TypeError(f"{name}: got {type(descale).__name__}, wanted a float32 tensor or None")
+        elif not is_fp8(q):
+            raise ValueError(f"{name}: got a tensor, wanted None as q is {q.dtype}, not FP8")
+        elif descale.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of layout {descale.layout}, wanted a dense one")
+        elif descale.shape != (batch, heads_k) or descale.dtype is not torch.float32 or descale.device != q.device:
+            raise ValueError(
+                f"{name}: got {descale.dtype} {tuple(descale.shape)} on {descale.device}, wanted torch.float32 "
+                f"({batch}, {heads_k}) on {q.device}"
+            )
+        found.append(descale)
+    return tuple(found) if is_fp8(q) else None
+
+
+def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> fp8.Descales:
+    """Descales as flash_attn.fp8 takes them: one a query head for q."""
+    if not is_fp8(q) and given == (None, None, None):
+        return given
+    found = descales_of(q, k, batch, given)
+    assert found is not None
+    return found[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), found[1], found[2]
+
+
+def used_rows(
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    seqused_q: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sequence as three: the rows that count, the other queries without keys, the other keys without queries."""
+    offsets = []
+    for name, cu_seqlens, used in (("seqused_q", cu_seqlens_q, seqused_q), ("seqused_k", cu_seqlens_k, seqused_k)):
+        starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
+        if used is None:
+            used = ends - starts
+        check_index(name, used, cu_seqlens, 1)
+        if used.shape != starts.shape:
+            raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {starts.shape[0]}, one a sequence")
+        if used.is_cpu and not bool(((used >= 0) & (used <= ends - starts)).all()):
+            raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {(ends - starts).tolist()}")
+        stops = torch.minimum(starts + used, ends)
+        offsets.append((starts, stops, ends))
+    (q_starts, q_stops, q_ends), (k_starts, k_stops, _) = offsets
+    last_q, last_k = cu_seqlens_q[-1:], cu_seqlens_k[-1:]
+    return (
+        torch.cat([torch.stack([q_starts, q_stops, q_ends], 1).flatten(), last_q]),
+        torch.cat([torch.stack([k_starts, k_stops, k_stops], 1).flatten(), last_k]),
+    )
+
+
+def chosen_rows(q: torch.Tensor, page_table: torch.Tensor, cache_batch_idx: torch.Tensor) -> torch.Tensor:
+    check_index("page_table", page_table, q, 2)
+    check_index("cache_batch_idx", cache_batch_idx, q, 1)
+    if cache_batch_idx.is_cpu and not bool(((cache_batch_idx >= 0) & (cache_batch_idx < page_table.shape[0])).all()):
+        last = page_table.shape[0] - 1
+        raise ValueError(f"cache_batch_idx: got {cache_batch_idx.tolist()}, wanted 0 to {last}, rows of page_table")
+    return page_table.index_select(0, cache_batch_idx)
