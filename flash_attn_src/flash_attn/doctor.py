@@ -21,7 +21,7 @@ from flash_attn.runtime.troubles import BY_KEY, NAMES, TROUBLES
 
 TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 # Of the largest compiler process, as rocm_wheels/versions.toml has it.
-JOB_MIB = 1600
+JOB_MIB = 1400
 
 
 @dataclass(frozen=True, kw_only=True)
