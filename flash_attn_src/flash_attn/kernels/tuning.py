@@ -10,8 +10,8 @@ LDS access, overlapped where registers (256) leave two waves on a SIMD. It says:
 score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
 second still leaves two waves, as the loads then run under the arithmetic.
 rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
-register to memory; of dk and dv with dim 256, kind `any`, none does on rdna2, and what is there spills least. rdna2
-has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
+register to memory; of kind `any`, backward, with dim 256 or fp16 and 128, none does on rdna2, and what is there spills
+least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 256): (C(32, 16, 8, depth=16),),
         ("bwd-dkdv", 16, 32): (C(16, 32, 4, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 16, 64): (C(16, 32, 4, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dkdv", 16, 128): (C(16, 32, 4, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
         ("bwd-dkdv", 32, 32): (C(16, 16, 16, depth=16),),
         ("bwd-dkdv", 32, 64): (C(16, 16, 16, depth=16),),
@@ -175,7 +175,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16),),
         ("bwd-dq", 16, 32): (C(64, 16, 8, depth=16), C(32, 16, 8, depth=16)),
         ("bwd-dq", 16, 64): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-        ("bwd-dq", 16, 128): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 128): (C(64, 16, 8, depth=16), *(C(16, 16, 8, depth=16),) * 3, C(16, 16, 16, depth=16)),
         ("bwd-dq", 16, 256): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
         ("bwd-dq", 32, 32): (C(16, 16, 8, depth=16),),
         ("bwd-dq", 32, 64): (C(16, 16, 8, depth=16),),
