@@ -58,19 +58,14 @@ def compile_unit(
 ) -> tuple[bytes, dict[str, dict[str, Any]]]:
     """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed naming the instance."""
     clang = ck_toolchain.find(toolchain)
-    include = ck_sources.headers(cache)
     with tempfile.TemporaryDirectory(prefix="ck-") as directory:
         scratch = Path(directory)
-        (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
-        common = [*clang.command, *FLAGS, f"--offload-arch={target}", *clang.flags, *DEFINES]
-        common += [*clang.library(target, scratch), f"-I{include}", f"-I{FLASH_ATTN_SRC / 'csrc' / 'ck'}"]
-        _step([*common, _UNIT, "-o", "unit.s"], scratch, target, name, instances)
+        assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)
         link = ["-shared", "--no-undefined", "--strip-all", "unit.o", "-o", "unit.co"]
         _step([*clang.linker, *link], scratch, target, name, instances)
         image = (scratch / "unit.co").read_bytes()
-        assembly = (scratch / "unit.s").read_text(encoding="utf-8")
     found = codeobject.read_all(image)
     if sorted(found) != sorted(instance.symbol for instance in instances):
         raise CompileFailed(f"{name} for {target} came out with the kernels {', '.join(sorted(found))}")
@@ -90,6 +85,19 @@ def compile_unit(
             "isa": instruction_mix(body),
         }
     return image, entries
+
+
+def translate(
+    target: str, name: str, instances: Sequence[Instance], scratch: Path, *, cache: Path, toolchain: str
+) -> str:
+    """The assembly text of a unit, which is left in the directory `scratch` too. Raises CompileFailed."""
+    clang = ck_toolchain.find(toolchain)
+    include = ck_sources.headers(cache)
+    (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
+    command = [*clang.command, *FLAGS, f"--offload-arch={target}", *clang.flags, *DEFINES]
+    command += [*clang.library(target, scratch), f"-I{include}", f"-I{FLASH_ATTN_SRC / 'csrc' / 'ck'}"]
+    _step([*command, _UNIT, "-o", "unit.s"], scratch, target, name, instances)
+    return (scratch / "unit.s").read_text(encoding="utf-8")
 
 
 def function(assembly: str, symbol: str) -> str:

@@ -28,6 +28,12 @@ def prepare(scratch: str) -> None:
 
 def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, Any]]:
     """The code object of a variant, given by its fields, and its manifest entry. Raises CompileFailed."""
+    image, entry, _ = translate(target, fields)
+    return image, entry
+
+
+def translate(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, Any], str]:
+    """As `compile_variant`, with the assembly text that the code object was made from (PTX on NVIDIA)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -63,6 +69,7 @@ def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[s
         if getattr(metadata, scratch, 0):
             raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
     image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
+    assembly: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
     found = codeobject.read(image)
     if found.target != target or found.symbol != metadata.name:
         raise CompileFailed(f"{where} came out as {found.symbol} for {found.target}")
@@ -77,6 +84,6 @@ def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[s
         "constants": spec.constants,
         "options": spec.options,
         "resources": found.resources(),
-        "isa": instruction_mix(compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]),
+        "isa": instruction_mix(assembly),
     }
-    return image, entry
+    return image, entry, assembly

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parent
-for _directory in (_TESTS, _TESTS.parent):
+_ROOT = _TESTS.parent.parent
+for _directory in (_ROOT, _ROOT / "tests", _TESTS, _TESTS.parent):
     if str(_directory) not in sys.path:
         sys.path.insert(0, str(_directory))
 
+import pytest  # noqa: E402
 import torch  # noqa: E402 - after the path
 
 if not torch.cuda.is_available():
     # Triton reads this when a kernel is decorated, so it is set before any test module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gfx",
+        metavar="TARGET",
+        help="where tests run Triton's kernels on a CPU: run what is compiled for this AMD target, on a simulator",
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The pretended GPU of --gfx."""
+    target = request.config.getoption("--gfx")
+    if target is None:
+        yield
+        return
+    import simulated_gpu
+
+    with simulated_gpu.pretend(target):
+        yield

@@ -1,4 +1,5 @@
-"""The Composable Kernel backend without a GPU: its launches recorded on CPU tensors, and done by ck_interpreter."""
+"""The Composable Kernel backend without a GPU: its launches recorded on CPU tensors, and done by ck_interpreter; with
+--gfx by the code that was compiled for that target, on the simulator."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import ck_interpreter
 import pytest
+import simulated_gpu
 import torch
 from assert_close import assert_close
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -23,6 +25,11 @@ torch.set_num_threads(2)
 BF16 = torch.bfloat16
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _simulated() -> None:
+    """Nothing here goes to the Triton kernels of --gfx."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     path = build.build(tmp_path_factory.mktemp("planner"), cache=sources.ROOT / "build" / "test-cache")
@@ -34,16 +41,21 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ck_planner.Launch]]:
-    """The launches of the test's calls, each done on the CPU as it comes."""
+def done(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[ck_planner.Launch]]:
+    """The launches of the test's calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by
+    their code."""
     add = recording.Recording.add
+    target = request.config.getoption("--gfx")
 
     def add_and_run(self: recording.Recording, launches: list[ck_planner.Launch]) -> None:
         add(self, launches)
-        ck_interpreter.run(launches)
+        if target is None:
+            ck_interpreter.run(launches)
+        else:
+            simulated_gpu.run(target, launches)
 
     monkeypatch.setattr(recording.Recording, "add", add_and_run)
-    with recording.record("gfx942") as launches:
+    with recording.record(target or "gfx942") as launches:
         yield launches
 
 

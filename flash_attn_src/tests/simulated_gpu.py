@@ -1,0 +1,167 @@
+"""A pretended AMD GPU for flash_attn: calls on CPU tensors run the kernels that were compiled for it.
+
+    with simulated_gpu.pretend("gfx942"):  # by Triton
+        out = flash_attn_func(q, k, v)
+    simulated_gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
+
+Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
+the simulator's, `tests/amdgpu`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import multiprocessing
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from amdgpu import assembly, machine
+from flash_attn import custom_ops, fp8, kvcache_op
+from flash_attn.backends import kvcache, triton
+from flash_attn.runtime import launch
+from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.variants import Variant
+
+from rocm_wheels import ck_compiler, ck_instances, ck_sources, sources, triton_compiler
+
+_FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
+
+
+class Kernel:
+    """What `runtime.launch` calls a kernel: launches by the simulator."""
+
+    def __init__(self, target: str, variant: Variant, backwards: bool, launched: list[str]) -> None:
+        text, entry = _compiled(target, tuple(variant))
+        self.variant = variant
+        self.block_m: int = entry["constants"].get("BLOCK_M", 0)
+        self.block_n: int = entry["constants"].get("BLOCK_N", 0)
+        self.dies: int = entry["constants"].get("DIES", 1)
+        self._entry = entry
+        self._program = machine.Program(assembly.parse(text))
+        self._backwards = backwards
+        self._launched = launched
+
+    def pointer(self, tensor: torch.Tensor) -> int:
+        _known[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor.data_ptr()
+
+    def optional(self, *tensors: torch.Tensor | None) -> tuple[int | None, ...]:
+        return tuple(None if tensor is None else self.pointer(tensor) for tensor in tensors)
+
+    def launch(self, _device: int, _stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
+        self._launched.append(self.variant.name)
+        letters = self._entry["params"]
+        kernel = self._program.kernel
+        content = bytearray(kernel.descriptor["kernarg_size"])
+        values = [*arguments, *[0] * (len(letters) - len(arguments))]
+        for (offset, size, _), letter, value in zip(kernel.arguments, letters, values, strict=False):
+            form = _FORMS[letter]
+            if struct.calcsize(form) != size:
+                raise ValueError(
+                    f"{self.variant.name}: argument at {offset} takes {size} bytes, the launcher passes {form}"
+                )
+            struct.pack_into(form, content, offset, value or 0)
+        machine.launch(
+            self._program,
+            (x, y, z),
+            self._entry["threads"],
+            bytes(content),
+            [(start, tensor.untyped_storage().nbytes()) for start, tensor in _known.items()],
+            shared=self._entry["shared"],
+            backwards=self._backwards,
+        )
+
+
+_known: dict[int, torch.Tensor] = {}
+
+
+@contextmanager
+def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
+    """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
+    as it runs. `backwards` as in `machine.launch`."""
+    launched: list[str] = []
+
+    def find(_device: int, variant: Variant) -> Any:
+        return Kernel(target, variant, backwards, launched)
+
+    _known.clear()
+    with ExitStack() as stack:
+        for module in (custom_ops, fp8, kvcache_op):
+            stack.enter_context(mock.patch.object(module, "select", return_value=triton))
+        for module, name, value in (
+            (launch, "_find", find),
+            (launch, "device_target", lambda _device: target),
+            (launch, "interpreting", lambda: True),
+            (launch, "_kernels", {}),
+            (triton, "_kernels", {}),
+            (kvcache, "_kernels", {}),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield launched
+    _known.clear()
+
+
+@cache
+def _compiler() -> ProcessPoolExecutor:
+    """A process that compiles: where tests run Triton may be set to interpret kernels instead."""
+    scratch = tempfile.mkdtemp(prefix="amdgpu-")
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=spawn, initializer=triton_compiler.prepare, initargs=(scratch,))
+
+
+@cache
+def _compiled(target: str, fields: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    _, entry, text = _compiler().submit(triton_compiler.translate, target, fields).result()
+    return text, entry
+
+
+CACHE = sources.ROOT / "build" / "test-cache"
+
+
+def run(target: str, launches: list[Launch], *, backwards: bool = False) -> None:
+    """Launches of Composable Kernel's, one after another, on the CPU memory that their arguments point to."""
+    for one in launches:
+        program, threads = _composable(target, one.kernel)
+        ranges = [
+            (found.untyped_storage().data_ptr(), found.untyped_storage().nbytes())
+            for found in gc.get_objects()
+            if type(found) in (torch.Tensor, torch.nn.Parameter)
+        ]
+        machine.launch(program, one.grid, threads, one.argument, ranges, backwards=backwards)
+
+
+@cache
+def _composable(target: str, name: str) -> tuple[machine.Program, int]:
+    """A kernel of Composable Kernel and the threads of its blocks; its assembly is kept from run to run."""
+    (instance,) = (one for _, unit in ck_instances.units(name) for one in unit if one.name == name)
+    made_of = (
+        ck_compiler.source([instance]),
+        ck_compiler.FLAGS + ck_compiler.DEFINES,
+        sources.digest(*ck_compiler.SOURCES),
+        ck_sources.load().key,
+    )
+    key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    kept = CACHE / "assembly" / f"{target}-{name}-{key}.s"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(prefix="ck-") as directory:
+            text = ck_compiler.translate(target, name, [instance], Path(directory), cache=CACHE, toolchain="pypi")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(text, encoding="utf-8")
+        part.rename(kept)
+    text = kept.read_text(encoding="utf-8")
+    threads = re.search(r"\.max_flat_workgroup_size:\s+(\d+)", text)
+    if threads is None:
+        raise ValueError(f"{kept} does not say how many threads a block has")
+    return machine.Program(assembly.parse(text)), int(threads[1])

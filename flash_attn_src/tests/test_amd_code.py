@@ -1,0 +1,165 @@
+"""The code of AMD targets, run instruction by instruction: what a call gives on each family of GPUs.
+
+More of it: `pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942`, and so with the tests of the caches,
+layers, fp8 and, for Composable Kernel, test_ck_backend.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import ck_interpreter
+import pytest
+import simulated_gpu
+import torch
+from assert_close import assert_close
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.runtime import ck_planner, recording
+from reference import attention
+
+from rocm_wheels import ck_planner as build
+
+# One of each family: how they multiply matrices, count lanes and address memory differs.
+TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201")
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def results(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The output of a call and its gradients."""
+    given = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = call(*given)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, given, weights)]
+
+
+def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> None:
+    """Against attention by the book in fp32, with twice the error that it has in the type of the inputs."""
+    exact = results(lambda *x: book(*x, dtype=torch.float32), inputs)
+    rounded = results(lambda *x: book(*x, dtype=None), inputs)
+    for name, mine, wanted, same in zip(("out", "dq", "dk", "dv"), found, exact, rounded, strict=True):
+        assert_close(name, mine, wanted, rough=same)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_forward_and_backward(target: str) -> None:
+    inputs = tensors((1, 150, 2, 64), (1, 201, 1, 64), (1, 201, 1, 64), dtype=torch.bfloat16)
+    with simulated_gpu.pretend(target) as launched:
+        found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
+    assert launched == ["fwd-bf16-d64", "bwd-delta-bf16-d64", "bwd-dkdv-bf16-d64", "bwd-dq-bf16-d64"]
+    check(found, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_varlen_with_a_window(target: str) -> None:
+    starts = torch.tensor([0, 70, 70, 101], dtype=torch.int32)
+    inputs = tensors(*[(101, 2, 128)] * 3, dtype=torch.float16)
+
+    def book(*packed: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        pieces = [[x[None, a:b] for x in packed] for a, b in pairwise(starts.tolist())]
+        return torch.cat([attention(*piece, window=(20, 3), dtype=dtype)[0][0] for piece in pieces])
+
+    with simulated_gpu.pretend(target) as launched:
+        call = lambda *x: flash_attn_varlen_func(*x, starts, starts, 70, 70, window_size=(20, 3))  # noqa: E731
+        found = results(call, inputs)
+    assert launched == ["fwd-fp16-d128", "bwd-delta-fp16-d128", "bwd-dkdv-fp16-d128", "bwd-dq-fp16-d128"]
+    check(found, book, inputs)
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1201"])
+def test_dropout(target: str) -> None:
+    inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.bfloat16)
+    with simulated_gpu.pretend(target):
+        torch.manual_seed(7)
+        found = results(lambda *x: flash_attn_func(*x, dropout_p=0.3), inputs)
+        torch.manual_seed(7)
+        out, _, dmask = flash_attn_func(*inputs, dropout_p=0.3, return_attn_probs=True)
+    kept = dmask >= 0
+    assert torch.equal(out, found[0])
+    assert abs(float(kept.float().mean()) - 0.7) < 0.02
+    check(found, lambda *x, dtype: attention(*x, dropout_p=0.3, kept=kept, dtype=dtype)[0], inputs)
+
+
+def test_the_order_of_waves_changes_nothing() -> None:
+    """Nor would it on a GPU, where each runs as it likes between two barriers."""
+    inputs = tensors(*[(1, 140, 1, 64)] * 3, dtype=torch.bfloat16)
+    runs = []
+    for backwards in (False, True):
+        with simulated_gpu.pretend("gfx942", backwards=backwards):
+            runs.append(results(flash_attn_func, inputs))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_paged_cache() -> None:
+    """Appends a token with rotary embedding to sequences in pages, then attends in parts."""
+    q, k, v = tensors((2, 1, 4, 64), (2, 1, 2, 64), (2, 1, 2, 64), dtype=torch.float16)
+    pages = tensors((6, 128, 2, 64), (6, 128, 2, 64), dtype=torch.float16)
+    cos, sin = tensors((256, 16), (256, 16), dtype=torch.float16)
+    lengths = torch.tensor([130, 40], dtype=torch.int32)
+    table = torch.tensor([[4, 1], [0, 3]], dtype=torch.int32)
+
+    def call(caches: list[torch.Tensor]) -> torch.Tensor:
+        return flash_attn_with_kvcache(
+            q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=lengths, block_table=table, causal=True,
+            num_splits=2,
+        )  # fmt: skip
+
+    mine, theirs = [page.clone() for page in pages], [page.clone() for page in pages]
+    with simulated_gpu.pretend("gfx942") as launched:
+        found = call(mine)
+    assert [name.partition("-fp16")[0] for name in launched] == ["append", "decode-paged", "combine"]
+    assert_close("out", found, call(theirs).float(), tiny=2e-3)
+    for one, other in zip(mine, theirs, strict=True):
+        assert_close("cache", one, other.float(), tiny=2e-3)
+
+
+@pytest.fixture
+def _planner(tmp_path: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ck_planner, "PATH", build.build(tmp_path, cache=simulated_gpu.CACHE))
+        ck_planner.library.cache_clear()
+        yield
+    ck_planner.library.cache_clear()
+
+
+@pytest.fixture
+def launched(_planner: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ck_planner.Launch]]:
+    """Calls go to Composable Kernel: its forward and combine as code of gfx942, the others by what they compute."""
+
+    def add(self: recording.Recording, launches: list[ck_planner.Launch]) -> None:
+        self.launches += launches
+        for one in launches:
+            if one.kernel.startswith(("fwd", "combine")):
+                simulated_gpu.run("gfx942", [one])
+            else:
+                ck_interpreter.run([one])
+
+    monkeypatch.setattr(recording.Recording, "add", add)
+    with recording.record("gfx942") as launches, torch.no_grad():
+        yield launches
+
+
+def test_composable_kernel(launched: list[ck_planner.Launch]) -> None:
+    """The forward, from the planner's grid and argument on."""
+    inputs = tensors((1, 150, 2, 64), (1, 201, 1, 64), (1, 201, 1, 64), dtype=torch.bfloat16)
+    out = flash_attn_func(*inputs)
+    assert [launch.kernel for launch in launched] == ["fwd-bf16-d64-batch"]
+    exact, rounded = (attention(*inputs, dtype=dtype)[0] for dtype in (torch.float32, None))
+    assert_close("out", out, exact, rough=rounded)
+
+
+@pytest.mark.parametrize("splits", [3, 12])
+def test_composable_kernel_combines(launched: list[ck_planner.Launch], splits: int) -> None:
+    """Its rows of log-sum-exps once overlapped: a wave then wrote where another one had."""
+    q, k, v = tensors((2, 1, 8, 64), (2, 300, 2, 64), (2, 300, 2, 64), dtype=torch.bfloat16)
+    out, lse = flash_attn_with_kvcache(q, k, v, num_splits=splits, return_softmax_lse=True)
+    assert [launch.kernel for launch in launched] == ["splitkv-bf16-d64-batch", "combine-bf16-d64-batch-splits4"]
+    (exact, exact_lse), (rounded, _) = (attention(q, k, v, dtype=dtype) for dtype in (torch.float32, None))
+    assert_close("out", out, exact, rough=rounded)
+    assert_close("lse", lse, exact_lse, tiny=1e-4)

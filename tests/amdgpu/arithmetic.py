@@ -1,0 +1,259 @@
+"""What vector instructions compute, lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from amdgpu.wave import Array
+
+_U32, _U64 = np.uint32, np.uint64
+
+
+def _u64(x: Array) -> Array:
+    return x.astype(np.uint64)
+
+
+def _low(x: Array) -> Array:
+    return (x & _U64(0xFFFFFFFF)).astype(np.uint32)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """In float64, where the product of two float32 is exact."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def _field(x: Array, start: Array, width: Array) -> Array:
+    return (x >> (start & _U32(31))) & ((_U32(1) << (width & _U32(31))) - _U32(1))
+
+
+def _signed_field(x: Array, start: Array, width: Array) -> Array:
+    wide = (width & _U32(31)).astype(np.int64)
+    value = _field(x, start, width).astype(np.int64)
+    return np.where(wide == 0, 0, value - ((value >> np.maximum(wide - 1, 0) & 1) << wide)).astype(np.int32)
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """Bytes of a (4 to 7) and b (0 to 3) by the selector's bytes; 12 is zero, more is 255."""
+    whole = _u64(a) << _U64(32) | _u64(b)
+    result = np.zeros(np.broadcast_shapes(whole.shape, selector.shape), np.uint32)
+    for byte in range(4):
+        chosen = selector >> _U32(8 * byte) & _U32(0xFF)
+        plain = (whole >> (_u64(np.minimum(chosen, _U32(7))) * _U64(8)) & _U64(0xFF)).astype(np.uint32)
+        sign = (whole >> (_u64(chosen - _U32(8)) % _U64(4) * _U64(16) + _U64(15)) & _U64(1)).astype(np.uint32) * _U32(
+            255
+        )
+        value = np.where(chosen < 8, plain, np.where(chosen < 12, sign, np.where(chosen == 12, _U32(0), _U32(255))))
+        result |= value.astype(np.uint32) << _U32(8 * byte)
+    return result
+
+
+def _to_int(x: Array, low: int, high: int) -> Array:
+    return np.clip(np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0, posinf=high, neginf=low), low, high)
+
+
+def _distance16(a: Array, b: Array) -> Array:
+    """The sum of the distances of both halves."""
+    return sum(
+        abs((a >> _U32(s) & _U32(0xFFFF)).astype(np.int64) - (b >> _U32(s) & _U32(0xFFFF))) for s in (0, 16)
+    ).astype(_U32)
+
+
+def _reverse(x: Array) -> Array:
+    turned = np.unpackbits(x.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")[:, ::-1]
+    return np.packbits(turned, axis=1, bitorder="little").view(np.uint32)[:, 0]
+
+
+def _round_bf16(x: Array) -> Array:
+    """To nearest even, as the upper 16 bits."""
+    raw = x.astype(np.float32).view(np.uint32)
+    rounded = (raw + _U32(0x7FFF) + (raw >> _U32(16) & _U32(1))) >> _U32(16)
+    return np.where(np.isnan(x), raw >> _U32(16) | _U32(0x40), rounded).astype(np.uint32)
+
+
+def half_bits(x: Array) -> Array:
+    return x.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
+def _toward_zero(x: Array) -> Array:
+    near = x.astype(np.float16)
+    beyond = np.abs(near.astype(np.float32)) > np.abs(x)
+    return np.where(beyond, np.nextafter(near, np.float16(0)), near).view(np.uint16).astype(np.uint32)
+
+
+def _med3(a: Array, b: Array, c: Array) -> Array:
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+
+
+def saturated(x: Array) -> Array:
+    return np.minimum(np.maximum(x, np.float32(0)), np.float32(1))
+
+
+def _dot2(a: Array, b: Array, c: Array) -> Array:
+    def halves(x: Array) -> tuple[Array, Array]:
+        return tuple((x >> _U32(s)).astype(np.uint16).view(np.float16).astype(np.float64) for s in (0, 16))
+
+    (a0, a1), (b0, b1) = halves(a), halves(b)
+    return (a0 * b0 + a1 * b1 + c).astype(np.float32)
+
+
+def classes(x: Array, wanted: Array) -> Array:
+    tiny = np.finfo(x.dtype).tiny
+    negative, absolute = np.signbit(x), np.abs(x)
+    kinds = [np.isnan(x) & False, np.isnan(x)]
+    for sign in (True, False):
+        parts = [np.isinf(x), np.isfinite(x) & (absolute >= tiny), (absolute > 0) & (absolute < tiny), absolute == 0]
+        kinds += [part & (negative == sign) for part in (parts if sign else parts[::-1])]
+    result = np.zeros(x.shape, bool)
+    for bit, kind in enumerate(kinds):
+        result = result | (kind & ((wanted >> _U32(bit) & _U32(1)) > 0))
+    return result
+
+
+# name -> (kinds of the result and of the operands as in `wave.source`, what it computes)
+OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
+    "mov_b32": ("uu", lambda a: a.copy()),
+    "mov_b64": ("UU", lambda a: a.copy()),
+    "accvgpr_read_b32": ("uu", lambda a: a.copy()),
+    "accvgpr_write_b32": ("uu", lambda a: a.copy()),
+    "accvgpr_mov_b32": ("uu", lambda a: a.copy()),
+    "not_b32": ("uu", lambda a: ~a),
+    "bfrev_b32": ("uu", _reverse),
+    "add_u32": ("uuu", lambda a, b: a + b),
+    "sub_u32": ("uuu", lambda a, b: a - b),
+    "subrev_u32": ("uuu", lambda a, b: b - a),
+    "add_u16": ("uuu", lambda a, b: (a + b) & _U32(0xFFFF)),
+    "sub_u16": ("uuu", lambda a, b: (a - b) & _U32(0xFFFF)),
+    "lshlrev_b16": ("uuu", lambda a, b: b << (a & _U32(15)) & _U32(0xFFFF)),
+    "lshrrev_b16": ("uuu", lambda a, b: (b & _U32(0xFFFF)) >> (a & _U32(15))),
+    "ashrrev_i16": (
+        "uuu",
+        lambda a, b: (
+            (b.astype(np.uint16).view(np.int16) >> (a & _U32(15)).astype(np.int16)).view(np.uint16).astype(np.uint32)
+        ),
+    ),
+    "and_b32": ("uuu", lambda a, b: a & b),
+    "or_b32": ("uuu", lambda a, b: a | b),
+    "xor_b32": ("uuu", lambda a, b: a ^ b),
+    "xnor_b32": ("uuu", lambda a, b: ~(a ^ b)),
+    "lshlrev_b32": ("uuu", lambda a, b: b << (a & _U32(31))),
+    "lshrrev_b32": ("uuu", lambda a, b: b >> (a & _U32(31))),
+    "ashrrev_i32": ("iui", lambda a, b: b >> (a & _U32(31)).astype(np.int32)),
+    "lshlrev_b64": ("UuU", lambda a, b: b << (_u64(a) & _U64(63))),
+    "lshrrev_b64": ("UuU", lambda a, b: b >> (_u64(a) & _U64(63))),
+    "ashrrev_i64": ("IuI", lambda a, b: b >> (a & _U32(63)).astype(np.int64)),
+    "mul_lo_u32": ("uuu", lambda a, b: a * b),
+    "mul_hi_u32": ("uuu", lambda a, b: (_u64(a) * b >> _U64(32)).astype(np.uint32)),
+    "mul_hi_i32": ("iii", lambda a, b: (a.astype(np.int64) * b >> 32).astype(np.int32)),
+    "mul_u32_u24": ("uuu", lambda a, b: (a & _U32(0xFFFFFF)) * (b & _U32(0xFFFFFF))),
+    "mul_i32_i24": ("iii", lambda a, b: (a << 8 >> 8) * (b << 8 >> 8)),
+    "mad_u32_u24": ("uuuu", lambda a, b, c: (a & _U32(0xFFFFFF)) * (b & _U32(0xFFFFFF)) + c),
+    "mad_i32_i24": ("iiii", lambda a, b, c: (a << 8 >> 8) * (b << 8 >> 8) + c),
+    "min_i32": ("iii", np.minimum),
+    "max_i32": ("iii", np.maximum),
+    "min_u32": ("uuu", np.minimum),
+    "max_u32": ("uuu", np.maximum),
+    "min3_i32": ("iiii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "max3_i32": ("iiii", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "min3_u32": ("uuuu", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "med3_i32": ("iiii", _med3),
+    "add3_u32": ("uuuu", lambda a, b, c: a + b + c),
+    "or3_b32": ("uuuu", lambda a, b, c: a | b | c),
+    "xor3_b32": ("uuuu", lambda a, b, c: a ^ b ^ c),
+    "and_or_b32": ("uuuu", lambda a, b, c: a & b | c),
+    "xad_u32": ("uuuu", lambda a, b, c: (a ^ b) + c),
+    "lshl_add_u32": ("uuuu", lambda a, b, c: (a << (b & _U32(31))) + c),
+    "add_lshl_u32": ("uuuu", lambda a, b, c: (a + b) << (c & _U32(31))),
+    "lshl_or_b32": ("uuuu", lambda a, b, c: a << (b & _U32(31)) | c),
+    "lshl_add_u64": ("UUuU", lambda a, b, c: (a << (_u64(b) & _U64(7))) + c),
+    "bfe_u32": ("uuuu", _field),
+    "bfe_i32": ("iuuu", _signed_field),
+    "bfi_b32": ("uuuu", lambda a, b, c: a & b | ~a & c),
+    "bfm_b32": ("uuu", lambda a, b: ((_U32(1) << (a & _U32(31))) - _U32(1)) << (b & _U32(31))),
+    "alignbit_b32": ("uuuu", lambda a, b, c: _low((_u64(a) << _U64(32) | _u64(b)) >> (_u64(c) & _U64(31)))),
+    "alignbyte_b32": ("uuuu", lambda a, b, c: _low((_u64(a) << _U64(32) | _u64(b)) >> (_U64(8) * (_u64(c) & _U64(3))))),
+    "perm_b32": ("uuuu", _permute),
+    "sad_u32": ("uuuu", lambda a, b, c: np.maximum(a, b) - np.minimum(a, b) + c),
+    "sad_u16": ("uuuu", lambda a, b, c: _distance16(a, b) + c),
+    "bcnt_u32_b32": ("uuu", lambda a, b: np.bitwise_count(a).astype(np.uint32) + b),
+    "add_f32": ("fff", lambda a, b: a + b),
+    "sub_f32": ("fff", lambda a, b: a - b),
+    "subrev_f32": ("fff", lambda a, b: b - a),
+    "mul_f32": ("fff", lambda a, b: a * b),
+    "max_f32": ("fff", np.fmax),
+    "min_f32": ("fff", np.fmin),
+    "max3_f32": ("ffff", lambda a, b, c: np.fmax(np.fmax(a, b), c)),
+    "min3_f32": ("ffff", lambda a, b, c: np.fmin(np.fmin(a, b), c)),
+    "maxmin_f32": ("ffff", lambda a, b, c: np.fmin(np.fmax(a, b), c)),
+    "med3_f32": ("ffff", _med3),
+    "fma_f32": ("ffff", _fma),
+    "fmac_f32": ("fffd", _fma),
+    "fmamk_f32": ("ffff", lambda a, k, b: _fma(a, k, b)),
+    "fmaak_f32": ("ffff", _fma),
+    "exp_f32": ("ff", np.exp2),
+    "log_f32": ("ff", np.log2),
+    "rcp_f32": ("ff", lambda a: np.float32(1) / a),
+    "rcp_iflag_f32": ("ff", lambda a: np.float32(1) / a),
+    "rsq_f32": ("ff", lambda a: (1.0 / np.sqrt(a.astype(np.float64))).astype(np.float32)),
+    "sqrt_f32": ("ff", np.sqrt),
+    "sin_f32": ("ff", lambda a: np.sin(2 * np.pi * a.astype(np.float64)).astype(np.float32)),
+    "cos_f32": ("ff", lambda a: np.cos(2 * np.pi * a.astype(np.float64)).astype(np.float32)),
+    "fract_f32": ("ff", lambda a: a - np.floor(a)),
+    "floor_f32": ("ff", np.floor),
+    "ceil_f32": ("ff", np.ceil),
+    "trunc_f32": ("ff", np.trunc),
+    "rndne_f32": ("ff", np.rint),
+    "ldexp_f32": ("ffi", lambda a, b: np.ldexp(a, b)),
+    "cvt_f32_i32": ("fi", lambda a: a.astype(np.float32)),
+    "cvt_f32_u32": ("fu", lambda a: a.astype(np.float32)),
+    "cvt_i32_f32": ("if", lambda a: _to_int(a, -(2**31), 2**31 - 1).astype(np.int64).astype(np.int32)),
+    "cvt_u32_f32": ("uf", lambda a: _to_int(a, 0, 2**32 - 1).astype(np.int64).astype(np.uint32)),
+    "cvt_f32_ubyte0": ("fu", lambda a: (a & _U32(255)).astype(np.float32)),
+    "cvt_f16_f32": ("hf", lambda a: a.astype(np.float16)),
+    "cvt_f32_f16": ("fh", lambda a: a.astype(np.float32)),
+    "cvt_f64_f32": ("Ff", lambda a: a.astype(np.float64)),
+    "cvt_f32_f64": ("fF", lambda a: a.astype(np.float32)),
+    "cvt_pkrtz_f16_f32": ("uff", lambda a, b: _toward_zero(a) | _toward_zero(b) << _U32(16)),
+    "cvt_pk_rtz_f16_f32": ("uff", lambda a, b: _toward_zero(a) | _toward_zero(b) << _U32(16)),
+    "cvt_pk_bf16_f32": ("uff", lambda a, b: _round_bf16(a) | _round_bf16(b) << _U32(16)),
+    "cvt_pk_f16_f32": ("uff", lambda a, b: half_bits(a) | half_bits(b) << _U32(16)),
+    "pack_b32_f16": ("uhh", lambda a, b: half_bits(a) | half_bits(b) << _U32(16)),
+    "mul_f16": ("hhh", lambda a, b: a * b),
+    "add_f16": ("hhh", lambda a, b: a + b),
+    "sub_f16": ("hhh", lambda a, b: a - b),
+    "max_f16": ("hhh", np.fmax),
+    "min_f16": ("hhh", np.fmin),
+    "max3_f16": ("hhhh", lambda a, b, c: np.fmax(np.fmax(a, b), c)),
+    "add_f64": ("FFF", lambda a, b: a + b),
+    "mul_f64": ("FFF", lambda a, b: a * b),
+    "fma_f64": ("FFFF", lambda a, b, c: a * b + c),
+    "fmac_f64": ("FFFd", lambda a, b, c: a * b + c),
+    "rcp_f64": ("FF", lambda a: 1.0 / a),
+    # With nothing scaled, and the last step of a division dividing: what the steps between do does not matter.
+    "div_fmas_f32": ("ffff", _fma),
+    "div_fmas_f64": ("FFFF", lambda a, b, c: a * b + c),
+    "div_fixup_f32": ("ffff", lambda _a, b, c: c / b),
+    "div_fixup_f64": ("FFFF", lambda _a, b, c: c / b),
+    "dot2_f32_f16": ("fuuf", lambda a, b, c: _dot2(a, b, c)),
+    "dot2acc_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
+    "dot2c_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
+}
+COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lg": lambda a, b: (a < b) | (a > b),
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "o": lambda a, b: (a == a) & (b == b),
+    "u": lambda a, b: (a != a) | (b != b),
+    "neq": lambda a, b: a != b,
+    "nlt": lambda a, b: ~(a < b),
+    "nle": lambda a, b: ~(a <= b),
+    "ngt": lambda a, b: ~(a > b),
+    "nge": lambda a, b: ~(a >= b),
+    "nlg": lambda a, b: ~((a < b) | (a > b)),
+    "t": lambda a, b: (a == a) | (b != b) | True,
+}

@@ -1,0 +1,124 @@
+"""What LLVM prints for a kernel, as a list of instructions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# An array of numpy's.
+Array = Any
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`v_add_f32_e64 v0, -v1, s2 clamp` has mnemonic v_add_f32, operands v0, -v1, s2 and the modifier clamp."""
+
+    mnemonic: str
+    operands: tuple[str, ...]
+    modifiers: dict[str, str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's code. labels: index of the instruction that follows; descriptor: the .amdhsa_ directives;
+    arguments: (offset, bytes, kind) of each; constants: the data beside the code, by its label."""
+
+    symbol: str
+    target: str
+    instructions: list[tuple[Instruction, ...]]
+    labels: dict[str, int]
+    descriptor: dict[str, int]
+    arguments: list[tuple[int, int, str]]
+    constants: dict[str, Array]
+
+    @property
+    def wave(self) -> int:
+        """Lanes of a wave."""
+        return 64 if self.target.startswith("gfx9") else 32
+
+
+_ENCODING = re.compile(r"(_e32|_e64|_sdwa|_dpp|_e64_dpp)$")
+_ARGUMENT = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)")
+_DATA = re.compile(r"^([\w$.]+):.*\n((?:\s+\.(?:long|short|byte)\s+\w+.*\n)+)", re.MULTILINE)
+_SIZES = {"long": 4, "short": 2, "byte": 1}
+_ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
+
+
+def parse(text: str) -> Kernel:
+    """The one kernel in an assembly text. Raises ValueError where there is none."""
+    found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
+    target = re.search(r"\.amdgcn_target\s+\"amdgcn-amd-amdhsa-[\w-]*-(gfx\w+)", text)
+    if found is None or target is None:
+        raise ValueError("the text holds no AMD kernel")
+    symbol = found[1]
+    descriptor = {name: int(value, 0) for name, value in re.findall(r"\.amdhsa_(\w+)\s+(\w+)", found[2]) if _int(value)}
+    start = text.index(f"\n{symbol}:")
+    body = text[start : text.index("\n.Lfunc_end", start)]
+    constants = {name: _data(lines) for name, lines in _DATA.findall(text)}
+    instructions: list[tuple[Instruction, ...]] = []
+    labels = {}
+    for line in body.splitlines()[2:]:
+        code = line.partition(";")[0].partition("//")[0].strip()
+        if match := re.match(r"([.\w$]+):$", code):
+            labels[match[1]] = len(instructions)
+        elif code and not code.startswith("."):
+            instructions.append(tuple(_instruction(part.strip(), constants) for part in code.split("::")))
+    arguments = [(int(offset), int(size), kind) for offset, size, kind in _ARGUMENT.findall(text)]
+    return Kernel(symbol, target[1], instructions, labels, descriptor, arguments, constants)
+
+
+def _int(text: str) -> bool:
+    return re.fullmatch(r"\d+|0x[0-9a-f]+", text) is not None
+
+
+def _data(lines: str) -> Array:
+    """What directives say, as bytes that a kernel can be pointed to."""
+    found = re.findall(r"\.(long|short|byte)\s+(\w+)", lines)
+    content = b"".join(int(value, 0).to_bytes(_SIZES[size], "little") for size, value in found)
+    return np.frombuffer(content, np.uint8)
+
+
+def _operand(text: str, constants: dict[str, Array]) -> str:
+    """Where data lies is half of an address relative to the instruction; here it is half of the address itself."""
+    if (found := _ADDRESS.match(text)) is None:
+        return text
+    address = constants[found[1]].ctypes.data
+    return str(address >> 32 if found[2] == "hi" else address & 0xFFFFFFFF)
+
+
+def _instruction(code: str, constants: dict[str, Array]) -> Instruction:
+    mnemonic, _, rest = code.partition(" ")
+    if "\t" in mnemonic:
+        mnemonic, _, rest = code.partition("\t")
+    modifiers: dict[str, str] = {}
+    operands: list[str] = []
+    if not mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
+        pieces = _split(rest)
+        for index, piece in enumerate(pieces):
+            words = piece.split()
+            if index == len(pieces) - 1:
+                for word in words[1:]:
+                    name, _, value = word.partition(":")
+                    modifiers[name] = value
+            if words:
+                operands.append(_operand(words[0], constants))
+    encoding = _ENCODING.search(mnemonic)
+    if encoding and encoding[1] in ("_sdwa", "_dpp", "_e64_dpp"):
+        modifiers["dpp" if "dpp" in encoding[1] else "sdwa"] = ""
+    return Instruction(_ENCODING.sub("", mnemonic), tuple(operands), modifiers, code)
+
+
+def _split(rest: str) -> list[str]:
+    """The operands, separated by commas outside of brackets."""
+    pieces, depth = [""], 0
+    for letter in rest.strip():
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return [piece.strip() for piece in pieces]

@@ -1,0 +1,97 @@
+"""Conversions of 8-bit floating point: e4m3fnuz on gfx942, the e4m3fn of OCP elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+
+from amdgpu.assembly import Instruction
+from amdgpu.scalar import Execute
+from amdgpu.wave import Array, Wave, place, put, source
+
+_U32 = np.uint32
+
+
+def _dtype(target: str) -> torch.dtype:
+    return torch.float8_e4m3fnuz if target == "gfx942" else torch.float8_e4m3fn
+
+
+@cache
+def _values(target: str) -> Array:
+    """What each of the 256 bytes means."""
+    return torch.arange(256, dtype=torch.uint8).view(_dtype(target)).float().numpy()
+
+
+def widen(content: Array, target: str) -> Array:
+    """Bytes as float32."""
+    return _values(target)[content]
+
+
+def narrow(values: Array, target: str) -> Array:
+    """float32 as bytes, to nearest even."""
+    tensor = torch.from_numpy(np.array(values, np.float32))
+    return tensor.to(_dtype(target)).view(torch.uint8).numpy().astype(np.uint32)
+
+
+def decode(instruction: Instruction, target: str) -> Execute | None:
+    """The function that executes a conversion, or None for another instruction."""
+    name = instruction.mnemonic.removeprefix("v_cvt_").replace("scalef32_", "")
+    maker = {"pk_fp8_f32": _to_fp8, "pk_f32_fp8": _from_fp8, "pk_f16_fp8": _from_fp8, "f32_fp8": _one}.get(name)
+    return maker(instruction, target) if maker else None
+
+
+def _switches(instruction: Instruction) -> list[int]:
+    return [int(bit) for bit in instruction.modifiers.get("op_sel", "").strip("[]").split(",") if bit] or [0] * 4
+
+
+def _scale(instruction: Instruction, index: int) -> Callable[[Wave], Array]:
+    if "scalef32" not in instruction.mnemonic:
+        return lambda _wave: np.ones(1, np.float32)
+    return source(instruction.operands[index], "f")
+
+
+def _to_fp8(instruction: Instruction, target: str) -> Execute:
+    """Two float32 into one half of a register."""
+    index = place(instruction.operands[0])
+    read, scale = [source(text, "f") for text in instruction.operands[1:3]], _scale(instruction, 3)
+    high = _switches(instruction)[-1]
+
+    def execute(wave: Wave) -> None:
+        low, up = (narrow(np.broadcast_to(one(wave) / scale(wave), wave.count), target) for one in read)
+        kept = wave.v[index] & _U32(0xFFFF if high else 0xFFFF0000)
+        put(wave, index, kept | (low | up << _U32(8)) << _U32(16 * high))
+
+    return execute
+
+
+def _from_fp8(instruction: Instruction, target: str) -> Execute:
+    """Two bytes of a register into two float32, or two float16 in one register."""
+    index, read, scale = place(instruction.operands[0]), source(instruction.operands[1], "u"), _scale(instruction, 2)
+    high = _switches(instruction)[0] or instruction.modifiers.get("src0_sel") == "WORD_1"
+    half = "f16" in instruction.mnemonic
+
+    def execute(wave: Wave) -> None:
+        content = read(wave) >> _U32(16 if high else 0)
+        results = [widen(content >> _U32(shift) & _U32(255), target) * scale(wave) for shift in (0, 8)]
+        if half:
+            low, up = (result.astype(np.float16).view(np.uint16).astype(np.uint32) for result in results)
+            put(wave, index, low | up << _U32(16))
+            return
+        for word, result in enumerate(results):
+            put(wave, index + word, result.astype(np.float32).view(np.uint32))
+
+    return execute
+
+
+def _one(instruction: Instruction, target: str) -> Execute:
+    index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
+    switches = _switches(instruction)
+    byte = int(instruction.modifiers.get("src0_sel", f"BYTE_{switches[0] + 2 * switches[1]}")[-1])
+
+    def execute(wave: Wave) -> None:
+        put(wave, index, widen(read(wave) >> _U32(8 * byte) & _U32(255), target).view(np.uint32))
+
+    return execute

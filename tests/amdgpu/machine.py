@@ -1,0 +1,202 @@
+"""Launches a kernel: its grid, work groups, waves and barriers."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from amdgpu import fp8, lanes, matrix, memory, scalar, shared, vector
+from amdgpu.assembly import Instruction, Kernel
+from amdgpu.memory import Memory
+from amdgpu.scalar import Execute
+from amdgpu.shared import Shared
+from amdgpu.wave import TTMP, VCC, Wave, register
+
+# Executes one instruction; at the end and at a barrier it says so.
+Step = Callable[[Wave], str | None]
+
+_END, _BARRIER = "end", "barrier"
+_NOTHING = re.compile(
+    r"s_(nop|waitcnt\w*|wait_\w+|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
+    r"|buffer_(gl[01]_inv|wbl2|inv\w*)$|global_(inv|wb\w*)$|s_barrier_signal$"
+)
+
+
+class Program:
+    """A kernel's instructions as functions."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.code = [self._together(parts) for parts in kernel.instructions]
+
+    def run(self, wave: Wave) -> str:
+        """Executes a wave up to its next barrier or its end; says which."""
+        code = self.code
+        while True:
+            execute = code[wave.pc]
+            wave.pc += 1
+            if status := execute(wave):
+                return status
+
+    def _together(self, parts: tuple[Instruction, ...]) -> Step:
+        functions = [self._decode(part) for part in parts]
+        if len(functions) == 1:
+            return functions[0]
+        first, second = functions
+        found = register(parts[0].operands[0])
+        index = found[1] if found else 0
+
+        def both(wave: Wave) -> None:
+            """The second half reads what was there before the first one wrote."""
+            old = wave.v[index].copy()
+            first(wave)
+            new = wave.v[index].copy()
+            wave.v[index] = old
+            second(wave)
+            wave.v[index] = new
+
+        return both
+
+    def _decode(self, instruction: Instruction) -> Step:
+        name = instruction.mnemonic
+        if name == "s_endpgm":
+            return lambda _wave: _END
+        if name in ("s_barrier", "s_barrier_wait"):
+            return lambda _wave: _BARRIER
+        if _NOTHING.match(name):
+            return lambda _wave: None
+        if name == "s_getpc_b64":  # data is addressed as it is: see `assembly`
+            instruction = Instruction("s_mov_b64", (instruction.operands[0], "0"), {}, instruction.text)
+        if name == "s_branch" or name.startswith("s_cbranch_"):
+            return self._branch(instruction)
+        try:
+            found = self._find(instruction)
+        except (NotImplementedError, KeyError, ValueError) as error:
+            problem = f"{instruction.text}: {error}"
+            found = None
+        else:
+            problem = f"{instruction.text}: not known"
+        return found or _unknown(problem)
+
+    def _find(self, instruction: Instruction) -> Execute | None:
+        if instruction.mnemonic.startswith("s_") and not instruction.mnemonic.startswith(("s_load", "s_buffer_load")):
+            return scalar.decode(instruction)
+        decoders = (matrix.decode, fp8.decode, memory.decode, shared.decode, lanes.decode, vector.decode)
+        return next(filter(None, (decode(instruction, self.kernel.target) for decode in decoders)), None)
+
+    def _branch(self, instruction: Instruction) -> Step:
+        goal = self.kernel.labels[instruction.operands[-1]]
+        condition = instruction.mnemonic.removeprefix("s_cbranch_")
+
+        def execute(wave: Wave) -> None:
+            vcc = wave.s[VCC] | (wave.s[VCC + 1] if wave.count == 64 else 0)
+            taken = {
+                "s_branch": True,
+                "scc0": not wave.scc,
+                "scc1": bool(wave.scc),
+                "vccz": not vcc,
+                "vccnz": bool(vcc),
+                "execz": not wave.exec(),
+                "execnz": bool(wave.exec()),
+            }[condition]
+            if taken:
+                wave.pc = goal
+
+        return execute
+
+
+def _unknown(problem: str) -> Execute:
+    def execute(_wave: Wave) -> None:
+        raise NotImplementedError(problem)
+
+    return execute
+
+
+def launch(
+    program: Program,
+    grid: tuple[int, int, int],
+    threads: int,
+    argument: bytes,
+    ranges: Iterable[tuple[int, int]],
+    *,
+    shared: int = 0,
+    backwards: bool = False,
+) -> None:
+    """Runs a kernel to its end.
+
+    argument: the bytes of its explicit arguments; ranges: (address, bytes) of the memory that its pointers name;
+    shared: bytes of shared memory where the kernel does not say it; backwards: last waves first between barriers.
+    """
+    kernel = program.kernel
+    content = bytearray(max(kernel.descriptor["kernarg_size"], len(argument)))
+    content[: len(argument)] = argument
+    for offset, size, kind in kernel.arguments:
+        if value := _hidden(kind, grid, threads):
+            struct.pack_into({2: "<H", 4: "<I", 8: "<Q"}[size], content, offset, value)
+    kernarg = np.frombuffer(bytes(content), np.uint8)
+    beside = [kernarg, *kernel.constants.values()]
+    there = Memory([*ranges, *((data.ctypes.data, data.nbytes) for data in beside)])
+    room = max(shared, kernel.descriptor.get("group_segment_fixed_size", 0))
+    with np.errstate(all="ignore"):
+        for z in range(grid[2]):
+            for y in range(grid[1]):
+                for x in range(grid[0]):
+                    local = Shared(room)
+                    waves = [
+                        _wave(kernel, there, local, first, (x, y, z), kernarg.ctypes.data)
+                        for first in range(0, threads, kernel.wave)
+                    ]
+                    _group(program, local, waves[::-1] if backwards else waves)
+
+
+def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
+    while waves:
+        local.barrier()
+        states = [program.run(wave) for wave in waves]
+        waves = [wave for wave, state in zip(waves, states, strict=True) if state == _BARRIER]
+
+
+def _hidden(kind: str, grid: tuple[int, int, int], threads: int) -> int:
+    """What the runtime writes into an argument that the source does not name."""
+    return {
+        "hidden_block_count_x": grid[0],
+        "hidden_block_count_y": grid[1],
+        "hidden_block_count_z": grid[2],
+        "hidden_group_size_x": threads,
+        "hidden_group_size_y": 1,
+        "hidden_group_size_z": 1,
+        "hidden_grid_dims": 3,
+    }.get(kind, 0)
+
+
+def _wave(kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple[int, int, int], kernarg: int) -> Wave:
+    """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
+    wave = Wave(kernel.wave, there, local, first // kernel.wave)
+    described = kernel.descriptor
+    place = 0
+    for name, words in (
+        ("private_segment_buffer", 4),
+        ("dispatch_ptr", 2),
+        ("queue_ptr", 2),
+        ("kernarg_segment_ptr", 2),
+    ):
+        if described.get(f"user_sgpr_{name}"):
+            if name == "kernarg_segment_ptr":
+                wave.set_scalar(place, kernarg, 2)
+            place += words
+    place = described["user_sgpr_count"]
+    for axis, number in zip("xyz", group, strict=True):
+        if described.get(f"system_sgpr_workgroup_id_{axis}"):
+            if not kernel.target.startswith("gfx12"):
+                wave.s[place] = number
+            place += 1
+    if kernel.target.startswith("gfx12"):  # in trap registers there
+        wave.s[TTMP + 9] = group[0]
+        wave.s[TTMP + 7] = group[1] | group[2] << 16
+        wave.s[TTMP + 8] = first // kernel.wave << 25
+    wave.v[0] = np.arange(first, first + kernel.wave)
+    wave.private = np.full((kernel.wave, described.get("private_segment_fixed_size", 0)), 0xFF, np.uint8)
+    return wave

@@ -1,0 +1,118 @@
+"""Matrix instructions: MFMA of CDNA, WMMA of RDNA.
+
+Where an element of an operand lies, by AMD's matrix instruction calculator and the guides: lane and register of
+A[row, k], B[k, column] and of D[row, column].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from amdgpu import fp8
+from amdgpu.assembly import Instruction
+from amdgpu.wave import Array, Wave, number, place, register
+
+_NAME = re.compile(
+    r"v_(mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8|f8f6f4)(?:_1k)?$"
+)
+
+
+def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | None:
+    """The function that executes a matrix instruction, or None for another one."""
+    found = _NAME.match(instruction.mnemonic)
+    if found is None:
+        return None
+    if instruction.modifiers:
+        raise NotImplementedError(instruction.text)
+    rows, columns, depth = (int(found[index]) for index in (2, 3, 4))
+    if rows != columns:
+        raise NotImplementedError(instruction.text)
+    destination, a, b, c = instruction.operands
+    # f8f6f4: modifiers name other formats than e4m3.
+    kinds = (found[5].replace("f8f6f4", "fp8").split("_") * 2)[:2]
+    if found[1] == "mfma":
+        read = [_mfma_operand(text, kind, rows, depth, target) for text, kind in zip((a, b), kinds, strict=True)]
+        lanes, registers = _mfma_places(rows)
+    else:
+        read = [_wmma_operand(text, kind, target) for text, kind in zip((a, b), kinds, strict=True)]
+        lanes, registers = _wmma_places(target)
+    first = place(destination)
+    accumulator = place(c) if register(c) else None
+    start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
+
+    def execute(wave: Wave) -> None:
+        # A wave executes a matrix instruction with all its lanes, whatever EXEC says.
+        if accumulator is None:
+            total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
+        else:
+            total = wave.f[accumulator + registers, lanes]
+        wave.f[first + registers, lanes] = read[0](wave) @ read[1](wave).T + total
+
+    return execute
+
+
+def _mfma_places(rows: int) -> tuple[Array, Array]:
+    """Lane and register of D[row, column]: a lane holds four rows of a column, then those that all lanes hold on."""
+    row, column = np.meshgrid(np.arange(rows), np.arange(rows), indexing="ij")
+    groups = 64 // rows
+    return row // 4 % groups * rows + column, row // (4 * groups) * 4 + row % 4
+
+
+def _wmma_places(target: str) -> tuple[Array, Array]:
+    row, column = np.meshgrid(np.arange(16), np.arange(16), indexing="ij")
+    if target.startswith("gfx11"):
+        return row % 2 * 16 + column, row // 2
+    return row // 8 * 16 + column, row % 8
+
+
+def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> Callable[[Wave], Array]:
+    """A or B as (rows, depth): lane l holds row l % rows and the k that follow l // rows * (its number of them)."""
+    groups = 64 // rows
+    each = depth // groups
+    index = place(text)
+    size = {"f32": 4, "f16": 2, "bf16": 2}.get(kind, 1)
+    words = max(each * size // 4, 1)
+
+    def read(wave: Wave) -> Array:
+        content = np.ascontiguousarray(wave.v[index : index + words].T)
+        values = _floats(content, kind, target)[:, :each]
+        return values.reshape(groups, rows, each).transpose(1, 0, 2).reshape(rows, depth)
+
+    return read
+
+
+def _wmma_operand(text: str, kind: str, target: str) -> Callable[[Wave], Array]:
+    index = place(text)
+    if target.startswith("gfx11"):  # lanes 0 to 15 hold whole rows, and the others the same
+
+        def whole(wave: Wave) -> Array:
+            values = _floats(np.ascontiguousarray(wave.v[index : index + 8].T), kind, target)
+            if not np.array_equal(values[:16], values[16:], equal_nan=True):
+                raise ValueError(f"{text}: the halves of the wave hold different operands")
+            return values[:16]
+
+        return whole
+
+    words = 2 if kind == "fp8" else 4
+
+    def halves(wave: Wave) -> Array:
+        values = _floats(np.ascontiguousarray(wave.v[index : index + words].T), kind, target)
+        return values.reshape(2, 16, 8).transpose(1, 0, 2).reshape(16, 16)
+
+    return halves
+
+
+def _floats(content: Array, kind: str, target: str) -> Array:
+    """Registers (lanes, words) as float32 (lanes, elements)."""
+    if kind == "f32":
+        return content.view(np.float32)
+    if kind == "f16":
+        return content.view(np.float16).astype(np.float32)
+    if kind == "bf16":
+        return (content.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if kind == "fp8":
+        return fp8.widen(content.view(np.uint8), target)
+    raise NotImplementedError(f"matrix operands of type {kind}")

@@ -1,0 +1,275 @@
+"""Memory instructions but those of shared memory: tensors of this process, private memory of lanes."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import re
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from amdgpu.assembly import Instruction
+from amdgpu.scalar import Execute
+from amdgpu.wave import M0, Array, Wave, place, register, scalar, source
+
+_U32, _U64 = np.uint32, np.uint64
+_OFF = "off"
+
+
+class MemoryFaultError(RuntimeError):
+    """An access outside of the memory that a kernel may touch."""
+
+
+class Memory:
+    """The ranges of addresses that exist."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """ranges: (address, bytes) of each."""
+        self._starts: list[int] = []
+        self._content: list[Array] = []
+        for address, size in sorted(set(ranges)):
+            if size and not (self._starts and self._starts[-1] == address):
+                self._starts.append(address)
+                view = (ctypes.c_uint8 * size).from_address(address)
+                self._content.append(np.frombuffer(memoryview(view), np.uint8))
+
+    def range(self, address: int, size: int) -> tuple[int, Array]:
+        """The start and content of the range that holds these bytes. Raises MemoryFaultError where none does."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index >= 0 and address + size <= self._starts[index] + len(self._content[index]):
+            return self._starts[index], self._content[index]
+        raise MemoryFaultError(f"{size} bytes at {address:#x} belong to no tensor")
+
+    def load(self, addresses: Array, size: int) -> Array:
+        """(n, size) bytes at n addresses."""
+        found = np.empty((len(addresses), size), np.uint8)
+        for lanes, content, offsets in self._parts(addresses, size):
+            found[lanes] = content[offsets[:, None] + np.arange(size)]
+        return found
+
+    def store(self, addresses: Array, data: Array) -> None:
+        for lanes, content, offsets in self._parts(addresses, data.shape[1]):
+            content[offsets[:, None] + np.arange(data.shape[1])] = data[lanes]
+
+    def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, Array, Array]]:
+        """The accesses of each range: which of them, its content and their places in it."""
+        left = np.arange(len(addresses))
+        while len(left):
+            start, content = self.range(int(addresses[left[0]]), size)
+            place_ = addresses[left].astype(np.int64) - start
+            here = (place_ >= 0) & (place_ + size <= len(content))
+            yield left[here], content, place_[here]
+            left = left[~here]
+
+
+def decode(instruction: Instruction, _target: str) -> Execute | None:
+    """The function that executes a memory instruction, or None for another one."""
+    name = instruction.mnemonic
+    if name.startswith(("s_load_", "s_buffer_load_")):
+        return _scalar_load(instruction)
+    found = re.fullmatch(r"(buffer|global|flat|scratch)_(load|store|atomic)_(\w+)", name)
+    if found is None:
+        return None
+    space, action, form = found.groups()
+    address = {"buffer": _buffer_address, "scratch": _scratch_address}.get(space, _global_address)
+    return _access(instruction, action, form, address(instruction, action), space)
+
+
+# What a load or store moves: bytes, whether the sign extends, and the half of the register for 16 bits that keep the
+# other half (-1: the whole register).
+FORMS = {
+    "dword": (4, False, -1), "dwordx2": (8, False, -1), "dwordx3": (12, False, -1), "dwordx4": (16, False, -1),
+    "b32": (4, False, -1), "b64": (8, False, -1), "b96": (12, False, -1), "b128": (16, False, -1),
+    "ubyte": (1, False, -1), "u8": (1, False, -1), "byte": (1, False, -1), "b8": (1, False, -1),
+    "sbyte": (1, True, -1), "i8": (1, True, -1),
+    "ushort": (2, False, -1), "u16": (2, False, -1), "short": (2, False, -1), "b16": (2, False, -1),
+    "sshort": (2, True, -1), "i16": (2, True, -1),
+    "short_d16": (2, False, 0), "d16_b16": (2, False, 0), "u16_d16": (2, False, 0),
+    "short_d16_hi": (2, False, 1), "d16_hi_b16": (2, False, 1), "u16_d16_hi": (2, False, 1),
+    "b16_d16_hi": (2, False, 1),
+    "b8_d16_hi": (1, False, 1), "byte_d16_hi": (1, False, 1), "d16_hi_b8": (1, False, 1),
+}  # fmt: skip
+_HINTS = {"nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope"}
+
+
+def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: tuple[int, bool, int]) -> None:
+    """Loaded bytes, (lanes, bytes), into registers."""
+    size, extend, half = form
+    if size >= 4:
+        words = np.ascontiguousarray(data).view(np.uint32)
+        for word in range(size // 4):
+            wave.v[index + word, lanes] = words[:, word]
+        return
+    value = data[:, 0].astype(np.uint32)
+    if size == 2:
+        value |= data[:, 1].astype(np.uint32) << _U32(8)
+    if extend:
+        shift = 32 - 8 * size
+        value = ((value << _U32(shift)).view(np.int32) >> shift).view(np.uint32)
+    if half >= 0:
+        kept = wave.v[index, lanes] & _U32(0xFFFF if half else 0xFFFF0000)
+        value = kept | value << _U32(16 * half)
+    wave.v[index, lanes] = value
+
+
+def from_registers(wave: Wave, index: int, lanes: Array, form: tuple[int, bool, int]) -> Array:
+    size, _, half = form
+    if size >= 4:
+        return np.ascontiguousarray(wave.v[index : index + size // 4, lanes].T).view(np.uint8)
+    value = wave.v[index, lanes] >> _U32(16 if half == 1 else 0)
+    return np.ascontiguousarray(value).view(np.uint8).reshape(-1, 4)[:, :size]
+
+
+Address = Callable[[Wave, Array], tuple[Array, Array | None]]
+
+
+def offset_of(instruction: Instruction) -> int:
+    return int(instruction.modifiers.get("offset", "0"), 0)
+
+
+def _global_address(instruction: Instruction, action: str) -> Address:
+    """Addresses of the lanes; a scalar base takes a 32-bit offset of the lane's."""
+    vector = instruction.operands[0 if action == "store" or _returns_nothing(instruction, action) else 1]
+    base = instruction.operands[2] if len(instruction.operands) > 2 else _OFF
+    offset = offset_of(instruction)
+    if base == _OFF:
+        read = source(vector, "U")
+        return lambda wave, lanes: ((read(wave)[lanes].astype(np.int64) + offset).astype(np.uint64), None)
+    start, more = scalar(base, 2), source(vector, "u")
+    return lambda wave, lanes: (
+        (np.broadcast_to(more(wave), wave.count)[lanes].astype(np.int64) + (start(wave) + offset)).astype(np.uint64),
+        None,
+    )
+
+
+def _returns_nothing(instruction: Instruction, action: str) -> bool:
+    return action == "atomic" and not {"sc0", "glc", "th"} & set(instruction.modifiers)
+
+
+def _buffer_address(instruction: Instruction, _action: str) -> Address:
+    """Addresses of a buffer resource, and which lanes lie inside of it: raw buffers, checked word by word."""
+    modifiers = instruction.modifiers
+    operands = instruction.operands[(0 if "lds" in modifiers else 1) :]
+    vector, resource, more = operands[0], scalar(operands[1], 4), scalar(operands[2])
+    if "idxen" in modifiers:
+        raise NotImplementedError(instruction.text)
+    read = source(vector, "u") if "offen" in modifiers else None
+    offset = offset_of(instruction)
+
+    def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
+        words = resource(wave)
+        if words >> 48 & 0x3FFF:
+            raise NotImplementedError("a buffer with a stride")
+        places = np.full(wave.count, offset, np.int64)
+        if read is not None:
+            places = places + read(wave)
+        start = more(wave)
+        places = places[lanes] + start
+        return (places + (words & 0xFFFFFFFFFFFF)).astype(np.uint64), (words >> 64 & 0xFFFFFFFF) - places
+
+    return address
+
+
+def _scratch_address(instruction: Instruction, action: str) -> Address:
+    operands = instruction.operands
+    vector = operands[0 if action == "store" else 1]
+    base = operands[2] if len(operands) > 2 else _OFF
+    offset = offset_of(instruction)
+    read = None if vector == _OFF else source(vector, "u")
+    start = None if base == _OFF else scalar(base)
+
+    def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
+        places = np.full(wave.count, offset + (start(wave) if start else 0), np.int64)
+        return (places + (read(wave) if read else 0))[lanes], None
+
+    return address
+
+
+def _access(instruction: Instruction, action: str, form_name: str, address: Address, space: str) -> Execute:
+    if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "lds"}:
+        raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
+    if action == "atomic":
+        return _atomic(instruction, form_name, address, space)
+    form = FORMS[form_name]
+    to_shared = "lds" in instruction.modifiers
+    data_operand = instruction.operands[0 if action == "load" or space == "buffer" else 1]
+    index = -1 if to_shared else place(data_operand)
+    size = form[0]
+
+    def execute(wave: Wave) -> None:
+        lanes = np.flatnonzero(wave.lanes)
+        if not len(lanes):
+            return
+        addresses, room = address(wave, lanes)
+        if space == "scratch":
+            if int(addresses.max()) + size > wave.private.shape[1]:
+                raise MemoryFaultError(f"{instruction.text}: private memory has {wave.private.shape[1]} bytes")
+            places = addresses[:, None] + np.arange(size)
+            if action == "load":
+                to_registers(wave, index, wave.private[lanes[:, None], places], lanes, form)
+            else:
+                wave.private[lanes[:, None], places] = from_registers(wave, index, lanes, form)
+            return
+        if room is not None:
+            # What reaches out of a buffer reads zero and is not written, by words.
+            inside = room > 0 if size < 4 else room[:, None] >= np.arange(4, size + 1, 4)
+            whole = inside if size < 4 else inside.all(1)
+            if size > 4 and (inside.any(1) & ~whole).any():
+                raise NotImplementedError(f"{instruction.text}: part of a lane's words lie in the buffer")
+        else:
+            whole = np.ones(len(lanes), bool)
+        try:
+            if action == "load":
+                data = np.zeros((len(lanes), size), np.uint8)
+                data[whole] = wave.memory.load(addresses[whole], size)
+                if to_shared:
+                    start = (wave.s[M0] & 0xFFFF) + offset_of(instruction)
+                    wave.shared.store(wave.index, (start + 4 * lanes)[:, None] + np.arange(size), data)
+                else:
+                    to_registers(wave, index, data, lanes, form)
+            else:
+                wave.memory.store(addresses[whole], from_registers(wave, index, lanes, form)[whole])
+        except MemoryFaultError as fault:
+            raise MemoryFaultError(f"{instruction.text}: {fault}") from None
+
+    return execute
+
+
+def _atomic(instruction: Instruction, form: str, address: Address, space: str) -> Execute:
+    dtype = {"add_f32": np.float32, "add": np.uint32, "add_u32": np.uint32}.get(form)
+    if dtype is None or not _returns_nothing(instruction, "atomic"):
+        raise NotImplementedError(instruction.text)
+    index = place(instruction.operands[0 if space == "buffer" else 1])
+
+    def execute(wave: Wave) -> None:
+        lanes = np.flatnonzero(wave.lanes)
+        addresses, room = address(wave, lanes)
+        inside = np.ones(len(lanes), bool) if room is None else room >= 4
+        for lane, where in zip(lanes[inside], addresses[inside], strict=True):
+            start, content = wave.memory.range(int(where), 4)
+            old = content[int(where) - start : int(where) - start + 4].view(dtype)
+            old += wave.v[index, lane : lane + 1].view(dtype)
+
+    return execute
+
+
+def _scalar_load(instruction: Instruction) -> Execute:
+    operands = instruction.operands
+    size = instruction.mnemonic.rpartition("_")[2]
+    words = int(size[1:]) // 32 if size.startswith("b") else int(size.partition("x")[2] or 1)
+    if unknown := set(instruction.modifiers) - _HINTS - {"offset"}:
+        raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
+    destination = register(operands[0])
+    if destination is None or instruction.mnemonic.startswith("s_buffer"):
+        raise NotImplementedError(instruction.text)
+    base, more, offset = scalar(operands[1], 2), scalar(operands[2]), offset_of(instruction)
+    first = destination[1]
+
+    def execute(wave: Wave) -> None:
+        address = (base(wave) + more(wave) + offset) & ~3
+        start, content = wave.memory.range(address, 4 * words)
+        found = content[address - start : address - start + 4 * words]
+        wave.set_scalar(first, int.from_bytes(found.tobytes(), "little"), words)
+
+    return execute

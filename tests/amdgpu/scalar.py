@@ -1,0 +1,317 @@
+"""Scalar instructions (SOP1, SOP2, SOPC, SOPK): the ones that a wave executes once."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from amdgpu.assembly import Instruction
+from amdgpu.wave import WORD, Wave, register, scalar
+
+Execute = Callable[[Wave], None]
+
+
+def signed(value: int, size: int = 32) -> int:
+    """The two's complement reading of a value of `size` bits."""
+    value &= (1 << size) - 1
+    return value - (value >> size - 1 << size)
+
+
+# name -> (result, scc or None to leave it), of values of `n` bits
+_LOGIC: dict[str, Callable[[int, int, int], int]] = {
+    "and": lambda a, b, _n: a & b,
+    "or": lambda a, b, _n: a | b,
+    "xor": lambda a, b, _n: a ^ b,
+    "andn2": lambda a, b, n: a & ~b & (1 << n) - 1,
+    "and_not1": lambda a, b, n: a & ~b & (1 << n) - 1,
+    "andn1": lambda a, b, n: ~a & b & (1 << n) - 1,
+    "orn2": lambda a, b, n: a | ~b & (1 << n) - 1,
+    "or_not1": lambda a, b, n: a | ~b & (1 << n) - 1,
+    "nand": lambda a, b, n: ~(a & b) & (1 << n) - 1,
+    "nor": lambda a, b, n: ~(a | b) & (1 << n) - 1,
+    "xnor": lambda a, b, n: ~(a ^ b) & (1 << n) - 1,
+}
+_BITS: dict[str, Callable[[int, int, int], int]] = {
+    **_LOGIC,
+    "lshl": lambda a, b, n: a << b % n & (1 << n) - 1,
+    "lshr": lambda a, b, n: a >> b % n,
+    "ashr": lambda a, b, n: signed(a, n) >> b % n & (1 << n) - 1,
+}
+_NUMBERS: dict[str, Callable[[int, int], tuple[int, int | None]]] = {
+    "add_u32": lambda a, b: (a + b, int(a + b > WORD)),
+    "sub_u32": lambda a, b: (a - b, int(b > a)),
+    "add_i32": lambda a, b: (a + b, int(signed(a) + signed(b) != signed(a + b))),
+    "sub_i32": lambda a, b: (a - b, int(signed(a) - signed(b) != signed(a - b))),
+    "mul_i32": lambda a, b: (a * b, None),
+    "mul_hi_u32": lambda a, b: (a * b >> 32, None),
+    "mul_hi_i32": lambda a, b: (signed(a) * signed(b) >> 32, None),
+    "min_i32": lambda a, b: (min(a, b, key=signed), int(signed(a) < signed(b))),
+    "max_i32": lambda a, b: (max(a, b, key=signed), int(signed(a) > signed(b))),
+    "min_u32": lambda a, b: (min(a, b), int(a < b)),
+    "max_u32": lambda a, b: (max(a, b), int(a > b)),
+    "bfm_b32": lambda a, b: ((1 << a % 32) - 1 << b % 32, None),
+    "pack_ll_b32_b16": lambda a, b: (a & 0xFFFF | b << 16, None),
+    "pack_lh_b32_b16": lambda a, b: (a & 0xFFFF | b & 0xFFFF0000, None),
+    "pack_hh_b32_b16": lambda a, b: (a >> 16 | b & 0xFFFF0000, None),
+    **{f"lshl{n}_add_u32": lambda a, b, n=n: ((a << n) + b, int((a << n) + b > WORD)) for n in (1, 2, 3, 4)},  # type: ignore[misc]
+}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+}
+_ONE: dict[str, Callable[[int, int], int]] = {
+    "brev": lambda a, n: int(f"{a:0{n}b}"[::-1], 2),
+    "ff1_i32": lambda a, _n: (a & -a).bit_length() - 1 & WORD,
+    "ctz_i32": lambda a, _n: (a & -a).bit_length() - 1 & WORD,
+    "flbit_i32": lambda a, n: n - a.bit_length() if a else WORD,
+    "clz_i32_u32": lambda a, n: n - a.bit_length() if a else WORD,
+}
+
+
+def decode(instruction: Instruction) -> Execute | None:
+    """The function that executes an instruction, or None for what is not in this file."""
+    # gfx12 says in the names of additions that they write a carry.
+    name = re.sub(r"^(addk?|sub)_co_([iu]32)$", r"\1_\2", instruction.mnemonic.removeprefix("s_"))
+    for maker in (_two, _one, _compare, _constant, _bitset, _saveexec, _floating):
+        if (found := maker(name, instruction.operands)) is not None:
+            return found
+    return None
+
+
+def _words(name: str) -> int:
+    return 2 if name.endswith(("64", "b64_e64")) else 1
+
+
+def _destination(text: str) -> int:
+    found = register(text)
+    if found is None or found[0] != "s":
+        raise NotImplementedError(f"{text} is no scalar register")
+    return found[1]
+
+
+def _two(name: str, operands: tuple[str, ...]) -> Execute | None:
+    if len(operands) != 3:
+        return None
+    operation, _, form = name.rpartition("_")
+    words = 2 if form in ("b64", "u64", "i64") else 1
+    size = 32 * words
+    destination = _destination(operands[0])
+    left, right = scalar(operands[1], words), scalar(operands[2], words)
+    if form in ("b32", "b64", "i32", "i64", "u64") and operation in _BITS:
+        compute = _BITS[operation]
+        if operation in ("lshl", "lshr", "ashr"):
+            right = scalar(operands[2])
+
+        def bitwise(wave: Wave) -> None:
+            result = compute(left(wave), right(wave), size)
+            wave.set_scalar(destination, result, words)
+            wave.scc = int(result != 0)
+
+        return bitwise
+    if name in ("addc_u32", "add_co_ci_u32", "subb_u32", "sub_co_ci_u32"):
+        sign = 1 if name.startswith("add") else -1
+
+        def carried(wave: Wave) -> None:
+            result = left(wave) + sign * (right(wave) + wave.scc)
+            wave.set_scalar(destination, result & WORD)
+            wave.scc = int(not 0 <= result <= WORD)
+
+        return carried
+    if operation == "cselect":
+        return lambda wave: wave.set_scalar(destination, left(wave) if wave.scc else right(wave), words)
+    if operation == "bfe":
+        return _field(destination, left, scalar(operands[2]), form, words)
+    if name in ("add_u64", "add_nc_u64", "sub_u64", "sub_nc_u64", "mul_u64"):
+        kind = name[:3]
+
+        def wide(wave: Wave) -> None:
+            a, b = left(wave), right(wave)
+            wave.set_scalar(destination, (a + b if kind == "add" else a - b if kind == "sub" else a * b) % (1 << 64), 2)
+
+        return wide
+    number = _NUMBERS.get(name)
+    if number is None:
+        return None
+
+    def arithmetic(wave: Wave) -> None:
+        result, carry = number(left(wave), right(wave))
+        wave.set_scalar(destination, result & WORD)
+        if carry is not None:
+            wave.scc = carry
+
+    return arithmetic
+
+
+def _field(
+    destination: int, left: Callable[[Wave], int], right: Callable[[Wave], int], form: str, words: int
+) -> Execute:
+    def extract(wave: Wave) -> None:
+        control = right(wave)
+        width = control >> 16 & 0x7F
+        result = left(wave) >> (control & (31 if words == 1 else 63)) & (1 << width) - 1
+        if form.startswith("i") and width:
+            result = signed(result, width)
+        wave.set_scalar(destination, result & (1 << 32 * words) - 1, words)
+        wave.scc = int(result != 0)
+
+    return extract
+
+
+def _one(name: str, operands: tuple[str, ...]) -> Execute | None:
+    if len(operands) != 2 or name.startswith(("cmp", "bitcmp")):
+        return None
+    words = 2 if re.search(r"[biu]64$", name) else 1
+    operation = re.sub(r"_[bi](32|64)$", "", name)
+    if operation not in ("mov", "not", "abs", "bcnt1_i32", "sext_i32_i8", "sext_i32_i16", "wqm") and (
+        operation not in _ONE and name not in _ONE
+    ):
+        return None
+    destination, read = _destination(operands[0]), scalar(operands[1], words)
+    if operation == "mov":
+        return lambda wave: wave.set_scalar(destination, read(wave), words)
+    if operation.startswith("sext"):
+        size = int(name.rpartition("i")[2])
+        return lambda wave: wave.set_scalar(destination, signed(read(wave), size) & WORD)
+    if operation in ("not", "abs", "bcnt1_i32", "wqm"):
+        written = 1 if operation == "bcnt1_i32" else words
+
+        def changed(wave: Wave) -> None:
+            value = read(wave)
+            if operation == "not":
+                result = ~value & (1 << 32 * words) - 1
+            elif operation == "abs":
+                result = abs(signed(value)) & WORD
+            else:
+                result = value.bit_count() if operation == "bcnt1_i32" else value
+            wave.set_scalar(destination, result, written)
+            wave.scc = int(result != 0)
+
+        return changed
+    compute = _ONE.get(operation) or _ONE[name]
+    size, written = 32 * words, words if operation == "brev" else 1
+    return lambda wave: wave.set_scalar(destination, compute(read(wave), size), written)
+
+
+def _compare(name: str, operands: tuple[str, ...]) -> Execute | None:
+    found = re.fullmatch(r"cmp_(eq|lg|gt|ge|lt|le)_([iu])(32|64)", name)
+    if found is None:
+        found_bit = re.fullmatch(r"bitcmp([01])_b(32|64)", name)
+        if found_bit is None:
+            return None
+        value, place = scalar(operands[0], int(found_bit[2]) // 32), scalar(operands[1])
+        wanted, size = int(found_bit[1]), int(found_bit[2])
+
+        def bit(wave: Wave) -> None:
+            wave.scc = int((value(wave) >> place(wave) % size & 1) == wanted)
+
+        return bit
+    compare, size = _COMPARE[found[1]], int(found[3])
+    left, right = (scalar(operand, size // 32) for operand in operands)
+    if found[2] == "i":
+        return lambda wave: setattr(wave, "scc", int(compare(signed(left(wave), size), signed(right(wave), size))))
+    return lambda wave: setattr(wave, "scc", int(compare(left(wave), right(wave))))
+
+
+def _bitset(name: str, operands: tuple[str, ...]) -> Execute | None:
+    found = re.fullmatch(r"bitset([01])_b32", name)
+    if found is None:
+        return None
+    destination, place, value = _destination(operands[0]), scalar(operands[1]), int(found[1])
+
+    def execute(wave: Wave) -> None:
+        bit = 1 << place(wave) % 32
+        wave.set_scalar(destination, wave.s[destination] | bit if value else wave.s[destination] & ~bit)
+
+    return execute
+
+
+def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
+    """Instructions with a constant of 16 bits in them."""
+    found = re.fullmatch(r"(mov|add|mul|cmov)k_i32|cmpk_(eq|lg|gt|ge|lt|le)_([iu])32", name)
+    if found is None:
+        return None
+    constant = int(operands[1], 0)
+    if found[2]:
+        compare, read = _COMPARE[found[2]], scalar(operands[0])
+        if found[3] == "u":
+            return lambda wave: setattr(wave, "scc", int(compare(read(wave), constant & 0xFFFF)))
+        return lambda wave: setattr(wave, "scc", int(compare(signed(read(wave)), signed(constant, 16))))
+    destination, operation, value = _destination(operands[0]), found[1], signed(constant, 16)
+
+    def execute(wave: Wave) -> None:
+        old = signed(wave.s[destination])
+        if operation == "add":
+            wave.scc = int(signed(old + value) != old + value)
+        if operation != "cmov" or wave.scc:
+            result = {"add": old + value, "mul": old * value}.get(operation, value)
+            wave.set_scalar(destination, result & WORD)
+
+    return execute
+
+
+def _saveexec(name: str, operands: tuple[str, ...]) -> Execute | None:
+    found = re.fullmatch(r"(\w+)_saveexec_b(32|64)", name)
+    if found is None:
+        return None
+    size = int(found[2])
+    compute, destination, read = _LOGIC[found[1]], _destination(operands[0]), scalar(operands[1], size // 32)
+
+    def execute(wave: Wave) -> None:
+        old, value = wave.exec(), read(wave)
+        wave.set_scalar(destination, old, size // 32)
+        result = compute(value, old, size)
+        wave.set_exec(result)
+        wave.scc = int(result != 0)
+
+    return execute
+
+
+# Floating-point arithmetic of scalars, of RDNA from gfx11.5 on.
+_FLOATS: dict[str, tuple[str, str, Callable[..., float]]] = {
+    "cvt_f32_u32": ("f", "u", lambda a: float(a)),
+    "cvt_f32_i32": ("f", "i", lambda a: float(a)),
+    "cvt_u32_f32": ("u", "f", lambda a: min(max(int(a), 0), WORD)),
+    "cvt_i32_f32": ("u", "f", lambda a: min(max(int(a), -(2**31)), 2**31 - 1) & WORD),
+    "mul_f32": ("f", "ff", lambda a, b: a * b),
+    "add_f32": ("f", "ff", lambda a, b: a + b),
+    "sub_f32": ("f", "ff", lambda a, b: a - b),
+    "min_num_f32": ("f", "ff", min),
+    "max_num_f32": ("f", "ff", max),
+    "fmac_f32": ("f", "fff", lambda a, b, c: a * b + c),
+}
+
+
+def _float(content: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<I", content))[0])
+
+
+def _floating(name: str, operands: tuple[str, ...]) -> Execute | None:
+    if found := re.fullmatch(r"cmp_(n?)(eq|lg|gt|ge|lt|le)_f32", name):
+        negated, order = bool(found[1]), found[2]
+        compare, (left, right) = _COMPARE[order], (scalar(text) for text in operands)
+        return lambda wave: setattr(wave, "scc", int(bool(compare(_float(left(wave)), _float(right(wave)))) != negated))  # type: ignore[arg-type]
+    if name not in _FLOATS:
+        return None
+    result, kinds, compute = _FLOATS[name]
+    destination = _destination(operands[0])
+    inputs = (*operands[1:], operands[0]) if name == "fmac_f32" else operands[1:]
+    read = [scalar(text) for text in inputs]
+
+    def execute(wave: Wave) -> None:
+        values = []
+        for one, kind in zip(read, kinds, strict=True):
+            content = one(wave)
+            values.append(_float(content) if kind == "f" else signed(content) if kind == "i" else content)
+        value = compute(*values)
+        if result == "f":
+            value = int.from_bytes(np.float32(value).tobytes(), "little")
+        wave.set_scalar(destination, int(value))
+
+    return execute

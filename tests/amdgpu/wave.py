@@ -1,0 +1,223 @@
+"""The state of a wave, and how instructions read and write it.
+
+Operands are resolved once, when a program is decoded, to functions of the wave. Vector values are numpy arrays with an
+element for each lane, or with a single one where all lanes have the same; scalars are Python's integers.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from amdgpu.memory import Memory
+    from amdgpu.shared import Shared
+
+# numpy's arrays of 32 or 64 lanes; a closer type would be lost in every expression.
+Array = Any
+Read = Callable[["Wave"], Array]
+Write = Callable[["Wave", Array], None]
+
+WORD = 0xFFFFFFFF
+VCC, TTMP, M0, NULL, EXEC = 106, 108, 124, 125, 126
+_NAMES = {"vcc": VCC, "vcc_lo": VCC, "vcc_hi": VCC + 1, "m0": M0, "null": NULL, "off": NULL, "exec": EXEC}
+_NAMES |= {"exec_lo": EXEC, "exec_hi": EXEC + 1} | {f"ttmp{index}": TTMP + index for index in range(16)}
+_REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?$")
+_ACCUMULATORS = 256
+_DTYPES = {
+    "u": np.uint32,
+    "i": np.int32,
+    "f": np.float32,
+    "U": np.uint64,
+    "I": np.int64,
+    "h": np.float16,
+    "F": np.float64,
+}
+
+
+class Wave:
+    """Registers of one wave: v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), the
+    accumulators from 256 on; s the scalar ones. lanes: which are active, full: whether all are; index: which of its
+    group's waves it is."""
+
+    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int) -> None:
+        self.count = lanes
+        self.v = np.full((512, lanes), 0x7FC0DEAD, np.uint32)
+        self.f = self.v.view(np.float32)
+        self.i = self.v.view(np.int32)
+        self.s = [0xDEADBEEF] * 128
+        self.s[NULL] = 0
+        self.scc = 0
+        self.pc = 0
+        self.memory = memory
+        self.shared = shared
+        self.index = index
+        self.private: Array = np.zeros((lanes, 0), np.uint8)
+        self.set_exec((1 << lanes) - 1)
+
+    def set_exec(self, value: int) -> None:
+        self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
+        self.lanes = bits(value, self.count)
+        self.full = bool(self.lanes.all())
+
+    def exec(self) -> int:
+        return self.s[EXEC] | self.s[EXEC + 1] << 32 if self.count == 64 else self.s[EXEC]
+
+    def set_scalar(self, index: int, value: int, words: int = 1) -> None:
+        for word in range(words):
+            self.s[index + word] = value >> 32 * word & WORD
+        if index + words > EXEC:
+            self.set_exec(self.exec())
+        self.s[NULL] = 0
+
+    def scalar(self, index: int, words: int = 1) -> int:
+        if words == 1:
+            return self.s[index]
+        return sum(self.s[index + word] << 32 * word for word in range(words)) if index != NULL else 0
+
+
+@lru_cache(4096)
+def bits(value: int, lanes: int) -> Array:
+    """A lane mask as booleans."""
+    found = np.unpackbits(np.array([value], np.uint64).view(np.uint8), bitorder="little")[:lanes].astype(bool)
+    found.flags.writeable = False
+    return found
+
+
+def mask(lanes: Array) -> int:
+    """Booleans as a lane mask."""
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+
+
+def register(text: str) -> tuple[str, int, int] | None:
+    """("v", first, count) of a vector register, accumulator ("a") or scalar one ("s"), or None for something else."""
+    if text in _NAMES:
+        return "s", _NAMES[text], 2 if text in ("vcc", "exec") else 1
+    if (found := _REGISTER.match(text)) is None:
+        return None
+    first = int(found[2] or found[3])
+    return found[1], first, int(found[4] or first) - first + 1
+
+
+def place(text: str) -> int:
+    """The row of a vector register in `Wave.v`."""
+    found = register(text)
+    if found is None or found[0] == "s":
+        raise NotImplementedError(f"{text} is no vector register")
+    return found[1] + (_ACCUMULATORS if found[0] == "a" else 0)
+
+
+def number(text: str, kind: str = "u") -> int:
+    """The bits of a constant operand, as an instruction for values of `kind` takes it."""
+    try:
+        value = int(text, 0)
+    except ValueError:
+        form = {"h": "<e", "F": "<d"}.get(kind, "<f")
+        return int.from_bytes(struct.pack(form, float(text)), "little")
+    return value & (0xFFFFFFFFFFFFFFFF if kind in "UIF" else WORD)
+
+
+def scalar(text: str, words: int = 1) -> Callable[[Wave], int]:
+    """Reads a scalar register or constant of 32 or 64 bits."""
+    if text == "scc":
+        return lambda wave: wave.scc
+    if found := register(text):
+        index = found[1]
+        if found[0] != "s":
+            raise NotImplementedError(f"{text} is no scalar")
+        if words == 1:
+            return lambda wave: wave.s[index]
+        return lambda wave: wave.scalar(index, words)
+    value = number(text, "U" if words == 2 else "u")
+    return lambda _wave: value
+
+
+def source(text: str, kind: str, half: int = 0) -> Read:
+    """Reads an operand of a vector instruction as a `kind`: u, i, f (32 bits), U, I, F (64), h (fp16, of which `half`
+    is 1 for the upper one). Signs and absolute values are those of floating-point kinds."""
+    text = text.removeprefix("sext(").removesuffix(")")  # SDWA selects, and extends, what is read here
+    signed = kind in "fhF" and not re.fullmatch(r"-[\d.ex]+", text)
+    read = _plain(text.lstrip("-").strip("|") if signed else text, kind, half)
+    return signs(read, text) if signed else read
+
+
+def signs(read: Read, text: str) -> Read:
+    """A floating-point operand with what its text says of its sign: -v0, |v0|, -|v0|."""
+    absolute, negative = "|" in text, text.startswith("-")
+    if absolute and negative:
+        return lambda wave: -np.abs(read(wave))
+    if absolute:
+        return lambda wave: np.abs(read(wave))
+    return (lambda wave: -read(wave)) if negative else read
+
+
+def _plain(text: str, kind: str, half: int) -> Read:
+    found = register(text)
+    if found and found[0] in "va":
+        index = place(text)
+        if text.endswith(".h"):
+            half = 1
+        if kind == "u":
+            return lambda wave: wave.v[index]
+        if kind == "f":
+            return lambda wave: wave.f[index]
+        if kind == "i":
+            return lambda wave: wave.i[index]
+        if kind == "h":
+            return lambda wave: (wave.v[index] >> np.uint32(16 * half)).astype(np.uint16).view(np.float16)
+        dtype = _DTYPES[kind]
+        return lambda wave: (wave.v[index] | wave.v[index + 1].astype(np.uint64) << np.uint64(32)).view(dtype)
+    wide = kind in "UIF"
+    take = scalar(text, 2 if wide else 1) if found else None
+    if take is None:
+        constant = _value(number(text, kind), kind, half)
+        return lambda _wave: constant
+    return lambda wave: _value(take(wave), kind, half)
+
+
+def _value(content: int, kind: str, half: int = 0) -> Array:
+    """Bits as an array of one element."""
+    if kind in "UIF":
+        return np.array([content], np.uint64).view(_DTYPES[kind])
+    if kind == "h":
+        return np.array([content >> 16 * half & 0xFFFF], np.uint16).view(np.float16)
+    return np.array([content & WORD], np.uint32).view(_DTYPES[kind])
+
+
+def target(text: str, kind: str, keep: bool = False) -> Write:
+    """Writes the active lanes of a vector register. keep: fp16 leaves the other half as it is."""
+    index = place(text)
+    high = text.endswith(".h")
+
+    def write(wave: Wave, value: Array) -> None:
+        if kind in "UIF":
+            whole = np.broadcast_to(value, wave.count).astype(_DTYPES[kind]).view(np.uint64)
+            put(wave, index, (whole & np.uint64(WORD)).astype(np.uint32))
+            put(wave, index + 1, (whole >> np.uint64(32)).astype(np.uint32))
+            return
+        if kind == "h":
+            content = value.astype(np.float16).view(np.uint16).astype(np.uint32)
+            if keep or high:
+                other = wave.v[index] & np.uint32(0xFFFF if high else 0xFFFF0000)
+                content = other | (content << np.uint32(16) if high else content)
+            value = content
+        rows = wave.f if kind == "f" else wave.i if kind == "i" else wave.v
+        if wave.full:
+            rows[index] = value
+        else:
+            np.copyto(rows[index], value, where=wave.lanes, casting="unsafe")
+
+    return write
+
+
+def put(wave: Wave, index: int, value: Array) -> None:
+    """Writes the active lanes of row `index` of the vector registers, as uint32."""
+    if wave.full:
+        wave.v[index] = value
+    else:
+        np.copyto(wave.v[index], value, where=wave.lanes)

@@ -1,0 +1,152 @@
+"""The simulator of AMD GPUs: what single instructions do, by the guides, and what it refuses."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from amdgpu import assembly, machine
+from amdgpu.memory import Memory, MemoryFaultError
+from amdgpu.shared import Shared
+from amdgpu.wave import Array
+
+KERNEL = """
+\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+kernel:
+{code}
+\ts_endpgm
+.Lfunc_end0:
+\t.amdhsa_kernel kernel
+\t\t.amdhsa_kernarg_size 8
+\t\t.amdhsa_group_segment_fixed_size 1024
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
+\t\t.amdhsa_system_sgpr_workgroup_id_x 1
+\t.end_amdhsa_kernel
+"""
+# The address of the lane's word of the result in v[2:3]; the kernel gets that of the first in its argument.
+LOAD = """
+\ts_load_dwordx2 s[4:5], s[0:1], 0x0
+\tv_lshlrev_b32_e32 v1, 2, v0
+\tv_mov_b32_e32 v2, s4
+\tv_mov_b32_e32 v3, s5
+\tv_add_co_u32_e32 v2, vcc, v2, v1
+\tv_addc_co_u32_e64 v3, vcc, v3, 0, vcc
+"""
+STORE = "\n\tglobal_store_dword v[2:3], v9, off"
+
+
+def run(code: str, target: str = "gfx942", *, threads: int = 64, backwards: bool = False) -> Array:
+    """What a kernel of one group leaves in a word for each thread, from its v9."""
+    out = np.full(threads, 0xABABABAB, np.uint32)
+    code = "\n".join("\t" + line.strip() for line in (LOAD + code + STORE).splitlines() if line.strip())
+    program = machine.Program(assembly.parse(KERNEL.format(target=target, code=code)))
+    ranges = [(out.ctypes.data, out.nbytes)]
+    machine.launch(program, (1, 1, 1), threads, struct.pack("<Q", out.ctypes.data), ranges, backwards=backwards)
+    return out
+
+
+def floats(code: str, target: str = "gfx942") -> list[float]:
+    return list(run(code, target).view(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("v_add_u32_e32 v9, 0x10, v0", lambda lane: lane + 16),
+        ("v_sub_u32_e32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
+        ("v_bfe_u32 v9, v0, 1, 3", lambda lane: lane >> 1 & 7),
+        ("v_bfe_i32 v9, v0, 0, 1", lambda lane: -(lane & 1) % 2**32),
+        ("v_mul_hi_u32 v9, 0x10000000, v0", lambda lane: lane >> 4),
+        ("v_mad_u64_u32 v[8:9], s[6:7], v0, -1, 0", lambda lane: max(lane - 1, 0)),
+        ("v_alignbit_b32 v9, v0, v0, 4", lambda lane: (lane << 28 | lane >> 4) % 2**32),
+        ("v_lshl_or_b32 v9, v0, 8, v0", lambda lane: lane << 8 | lane),
+        ("v_bfrev_b32_e32 v9, v0", lambda lane: int(f"{lane:032b}"[::-1], 2)),
+        ("v_mov_b32_e32 v8, 0x44332211\n v_perm_b32 v9, v8, v0, 0x0c070400", lambda lane: 0x441100 | lane),
+        ("v_and_b32_sdwa v9, v0, v0 dst_sel:BYTE_2 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:BYTE_0",
+         lambda lane: lane << 16),
+        ("v_mov_b32_dpp v9, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf", lambda lane: lane ^ 1),
+        ("v_mov_b32_dpp v9, v0 row_ror:1 row_mask:0xf bank_mask:0xf", lambda lane: lane // 16 * 16 + (lane - 1) % 16),
+        ("v_mov_b32_e32 v9, 7\n v_mov_b32_dpp v9, v0 row_shr:1 row_mask:0xf bank_mask:0xf",
+         lambda lane: lane - 1 if lane % 16 else 7),
+        ("v_xor_b32_e32 v8, 0x80, v1\n ds_bpermute_b32 v9, v8, v0", lambda lane: lane ^ 32),
+        ("v_readlane_b32 s6, v0, 5\n v_mov_b32_e32 v9, s6", lambda _lane: 5),
+        ("v_cmp_gt_u32_e32 vcc, 9, v0\n v_cndmask_b32_e32 v9, 1, v0, vcc", lambda lane: lane if lane < 9 else 1),
+        ("v_mov_b32_e32 v9, 0\n v_cmp_gt_u32_e64 s[6:7], 9, v0\n s_and_saveexec_b64 s[8:9], s[6:7]\n"
+         "v_mov_b32_e32 v9, 1\n s_mov_b64 exec, s[8:9]", lambda lane: int(lane < 9)),
+        ("v_mbcnt_lo_u32_b32 v8, -1, 0\n v_mbcnt_hi_u32_b32 v9, -1, v8", lambda lane: lane),
+        ("s_mov_b32 s6, 5\n s_lshl_b32 s6, s6, 30\n s_cselect_b32 s6, s6, 1\n v_mov_b32_e32 v9, s6",
+         lambda _lane: 1 << 30),
+        ("s_mov_b64 s[6:7], -1\n s_add_u32 s6, s6, 1\n s_addc_u32 s7, s7, 4\n v_mov_b32_e32 v9, s7", lambda _lane: 4),
+    ],
+)  # fmt: skip
+def test_integers(code: str, wanted: object) -> None:
+    assert callable(wanted)
+    assert list(run(code)) == [wanted(lane) for lane in range(64)]
+
+
+def test_floats() -> None:
+    lanes = range(64)
+    assert floats("v_cvt_f32_u32_e32 v8, v0\n v_fma_f32 v9, v8, -2.0, |v8|") == [-float(lane) for lane in lanes]
+    assert floats("v_cvt_f32_u32_e32 v8, v0\n v_mul_f32_e64 v9, v8, 0.5 clamp") == [min(lane / 2, 1) for lane in lanes]
+    assert floats("v_mov_b32_e32 v8, 0x40400000\n v_exp_f32_e32 v9, v8")[0] == 8.0
+    packed = "v_cvt_f32_u32_e32 v6, v0\n v_mov_b32_e32 v7, 1.0\n v_pk_add_f32 v[8:9], v[6:7], v[6:7] op_sel_hi:[0,1]"
+    assert floats(packed) == [lane + 1.0 for lane in lanes]
+    mixed = "v_mov_b32_e32 v8, 0x40003c00\n v_fma_mix_f32 v9, v8, v8, 0.5 op_sel:[1,0,0] op_sel_hi:[1,1,0]"
+    assert floats(mixed)[0] == 2.5
+
+
+def test_both_halves_of_a_dual_instruction_read_first() -> None:
+    code = "v_mov_b32_e32 v8, 1\n v_mov_b32_e32 v9, 2\n v_dual_mov_b32 v8, v9 :: v_dual_mov_b32 v9, v8"
+    program = machine.Program(assembly.parse(KERNEL.format(target="gfx1100", code="\t" + code.replace("\n ", "\n\t"))))
+    assert len(program.code) == 4
+    wave = machine._wave(program.kernel, Memory([]), Shared(4), 0, (0, 0, 0), 0)
+    assert program.run(wave) == "end"
+    assert (wave.v[8, 0], wave.v[9, 0]) == (2, 1)
+
+
+def test_matrices() -> None:
+    """A[row, k] lies in lane row + 32 * (k // 4), B likewise; a lane holds 16 rows of its column of D."""
+    code = "v_cvt_f32_u32_e32 v8, v0\n v_cvt_f16_f32_e32 v10, v8\n v_mov_b32_e32 v11, 0\n"
+    code += "v_mov_b32_e32 v12, 0x3c00\n v_mov_b32_e32 v13, 0\n"  # 1.0 where k is 0 or 4
+    code += "v_mfma_f32_32x32x8_f16 v[16:31], v[10:11], v[12:13], 1.0\n v_mov_b32_e32 v9, v21"
+    rows = [8 + 4 * (lane // 32) + 1 for lane in range(64)]  # the sixth register
+    assert floats(code) == [1.0 + row + (row + 32) for row in rows]
+
+
+def test_shared_memory_and_barriers() -> None:
+    write = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n"
+    read = "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8"
+    for backwards in (False, True):
+        whole = run(f"{write} s_barrier\n {read}", threads=128, backwards=backwards)
+        assert list(whole) == [lane ^ 64 for lane in range(128)]
+    with pytest.raises(MemoryFaultError, match="ds_read_b32 v9, v8: a race: wave 1 reads what another one wrote"):
+        run(f"{write} v_and_b32_e32 v8, 0xff, v1\n ds_read_b32 v9, v8", threads=128)
+    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one read since the last barrier"):
+        run(write + read, threads=128)
+    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one wrote"):
+        run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v0", threads=128)
+    run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v8\n v_mov_b32_e32 v9, 0", threads=128)  # the same value
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(
+        MemoryFaultError, match=r"global_load_dword v9, v\[2:3\], off offset:4: 4 bytes at 0x\w+ belong"
+    ):
+        run("global_load_dword v9, v[2:3], off offset:4")
+    with pytest.raises(MemoryFaultError, match="byte 1027 of 1024 of shared memory"):
+        run("v_mov_b32_e32 v8, 0\n ds_read_b32 v9, v8 offset:1024")
+    with pytest.raises(NotImplementedError, match="v_frobnicate_f32 v9, v0: not known"):
+        run("v_frobnicate_f32 v9, v0")
+    with pytest.raises(NotImplementedError, match="modifiers frob"):
+        run("v_add_f32_e64 v9, v0, v0 frob:1")
+    with pytest.raises(ValueError, match="no AMD kernel"):
+        assembly.parse("int main;")
+
+
+def test_buffers_end_where_they_say() -> None:
+    """Beyond its bytes a buffer reads zero, and is not written."""
+    code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"
+    code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen"
+    assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
