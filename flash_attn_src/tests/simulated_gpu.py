@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 from amdgpu import assembly, machine
 from flash_attn import custom_ops, fp8, kvcache_op
+from flash_attn.backends import fp8 as fp8_backend
 from flash_attn.backends import kvcache, triton
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
@@ -103,9 +104,11 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
             (launch, "_find", find),
             (launch, "device_target", lambda _device: target),
             (launch, "interpreting", lambda: True),
+            (launch, "INTERPRETED", target),
             (launch, "_kernels", {}),
             (triton, "_kernels", {}),
             (kvcache, "_kernels", {}),
+            (fp8_backend, "_kernels", {}),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield launched

@@ -16,6 +16,7 @@ import simulated_gpu
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.runtime import ck_planner, recording
 from reference import attention
 
@@ -86,14 +87,27 @@ def test_dropout(target: str) -> None:
 
 
 def test_the_order_of_waves_changes_nothing() -> None:
-    """Nor would it on a GPU, where each runs as it likes between two barriers."""
-    inputs = tensors(*[(1, 140, 1, 64)] * 3, dtype=torch.bfloat16)
+    """Nor would it on a GPU, where each runs as it likes between two barriers. Eight heads go to eight dies."""
+    inputs = tensors(*[(1, 140, 8, 64)] * 3, dtype=torch.bfloat16)
     runs = []
     for backwards in (False, True):
         with simulated_gpu.pretend("gfx942", backwards=backwards):
             runs.append(results(flash_attn_func, inputs))
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
+    check(runs[0], lambda *x, dtype: attention(*x, dtype=dtype)[0], inputs)
+
+
+@pytest.mark.parametrize(("target", "form"), [("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv")])
+def test_fp8(target: str, form: str) -> None:
+    """The two formats, which differ in their exponent's bias."""
+    inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.float16)
+    with simulated_gpu.pretend(target) as launched, torch.no_grad():
+        out = flash_attn_fp8_func(*inputs, causal=True)
+    cast = ["fp8-amax-fp16-d64", "fp8-cast-fp16-d64"]
+    assert launched == [*cast, *cast, cast[0], "fp8-cast-v-fp16-d64", f"fp8-fwd-{form}-d64"]
+    exact = attention(*inputs, causal=True)[0]
+    assert float((out.float() - exact).square().mean() / exact.square().mean()) ** 0.5 < 0.08
 
 
 def test_a_paged_cache() -> None:

@@ -211,29 +211,37 @@ def _access(instruction: Instruction, action: str, form_name: str, address: Addr
             else:
                 wave.private[lanes[:, None], places] = from_registers(wave, index, lanes, form)
             return
-        if room is not None:
-            # What reaches out of a buffer reads zero and is not written, by words.
-            inside = room > 0 if size < 4 else room[:, None] >= np.arange(4, size + 1, 4)
-            whole = inside if size < 4 else inside.all(1)
-            if size > 4 and (inside.any(1) & ~whole).any():
-                raise NotImplementedError(f"{instruction.text}: part of a lane's words lie in the buffer")
-        else:
-            whole = np.ones(len(lanes), bool)
         try:
             if action == "load":
                 data = np.zeros((len(lanes), size), np.uint8)
-                data[whole] = wave.memory.load(addresses[whole], size)
+                for there, first, width in _pieces(len(lanes), size, room):
+                    data[there, first : first + width] = wave.memory.load(addresses[there] + _U64(first), width)
                 if to_shared:
                     start = (wave.s[M0] & 0xFFFF) + offset_of(instruction)
                     wave.shared.store(wave.index, (start + 4 * lanes)[:, None] + np.arange(size), data)
                 else:
                     to_registers(wave, index, data, lanes, form)
             else:
-                wave.memory.store(addresses[whole], from_registers(wave, index, lanes, form)[whole])
+                data = from_registers(wave, index, lanes, form)
+                for there, first, width in _pieces(len(lanes), size, room):
+                    wave.memory.store(addresses[there] + _U64(first), data[there, first : first + width])
         except MemoryFaultError as fault:
             raise MemoryFaultError(f"{instruction.text}: {fault}") from None
 
     return execute
+
+
+def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, int, int]]:
+    """(lanes, first byte, bytes) of what is accessed: all of it, or of a buffer with `room` for so many bytes the words
+    that lie in it. The others read zero and are not written."""
+    if room is None:
+        yield np.ones(count, bool), 0, size
+        return
+    whole = room >= size
+    yield whole, 0, size
+    if size > 4 and not whole.all():
+        for first in range(0, size, 4):
+            yield ~whole & (room >= first + 4), first, 4
 
 
 def _atomic(instruction: Instruction, form: str, address: Address, space: str) -> Execute:

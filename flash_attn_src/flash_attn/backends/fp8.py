@@ -32,7 +32,7 @@ def _find(op: str, device: int, dtype: torch.dtype, head_dim: int, kind: str = "
 
 def format_of(x: torch.Tensor) -> torch.dtype:
     """The FP8 type of the device of x. Raises NotImplementedError where its matrix units have none."""
-    target = launch.device_target(x.get_device()) if x.is_cuda else "gfx950"
+    target = launch.device_target(x.get_device()) if x.is_cuda else launch.INTERPRETED
     name = fp8_format(target)
     if name is None:
         wanted = ", ".join(start + "*" * (start == "gfx12") for start in FP8_FORMATS)
