@@ -98,9 +98,11 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest
     "cuda": {
         ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3, options=(("maxnreg", 128),))),
-        ("fwd", 16, 128): (C(64, 64, 4, 3),),
+        ("fwd", 16, 64): (C(64, 64, 4, 3, options=(("maxnreg", 128),)),),
+        ("fwd", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 3)),
         ("fwd", 16, 256): (C(64, 32, 4, 2),),
+        ("fwd-paged", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3, options=(("maxnreg", 128),))),
+        ("fwd-paged", 16, 128): (C(64, 64, 4, 3),),
         ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 64): (C(32, 32, 4, 2),),
         ("fwd", 32, 128): (C(32, 32, 4, 2),),
