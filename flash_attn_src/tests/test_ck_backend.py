@@ -10,6 +10,7 @@ from typing import Any
 
 import ck_interpreter
 import pytest
+import reference
 import simulated_gpu
 import torch
 from assert_close import assert_close
@@ -311,3 +312,31 @@ def test_recordings_do_not_nest() -> None:
     with recording.record("gfx942"), pytest.raises(RuntimeError, match="under way already"), recording.record("gfx90a"):
         pass
     assert recording.current is None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout(done: list[ck_planner.Launch], request: pytest.FixtureRequest, causal: bool) -> None:
+    """Forward, backward and the S_dmask that PyTorch draws drop the same scores."""
+    if request.config.getoption("--gfx") is None:
+        pytest.skip("ck_interpreter draws no random numbers: needs --gfx")
+    inputs = tensors((1, 150, 2, 64), (1, 201, 1, 64), (1, 201, 1, 64))
+    options = {"dropout_p": 0.25, "causal": causal}
+    torch.manual_seed(0)
+    mine = _with_gradients(lambda *x: flash_attn_func(*x, **options), inputs)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out, _, dmask = flash_attn_func(*inputs, return_attn_probs=True, **options)
+    assert torch.equal(out, mine[0])
+    assert operations(done) == ["fwd", "dot", "dqdkdv", "convert", "fwd"]
+    exact, rounded = (
+        _with_gradients(lambda *x, of=dtype: reference.attention(*x, kept=dmask >= 0, dtype=of, **options)[0], inputs)
+        for dtype in (torch.float32, None)
+    )
+    for name, *results in zip(("out", "dq", "dk", "dv"), mine, exact, rounded, strict=True):
+        assert_close(name, results[0], results[1], rough=results[2], tiny=1e-2)
+
+
+def _with_gradients(call: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    given = [x.detach().requires_grad_() for x in inputs]
+    out = call(*given)
+    return [out.detach(), *torch.autograd.grad(out, given, torch.ones_like(out) * 0.5 + out.detach())]
