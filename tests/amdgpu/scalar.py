@@ -284,7 +284,7 @@ _FLOATS: dict[str, tuple[str, str, Callable[..., float]]] = {
     "sub_f32": ("f", "ff", lambda a, b: a - b),
     "min_num_f32": ("f", "ff", min),
     "max_num_f32": ("f", "ff", max),
-    "fmac_f32": ("f", "fff", lambda a, b, c: a * b + c),
+    **dict.fromkeys(("fmac_f32", "fmaak_f32", "fmamk_f32"), ("f", "fff", lambda a, b, c: a * b + c)),
 }
 
 
