@@ -10,7 +10,7 @@ import numpy as np
 
 from amdgpu import fp8, lanes, matrix, memory, scalar, shared, vector
 from amdgpu.assembly import Instruction, Kernel
-from amdgpu.memory import Memory
+from amdgpu.memory import PRIVATE, Memory
 from amdgpu.scalar import Execute
 from amdgpu.shared import Shared
 from amdgpu.wave import TTMP, VCC, Wave, register
@@ -186,6 +186,8 @@ def _wave(kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple
         if described.get(f"user_sgpr_{name}"):
             if name == "kernarg_segment_ptr":
                 wave.set_scalar(place, kernarg, 2)
+            if name == "private_segment_buffer":
+                wave.set_scalar(place, PRIVATE << 48, 4)
             place += words
     place = described["user_sgpr_count"]
     for axis, number in zip("xyz", group, strict=True):
@@ -193,6 +195,8 @@ def _wave(kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple
             if not kernel.target.startswith("gfx12"):
                 wave.s[place] = number
             place += 1
+    if described.get("system_sgpr_private_segment_wavefront_offset"):
+        wave.s[place] = 0
     if kernel.target.startswith("gfx12"):  # in trap registers there
         wave.s[TTMP + 9] = group[0]
         wave.s[TTMP + 7] = group[1] | group[2] << 16

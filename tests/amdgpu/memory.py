@@ -121,6 +121,9 @@ def from_registers(wave: Wave, index: int, lanes: Array, form: tuple[int, bool, 
     return np.ascontiguousarray(value).view(np.uint8).reshape(-1, 4)[:, :size]
 
 
+# The stride of the resource that stands for a wave's private memory, where instructions of buffers reach that.
+PRIVATE = 0x3FFF
+
 Address = Callable[[Wave, Array], tuple[Array, Array | None]]
 
 
@@ -159,13 +162,16 @@ def _buffer_address(instruction: Instruction, _action: str) -> Address:
 
     def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
         words = resource(wave)
-        if words >> 48 & 0x3FFF:
+        stride = words >> 48 & 0x3FFF
+        if stride not in (0, PRIVATE):
             raise NotImplementedError("a buffer with a stride")
         places = np.full(wave.count, offset, np.int64)
         if read is not None:
             places = places + read(wave)
         start = more(wave)
         places = places[lanes] + start
+        if stride == PRIVATE:
+            return places, None
         return (places + (words & 0xFFFFFFFFFFFF)).astype(np.uint64), (words >> 64 & 0xFFFFFFFF) - places
 
     return address
@@ -196,13 +202,14 @@ def _access(instruction: Instruction, action: str, form_name: str, address: Addr
     data_operand = instruction.operands[0 if action == "load" or space == "buffer" else 1]
     index = -1 if to_shared else place(data_operand)
     size = form[0]
+    resource = scalar(instruction.operands[1 if to_shared else 2], 4) if space == "buffer" else None
 
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)
         if not len(lanes):
             return
         addresses, room = address(wave, lanes)
-        if space == "scratch":
+        if space == "scratch" or (resource is not None and resource(wave) >> 48 & 0x3FFF == PRIVATE):
             if int(addresses.max()) + size > wave.private.shape[1]:
                 raise MemoryFaultError(f"{instruction.text}: private memory has {wave.private.shape[1]} bytes")
             places = addresses[:, None] + np.arange(size)
