@@ -28,7 +28,7 @@ class Memory:
         """ranges: (address, bytes) of each."""
         self._starts: list[int] = []
         self._content: list[Array] = []
-        for address, size in sorted(set(ranges)):
+        for address, size in sorted(set(ranges), key=lambda range_: (range_[0], -range_[1])):
             if size and not (self._starts and self._starts[-1] == address):
                 self._starts.append(address)
                 view = (ctypes.c_uint8 * size).from_address(address)
@@ -57,9 +57,9 @@ class Memory:
         left = np.arange(len(addresses))
         while len(left):
             start, content = self.range(int(addresses[left[0]]), size)
-            place_ = addresses[left].astype(np.int64) - start
-            here = (place_ >= 0) & (place_ + size <= len(content))
-            yield left[here], content, place_[here]
+            offsets = addresses[left].astype(np.int64) - start
+            here = (offsets >= 0) & (offsets + size <= len(content))
+            yield left[here], content, offsets[here]
             left = left[~here]
 
 
