@@ -86,21 +86,25 @@ def test_varlen_equals_one_call_each(interleaved: bool, kernel: bool) -> None:
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
-def test_layouts_do_not_change_the_result(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_do_not_change_the_result(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Transposed, expanded, offset by less than 16 bytes, with a strided head, in place."""
+    # The kernel for rows that do not start on 16 bytes may fuse other products and sums: gfx1100's does.
+    tiny = 0.0 if request.config.getoption("--gfx") is None else 1e-6
     if kernel:
         monkeypatch.setattr(rotary, "reference", rotary.launch)
     cos, sin = _tables(20, 16, torch.float32)
     base = torch.randn(2, 3, 20, 65, device=DEVICE)
     for x in (base.transpose(1, 2)[..., 1:], base.transpose(1, 2)[..., ::2], base[:, :1, :, :32].expand(2, 3, 20, 32)):
         wanted = apply_rotary(x.contiguous(), cos, sin)
-        assert_close("y", apply_rotary(x, cos, sin), wanted, tiny=1e-6)
+        assert_close("y", apply_rotary(x, cos, sin), wanted, tiny=tiny)
     packed = torch.randn(2, 20, 3, 4, 32, device=DEVICE)
     wanted = apply_rotary(packed[:, :, 1].contiguous(), cos, sin, interleaved=True)
     part = packed[:, :, 1]
     rest = packed[:, :, ::2].clone()
     assert apply_rotary(part, cos, sin, interleaved=True, inplace=True) is part
-    assert_close("y", packed[:, :, 1], wanted, tiny=1e-6)
+    assert_close("y", packed[:, :, 1], wanted, tiny=tiny)
     assert torch.equal(packed[:, :, ::2], rest)
 
 
