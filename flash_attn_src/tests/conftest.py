@@ -36,6 +36,10 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
     if target is None:
         yield
         return
+    if torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"--gfx {target}: the tests run on this machine's GPU; hide it to run them on a simulator"
+        )
     import simulated_gpu
 
     with simulated_gpu.pretend(target):

@@ -155,8 +155,7 @@ def _moved(
     """A DPP instruction: its first operand comes from another lane of a row of 16."""
     modifiers.pop("dpp")
     rows, banks = (int(modifiers.pop(name, "0xf"), 0) for name in ("row_mask", "bank_mask"))
-    bound = modifiers.pop("bound_ctrl", "0") not in ("0", "") or "bound_ctrl" in instruction.modifiers
-    modifiers.pop("fi", None)
+    bound = modifiers.pop("bound_ctrl", None) is not None  # its number says nothing: it is there or not
     (control, value) = modifiers.popitem()
     _none_left(instruction, modifiers)
     write_index = place(instruction.operands[0])
@@ -165,6 +164,7 @@ def _moved(
         lane = np.arange(wave.count)
         origin = _origin(control, value, lane)
         inside = (origin >= 0) & (origin < wave.count)
+        inside &= wave.lanes[np.where(inside, origin, 0)]  # a lane that is not active cannot be read either
         active = wave.lanes & (np.array(rows) >> lane // 16 & 1 > 0) & (np.array(banks) >> lane % 16 // 4 & 1 > 0)
         if not bound:
             active &= inside
