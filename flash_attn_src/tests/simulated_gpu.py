@@ -32,7 +32,7 @@ from flash_attn.backends import fp8 as fp8_backend
 from flash_attn.backends import kvcache, triton
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.variants import Variant
+from flash_attn.runtime.variants import Variant, fp8_format
 
 from rocm_wheels import ck_compiler, ck_instances, ck_sources, sources, triton_compiler
 
@@ -96,6 +96,9 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
     def find(_device: int, variant: Variant) -> Any:
         return Kernel(target, variant, backwards, launched)
 
+    def format_of(_tensor: torch.Tensor) -> torch.dtype:
+        return fp8_backend._TYPES[str(fp8_format(target))]
+
     _known.clear()
     with ExitStack() as stack:
         for module in (custom_ops, fp8, kvcache_op):
@@ -104,7 +107,8 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
             (launch, "_find", find),
             (launch, "device_target", lambda _device: target),
             (launch, "interpreting", lambda: True),
-            (launch, "INTERPRETED", target),
+            (fp8_backend, "format_of", format_of),
+            (triton, "format_of", format_of),
             (launch, "_kernels", {}),
             (triton, "_kernels", {}),
             (kvcache, "_kernels", {}),
