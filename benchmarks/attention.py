@@ -50,6 +50,10 @@ SHAPES = (
     Shape(2, 16, 8192, 128, False),
     Shape(2, 16, 8192, 128, True),
     Shape(1, 16, 16384, 128, True),
+    Shape(4, 16, 4096, 96, False),
+    Shape(4, 16, 4096, 96, True),
+    Shape(4, 16, 4096, 192, True),
+    Shape(4, 16, 4096, 256, True),
 )
 
 

@@ -165,14 +165,14 @@ def test_masks_and_lengths(sq: int, sk: int, mask: str) -> None:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("dim", [8, 32, 40, 64, 96, 128, 200, 256])
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 160, 200, 256])
 def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
     _check(1, 41, 50, 1, 1, dim, dtype, Options(causal=True))
 
 
 @pytest.mark.usefixtures("_deep_tiles")
 @pytest.mark.parametrize("mask", ["full", "causal", "both"])
-@pytest.mark.parametrize("dim", [24, 64, 96])
+@pytest.mark.parametrize("dim", [24, 64, 72, 96])
 def test_head_dim_in_pieces(dim: int, mask: str) -> None:
     _check(1, 41, 50, 2, 1, dim, torch.float32, MASKS[mask])
 
@@ -399,10 +399,18 @@ def test_dropout_draws_anew_at_each_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page_size", "softcap", "tiles"),
-    [(16, 0.0, "_tiles"), (7, 2.0, "_tiles"), (64, 2.0, "_tiles"), (16, 2.0, "_deep_tiles")],
+    ("page_size", "dim", "softcap", "tiles"),
+    [
+        (16, 24, 0.0, "_tiles"),
+        (7, 72, 2.0, "_tiles"),
+        (64, 24, 2.0, "_tiles"),
+        (16, 24, 2.0, "_deep_tiles"),
+        (16, 80, 0.0, "_deep_tiles"),
+    ],
 )
-def test_pages_are_followed(page_size: int, softcap: float, tiles: str, request: pytest.FixtureRequest) -> None:
+def test_pages_are_followed(
+    page_size: int, dim: int, softcap: float, tiles: str, request: pytest.FixtureRequest
+) -> None:
     """Shuffled pages, unequal lengths, padding on the left: the bits of the same keys laid out in a row."""
     request.getfixturevalue(tiles)
     torch.manual_seed(6)
@@ -411,8 +419,8 @@ def test_pages_are_followed(page_size: int, softcap: float, tiles: str, request:
     order = torch.randperm(sum(pages) + 2)
     table = torch.zeros(2, max(pages), dtype=torch.int32)
     table[0, : pages[0]], table[1, : pages[1]] = order[: pages[0]], order[pages[0] : sum(pages)]
-    k, v = torch.randn(2, len(order), page_size, 2, 24, device=DEVICE)
-    q = torch.randn(sum(lengths_q), 4, 24, device=DEVICE)
+    k, v = torch.randn(2, len(order), page_size, 2, dim, device=DEVICE)
+    q = torch.randn(sum(lengths_q), 4, dim, device=DEVICE)
 
     def offsets(lengths: list[int]) -> torch.Tensor:
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)

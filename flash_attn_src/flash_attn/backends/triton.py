@@ -58,7 +58,7 @@ def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, k
         if device < 0 and not launch.interpreting():
             raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
         found = _kernels[key] = tuple(
-            launch.kernel(device, Variant(op, _DTYPES[dtype], bucket(head_dim), serving(op, _DTYPES[dtype], kind)))
+            launch.kernel(device, Variant(op, _DTYPES[dtype], bucket(head_dim, op), serving(op, _DTYPES[dtype], kind)))
             for op in ops
         )
     return found

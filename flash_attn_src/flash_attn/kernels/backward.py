@@ -16,20 +16,25 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
-    deep_dot,
-    held_columns,
     hide,
     keep_mask,
     key_bounds,
     key_span,
-    load_rows,
-    load_tile,
     narrow,
     place,
     query_bounds,
     query_span,
     row_stride,
-    store_tile,
+)
+from flash_attn.kernels.tiles import (
+    add_product,
+    deep_dot,
+    dot_pair,
+    held_pair,
+    load_pair,
+    load_tile,
+    store_pair,
+    zero_pair,
 )
 
 
@@ -104,45 +109,45 @@ def _grad_scores(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, k_rows, v_rows, q, dout, lse, delta, m, first, cols, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+    dk, dk_tail, dv, dv_tail, k, k_tail, v, v_tail, k_rows, v_rows, q, dout, lse, delta, m, first, cols,
+    seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+    DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)
     rows = m + offs_m
+    q_tile, q_tail = load_pair(q, m, offs_m, stride_qm, seqlen_q, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK)
+    g_tile, g_tail = load_pair(
+        dout, m, offs_m, stride_gm, seqlen_q, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+    )
     if MASK:
-        q_tile = load_tile(q, m, offs_m, stride_qm, seqlen_q, head_dim, BLOCK_D)
-        g_tile = load_tile(dout, m, offs_m, stride_gm, seqlen_q, head_dim, BLOCK_D)
         lse_row = tl.load(lse + rows, mask=rows < seqlen_q, other=float("inf"))
         delta_row = tl.load(delta + rows, mask=rows < seqlen_q, other=0.0)
     else:
-        q_tile = load_rows(q, m, offs_m, stride_qm, columns)
-        g_tile = load_rows(dout, m, offs_m, stride_gm, columns)
         lse_row = tl.load(lse + rows)
         delta_row = tl.load(delta + rows)
-    if DEPTH < BLOCK_D:
+    if DEPTH < BLOCK_D + TAIL:
         s = deep_dot(
             k_rows, 0, cols - first, stride_kn, seqlen_k - first, q, m, offs_m, stride_qm, seqlen_q,
-            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, DEPTH,
+            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
         dp = deep_dot(
             v_rows, 0, cols - first, stride_vn, seqlen_k - first, dout, m, offs_m, stride_gm, seqlen_q,
-            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, DEPTH,
+            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
-        s = tl.dot(k, tl.trans(q_tile), input_precision="ieee")
-        dp = tl.dot(v, tl.trans(g_tile), input_precision="ieee")
+        s = dot_pair(k, k_tail, q_tile, q_tail, TAIL)
+        dp = dot_pair(v, v_tail, g_tile, g_tail, TAIL)
     p, ds = _grad_scores(
         s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
-    dv = tl.dot(narrow(p, g_tile.dtype, HALF_UP), g_tile, dv, input_precision="ieee")
-    dk = tl.dot(narrow(ds, q_tile.dtype, HALF_UP), q_tile, dk, input_precision="ieee")
-    return dk, dv
+    dv, dv_tail = add_product(narrow(p, g_tile.dtype, HALF_UP), g_tile, g_tail, dv, dv_tail, TAIL)
+    dk, dk_tail = add_product(narrow(ds, q_tile.dtype, HALF_UP), q_tile, q_tail, dk, dk_tail, TAIL)
+    return dk, dk_tail, dv, dv_tail
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -155,7 +160,7 @@ def attn_bwd_dkdv(
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one key head, all query heads of its group.
@@ -194,11 +199,15 @@ def attn_bwd_dkdv(
 
     offs_n = tl.arange(0, BLOCK_N)
     cols = first + offs_n
-    columns = held_columns(head_dim, VEC, BLOCK_D)
-    k_tile = load_tile(k, 0, offs_n, stride_kn, sk - first, head_dim, BLOCK_D)
-    v_tile = load_tile(v, 0, offs_n, stride_vn, sk - first, head_dim, BLOCK_D)
-    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    columns, tail_columns = held_pair(head_dim, VEC, BLOCK_D, TAIL)
+    k_tile, k_tail = load_pair(
+        k, 0, offs_n, stride_kn, sk - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+    )
+    v_tile, v_tail = load_pair(
+        v, 0, offs_n, stride_vn, sk - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+    )
+    dk_acc, dk_tail = zero_pair(BLOCK_N, BLOCK_D, TAIL)
+    dv_acc, dv_tail = zero_pair(BLOCK_N, BLOCK_D, TAIL)
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
     skipped = full_hi - full_lo
     for head in range(kv_head * group, kv_head * group + group):
@@ -212,64 +221,62 @@ def attn_bwd_dkdv(
             if flags & HAS_ALIBI:
                 slope = tl.load(alibi_slopes + batch * stride_ab + head)
         for m in tl.range(full_lo, full_hi, BLOCK_M):
-            dk_acc, dv_acc = _dkdv_tile(
-                dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+            dk_acc, dk_tail, dv_acc, dv_tail = _dkdv_tile(
+                dk_acc, dk_tail, dv_acc, dv_tail, k_tile, k_tail, v_tile, v_tail, k, v,
+                q_head, g_head, lse_head, delta_head, m, first, cols,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
-            dk_acc, dv_acc = _dkdv_tile(
-                dk_acc, dv_acc, k_tile, v_tile, k, v, q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+            dk_acc, dk_tail, dv_acc, dv_tail = _dkdv_tile(
+                dk_acc, dk_tail, dv_acc, dv_tail, k_tile, k_tail, v_tile, v_tail, k, v,
+                q_head, g_head, lse_head, delta_head, m, first, cols,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
             )  # fmt: skip
-    dk_acc *= scale
+    scale_v = 1.0
     if KIND == "dropout" or KIND == "any":
-        dv_acc *= 1.0 / (1.0 - p_dropout)
-    store_tile(dk, dk_acc, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D)
-    store_tile(dv, dv_acc, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D)
+        scale_v = 1.0 / (1.0 - p_dropout)
+    store_pair(dk, dk_acc * scale, dk_tail * scale, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D, TAIL)
+    store_pair(dv, dv_acc * scale_v, dv_tail * scale_v, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D, TAIL)
 
 
 @triton.jit
 def _dq_tile(
-    dq, q, g, q_rows, g_rows, lse, delta, k, v, n, first, rows, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+    dq, dq_tail, q, q_tail, g, g_tail, q_rows, g_rows, lse, delta, k, v, n, first, rows, seqlen_q, seqlen_k,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+    DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys against a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    if MASK:
-        k_tile = load_tile(k, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
-    else:
-        k_tile = load_rows(k, n, offs_n, stride_kn, columns)
-    if DEPTH < BLOCK_D:
+    k_tile, k_tail = load_pair(k, n, offs_n, stride_kn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK)
+    if DEPTH < BLOCK_D + TAIL:
         s = deep_dot(
             q_rows, 0, rows - first, stride_qm, seqlen_q - first, k, n, offs_n, stride_kn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
         dp = deep_dot(
             g_rows, 0, rows - first, stride_gm, seqlen_q - first, v, n, offs_n, stride_vn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
-        if MASK:
-            v_tile = load_tile(v, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D)
-        else:
-            v_tile = load_rows(v, n, offs_n, stride_vn, columns)
-        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
-        dp = tl.dot(g, tl.trans(v_tile), input_precision="ieee")
+        v_tile, v_tail = load_pair(
+            v, n, offs_n, stride_vn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+        )
+        s = dot_pair(q, q_tail, k_tile, k_tail, TAIL)
+        dp = dot_pair(g, g_tail, v_tile, v_tail, TAIL)
     _, ds = _grad_scores(
         s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
     )  # fmt: skip
-    return tl.dot(narrow(ds, k_tile.dtype, HALF_UP), k_tile, dq, input_precision="ieee")
+    return add_product(narrow(ds, k_tile.dtype, HALF_UP), k_tile, k_tail, dq, dq_tail, TAIL)
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -282,7 +289,7 @@ def attn_bwd_dq(
     stride_dqb, stride_dqm, stride_dqh,
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
@@ -321,28 +328,31 @@ def attn_bwd_dq(
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
     offs_m = tl.arange(0, BLOCK_M)
     rows = first + offs_m
-    columns = held_columns(head_dim, VEC, BLOCK_D)
-    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
-    g_tile = load_tile(dout, 0, offs_m, stride_gm, sq - first, head_dim, BLOCK_D)
+    columns, tail_columns = held_pair(head_dim, VEC, BLOCK_D, TAIL)
+    q_tile, q_tail = load_pair(
+        q, 0, offs_m, stride_qm, sq - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+    )
+    g_tile, g_tail = load_pair(
+        dout, 0, offs_m, stride_gm, sq - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+    )
     lse_row = tl.load(lse + offs_m, mask=rows < sq, other=float("inf"))
     delta_row = tl.load(delta + offs_m, mask=rows < sq, other=0.0)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc, acc_tail = zero_pair(BLOCK_M, BLOCK_D, TAIL)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
-        acc = _dq_tile(
-            acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+        acc, acc_tail = _dq_tile(
+            acc, acc_tail, q_tile, q_tail, g_tile, g_tail, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        acc = _dq_tile(
-            acc, q_tile, g_tile, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns,
+        acc, acc_tail = _dq_tile(
+            acc, acc_tail, q_tile, q_tail, g_tile, g_tail, q, dout, lse_row, delta_row, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
         )  # fmt: skip
-    acc *= scale
-    store_tile(dq, acc, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D)
+    store_pair(dq, acc * scale, acc_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, TAIL)

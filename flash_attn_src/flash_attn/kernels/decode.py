@@ -16,11 +16,11 @@ from flash_attn.kernels.common import (
     LN2,
     LOG2E,
     alibi_bias,
-    load_tile,
     query_span,
     row_stride,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
+from flash_attn.kernels.tiles import load_tile
 
 
 @triton.jit

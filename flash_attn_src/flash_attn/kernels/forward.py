@@ -13,63 +13,70 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
-    deep_dot,
-    deep_dot_paged,
-    held_columns,
     hide,
     keep_mask,
     key_bounds,
     key_span,
-    load_paged_tile,
-    load_rows,
-    load_tile,
     narrow,
     place,
     query_span,
     row_stride,
-    store_tile,
+)
+from flash_attn.kernels.tiles import (
+    add_product,
+    deep_dot,
+    deep_dot_paged,
+    dot_pair,
+    held_pair,
+    load_paged_pair,
+    load_pair,
+    store_pair,
+    zero_pair,
 )
 
 
 @triton.jit
 def _tile(
-    acc, m_i, l_i, q, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
-    stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
+    acc, acc_tail, m_i, l_i, q, q_tail, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
+    stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys. q is the tile and q_rows points at its first row; k_head and v_head point at key 0;
+    """One block of keys. q and q_tail are the tiles, q_rows points at their first row, k_head and v_head at key 0;
     m_i is in the units of s: those of exp2 where a kind shapes the scores, else before scaling."""
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout"
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    if PAGED and DEPTH < BLOCK_D:
+    if PAGED and DEPTH < BLOCK_D + TAIL:
         s = deep_dot_paged(
             q_rows, rows - first, stride_qm, seqlen_q - first,
             k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     elif PAGED:
-        k = load_paged_tile(k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
-    elif DEPTH < BLOCK_D:
+        k, k_tail = load_paged_pair(
+            k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D, TAIL
+        )
+        s = dot_pair(q, q_tail, k, k_tail, TAIL)
+    elif DEPTH < BLOCK_D + TAIL:
         s = deep_dot(
             q_rows, 0, rows - first, stride_qm, seqlen_q - first, k_head, n, offs_n, stride_kn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
-        if MASK:
-            k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
-        else:
-            k = load_rows(k_head, n, offs_n, stride_kn, columns)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        k, k_tail = load_pair(
+            k_head, n, offs_n, stride_kn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+        )
+        s = dot_pair(q, q_tail, k, k_tail, TAIL)
     if PAGED:
-        v = load_paged_tile(v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D)
-    elif MASK:
-        v = load_tile(v_head, n, offs_n, stride_vn, seqlen_k, head_dim, BLOCK_D)
+        v, v_tail = load_paged_pair(
+            v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D, TAIL
+        )
     else:
-        v = load_rows(v_head, n, offs_n, stride_vn, columns)
+        v, v_tail = load_pair(
+            v_head, n, offs_n, stride_vn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+        )
     if SHAPED:
         s = s * (scale * LOG2E)
         if KIND != "alibi":
@@ -91,11 +98,13 @@ def _tile(
         alpha = tl.exp2((m_i - m_sub) * c)
     l_i = l_i * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
+    if TAIL:
+        acc_tail = acc_tail * alpha[:, None]
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
             p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED), p, 0.0)
-    acc = tl.dot(narrow(p, v.dtype, HALF_UP), v, acc, input_precision="ieee")
-    return acc, m_new, l_i
+    acc, acc_tail = add_product(narrow(p, v.dtype, HALF_UP), v, v_tail, acc, acc_tail, TAIL)
+    return acc, acc_tail, m_new, l_i
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -108,7 +117,7 @@ def attn_fwd(
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
+    TAIL: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: m_blocks * planes, planes = nheads * batch.
@@ -163,29 +172,31 @@ def attn_fwd(
 
     offs_m = tl.arange(0, BLOCK_M)
     rows = first + offs_m
-    columns = held_columns(head_dim, VEC, BLOCK_D)
-    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
+    columns, tail_columns = held_pair(head_dim, VEC, BLOCK_D, TAIL)
+    q_tile, q_tail = load_pair(
+        q, 0, offs_m, stride_qm, sq - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+    )
 
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc, acc_tail = zero_pair(BLOCK_M, BLOCK_D, TAIL)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
-        acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
+        acc, acc_tail, m_i, l_i = _tile(
+            acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, q, k, v, n, first, rows, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, columns, scale, shift, window_left, window_right,
+        acc, acc_tail, m_i, l_i = _tile(
+            acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
+            stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
     empty = l_i == 0.0
@@ -193,7 +204,8 @@ def attn_fwd(
     if KIND == "dropout" or KIND == "any":
         inverse = inverse / (1.0 - p_dropout)
     acc = acc * inverse[:, None]
-    store_tile(out, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+    acc_tail = acc_tail * inverse[:, None]
+    store_pair(out, acc, acc_tail, offs_m, stride_om, sq - first, head_dim, BLOCK_D, TAIL)
     m_i = m_i * (scale if KIND == "plain" or KIND == "dropout" else LN2)
     lse_rows = tl.where(empty, float("inf"), m_i + tl.log2(l_i) * LN2)
     tl.store(lse + offs_m, lse_rows, mask=rows < sq)

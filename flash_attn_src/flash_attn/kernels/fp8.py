@@ -13,17 +13,14 @@ from flash_attn.kernels.common import (
     LOG2E,
     alibi_bias,
     capped,
-    held_columns,
     hide,
     keep_mask,
     key_bounds,
     key_span,
-    load_rows,
-    load_tile,
     query_span,
     row_stride,
-    store_tile,
 )
+from flash_attn.kernels.tiles import held_columns, load_rows, load_tile, store_tile
 
 # Probabilities, at most 1, are cast times 2 ** 7: below the largest number of both formats, 240 and 448, so that
 # small ones keep their bits. Their sum carries the factor too, and it cancels.

@@ -54,7 +54,10 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         depth = min(config.depth or variant.block_d, variant.block_d)
         constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "SHARED": tuning.dropout_bits(target)}
         if variant.op != "probabilities":
+            power = 1 << (variant.block_d.bit_length() - 1)
             constants |= {
+                "BLOCK_D": power,
+                "TAIL": variant.block_d - power,
                 "KIND": variant.kind,
                 "DIES": tuning.dies(target),
                 "HALF_UP": tuning.half_up(target),

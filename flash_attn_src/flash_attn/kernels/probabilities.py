@@ -10,13 +10,13 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
-    deep_dot,
     hide,
     keep_mask,
     key_span,
     query_span,
     row_stride,
 )
+from flash_attn.kernels.tiles import deep_dot
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -62,7 +62,7 @@ def attn_probabilities(
     cols = (first_col + offs_n)[None, :]
     s = deep_dot(
         q, first_row, offs_m, stride_qm, sq, k, first_col, offs_n, stride_kn, sk,
-        head_dim, BLOCK_M, BLOCK_N, BLOCK_D, DEPTH,
+        head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
     )  # fmt: skip
     s = s * scale
     if softcap > 0.0:

@@ -2,8 +2,8 @@
 
 One table, read by the ahead-of-time compiler and by the JIT path.
 
-cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 and 128, full, causal and window; the
-tiles after the first with ALiBi and dropout in one kernel, and softcap in another); the others follow by size.
+cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 to 256, full, causal and window, and the
+kinds that have a tile of their own); dim 32 and fp32 follow by size.
 cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
 types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
 LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
@@ -49,8 +49,12 @@ def config(target: str, variant: Variant) -> Config:
     table = _TABLE[family(target)]
     if variant.op == "probabilities":
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
-    row = (variant.op, bits, variant.block_d)
-    configs = table.get(row) or table["fwd", bits, variant.block_d]
+    op, block_d = variant.op, variant.block_d
+    if (op, bits, block_d) not in table and op == "fwd-paged":
+        op = "fwd"
+    if (op, bits, block_d) not in table:
+        block_d = 1 << block_d.bit_length()
+    configs = table[op, bits, block_d]
     if variant.op == "fwd-paged":
         return configs[0 if variant.kind == "plain" else -1]
     return configs[min(kinds(variant.op, variant.dtype).index(variant.kind), len(configs) - 1)]
@@ -98,9 +102,16 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest
     "cuda": {
         ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
-        ("fwd", 16, 64): (C(64, 64, 4, 3, options=(("maxnreg", 128),)),),
+        ("fwd", 16, 64): (
+            C(64, 64, 4, 3, options=(("maxnreg", 128),)),
+            C(64, 64, 4, 3, options=(("maxnreg", 128),)),
+            C(64, 64, 4, 3, options=(("maxnreg", 160),)),
+            C(64, 64, 4, 3, options=(("maxnreg", 128),)),
+        ),
+        ("fwd", 16, 96): (C(128, 64, 4, 3), C(128, 64, 4, 3), C(64, 64, 4, 2, options=(("maxnreg", 168),))),
         ("fwd", 16, 128): (C(64, 64, 4, 3),),
-        ("fwd", 16, 256): (C(64, 32, 4, 2),),
+        ("fwd", 16, 192): (*(C(128, 64, 8, 3),) * 4, C(128, 64, 8, 2)),
+        ("fwd", 16, 256): (C(128, 64, 8, 2),),
         ("fwd-paged", 16, 64): (C(64, 64, 4, 3), C(64, 64, 4, 3, options=(("maxnreg", 128),))),
         ("fwd", 32, 32): (C(64, 32, 4, 2), C(32, 32, 4, 2)),
         ("fwd", 32, 64): (C(32, 32, 4, 2),),
@@ -113,8 +124,10 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
             C(32, 64, 4, 3, options=(("maxnreg", 168),)),
             C(32, 64, 4, 3),
         ),
+        ("bwd-dkdv", 16, 96): (C(32, 64, 4, 3),),
         ("bwd-dkdv", 16, 128): (C(32, 64, 4, 3), C(32, 64, 4, 2)),
-        ("bwd-dkdv", 16, 256): (C(32, 32, 4, 2),),
+        ("bwd-dkdv", 16, 192): (C(32, 128, 8, 3),),
+        ("bwd-dkdv", 16, 256): (C(32, 64, 8, 3),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2),),
         ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2),),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2),),
@@ -124,8 +137,10 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
             C(128, 64, 8, 3, options=(("maxnreg", 128),)),
             C(64, 64, 4, 3, options=(("maxnreg", 168),)),
         ),
+        ("bwd-dq", 16, 96): (C(128, 64, 8, 3), C(64, 64, 4, 3)),
         ("bwd-dq", 16, 128): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
-        ("bwd-dq", 16, 256): (C(32, 32, 4, 2),),
+        ("bwd-dq", 16, 192): (C(128, 64, 8, 2),),
+        ("bwd-dq", 16, 256): (C(128, 32, 8, 2),),
         ("bwd-dq", 32, 32): (C(32, 32, 4, 2),),
         ("bwd-dq", 32, 64): (C(32, 32, 4, 2),),
         ("bwd-dq", 32, 128): (C(32, 32, 4, 2),),
@@ -134,7 +149,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     "cdna": {
         ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
         ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
+        ("fwd", 16, 96): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 32, 4, 2)),
         ("fwd", 16, 128): (C(128, 32, 4, 2),),
+        ("fwd", 16, 192): (C(128, 32, 4, 2),),
         ("fwd", 16, 256): (C(128, 16, 4, 2), C(128, 16, 4, 2), C(64, 16, 4, 2)),
         ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
@@ -142,7 +159,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 256): (C(64, 32, 4),),
         ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 64): (C(32, 128, 4), C(16, 128, 4)),
+        ("bwd-dkdv", 16, 96): (C(16, 128, 4), C(16, 128, 4, 2), C(16, 64, 4), C(16, 128, 4), C(16, 64, 4)),
         ("bwd-dkdv", 16, 128): (C(16, 128, 4),),
+        ("bwd-dkdv", 16, 192): (*(C(16, 64, 4, 2),) * 4, C(16, 64, 4)),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
@@ -150,7 +169,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
         ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
         ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 64, 4), C(128, 32, 4, 2)),
+        ("bwd-dq", 16, 96): (C(128, 32, 4, 2), C(128, 32, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
         ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 32, 4), C(128, 16, 4), C(128, 32, 4)),
+        ("bwd-dq", 16, 192): (*(C(64, 16, 4, 2),) * 4, C(128, 16, 4)),
         ("bwd-dq", 16, 256): (C(64, 16, 4),),
         ("bwd-dq", 32, 32): (C(64, 64, 4),),
         ("bwd-dq", 32, 64): (C(64, 32, 4),),
@@ -186,8 +207,10 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     "rdna3": {
         ("fwd", 16, 32): (C(128, 32, 8),),
         ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8, depth=32)),
+        ("fwd", 16, 96): (C(128, 32, 8, depth=32), C(64, 32, 8, depth=32)),
         ("fwd", 16, 128): (C(128, 32, 8, depth=64), C(64, 32, 8, depth=64)),
         ("fwd", 16, 256): (C(64, 16, 8, depth=64),),
+        ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
         ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
         ("fwd", 32, 32): (C(128, 32, 8, depth=16),),
@@ -196,15 +219,19 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
         ("bwd-dkdv", 16, 32): (C(32, 32, 4),),
         ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
+        ("bwd-dkdv", 16, 96): (C(32, 32, 8, depth=32), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16),),
+        ("bwd-dkdv", 16, 192): (*(C(16, 32, 8, depth=16),) * 4, C(16, 16, 4, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
         ("bwd-dkdv", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+        ("bwd-dkdv", 32, 192): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=64)),
         ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
         ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
         ("bwd-dq", 16, 64): (C(64, 32, 8), C(32, 32, 8, depth=32)),
         ("bwd-dq", 16, 128): (C(64, 32, 8, depth=32), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=32),) * 4, C(32, 16, 8, depth=16)),
         ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32),),
         ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),
         ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),

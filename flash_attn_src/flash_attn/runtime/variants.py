@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DTYPES = ("fp16", "bf16", "fp32")
-HEAD_DIMS = (32, 64, 128, 256)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 
 # Operation -> the kernel's module below flash_attn.kernels, and its function.
 OPS = {
@@ -81,10 +81,12 @@ _FEWER_KINDS = {
     **dict.fromkeys(BLOCKS, LAYER_KINDS),
 }
 
-# Operations with head-dim buckets of their own: decoding waits for memory, which a masked column does not load.
+# Operations with head-dim buckets of their own, as they wait for memory, which a masked column does not load, or are
+# rarely called.
 IN_PIECES = ("combine", "append", "fp8-amax", "fp8-cast", "fp8-cast-v")
 BUCKETS = {
     **dict.fromkeys(("decode", "decode-paged", "extend", "fp8-fwd"), (64, 128, 256)),
+    **dict.fromkeys(("bwd-delta", "probabilities"), (32, 64, 128, 256)),
     **dict.fromkeys(IN_PIECES, (64,)),
 }
 

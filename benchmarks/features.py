@@ -1,0 +1,151 @@
+"""What each option of a call costs: its time for a pair of tokens that counts, against a plain call's.
+
+    python benchmarks/features.py [--json results.json] [--rounds 5] [--dims 128 64]
+
+2 sequences of 8192 tokens, 2048 / dim heads, causal, bfloat16. The plain call that an option is set against does the
+same useful work or stands beside it: for sequences of unequal lengths as many of one length with as many pairs; for a
+window the causal call without it, by the pairs that the window leaves. Forward and backward are measured apart; in
+every round each call runs once, so that drift of the clocks hits all alike. 1.00: the option costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+import flash_attn
+import measuring
+import torch
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+from measuring import milliseconds
+
+Call = Callable[..., torch.Tensor]
+SEQLEN = 8192
+WINDOW = 1024
+
+
+class Case(NamedTuple):
+    """An option: its call and the plain one beside it, their q, k and v, and how many pairs count in it of each that
+    counts in the plain one."""
+
+    name: str
+    call: Call
+    tensors: list[torch.Tensor]
+    plain: Call
+    plain_tensors: list[torch.Tensor]
+    pairs: float = 1.0
+
+
+def draw(*shape: int, heads_k: int | None = None) -> list[torch.Tensor]:
+    """q, k and v, (..., heads, dim) with heads_k heads of k and v."""
+    shapes = [shape] + [(*shape[:-2], heads_k or shape[-2], shape[-1])] * 2
+    return [torch.randn(size, device="cuda", dtype=torch.bfloat16).requires_grad_() for size in shapes]
+
+
+def causal(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
+    return flash_attn_func(*tensors, causal=True, **options)
+
+
+def unequal(name: str, lengths: list[int], heads: int, dim: int) -> Case:
+    """Packed sequences, beside as many of one length that have as many pairs of tokens."""
+    count, pairs = len(lengths), sum(length**2 for length in lengths)
+    same = round((pairs / count) ** 0.5 / 64) * 64
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
+
+    def packed(*tensors: torch.Tensor) -> torch.Tensor:
+        return flash_attn_varlen_func(*tensors, starts, starts, max(lengths), max(lengths), causal=True)
+
+    plain = draw(count, same, heads, dim)
+    return Case(name, packed, draw(sum(lengths), heads, dim), causal, plain, pairs / (count * same**2))
+
+
+def cases(dim: int) -> list[Case]:
+    heads = 2048 // dim
+    tensors = draw(2, SEQLEN, heads, dim)
+    slopes = torch.rand(heads, device="cuda")
+    visible = (SEQLEN - WINDOW / 2) * WINDOW / (SEQLEN**2 / 2)
+    generator = random.Random(0)
+    long, short = ([generator.randint(100, most) for _ in range(count)] for most, count in ((4000, 8), (1000, 32)))
+
+    def beside(name: str, pairs: float = 1.0, **options: object) -> Case:
+        return Case(name, lambda *x: causal(*x, **options), tensors, causal, tensors, pairs)
+
+    return [
+        Case("GQA 8:1", causal, draw(2, SEQLEN, heads, dim, heads_k=heads // 8), causal, tensors),
+        unequal("varlen, 8 of 2048", [2048] * 8, heads, dim),
+        unequal("varlen, 8 of 100 to 4000", long, heads, dim),
+        unequal("varlen, 32 of 100 to 1000", short, heads, dim),
+        beside(f"window of {WINDOW}", visible, window_size=(WINDOW, 0)),
+        beside("dropout", dropout_p=0.1),
+        beside("ALiBi", alibi_slopes=slopes),
+        beside("softcap", softcap=30.0),
+    ]
+
+
+def ways(call: Call, tensors: list[torch.Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The forward and the backward of a call, after a first run of each."""
+    out = call(*tensors)
+    dout = torch.randn_like(out)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return call(*tensors)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, tensors, dout, retain_graph=True)
+
+    forward()
+    backward()
+    return forward, backward
+
+
+def measure(case: Case, rounds: int) -> dict[str, object]:
+    """What the option costs, and every time in milliseconds, forward and backward."""
+    result: dict[str, object] = {"case": case.name}
+    pair = zip(
+        ("forward", "backward"), ways(case.call, case.tensors), ways(case.plain, case.plain_tensors), strict=True
+    )
+    for way, mine, plain in pair:
+        times = [(milliseconds(mine, 5), milliseconds(plain, 5)) for _ in range(rounds)]
+        result[way] = statistics.median(one / other for one, other in times) / case.pairs
+        result[f"{way} ms"] = [one for one, _ in times]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each call is measured (5)")
+    parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], metavar="D", help="head dims (128 64)")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: no GPU that this torch can use")
+    for dim in arguments.dims:
+        if dim not in (32, 64, 128, 256):
+            raise SystemExit(f"error: --dims {dim}: one of 32, 64, 128, 256, which divide 2048 into heads")
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, time a pair of tokens, plain call: 1")
+    print(f"{'dim':>4}  {'':28}{'forward':>10}{'backward':>10}")
+    rows, samples = [], {}
+    for dim in arguments.dims:
+        torch.manual_seed(0)
+        for case in cases(dim):
+            found = {"dim": dim, **measure(case, arguments.rounds)}
+            rows.append(found)
+            print(f"{dim:>4}  {case.name:28}{found['forward']:>10.2f}{found['backward']:>10.2f}", flush=True)
+            samples |= {f"{dim} {case.name} {way} ms": found[f"{way} ms"] for way in ("forward", "backward")}
+    if arguments.json is not None:
+        config = {"rounds": arguments.rounds, "dims": arguments.dims}
+        machine = measuring.environment(torch.device("cuda"))
+        content = measuring.results(
+            "features", machine, config, metrics=rows, summary=flash_attn.backend_info(), samples=samples
+        )
+        measuring.write(arguments.json, content)
+
+
+if __name__ == "__main__":
+    main()

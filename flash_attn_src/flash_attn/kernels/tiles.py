@@ -1,0 +1,171 @@
+"""Tiles in the kernels: reading, multiplying and writing rows of a matrix.
+
+A tile has a power of two of columns. Head dims between two of these are served by pairs of tiles, BLOCK_D columns and
+the TAIL after them, so that dim 96 does the work of 64 + 32 columns, not of 128. Where TAIL is 0 the second of a pair
+repeats the first and no code uses it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
+    """Rows start + offsets of a matrix, as (rows, BLOCK_D); zeros beyond row `limit` and column `head_dim`."""
+    offs_d = tl.arange(0, BLOCK_D)
+    pointers = base + start * stride.to(tl.int64) + (offsets[:, None] * stride + offs_d[None, :])
+    inside = ((start + offsets)[:, None] < limit) & (offs_d[None, :] < head_dim)
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def held_columns(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Columns 0 .. BLOCK_D - 1 where those beyond head_dim repeat its last VEC, for `load_rows`."""
+    offs_d = tl.arange(0, BLOCK_D)
+    return tl.minimum(offs_d // VEC * VEC, head_dim - VEC) + offs_d % VEC
+
+
+@triton.jit
+def load_rows(base, start, offsets, stride, columns):
+    """Rows start + offsets of a matrix that all exist, without a mask. Columns beyond the head dim repeat others:
+    they meet zeros in a product, or make columns of a result that are never stored."""
+    return tl.load(base + start * stride.to(tl.int64) + (offsets[:, None] * stride + columns[None, :]))
+
+
+@triton.jit
+def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
+    """Stores rows `offsets` of a tile, in the element type of `base`, up to row `limit` and column `head_dim`."""
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = (offsets[:, None] < limit) & (offs_d[None, :] < head_dim)
+    tl.store(base + (offsets[:, None] * stride + offs_d[None, :]), tile.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_pair(
+    base, start, offsets, stride, limit, head_dim, columns, tail_columns,
+    BLOCK_D: tl.constexpr, TAIL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """A pair of tiles by `load_tile` with MASK, which needs no columns, else by `load_rows`."""
+    if MASK:
+        tile = load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D)
+    else:
+        tile = load_rows(base, start, offsets, stride, columns)
+    tail = tile
+    if TAIL:
+        if MASK:
+            tail = load_tile(base + BLOCK_D, start, offsets, stride, limit, head_dim - BLOCK_D, TAIL)
+        else:
+            tail = load_rows(base + BLOCK_D, start, offsets, stride, tail_columns)
+    return tile, tail
+
+
+@triton.jit
+def held_pair(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
+    """The columns of a pair for `load_rows`, each from its own first."""
+    columns = held_columns(head_dim, VEC, BLOCK_D)
+    tail_columns = columns
+    if TAIL:  # for head dims above BLOCK_D alone
+        columns = tl.arange(0, BLOCK_D)
+        tail_columns = held_columns(head_dim - BLOCK_D, VEC, TAIL)
+    return columns, tail_columns
+
+
+@triton.jit
+def load_paged_pair(
+    pages, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim,
+    BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """A pair of rows of a sequence whose pages a row of the block table names; zeros beyond `limit` and `head_dim`.
+    Row 0 comes after the `leftpad` rows that start the first page."""
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = rows < limit
+    place = rows + leftpad
+    page = tl.load(table + place // page_size, mask=inside, other=0)
+    pages += (page.to(tl.int64) * stride_page + (place % page_size) * stride)[:, None]
+    tile = tl.load(pages + offs_d[None, :], mask=inside[:, None] & (offs_d[None, :] < head_dim), other=0.0)
+    tail = tile
+    if TAIL:
+        offs_t = BLOCK_D + tl.arange(0, TAIL)
+        tail = tl.load(pages + offs_t[None, :], mask=inside[:, None] & (offs_t[None, :] < head_dim), other=0.0)
+    return tile, tail
+
+
+@triton.jit
+def zero_pair(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
+    """Accumulators of a pair, fp32."""
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    tail = acc
+    if TAIL:
+        tail = tl.zeros((ROWS, TAIL), tl.float32)
+    return acc, tail
+
+
+@triton.jit
+def dot_pair(a, a_tail, b, b_tail, TAIL: tl.constexpr):
+    """Rows of a times rows of b, transposed, over the columns of both pairs."""
+    product = tl.dot(a, tl.trans(b), input_precision="ieee")
+    if TAIL:
+        product = tl.dot(a_tail, tl.trans(b_tail), product, input_precision="ieee")
+    return product
+
+
+@triton.jit
+def add_product(weights, tile, tail, acc, acc_tail, TAIL: tl.constexpr):
+    """acc + weights times a pair's rows."""
+    acc = tl.dot(weights, tile, acc, input_precision="ieee")
+    if TAIL:
+        acc_tail = tl.dot(weights, tail, acc_tail, input_precision="ieee")
+    return acc, acc_tail
+
+
+@triton.jit
+def store_pair(base, tile, tail, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
+    """`store_tile` of a pair."""
+    store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D)
+    if TAIL:
+        store_tile(base + BLOCK_D, tail, offsets, stride, limit, head_dim - BLOCK_D, TAIL)
+
+
+@triton.jit
+def _deep_width(head_dim, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
+    """How far a product goes. Of a pair it is not known to the compiler, which would unroll the six pieces of dim 96
+    into more registers than there are (gfx1100: 318 of them in memory)."""
+    width = BLOCK_D
+    if TAIL:
+        width = head_dim
+    return width
+
+
+@triton.jit
+def deep_dot(
+    a, a_start, a_offsets, a_stride, a_limit, b, b_start, b_offsets, b_stride, b_limit, head_dim,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of a times rows of b, transposed, over the head dim in pieces of DEPTH that are read from memory.
+
+    For targets whose registers cannot hold a whole operand: without matrix cores a thread keeps entire rows.
+    """
+    product = tl.zeros((ROWS, COLS), tl.float32)
+    for d in tl.range(0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
+        a_part = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)
+        b_part = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH)
+        product = tl.dot(a_part, tl.trans(b_part), product, input_precision="ieee")
+    return product
+
+
+@triton.jit
+def deep_dot_paged(
+    a, a_offsets, a_stride, a_limit, pages, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """`deep_dot` of rows of a with rows of a paged cache."""
+    product = tl.zeros((ROWS, COLS), tl.float32)
+    for d in tl.range(0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
+        a_part = load_tile(a + d, 0, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)
+        b_part, _ = load_paged_pair(
+            pages + d, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim - d, DEPTH, 0
+        )
+        product = tl.dot(a_part, tl.trans(b_part), product, input_precision="ieee")
+    return product
