@@ -10,8 +10,9 @@ LDS access, overlapped where registers (256) leave two waves on a SIMD. It says:
 score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
 second still leaves two waves, as the loads then run under the arithmetic.
 rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
-register to memory; of kind `any`, backward, with dim 256 or fp16 and 128, none does on rdna2, and what is there spills
-least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
+register to memory; of kind `any`, backward, none does on rdna2 with dims 192 and 256 or fp16 and 128, on rdna3 with fp32
+and 192, and what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the
+head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from flash_attn.runtime.variants import Variant, kinds
 
 class Config(NamedTuple):
     """One launch configuration. depth: head-dim piece of the score products, 0 for the whole at once
-    (see `common.deep_dot`). options: the compiler's own, beside warps and stages."""
+    (see `tiles.deep_dot`). options: the compiler's own, beside warps and stages."""
 
     block_m: int
     block_n: int
