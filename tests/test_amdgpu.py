@@ -91,6 +91,9 @@ def test_floats() -> None:
     assert floats("v_cvt_f32_u32_e32 v8, v0\n v_fma_f32 v9, v8, -2.0, |v8|") == [-float(lane) for lane in lanes]
     assert floats("v_cvt_f32_u32_e32 v8, v0\n v_mul_f32_e64 v9, v8, 0.5 clamp") == [min(lane / 2, 1) for lane in lanes]
     assert floats("v_mov_b32_e32 v8, 0x40400000\n v_exp_f32_e32 v9, v8")[0] == 8.0
+    for name, rest in (("mac", 0.0), ("fmac", 2**-24)):  # (1 + 2^-12)^2 - (1 + 2^-11), the product rounded or not
+        code = f"v_mov_b32_e32 v8, 0x3f800800\n v_mov_b32_e32 v9, 0xbf801000\n v_{name}_f32_e32 v9, v8, v8"
+        assert floats(code)[0] == rest
     packed = "v_cvt_f32_u32_e32 v6, v0\n v_mov_b32_e32 v7, 1.0\n v_pk_add_f32 v[8:9], v[6:7], v[6:7] op_sel_hi:[0,1]"
     assert floats(packed) == [lane + 1.0 for lane in lanes]
     mixed = "v_mov_b32_e32 v8, 0x40003c00\n v_fma_mix_f32 v9, v8, v8, 0.5 op_sel:[1,0,0] op_sel_hi:[1,1,0]"

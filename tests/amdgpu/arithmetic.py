@@ -189,6 +189,8 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "med3_f32": ("ffff", _med3),
     "fma_f32": ("ffff", _fma),
     "fmac_f32": ("fffd", _fma),
+    # The product is rounded before the sum: of gfx90a and before.
+    "mac_f32": ("fffd", lambda a, b, c: a * b + c),
     "fmamk_f32": ("ffff", lambda a, k, b: _fma(a, k, b)),
     "fmaak_f32": ("ffff", _fma),
     "exp_f32": ("ff", np.exp2),
