@@ -191,6 +191,9 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "fmac_f32": ("fffd", _fma),
     # The product is rounded before the sum: of gfx90a and before.
     "mac_f32": ("fffd", lambda a, b, c: a * b + c),
+    "mad_f32": ("ffff", lambda a, b, c: a * b + c),
+    "madmk_f32": ("ffff", lambda a, k, b: a * k + b),
+    "madak_f32": ("ffff", lambda a, b, k: a * b + k),
     "fmamk_f32": ("ffff", lambda a, k, b: _fma(a, k, b)),
     "fmaak_f32": ("ffff", _fma),
     "exp_f32": ("ff", np.exp2),
