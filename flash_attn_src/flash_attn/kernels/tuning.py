@@ -10,9 +10,9 @@ LDS access, overlapped where registers (256) leave two waves on a SIMD. It says:
 score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
 second still leaves two waves, as the loads then run under the arithmetic.
 rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
-register to memory; of kind `any`, backward, none does on rdna2 with dims 192 and 256 or fp16 and 128, on rdna3 with fp32
-and 192, and what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so the
-head dim is taken in pieces of 16.
+register to memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3
+with fp32 and 192: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so
+the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
