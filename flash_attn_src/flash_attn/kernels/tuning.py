@@ -50,6 +50,7 @@ def config(target: str, variant: Variant) -> Config:
     table = _TABLE[family(target)]
     if variant.op == "probabilities":
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
+    # Without a row of its own a paged cache takes the tile of packed keys, and 96 and 192 that of 128 and 256.
     op, block_d = variant.op, variant.block_d
     if (op, bits, block_d) not in table and op == "fwd-paged":
         op = "fwd"
