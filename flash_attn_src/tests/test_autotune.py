@@ -120,3 +120,39 @@ def test_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE", "maybe")
     with pytest.raises(RuntimeError, match="MAYBE is neither TRUE nor FALSE"):
         autotune.wanted()
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "_milliseconds", lambda _call, _device: 1.0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"ENTRY": 3}', '{"ENTRY": {"config": [1]}}'])
+@pytest.mark.usefixtures("searching", "untimed")
+def test_a_file_of_another_form_is_searched_anew(content: str) -> None:
+    store = autotune._store(-1 if DEVICE == "cpu" else 0)
+    store.parent.mkdir(parents=True)
+    store.write_text(content.replace("ENTRY", "fwd-fp32-d32 other"))
+    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
+    autotune._choose(("fwd",), q, "plain", "other", tuple)
+    assert json.loads(store.read_text())["fwd-fp32-d32 other"]["milliseconds"] == 1.0
+
+
+@pytest.mark.usefixtures("untimed")
+def test_what_cannot_be_kept_is_used_all_the_same(searching: Path) -> None:
+    (searching / "flash_attn").write_text("a file where a directory should be")
+    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
+    with pytest.warns(RuntimeWarning, match="cannot be kept .* set XDG_CACHE_HOME"):
+        autotune._choose(("fwd",), q, "plain", "other", tuple)
+    autotune._choose(("fwd",), q, "plain", "other", tuple)  # and is not searched for again
+
+
+@pytest.mark.usefixtures("searching")
+def test_another_shape_class_starts_from_the_wheels_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
+    key = (("fwd",), q.get_device(), q.dtype, 32, "plain")
+    (own,) = triton.find(*key)
+    triton.remember(key, ("a winner of other shapes",))
+    monkeypatch.setattr(autotune, "_best", lambda index, _variant, standing, *_: standing[index])
+    autotune._choose(("fwd",), q, "plain", "other", tuple)
+    assert triton._kernels[key] == (own,)

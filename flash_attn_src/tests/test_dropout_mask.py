@@ -24,11 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, wh
 
 @triton.jit
 def _store_mask(
-    kept, rng_state, p_dropout, plane, SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SHARED: tl.constexpr
-):
+    kept, rng_state, p_dropout, plane,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
     first_row = tl.program_id(0) * ROWS
     first_col = tl.program_id(1) * COLS
-    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, ROWS, COLS, SHARED)
+    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, ROWS, COLS, SHARED, FLIP)
+    if FLIP:
+        keep = tl.trans(keep)
     rows = first_row + tl.arange(0, ROWS)[:, None]
     tl.store(kept + rows * SIZE + first_col + tl.arange(0, COLS)[None, :], keep.to(tl.int8))
 
@@ -48,25 +51,27 @@ def philox(counter: tuple[np.ndarray, ...], seed: int) -> list[np.ndarray]:
 
 def numbers(rows: np.ndarray, cols: np.ndarray, shared: int) -> np.ndarray:
     """The 32 bits of each score, by the definition: no tiles."""
-    low, middle, high = (1 << bit for bit in range(8) if shared >> bit & 1)
-    words = philox((cols & ~shared, rows & ~low, np.asarray(PLANE), np.asarray(OFFSET)), SEED)
+    low, *second, middle, high = (1 << bit for bit in range(8) if shared >> bit & 1)
+    half = cols & second[0] if second else rows & low
+    words = philox((cols & ~shared, rows if second else rows & ~low, np.asarray(PLANE), np.asarray(OFFSET)), SEED)
     chosen = np.select(
         [(cols & (middle | high)) == wanted for wanted in (0, middle, high)],
         [np.broadcast_to(word, np.broadcast_shapes(rows.shape, cols.shape)) for word in words[:3]],
         words[3],
     )
-    turn = (np.where(rows & low, 16, 0) + np.where(cols & low, 8, 0)).astype(np.uint64)
+    turn = (np.where(half, 16, 0) + np.where(cols & low, 8, 0)).astype(np.uint64)
     wide = chosen.astype(np.uint64)
     return ((wide << turn | wide >> (np.uint64(32) - turn)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 @pytest.mark.parametrize("shared", LAYOUTS, ids=bin)
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 128), (64, 32), (128, 64)], ids=str)
-def test_every_tiling_draws_the_definition(shared: int, rows: int, cols: int) -> None:
+@pytest.mark.parametrize("flip", [False, True], ids=["queries by keys", "keys by queries"])
+def test_every_tiling_draws_the_definition(shared: int, rows: int, cols: int, flip: bool) -> None:
     p = 0.3
     kept = torch.zeros(SIZE, SIZE, dtype=torch.int8, device=DEVICE)
     state = torch.tensor([SEED, OFFSET], device=DEVICE)
-    _store_mask[SIZE // rows, SIZE // cols](kept, state, p, PLANE, SIZE, rows, cols, shared)
+    _store_mask[SIZE // rows, SIZE // cols](kept, state, p, PLANE, SIZE, rows, cols, shared, flip)
     wanted = numbers(np.arange(SIZE)[:, None], np.arange(SIZE)[None, :], shared) >= np.uint32(np.float32(p) * 2**32)
     assert np.array_equal(kept.cpu().numpy().astype(bool), wanted)
 
@@ -74,10 +79,10 @@ def test_every_tiling_draws_the_definition(shared: int, rows: int, cols: int) ->
 @pytest.mark.parametrize("p", [0.003, 0.1, 0.5])
 def test_scores_of_a_call_are_dropped_independently(p: float) -> None:
     """Sixteen scores share a call: each is dropped with p, no two of them together more often than by chance."""
-    shared = 0b111
+    shared = 0b1111
     size = 1 << 10
     drawn = numbers(np.arange(size)[:, None], np.arange(4 * size)[None, :], shared) < np.uint32(np.float32(p) * 2**32)
-    calls = drawn.reshape(size // 2, 2, size // 2, 8).transpose(1, 3, 0, 2).reshape(16, -1).astype(np.float32)
+    calls = drawn.reshape(-1, 16).T.astype(np.float32)
     spread = np.sqrt(p * (1 - p))
     assert np.abs(calls.mean(1) - p).max() < 4.5 * spread / np.sqrt(calls.shape[1])
     centred = (calls - p) / spread

@@ -27,6 +27,7 @@ from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
+from flash_attn.runtime.variants import Variant
 
 # What is not searched for is the Triton backend's own.
 __all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name", "wanted"]
@@ -97,24 +98,37 @@ def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: 
         if tuned not in _kernels:
             if device >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
-            standing = backend.find(*key)
+            variants = backend.variants(*key)
+            standing = tuple(launch.kernel(device, variant) for variant in variants)
             # All of one call are of one kind, which take their arguments in the same form.
-            own = tuple(launch.JitKernel(kernel.variant, _target(device)) for kernel in standing)
-            best = tuple(own[i] if op == "bwd-delta" else _best(i, own, key, shape, call) for i, op in enumerate(ops))
+            own = tuple(launch.JitKernel(variant, _target(device)) for variant in variants)
+            best = tuple(
+                own[index] if variant.op == "bwd-delta" else _best(index, variant, own, key, shape, call)
+                for index, variant in enumerate(variants)
+            )
             _kernels[tuned] = standing if best == own else best
         backend.remember(key, _kernels[tuned])
 
 
-def _best(index: int, standing: tuple[Any, ...], key: tuple[Any, ...], shape: str, call: Callable[[], object]) -> Any:
-    """The fastest kernel in place `index` of the standing ones."""
+def _best(
+    index: int,
+    variant: Variant,
+    standing: tuple[backend.Kernel, ...],
+    key: tuple[Any, ...],
+    shape: str,
+    call: Callable[[], object],
+) -> backend.Kernel:
+    """The fastest kernel of a variant, in place `index` of the standing ones."""
     device = key[1]
-    variant = standing[index].variant
     target = _target(device)
     entry = f"{variant.name} {shape}"
     store = _store(device)
-    kept = _read(store).get(entry)
-    if kept is not None:
-        return standing[index] if kept["config"] is None else launch.JitKernel(variant, target, _config(kept["config"]))
+    try:
+        kept = _config(_read(store)[entry]["config"])
+    except (KeyError, TypeError, ValueError):
+        pass  # not searched for yet, or not what this module writes
+    else:
+        return standing[index] if kept is None else launch.JitKernel(variant, target, kept)
 
     candidates = tuning.candidates(target, variant)
     backend.remember(key, standing)
@@ -139,8 +153,12 @@ def _target(device: int) -> str:
     return launch.INTERPRETED if device < 0 else launch.device_target(device)
 
 
-def _config(fields: list[Any]) -> Config:
-    return Config(*fields[:-1], options=tuple((str(option), int(value)) for option, value in fields[-1]))
+def _config(fields: list[Any] | None) -> Config | None:
+    """A configuration as the file holds it; None says that the table's own is the fastest."""
+    if fields is None:
+        return None
+    *sizes, options = fields
+    return Config(*map(int, sizes), options=tuple((str(option), int(value)) for option, value in options))
 
 
 def _milliseconds(call: Callable[[], object], device: int) -> float:
@@ -171,15 +189,23 @@ def _store(device: int) -> Path:
 
 def _read(store: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(store.read_text())
-    except (FileNotFoundError, ValueError):
+        found = json.loads(store.read_text())
+    except (OSError, ValueError):
         return {}
-    return found
+    return found if isinstance(found, dict) else {}
 
 
 def _write(store: Path, entry: str, result: dict[str, Any]) -> None:
-    """Adds one entry; the file is whole whenever the process ends."""
-    store.parent.mkdir(parents=True, exist_ok=True)
+    """Adds one entry; the file is whole whenever the process ends. Warns where it cannot be kept."""
     temporary = store.with_name(f"{store.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
-    temporary.replace(store)
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
+        temporary.replace(store)
+    except OSError as error:
+        warnings.warn(
+            f"what the search found cannot be kept ({error}), the next process searches again: "
+            "set XDG_CACHE_HOME to a directory that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -46,21 +46,23 @@ def score_kind(softcap: float, alibi_slopes: torch.Tensor | None, dropout_p: flo
     return "softcap" if softcap > 0.0 else "dropout" if dropout_p > 0.0 else "alibi"
 
 
+def variants(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Variant, ...]:
+    """The variants that one kind of call needs."""
+    if dtype not in _DTYPES:
+        raise TypeError(f"the Triton backend takes float16, bfloat16 or float32 on a GPU, got {dtype}")
+    if head_dim % 8:
+        raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
+    if device < 0 and not launch.interpreting():
+        raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
+    return tuple(Variant(op, _DTYPES[dtype], bucket(head_dim, op), serving(op, _DTYPES[dtype], kind)) for op in ops)
+
+
 def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:
     """The kernels of one kind of call."""
     key = (ops, device, dtype, head_dim, kind)
     found = _kernels.get(key)
     if found is None:
-        if dtype not in _DTYPES:
-            raise TypeError(f"the Triton backend takes float16, bfloat16 or float32 on a GPU, got {dtype}")
-        if head_dim % 8:
-            raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
-        if device < 0 and not launch.interpreting():
-            raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-        found = _kernels[key] = tuple(
-            launch.kernel(device, Variant(op, _DTYPES[dtype], bucket(head_dim, op), serving(op, _DTYPES[dtype], kind)))
-            for op in ops
-        )
+        found = _kernels[key] = tuple(launch.kernel(device, variant) for variant in variants(*key))
     return found
 
 

@@ -16,6 +16,7 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
+    dropped,
     hide,
     keep_mask,
     key_bounds,
@@ -76,8 +77,8 @@ def _grad_scores(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk); p of what dropout keeps is not yet
-    divided by 1 - p_dropout. rows and cols, lse and delta come broadcast to the tile's orientation, which is keys by
+    """From raw scores q k^T and dout v^T to (p for dv, ds for dq and dk), where there is dropout neither divided by
+    1 - p_dropout yet. rows and cols, lse and delta come broadcast to the tile's orientation, which is keys by
     queries with FLIP; lse in natural units, +inf where a row saw no key, so p is 0 there."""
     if KIND == "plain" or KIND == "dropout":
         p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
@@ -93,15 +94,12 @@ def _grad_scores(
     if MASK:
         p = hide(p, 0.0, rows, cols, shift, seqlen_k, window_left, window_right)
     kept = p
-    change = dp - delta
+    ds = p * (dp - delta)
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
-            keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED)
-            if FLIP:
-                keep = tl.trans(keep)
-            kept = tl.where(keep, p, 0.0)
-            change = tl.where(keep, dp * (1.0 / (1.0 - p_dropout)) - delta, -delta)
-    ds = p * change
+            keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, FLIP)
+            kept = dropped(p, keep, p_dropout)
+            ds = kept * dp - p * (delta * (1.0 - p_dropout))
     if KIND == "softcap" or KIND == "any":
         ds = ds * (1.0 - tanh * tanh)
     return kept, ds
@@ -240,6 +238,7 @@ def attn_bwd_dkdv(
     scale_v = 1.0
     if KIND == "dropout" or KIND == "any":
         scale_v = 1.0 / (1.0 - p_dropout)
+    scale *= scale_v
     store_pair(dk, dk_acc * scale, dk_tail * scale, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D, TAIL)
     store_pair(dv, dv_acc * scale_v, dv_tail * scale_v, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D, TAIL)
 
@@ -355,4 +354,6 @@ def attn_bwd_dq(
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
         )  # fmt: skip
+    if KIND == "dropout" or KIND == "any":
+        scale /= 1.0 - p_dropout
     store_pair(dq, acc * scale, acc_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, TAIL)

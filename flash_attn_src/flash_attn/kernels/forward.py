@@ -13,6 +13,7 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
+    dropped,
     hide,
     keep_mask,
     key_bounds,
@@ -102,7 +103,8 @@ def _tile(
         acc_tail = acc_tail * alpha[:, None]
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED), p, 0.0)
+            keep = keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False)
+            p = dropped(p, keep, p_dropout)
     acc, acc_tail = add_product(narrow(p, v.dtype, HALF_UP), v, v_tail, acc, acc_tail, TAIL)
     return acc, acc_tail, m_new, l_i
 

@@ -170,7 +170,7 @@ def _tile(
     acc = acc * alpha[:, None]
     if EXTRA:
         if p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED), p, 0.0)
+            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False), p, 0.0)
     acc = tl.dot(p.to(k.dtype), tl.trans(v), acc)
     return acc, m_new, l_i
 

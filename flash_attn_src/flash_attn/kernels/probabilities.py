@@ -70,7 +70,7 @@ def attn_probabilities(
     s += alibi_bias(slope, rows, cols, shift)
     lse_rows = tl.load(lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))
     p = tl.exp(s - lse_rows[:, None])
-    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED)
+    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, False)
     smallest = 6.103515625e-05 if dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
     p = tl.where(keep, p, -tl.maximum(p, smallest))
     p = tl.where(rows < sq, hide(p, 0.0, rows, cols, shift, sk, window_left, window_right), 0.0)

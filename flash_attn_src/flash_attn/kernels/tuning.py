@@ -82,7 +82,7 @@ def dies(target: str) -> int:
 
 
 def dropout_bits(target: str) -> int:
-    """Three bits of a column's number in which the columns of a thread differ, by the layout of the target's matrix
+    """Bits of a column's number in which the columns of a thread differ, by the layout of the target's matrix
     instructions: see `common.keep_mask`."""
     return next(bits for prefix, bits in _DROPOUT_BITS if target.startswith(prefix))
 
@@ -95,9 +95,9 @@ def half_up(target: str) -> bool:
 # gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
 _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna3"))
 
-# mma from sm_80 on: columns 8 apart. MFMA of 32 x 32: four columns, and those 8 further on. WMMA of gfx11: every second
-# column of 16; of gfx12: 8 columns. Without matrix instructions a thread holds neighbours.
-_DROPOUT_BITS = (("sm_", 0b111000), ("gfx9", 0b1011), ("gfx11", 0b1110), ("gfx", 0b111))
+# mma from sm_80 on: columns 8 apart, and rows. MFMA of 32 x 32: four columns, and those 8 and 16 further on. WMMA of
+# gfx11: every second column; of gfx12: 8 columns, and those 16 further on. Without matrix instructions: neighbours.
+_DROPOUT_BITS = (("sm_", 0b111000), ("gfx9", 0b11011), ("gfx11", 0b11110), ("gfx12", 0b10111), ("gfx10", 0b1111))
 
 C = Config
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
@@ -107,7 +107,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 16, 64): (
             C(64, 64, 4, 3, options=(("maxnreg", 128),)),
             C(64, 64, 4, 3, options=(("maxnreg", 128),)),
-            C(64, 64, 4, 3, options=(("maxnreg", 160),)),
+            C(64, 64, 4, 3, options=(("maxnreg", 168),)),
             C(64, 64, 4, 3, options=(("maxnreg", 128),)),
         ),
         ("fwd", 16, 96): (C(128, 64, 4, 3), C(128, 64, 4, 3), C(64, 64, 4, 2, options=(("maxnreg", 168),))),
@@ -123,17 +123,11 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 16, 64): (
             C(64, 64, 4, 3),
             C(32, 64, 4, 3, options=(("maxnreg", 168),)),
-            C(32, 64, 4, 3, options=(("maxnreg", 168),)),
+            C(64, 64, 4, 3),
             C(32, 64, 4, 3),
         ),
         ("bwd-dkdv", 16, 96): (C(32, 64, 4, 3),),
-        ("bwd-dkdv", 16, 128): (
-            C(32, 64, 4, 3),
-            C(32, 64, 4, 3),
-            C(32, 128, 8, 3),
-            C(32, 64, 4, 3),
-            C(32, 64, 4, 2),
-        ),
+        ("bwd-dkdv", 16, 128): (*(C(32, 64, 4, 3),) * 4, C(32, 64, 4, 2)),
         ("bwd-dkdv", 16, 192): (C(32, 128, 8, 3),),
         ("bwd-dkdv", 16, 256): (C(32, 64, 8, 3),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2),),
@@ -168,7 +162,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 64): (C(32, 128, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 96): (C(16, 128, 4), C(16, 128, 4, 2), C(16, 64, 4), C(16, 128, 4), C(16, 64, 4)),
-        ("bwd-dkdv", 16, 128): (C(16, 128, 4),),
+        ("bwd-dkdv", 16, 128): (C(16, 128, 4), C(16, 128, 4), C(16, 64, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 192): (*(C(16, 64, 4, 2),) * 4, C(16, 64, 4)),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class StoreKernel:
     """A code object of the store, launched through the driver that torch has loaded."""
 
-    __slots__ = ("block_m", "block_n", "dies", "launch", "variant")
+    __slots__ = ("block_m", "block_n", "dies", "launch")
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     @staticmethod
@@ -36,20 +36,14 @@ class StoreKernel:
         the forward, block_table."""
         return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
-    def __init__(self, archive: store.Store, variant: Variant) -> None:
+    def __init__(self, archive: store.Store, name: str) -> None:
         from flash_attn import _launcher
 
-        entry = archive.kernels[variant.name]
+        entry = archive.kernels[name]
         _launcher.bind("cuda" if archive.target.startswith("sm_") else "hip")
         kernel = _launcher.Kernel(
-            archive.image(variant.name),
-            entry["symbol"],
-            entry["params"],
-            entry["shared"],
-            entry["threads"],
-            variant.name,
+            archive.image(name), entry["symbol"], entry["params"], entry["shared"], entry["threads"], name
         )
-        self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.dies: int = entry["constants"].get("DIES", 1)
@@ -59,7 +53,7 @@ class StoreKernel:
 class JitKernel:
     """The same kernel, compiled by the installed Triton at its first call."""
 
-    __slots__ = ("block_m", "block_n", "dies", "function", "options", "variant")
+    __slots__ = ("block_m", "block_n", "dies", "function", "options")
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None) -> None:
         """With a launch configuration of the caller's, or that of the tuning table."""
@@ -67,7 +61,6 @@ class JitKernel:
 
         spec = launches.specification(variant, target, config)
         module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
-        self.variant = variant
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.dies: int = spec.constants.get("DIES", 1)
@@ -167,7 +160,7 @@ def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     target = device_target(device)
     archive = store.open_store(target)
     if archive is not None and variant.name in archive.kernels:
-        return StoreKernel(archive, variant)
+        return StoreKernel(archive, variant.name)
 
     present = ", ".join(store.targets()) or "none"
     if archive is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,19 @@ DIRECTORY = Path(__file__).resolve().parent.parent / "_kernels"
 FORMAT = 1
 
 
+# What zipfile, zlib and json raise for a damaged archive, and what a manifest of another form does.
+_UNREADABLE = (
+    OSError, EOFError, ValueError, LookupError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
 class KernelError(RuntimeError):
     """A kernel that cannot be had or run; the message says which, and what to do."""
+
+
+def _read(path: Path, name: str) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(name)
 
 
 def targets(directory: Path | None = None) -> tuple[str, ...]:
@@ -29,26 +41,25 @@ class Store:
         self.path = path
         self.target = path.stem
         try:
-            with zipfile.ZipFile(path) as archive:
-                manifest = json.loads(archive.read("manifest.json"))
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise KernelError(f"the kernel store {path} cannot be read ({error}): reinstall the wheel") from error
-        if manifest["format"] != FORMAT:
+            manifest = json.loads(_read(path, "manifest.json"))
+            found = manifest["format"]
+            self.kernels: dict[str, dict[str, Any]] = manifest["kernels"] if found == FORMAT else {}
+            self.compiler: dict[str, str] = manifest["compiler"] if found == FORMAT else {}
+        except _UNREADABLE as error:
+            raise KernelError(f"the kernel store {path} cannot be read ({error!r}): reinstall the wheel") from error
+        if found != FORMAT:
             raise KernelError(
-                f"the kernel store {path} has format {manifest['format']}, this flash_attn reads {FORMAT}: "
+                f"the kernel store {path} has format {found}, this flash_attn reads {FORMAT}: "
                 "reinstall the wheel, its files come from two versions"
             )
-        self.kernels: dict[str, dict[str, Any]] = manifest["kernels"]
-        self.compiler: dict[str, str] = manifest["compiler"]
 
     def image(self, name: str) -> bytes:
         """The code object that holds a kernel, alone or among others, checked against its digest."""
         file = self.kernels[name].get("image", name)
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                image = archive.read(f"{file}.co")
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise KernelError(f"{name} cannot be read from {self.path} ({error}): reinstall the wheel") from error
+            image = _read(self.path, f"{file}.co")
+        except _UNREADABLE as error:
+            raise KernelError(f"{name} cannot be read from {self.path} ({error!r}): reinstall the wheel") from error
         digest = hashlib.sha256(image).hexdigest()
         wanted = self.kernels[name]["sha256"]
         if digest != wanted:
