@@ -10,7 +10,7 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import kvcache as backend
 from flash_attn.backends import torch as oracle
-from flash_attn.kernels import decode_tuning
+from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
 
 GPU = torch.cuda.is_available()
@@ -215,6 +215,61 @@ def test_what_does_not_fit_is_told() -> None:
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 32"):
         backend.kvcache(q, cache, cache, q, q, table, table, lengths, *rest)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = {"causal": True, "left": -1, "right": -1, "splits": 1} | options
+    return backend.kvcache(
+        q, k, v, *(None,) * 8, 0.25, chosen["causal"], chosen["left"], chosen["right"], 0.0, True, None,
+        chosen["splits"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("tensor", ["q", "k"])
+def test_nan_comes_out_however_the_keys_are_split(tensor: str, splits: int) -> None:
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (1, 200, 200))
+    {"q": q, "k": k}[tensor][0, -1, 0, 3] = torch.nan
+    out, lse = _attend(q, k, v, splits=splits)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
+@pytest.mark.parametrize("queries", [1, 5, 40])
+@pytest.mark.parametrize("window", [(-1, 2**31 - 1), (2**31 - 1, 0), (5, 2**40)], ids=str)
+def test_a_window_wider_than_any_cache(window: tuple[int, int], queries: int) -> None:
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (queries, 33, 33))
+    open_ended = {name: -1 if size > 33 else size for name, size in zip(("left", "right"), window, strict=True)}
+    found = _attend(q, k, v, causal=False, left=window[0], right=window[1])
+    wanted = _attend(q, k, v, causal=False, **open_ended)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_cache_without_room(queries: int) -> None:
+    q = torch.ones(2, queries, 2, 16, device=DEVICE)
+    out, lse = _attend(q, *[torch.empty(2, 0, 2, 16, device=DEVICE)] * 2)
+    assert (out == 0).all()
+    assert (lse == torch.inf).all()
+
+
+@pytest.mark.skipif(GPU, reason="takes gigabytes of addresses, which a GPU would have to back with memory")
+@pytest.mark.parametrize(("rows", "queries"), [(264, 8), (2, 264)], ids=["keys", "queries"])
+def test_offsets_beyond_32_bits(rows: int, queries: int) -> None:
+    """Rows as far apart as the kernels take them without a copy: the last one lies beyond 2^31 elements."""
+    stride = (flags.MAX_ROW_STRIDE - 1) * 8
+    torch.manual_seed(4)
+
+    def spread(length: int, heads: int) -> torch.Tensor:
+        storage = torch.empty((length - 1) * stride + 64, dtype=torch.float16)
+        return storage.as_strided((1, length, heads, 16), (0, stride, 16, 1)).copy_(torch.randn(1, length, heads, 16))
+
+    tensors = spread(queries, 4), spread(rows, 1), spread(rows, 1)
+    found = _attend(*tensors)
+    wanted = _attend(*(tensor.contiguous() for tensor in tensors))
+    assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("units", [80, 132, 304])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,6 +231,32 @@ def test_varlen_equals_dense_calls(causal: bool) -> None:
     for index, name in enumerate(("out", "lse", "dq", "dk", "dv")):
         pieces = [result[index][0] for result in one_by_one]
         assert torch.equal(got[index], torch.cat(pieces, dim=1 if name == "lse" else 0)), name
+
+
+@pytest.fixture
+def _unwritten_is_nan() -> Iterator[None]:
+    """What nothing writes to shows as NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_tiles", "_unwritten_is_nan")
+@pytest.mark.parametrize("dim", [64, 72])
+@pytest.mark.parametrize("bounds", [[0, 5, 9], [3, 40, 40, 77], [0, 0], [100, 100], [0]], ids=str)
+def test_rows_outside_every_sequence(bounds: list[int], dim: int) -> None:
+    """Their results and gradients are 0, as those of no key; the others are not touched by them."""
+    q, dout = (torch.randn(100, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    k, v = (torch.randn(120, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
+    longest = max((b - a for a, b in itertools.pairwise(bounds)), default=0)
+    found = _run(q, k, v, dout, Options(), None, Lengths(cu_seqlens, cu_seqlens, longest, longest))
+    for name, tensor in zip(("out", "lse", "dq", "dk", "dv"), found, strict=True):
+        rows = tensor.T if name == "lse" else tensor
+        outside = torch.ones(rows.shape[0], dtype=torch.bool)
+        outside[bounds[0] : bounds[-1]] = False
+        assert (rows[outside] == (torch.inf if name == "lse" else 0.0)).all(), name
+        assert rows[~outside].isfinite().all(), name
 
 
 @pytest.mark.usefixtures("_tiles")

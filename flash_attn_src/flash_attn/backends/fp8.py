@@ -151,6 +151,8 @@ def fp8_forward(
         batch = cu_seqlens_q.shape[0] - 1
         lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, q.shape[0]
+        out.zero_()  # no program writes rows outside of every sequence
+        lse.fill_(float("inf"))
     if dropout_p > 0.0 and rng_state is None:
         rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
     kind = serving("fp8-fwd", _NAMES[dtype], base.score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))

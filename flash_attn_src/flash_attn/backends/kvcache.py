@@ -195,7 +195,7 @@ def kvcache(
         pointer(partial), pointer(partial_lse),
         *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes),
         *kernel.optional(table, cache_batch_idx), *map(pointer, descales or (lse, lse, lse)),
-        softmax_scale, softcap, unit / page_size,
+        softmax_scale, softcap, unit / max(page_size, 1),
         *base._strides(q, vec), *base._strides(k_cache, vec), *base._strides(v_cache, vec),
         *base._strides(result, vec), lse_b, lse_h, base._alibi_stride(alibi_slopes), table_stride,
         page_size, 4 if unit == _PAGE_UNIT else 0,

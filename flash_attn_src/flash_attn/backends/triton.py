@@ -91,7 +91,8 @@ def _strides(tensor: torch.Tensor, vec: int) -> tuple[int, int, int]:
 
 
 def _window(causal: bool, left: int, right: int) -> tuple[int, int]:
-    return (OPEN_WINDOW if left < 0 else left), (0 if causal else OPEN_WINDOW if right < 0 else right)
+    left = OPEN_WINDOW if left < 0 else min(left, OPEN_WINDOW)
+    return left, (0 if causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
 
 
 def _flags(
@@ -183,6 +184,9 @@ def forward(
     stream = _current_stream(device)
     m_blocks = -(-max_seqlen_q // kernel.block_m)
     planes = nheads * batch
+    if m_blocks * planes == 0:  # no program, which would clear the rows outside of every sequence
+        result.zero_()
+        lse.fill_(float("inf"))
     flags = _flags(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes)
     group = nheads // nheads_k
     table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
@@ -252,15 +256,15 @@ def backward(
     given = (dq, dk, dv)
     dq, dk, dv = (_aligned(grad, vec) for grad in given)
     softmax_lse = softmax_lse.contiguous()
-    delta = torch.empty_like(softmax_lse)
-
     if cu_seqlens_q is None:
         batch, max_seqlen_q, nheads, _ = q.shape
         max_seqlen_k, nheads_k = k.shape[1], k.shape[2]
         lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+        delta = torch.empty_like(softmax_lse)
     else:
         total_q, nheads, _ = q.shape
         batch, nheads_k = cu_seqlens_q.shape[0] - 1, k.shape[1]
+        delta = torch.zeros_like(softmax_lse)  # its kernel writes the rows of sequences alone
         lse_b, lse_h = 0, total_q
     even = (not causal or window_left >= 0) and cu_seqlens_q is None
     window_left, window_right = _window(causal, window_left, window_right)
@@ -270,10 +274,9 @@ def backward(
     pointer = dq_kernel.pointer
     q_strides, k_strides, v_strides, g_strides = (_strides(tensor, vec) for tensor in (q, k, v, dout))
     optional = dq_kernel.optional(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state)
-    shared = (
-        lse_b, lse_h, _alibi_stride(alibi_slopes),
-        nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
-    )  # fmt: skip
+    strides = lse_b, lse_h, _alibi_stride(alibi_slopes)
+    heads = nheads, group, max_seqlen_q, max_seqlen_k
+    window = head_dim // vec, window_left, window_right
 
     m_blocks = -(-max_seqlen_q // delta_kernel.block_m)
     delta_kernel.launch(
@@ -284,21 +287,26 @@ def backward(
     )  # fmt: skip
     n_blocks = -(-max_seqlen_k // dkdv_kernel.block_n)
     planes = nheads_k * batch
+    if n_blocks * planes == 0:
+        dk.zero_()
+        dv.zero_()
     dkdv_kernel.launch(
         device, stream, n_blocks * planes, 1, 1,
         pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta),
         pointer(dk), pointer(dv), *optional, softmax_scale, softcap, dropout_p,
         *q_strides, *k_strides, *v_strides, *g_strides, *_strides(dk, vec), *_strides(dv, vec),
-        *shared, n_blocks, planes, _chunk(planes, even, dkdv_kernel), flags,
+        *strides, *heads, k.shape[0], *window, n_blocks, planes, _chunk(planes, even, dkdv_kernel), flags,
     )  # fmt: skip
     m_blocks = -(-max_seqlen_q // dq_kernel.block_m)
     planes = nheads * batch
+    if m_blocks * planes == 0:
+        dq.zero_()
     dq_kernel.launch(
         device, stream, m_blocks * planes, 1, 1,
         pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(dq),
         *optional, softmax_scale, softcap, dropout_p,
         *q_strides, *k_strides, *v_strides, *g_strides, *_strides(dq, vec),
-        *shared, m_blocks, planes, _chunk(planes, even, dq_kernel), flags,
+        *strides, *heads, *window, m_blocks, planes, _chunk(planes, even, dq_kernel), flags,
     )  # fmt: skip
     for grad, computed in zip(given, (dq, dk, dv), strict=True):
         if grad is not computed:

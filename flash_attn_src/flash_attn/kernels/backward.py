@@ -12,6 +12,8 @@ import triton.language as tl
 
 from flash_attn.kernels.common import (
     HAS_ALIBI,
+    HAS_CU_SEQLENS_K,
+    HAS_CU_SEQLENS_Q,
     LOG2E,
     RUNTIME_ARGUMENTS,
     alibi_bias,
@@ -29,6 +31,7 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.tiles import (
     add_product,
+    clear_outside,
     deep_dot,
     dot_pair,
     held_pair,
@@ -157,7 +160,7 @@ def attn_bwd_dkdv(
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     stride_lb, stride_lh, stride_ab,
-    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
+    nheads, group, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -170,6 +173,23 @@ def attn_bwd_dkdv(
 
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
     first = n_block * BLOCK_N
+    batch64 = batch.to(tl.int64)
+    head64 = (kv_head * VEC).to(tl.int64)
+    stride_dkn = row_stride(stride_dkn, VEC)
+    stride_dvn = row_stride(stride_dvn, VEC)
+    dk += batch64 * stride_dkb * VEC + head64 * stride_dkh
+    dv += batch64 * stride_dvb * VEC + head64 * stride_dvh
+    if flags & HAS_CU_SEQLENS_K:
+        is_last = batch == planes // nheads_k - 1
+        step = n_blocks * BLOCK_N
+        clear_outside(
+            dk, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
+            BLOCK_N, BLOCK_D, TAIL,
+        )  # fmt: skip
+        clear_outside(
+            dv, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
+            BLOCK_N, BLOCK_D, TAIL,
+        )  # fmt: skip
     if first >= sk:
         return
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
@@ -179,17 +199,13 @@ def attn_bwd_dkdv(
     stride_gm = row_stride(stride_gm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
     stride_vn = row_stride(stride_vn, VEC)
-    stride_dkn = row_stride(stride_dkn, VEC)
-    stride_dvn = row_stride(stride_dvn, VEC)
 
-    batch64 = batch.to(tl.int64)
     q_row64 = q_start.to(tl.int64)
     row64 = (k_start + first).to(tl.int64)
-    head64 = (kv_head * VEC).to(tl.int64)
     k += batch64 * stride_kb * VEC + head64 * stride_kh + row64 * stride_kn
     v += batch64 * stride_vb * VEC + head64 * stride_vh + row64 * stride_vn
-    dk += batch64 * stride_dkb * VEC + head64 * stride_dkh + row64 * stride_dkn
-    dv += batch64 * stride_dvb * VEC + head64 * stride_dvh + row64 * stride_dvn
+    dk += row64 * stride_dkn
+    dv += row64 * stride_dvn
     q += batch64 * stride_qb * VEC + q_row64 * stride_qm
     dout += batch64 * stride_gb * VEC + q_row64 * stride_gm
     lse += batch64 * stride_lb + q_row64
@@ -298,6 +314,15 @@ def attn_bwd_dq(
     batch = plane // nheads
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
+    batch64 = batch.to(tl.int64)
+    head64 = (head * VEC).to(tl.int64)
+    stride_dqm = row_stride(stride_dqm, VEC)
+    dq += batch64 * stride_dqb * VEC + head64 * stride_dqh
+    if flags & HAS_CU_SEQLENS_Q:  # then stride_lh is the number of all rows
+        clear_outside(
+            dq, 0.0, stride_dqm, q_start, sq, stride_lh, batch == 0, batch == planes // nheads - 1,
+            first, m_blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, TAIL,
+        )  # fmt: skip
     if first >= sq:
         return
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
@@ -307,15 +332,12 @@ def attn_bwd_dq(
     stride_kn = row_stride(stride_kn, VEC)
     stride_vn = row_stride(stride_vn, VEC)
     stride_gm = row_stride(stride_gm, VEC)
-    stride_dqm = row_stride(stride_dqm, VEC)
 
-    batch64 = batch.to(tl.int64)
     row64 = (q_start + first).to(tl.int64)
-    head64 = (head * VEC).to(tl.int64)
     kv_head = (head // group * VEC).to(tl.int64)
     q += batch64 * stride_qb * VEC + head64 * stride_qh + row64 * stride_qm
     dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm
-    dq += batch64 * stride_dqb * VEC + head64 * stride_dqh + row64 * stride_dqm
+    dq += row64 * stride_dqm
     k += batch64 * stride_kb * VEC + kv_head * stride_kh + k_start.to(tl.int64) * stride_kn
     v += batch64 * stride_vb * VEC + kv_head * stride_vh + k_start.to(tl.int64) * stride_vn
     lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64

@@ -45,8 +45,8 @@ def attn_combine(
     for start in tl.range(0, num_splits, BLOCK_N):
         split = start + tl.arange(0, BLOCK_N)
         part = tl.load(partial_lse + split.to(tl.int64) * stride_rs, mask=split < num_splits, other=float("-inf"))
-        # +inf stands for a row without keys in results of other calls.
-        seen = (part > float("-inf")) & (part < float("inf"))
+        # +inf stands for a row without keys in results of other calls. NaN is seen: it is to come out again.
+        seen = (part != float("-inf")) & (part != float("inf"))
         part = tl.where(seen, part, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(part, 0))
         m_sub = tl.where(m_new == float("-inf"), 0.0, m_new)

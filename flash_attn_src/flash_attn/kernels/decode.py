@@ -37,7 +37,7 @@ def _load_paged(
     page = page.to(tl.int32)
     line = tl.load(table + page, mask=inside, other=0)
     offs_d = tl.arange(0, BLOCK_D)
-    offsets = line.to(tl.int64) * stride_page + (place - page * page_size) * stride
+    offsets = line.to(tl.int64) * stride_page + (place - page * page_size).to(tl.int64) * stride
     mask = inside[:, None] & (offs_d[None, :] < head_dim)
     return tl.load(base + (offsets[:, None] + offs_d[None, :]), mask=mask, other=0.0)
 
@@ -138,7 +138,8 @@ def attn_decode(
     q += (
         batch64 * stride_qb * VEC + q_start.to(tl.int64) * stride_qm + (key_head * group * VEC).to(tl.int64) * stride_qh
     )
-    q_rows = q + (query * stride_qm + offs_m % group * (stride_qh * VEC))
+    query64, member64 = query.to(tl.int64), (offs_m % group * VEC).to(tl.int64)
+    q_rows = q + (query64 * stride_qm + member64 * stride_qh)
     in_q = real[:, None] & (offs_d[None, :] < head_dim)
     q_tile = tl.load(q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)
     kv_head = (key_head * VEC).to(tl.int64)
@@ -234,6 +235,6 @@ def attn_decode(
     else:
         place_out = batch64 * stride_ob * VEC + q_start.to(tl.int64) * stride_om
         place_out += (key_head * group * VEC).to(tl.int64) * stride_oh
-        out_rows = _result(out) + place_out + (query * stride_om + offs_m % group * (stride_oh * VEC))
+        out_rows = _result(out) + place_out + (query64 * stride_om + member64 * stride_oh)
         tl.store(lse + lse_row, tl.where(empty, float("inf"), lse_i), mask=real)
         tl.store(out_rows[:, None] + offs_d[None, :], acc.to(out_rows.dtype.element_ty), mask=in_q)

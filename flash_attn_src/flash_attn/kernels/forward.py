@@ -7,6 +7,7 @@ import triton.language as tl
 
 from flash_attn.kernels.common import (
     HAS_ALIBI,
+    HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
     LN2,
     LOG2E,
@@ -25,6 +26,7 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.tiles import (
     add_product,
+    clear_outside,
     deep_dot,
     deep_dot_paged,
     dot_pair,
@@ -137,6 +139,18 @@ def attn_fwd(
 
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
+    stride_om = row_stride(stride_om, VEC)
+    batch64 = batch.to(tl.int64)
+    out += batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh
+    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh
+    if flags & HAS_CU_SEQLENS_Q:  # then stride_lh is the number of all rows
+        is_last = batch == planes // nheads - 1
+        step = m_blocks * BLOCK_M
+        clear_outside(
+            out, 0.0, stride_om, q_start, sq, stride_lh, batch == 0, is_last, first, step, head_dim * VEC,
+            BLOCK_M, BLOCK_D, TAIL,
+        )  # fmt: skip
+        clear_outside(lse, float("inf"), 1, q_start, sq, stride_lh, batch == 0, is_last, first, step, 1, BLOCK_M, 1, 0)
     if first >= sq:
         return
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
@@ -145,9 +159,7 @@ def attn_fwd(
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
     stride_vn = row_stride(stride_vn, VEC)
-    stride_om = row_stride(stride_om, VEC)
 
-    batch64 = batch.to(tl.int64)
     row64 = (q_start + first).to(tl.int64)
     q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm
     kv_head = (head // group * VEC).to(tl.int64)
@@ -164,8 +176,8 @@ def attn_fwd(
         v += batch64 * stride_vb * VEC + k_start.to(tl.int64) * stride_vn
     stride_kp = stride_kb.to(tl.int64) * VEC
     stride_vp = stride_vb.to(tl.int64) * VEC
-    out += batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
-    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+    out += row64 * stride_om
+    lse += row64
 
     slope = 0.0
     if KIND == "alibi" or KIND == "any":

@@ -129,6 +129,30 @@ def store_pair(base, tile, tail, offsets, stride, limit, head_dim, BLOCK_D: tl.c
 
 
 @triton.jit
+def clear_outside(
+    base, value, stride, start, length, total, is_first, is_last, first, step, head_dim,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Packed rows outside of every sequence become `value`: those before the first one are cleared by its programs,
+    those after the last one, to row `total`, by that one's. A program starts with the `first` of them, and goes on
+    `step` rows further: together they take each row once."""
+    before = tl.where(is_first, start, 0)
+    after = tl.where(is_last, total - start - length, 0)
+    for i in tl.range(first, before + after, step):
+        row = i + tl.arange(0, ROWS)
+        inside = row < before + after
+        row = tl.where(row < before, row, row - before + start + length)
+        rows = base + row.to(tl.int64)[:, None] * stride
+        filled = tl.full((ROWS, BLOCK_D), value, base.dtype.element_ty)
+        offs_d = tl.arange(0, BLOCK_D)[None, :]
+        tl.store(rows + offs_d, filled, mask=inside[:, None] & (offs_d < head_dim))
+        if TAIL:
+            offs_t = BLOCK_D + tl.arange(0, TAIL)[None, :]
+            filled = tl.full((ROWS, TAIL), value, base.dtype.element_ty)
+            tl.store(rows + offs_t, filled, mask=inside[:, None] & (offs_t < head_dim))
+
+
+@triton.jit
 def _deep_width(head_dim, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
     """How far a product goes. Of a pair it is not known to the compiler, which would unroll the six pieces of dim 96
     into more registers than there are (gfx1100: 318 of them in memory)."""
