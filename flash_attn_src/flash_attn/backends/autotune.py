@@ -35,7 +35,7 @@ __all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcach
 _SWITCH = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 _ROUNDS = 5
 _lock = threading.Lock()
-_kernels: dict[tuple[object, ...], backend.Kernel] = {}
+_kernels: dict[tuple[object, ...], tuple[backend.Kernel, ...]] = {}
 
 name = backend.name
 
@@ -157,8 +157,9 @@ def _config(fields: list[Any] | None) -> Config | None:
     """A configuration as the file holds it; None says that the table's own is the fastest."""
     if fields is None:
         return None
-    *sizes, options = fields
-    return Config(*map(int, sizes), options=tuple((str(option), int(value)) for option, value in options))
+    block_m, block_n, num_warps, num_stages, depth, options = fields
+    sizes = int(block_m), int(block_n), int(num_warps), int(num_stages), int(depth)
+    return Config(*sizes, tuple((str(option), int(value)) for option, value in options))
 
 
 def _milliseconds(call: Callable[[], object], device: int) -> float:

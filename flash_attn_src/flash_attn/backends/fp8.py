@@ -18,7 +18,7 @@ _TYPES = {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
 _NAMES = {**base._DTYPES, **{dtype: name for name, dtype in _TYPES.items()}}
 _KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
-_kernels: dict[tuple[str, int, torch.dtype, int, bool], base.Kernel] = {}
+_kernels: dict[tuple[str, int, torch.dtype, int, str], base.Kernel] = {}
 
 
 def _find(op: str, device: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> base.Kernel:

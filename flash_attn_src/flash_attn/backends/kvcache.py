@@ -123,7 +123,11 @@ def kvcache(
     if block_table is not None:
         capacity *= block_table.shape[1]
         table_stride = block_table.stride(0)
-    length, lengths = (cache_seqlens, None) if type(cache_seqlens) is int else (capacity, cache_seqlens)
+    length, lengths = capacity, None
+    if isinstance(cache_seqlens, int):
+        length = cache_seqlens
+    else:
+        lengths = cache_seqlens
     flags = base._flags(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
     if cache_batch_idx is not None:
         flags |= HAS_CACHE_BATCH_IDX
@@ -183,7 +187,7 @@ def kvcache(
         result = base._aligned(out, vec)
     if descales is not None:
         flags |= HAS_DESCALE
-        descales = tuple(descale.contiguous() for descale in descales)
+        descales = descales[0].contiguous(), descales[1].contiguous(), descales[2].contiguous()
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
@@ -328,9 +332,8 @@ def _padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`kvcache` with a head_dim that is no multiple of what the kernels take, through padded copies."""
     head_dim = q.shape[-1]
-    q, k_padded, v_padded, k, v = (
-        None if x is None else _with_zeros(x, -head_dim % multiple) for x in (q, k_cache, v_cache, k, v)
-    )
+    q, k_padded, v_padded = (_with_zeros(x, -head_dim % multiple) for x in (q, k_cache, v_cache))
+    k, v = (None if x is None else _with_zeros(x, -head_dim % multiple) for x in (k, v))
     result, lse = kvcache(q, k_padded, v_padded, k, v, **options)
     if k is not None:
         k_cache.copy_(k_padded[..., :head_dim])

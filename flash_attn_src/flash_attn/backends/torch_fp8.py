@@ -69,8 +69,9 @@ def fp8_forward(
             factors.append(descale_of(x, dtype, cu) if descale is None else descale)
             rounded.append(round_trip(x, factors[-1], dtype, cu))
         out, lse, _, rng_state = backend.forward(
-            *rounded, None, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, dropout_p, False,
-            rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, None,
+            rounded[0], rounded[1], rounded[2], None, softmax_scale, causal, window_left, window_right, softcap,
+            alibi_slopes, dropout_p, False, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            None, None, None,
         )  # fmt: skip
         return out.to(out_dtype), lse, rng_state, tuple(factors)
 
@@ -102,16 +103,17 @@ def fp8_kvcache(
     with torch.no_grad():
         group = q.shape[-2] // k_cache.shape[2]
         for_q, for_k, for_v = (descale.repeat_interleave(group, 1) for descale in descales)
-        wide = [x if x is None else x.float() for x in (k_cache, v_cache, k, v)]
+        wide_k, wide_v = k_cache.float(), v_cache.float()
+        new_k, new_v = (x if x is None else x.float() for x in (k, v))
         result, lse = backend.kvcache(
-            round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q), *wide, None, None, cache_seqlens, cache_batch_idx,
-            cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap, True, alibi_slopes,
-            0, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
-            attention_chunk=attention_chunk,
+            round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q), wide_k, wide_v, new_k, new_v, None, None,
+            cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left,
+            window_right, softcap, True, alibi_slopes, 0, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+            cu_seqlens_k_new=cu_seqlens_k_new, attention_chunk=attention_chunk,
         )  # fmt: skip
         if k is not None:
-            k_cache.copy_(wide[0])
-            v_cache.copy_(wide[1])
+            k_cache.copy_(wide_k)
+            v_cache.copy_(wide_v)
         if cu_seqlens_q is None:
             result *= for_v[:, None, :, None]
         else:

@@ -22,9 +22,9 @@ from flash_attn.runtime.variants import Variant, bucket, serving
 
 name = "flash_attn.backends.triton"
 
-_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # Elements in 16 bytes: the kernels take strides and head dims in this unit.
-_VEC = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
+_VEC: dict[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 
 _FORWARD = ("fwd",)
 _PAGED = ("fwd-paged",)
