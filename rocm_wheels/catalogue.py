@@ -50,12 +50,9 @@ def local_wheel(path: Path) -> Wheel:
     if not written.is_file():
         raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
     verdict = _verdict(written.name, written.read_bytes())
-    wheel = _wheel(
+    return _wheel(
         path.name, file_sha256(path), path.stat().st_size, core_metadata(path), verdict, url=path.name, release=""
     )
-    if (verdict.get("sha256"), verdict.get("size")) != (wheel.sha256, wheel.size):
-        raise DataError(f"the verdict beside {path.name} is about another file of that name", remedy="Build it again.")
-    return wheel
 
 
 def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Wheel]:
@@ -195,6 +192,10 @@ def _wheel(
 ) -> Wheel:
     parsed = names.parse(name)
     headers = _headers(name, metadata)
+    if verdict["sha256"] != sha256:
+        where = f"{name} in release {release}" if release else name
+        remedy = f"Run `publish --tag {release}` again with both." if release else "Build it again."
+        raise DataError(f"the verdict beside {where} is about another file of that name", remedy=remedy)
     return Wheel(
         name=name,
         url=url,

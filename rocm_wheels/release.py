@@ -59,6 +59,13 @@ class Release:
                 del listing[name]
         return listing
 
+    def check(self, wanted: list[Asset], listing: Mapping[str, Mapping[str, Any]]) -> None:
+        """PublishFailed if one of these would replace what others rely on."""
+        for asset in wanted:
+            there = listing.get(asset.name)
+            if there is not None and not asset.is_there(there):
+                self._may_replace(asset, there)
+
     def verify(self, wanted: list[Asset]) -> None:
         """PublishFailed unless every asset is there, with its size and its digest."""
         listing = self.listing()
@@ -141,6 +148,7 @@ def publish(api: GitHub, tag: str, dist: Path, *, index_url: str, say: Say) -> s
     release = Release(api, tag, say)
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     listing = release.remove_unfinished()
+    release.check(wanted, listing)
     for number, asset in enumerate(wanted, start=1):
         say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
         say(f"  {release.upload(asset, listing.get(asset.name))}")

@@ -141,13 +141,28 @@ def test_wheels_added_later_keep_the_others(hub: Hub, dist: Path, tmp_path: Path
 def test_a_published_wheel_never_changes(hub: Hub, dist: Path, tmp_path: Path) -> None:
     publish(hub, dist)
     before = state(hub)
+    wheelhouse.write(tmp_path, wheelhouse.cell("2.6.3 3.11 2.5.1 6.2"))
     wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), payload="changed = 1\n")
     with pytest.raises(
         PublishFailed, match="is published with other content\nA published file never changes: publish under a new tag"
     ):
         publish(hub, tmp_path)
-    wheels = {name: digest for name, digest in state(hub)["assets"].items() if name.endswith(".whl")}
-    assert wheels == {name: before["assets"][name] for name in wheels}
+    assert state(hub) == before, "neither its verdict nor a wheel that came before it"
+
+
+def test_the_verdict_of_a_published_wheel_is_about_that_wheel(hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    (found,) = hub.releases.values()
+    other = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), payload="changed = 1\n")
+    name = f"{other.name}.verdict.json"
+    found["assets"] = [asset for asset in found["assets"] if asset["name"] != name]
+    hub.add_asset(found, name, (tmp_path / name).read_bytes())
+    with pytest.raises(
+        DataError, match=f"in release {TAG} is about another file of that name\nRun `publish --tag {TAG}`"
+    ):
+        catalogue.from_releases([found], lambda asset: hub.content[asset["id"]])
+    publish(hub, dist)  # sends the right one
+    assert state(hub)["assets"] == expected(dist)
 
 
 def test_a_wheel_of_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> None:
