@@ -52,13 +52,17 @@ class Asset:
 def collect(dist: Path) -> tuple[list[Wheel], list[Asset]]:
     """The wheels of a directory and the assets they make, in the order to send them.
 
-    A wheel's metadata and verdict come before it, so that a wheel that is there is complete. PublishFailed or
-    DataError for anything that must not be published, before anything is sent.
+    A wheel's metadata, its verdict and the wheels of flash-attn-3 come before it, so that a wheel that is there is
+    complete. PublishFailed or DataError for anything that must not be published, before anything is sent.
     """
     if not dist.is_dir():
         raise PublishFailed(f"{dist} is not a directory", remedy="Give --dist the directory with the wheels.")
     wheels = catalogue.from_directory(dist)
     assets = []
+    for interface in catalogue.interfaces_in(dist):
+        path = dist / interface.name
+        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
+        assets.append(_of_file(path, final=True))
     for wheel in wheels:
         _check(wheel)
         path = dist / wheel.name
@@ -67,10 +71,6 @@ def collect(dist: Path) -> tuple[list[Wheel], list[Asset]]:
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
             Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
         ]
-    for interface in catalogue.interfaces_in(dist):
-        path = dist / interface.name
-        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
-        assets.append(_of_file(path, final=True))
     assets += [_of_file(path, final=False) for path in sorted(dist.glob("*.zip"))]
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rocm_wheels import names, versions
+from rocm_wheels.cells import has_interface
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.plan import Plan, make_plan
 from rocm_wheels.verdict import Verdict
@@ -70,7 +71,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
             repaired = repair.repair(raw, dist)
             detail.append(repaired.name)
         beside = []
-        if plan.cell.flash_attn == versions.load().flash_attn[-1]:  # its label names no flash-attn version
+        if has_interface(versions.load(), plan.cell):
             with progress.stage("interface") as detail:
                 beside = [wheel.assemble_interface(plan, dist)]
                 detail.append(beside[0].name)

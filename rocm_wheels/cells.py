@@ -75,6 +75,11 @@ def exists(versions: Versions, cell: Cell) -> bool:
     return not any(_reasons(versions, cell))
 
 
+def has_interface(versions: Versions, cell: Cell) -> bool:
+    """Whether a wheel of flash-attn-3 accompanies the cell's: the newest flash-attn's, as its label names none."""
+    return cell.flash_attn == versions.flash_attn[-1]
+
+
 def nearest(versions: Versions, wanted: Cell) -> Cell:
     """The existing cell with the fewest versions changed; the torch version changes last."""
     torches, pythons, rocms = list(versions.torch), list(versions.python), list(versions.rocm)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocm_wheels import names, published, rows, versions
-from rocm_wheels.cells import AXES, Cell, product
+from rocm_wheels.cells import AXES, Cell, has_interface, product
 from rocm_wheels.errors import DataError, RocmWheelsError
 from rocm_wheels.plan import requested_targets
 from rocm_wheels.rows import Row, cell_name, stem
@@ -53,7 +53,8 @@ def select(
     """The cells of all platforms that are on and whose backend is ready, in ascending order.
 
     `only` is a glob over `cell_name`; a pull request gets the oldest and the newest cell; `has` are names of
-    published files: a cell whose wheel and verdict are among them is left out. DataError if the glob matches no cell.
+    published files: a cell whose wheel, verdict and wheel of flash-attn-3 are among them is left out. DataError if the
+    glob matches no cell.
     """
     cells: list[Cell] = []
     left_out: list[tuple[str, str]] = []
@@ -80,7 +81,12 @@ def select(
     if event == "pull_request":
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
     there = {stem(name) for name in has if name.endswith(".whl") and f"{name}.verdict.json" in has}
-    missing = [cell for cell in matching if stem(names.wheel_name(cell)) not in there]
+    missing = [
+        cell
+        for cell in matching
+        if stem(names.wheel_name(cell)) not in there
+        or (has_interface(data, cell) and names.interface_wheel_name(cell) not in has)
+    ]
     left_out += [(cell_name(cell), "already released") for cell in matching if cell not in missing]
     return Matrix(cells=tuple(missing), left_out=tuple(left_out))
 

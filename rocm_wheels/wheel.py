@@ -50,12 +50,13 @@ def assemble(
 def assemble_interface(plan: Plan, output: Path, *, source: Path = SOURCE) -> Path:
     """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
 
-    The same sources and SOURCE_DATE_EPOCH give the same bytes for every Python. Raises AssembleFailed.
+    The same sources give the same bytes for every Python and at any time: wheels that are added to a release bring
+    the file that is published already. Raises AssembleFailed.
     """
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
         expected = names.interface_wheel_name(plan.cell)
-        environment = _cell_environment(plan, source)
+        environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(_OLDEST_EPOCH)}
         built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
         return built.replace(output / built.name)
 

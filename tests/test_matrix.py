@@ -129,7 +129,8 @@ def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[st
     cells = matrix.select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
     there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
     verdicts = [f"{name}.verdict.json" for name in there]
-    assets = [{"name": name, "state": "uploaded"} for name in (*there[:2], *verdicts[:1], verdicts[2])]
+    interface = names.interface_wheel_name(cells[0])
+    assets = [{"name": name, "state": "uploaded"} for name in (*there[:2], *verdicts[:1], verdicts[2], interface)]
     release = {"tag_name": "v1", "assets": [*assets, {"name": there[2], "state": "starter"}]}
     path = tmp_path / "release.json"
     path.write_text(json.dumps([[release]]))
@@ -139,10 +140,23 @@ def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[st
     ]
     assert "already released" in done.stderr
 
-    release["assets"] = [{"name": name, "state": "uploaded"} for name in (*there, *verdicts)]
+    release["assets"] = [{"name": name, "state": "uploaded"} for name in (*there, *verdicts, interface)]
     path.write_text(json.dumps(release))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert json.loads(done.stdout) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
+
+
+def test_wheels_without_their_interface_are_built_again(data: Versions, whole: dict[str, list[str]]) -> None:
+    def left(only: str, *more: str) -> list[str]:
+        cells = matrix.select(data, {"rocm": whole}, only=only).cells
+        there = [names.wheel_name(cell, "manylinux_2_17_x86_64") for cell in cells]
+        has = [*there, *(f"{name}.verdict.json" for name in there), *more]
+        return [str(cell) for cell in matrix.select(data, {"rocm": whole}, only=only, has=has).cells]
+
+    label = "rocm62torch2.5triton"
+    assert left("2.8.3 3.1[12] 2.5.1 6.2 triton") == ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.12 2.5.1 6.2"]
+    assert left("2.8.3 3.11 2.5.1 6.2 triton", f"flash_attn_3-3.0.0+{label}-py3-none-any.whl") == []
+    assert left("2.7.4 3.11 2.5.1 6.2 triton") == [], "it has none"
 
 
 @pytest.mark.parametrize(

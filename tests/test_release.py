@@ -21,7 +21,7 @@ import pytest
 import wheelhouse
 from fake_github import REPOSITORY, TOKEN, Hub
 
-from rocm_wheels import assets, catalogue, cli, github, release
+from rocm_wheels import assets, catalogue, cli, github, release, wheel
 from rocm_wheels.errors import DataError, MissingTool, PublishFailed, RocmWheelsError
 
 TAG = "v1.2.3"
@@ -227,6 +227,30 @@ def test_the_interface_wheel_goes_along(hub: Hub, tmp_path: Path) -> None:
     assert interface.name in sums.decode()
     (wheel,) = catalogue.from_directory(tmp_path)
     assert wheel.name.startswith("flash_attn-2.8.3")
+
+
+def test_wheels_are_added_to_a_release_with_an_interface_wheel(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interface is built again with the wheel of another Python, later."""
+    built = []
+    for python, committed in (("3.11", 1700000000), ("3.12", 1700000002)):
+        monkeypatch.setattr(wheel, "source_date_epoch", lambda _, now=committed: now)
+        wheelhouse.write(tmp_path / python, wheelhouse.cell(f"2.8.3 {python} 2.5.1 6.2"))
+        built.append(wheel.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python).name)
+        publish(hub, tmp_path / python)
+    assert built[0] == built[1]
+    both = {asset.name for python in ("3.11", "3.12") for asset in assets.collect(tmp_path / python)[1]}
+    assert set(state(hub)["assets"]) == both | {assets.SUMS}
+
+
+def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
+    """Killed at any upload, a release never has a wheel without all that belongs to it."""
+    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+    name = wheelhouse.write(tmp_path, cell).name
+    interface = wheelhouse.write_interface(tmp_path, cell).name
+    order = [asset.name for asset in assets.collect(tmp_path)[1]]
+    assert order == [f"{interface}.metadata", interface, f"{name}.metadata", f"{name}.verdict.json", name]
 
 
 def test_yank_and_its_undoing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
