@@ -122,7 +122,15 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
     granted = {f"{scope}: {level}" for scope, level in job["permissions"].items()}
     if granted - READ_ONLY and "uses" not in job:
         # That a pull request runs none of these of build.yml is a test of its own.
-        assert key in {"create_release", "publish", "update_release_notes", "deploy", "refresh", "compare"}
+        assert key in {
+            "create_release",
+            "publish",
+            "update_release_notes",
+            "update_docs",
+            "deploy",
+            "refresh",
+            "compare",
+        }
 
 
 @pytest.mark.parametrize(("name", "key", "job"), JOBS)
@@ -296,6 +304,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
         ("success", "success", "36", "failure", "true", False),
         ("success", "success", "36", "skipped", "true", False),
         ("success", "failure", "36", "skipped", "", False),
+        ("success", "success", "36", "cancelled", "", False),
         ("success", "skipped", "0", "skipped", "true", True),
         ("success", "skipped", "36", "skipped", "", False),
         ("skipped", "success", "36", "skipped", "", False),
@@ -317,6 +326,57 @@ def test_the_gate_of_publishing(
         "status": "success",
     }
     assert holds(load("build.yml")["jobs"]["publish"]["if"], contexts) is published
+
+
+@pytest.mark.parametrize(("wheels", "attests", "takes_over"), [("success", True, False), ("skipped", False, True)])
+def test_a_run_attests_what_it_built(wheels: str, attests: bool, takes_over: bool) -> None:
+    count = "36" if wheels == "success" else "0"
+    contexts = {
+        "needs": {
+            "build_wheels_rocm": {"result": wheels},
+            "create_matrix": {"outputs": {"wheels-count": count}},
+        },
+        "status": "success",
+    }
+    conditions = {step["name"]: step.get("if") for step in load("build.yml")["jobs"]["publish"]["steps"]}
+    assert holds(conditions["Attest where the wheels come from"], contexts) is attests
+    assert holds(conditions["Take over the wheels"], contexts) is attests
+    assert holds(conditions["Take over what the release has already"], contexts) is takes_over
+
+
+def test_runs_for_one_tag_wait_for_each_other() -> None:
+    group = load("build.yml")["concurrency"]["group"]
+    pushed = {"inputs": {}, "github": {"ref": "refs/tags/v1.2.3", "ref_name": "v1.2.3"}}
+    by_hand = {"inputs": {"tag": "v1.2.3"}, "github": {"ref": "refs/heads/main", "ref_name": "main"}}
+    assert render(group, pushed) == render(group, by_hand) == "build-v1.2.3"
+
+
+def test_the_index_is_deployed_from_the_default_branch(tmp_path: Path) -> None:
+    """The environment of Pages refuses any other ref, such as the tag that is being released."""
+    assert set(load("pages.yml")["on"]) == {"workflow_dispatch"}
+    job = load("build.yml")["jobs"]["update_docs"]
+    assert job["permissions"] == {"actions": "write"}
+    (tmp_path / "gh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "gh").chmod(0o755)
+    github = {"ref_name": "v1.2.3", "token": "t", "event": {"repository": {"default_branch": "trunk"}}}
+    runner = Runner(
+        workspace=tmp_path,
+        storage=tmp_path / "storage",
+        caches=tmp_path / "caches",
+        github={},
+        environment={"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_REPOSITORY": "owner/name"},
+    )
+    done = runner._steps("x", job, {"env": {}, "github": github, "inputs": {}})
+    assert done.result == "success"
+    assert "workflow run pages.yml --repo owner/name --ref trunk" in done.log
+
+
+def test_a_pipe_fails_with_its_first_command() -> None:
+    """GitHub's own bash has no pipefail unless it is asked for by name."""
+    for name, key, job in jobs():
+        piped = [step["name"] for step in job.get("steps", []) if re.search(r"[^|]\|[^|]", step.get("run", ""))]
+        if piped:
+            assert job.get("defaults", {}).get("run", {}).get("shell") == "bash", f"{name}:{key}: {piped}"
 
 
 @pytest.mark.parametrize(
