@@ -6,13 +6,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from packaging.version import Version
 
 from rocm_wheels.errors import DataError, MissingTool
 
 ROOT = Path(__file__).resolve().parent.parent
-# A pin that stands in several files gets one version in all of them.
+# A version that stands in several files becomes the same one in all of them.
 PINNED = (
     "pyproject.toml",
     "flash_attn_src/pyproject.toml",
@@ -23,12 +25,13 @@ _PIN = re.compile(r'(?m)(?:^|(?<="))(?P<name>[A-Za-z][\w.-]*)(?P<extras>\[[\w,-]
 _IMAGE = re.compile(r'(?m)^image = "(?P<repository>[^:"]+):(?P<tag>[^@"]+)(?:@(?P<digest>sha256:[0-9a-f]{64}))?"')
 
 _COMPILERS = re.compile(r"(?m)^\[compilers\]\n(?:[\w-]+ = .*\n)+")
+_COMPILER = re.compile(r'(?m)^(?P<name>[\w-]+) = "(?P<version>[\w.]+)"')
 
 
 def run(*, dry_run: bool = False) -> list[str]:
     """Rewrites the files and returns a line for each change. DataError, before anything is written, where one fails."""
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PINNED}
-    fresh, changes = refreshed(texts, newest=newest_version, digest=image_digest)
+    fresh, changes = refreshed(texts, releases=releases_of, digest=image_digest)
     if not dry_run:
         for name, text in fresh.items():
             (ROOT / name).write_text(text, encoding="utf-8")
@@ -36,18 +39,28 @@ def run(*, dry_run: bool = False) -> list[str]:
 
 
 def refreshed(
-    texts: dict[str, str], *, newest: Callable[[str], str], digest: Callable[[str, str], str]
+    texts: dict[str, str], *, releases: Callable[[str], list[str]], digest: Callable[[str, str], str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The texts with fresh pins, and what changed: `newest` gives a package's version, `digest` an image's."""
+    """The texts with fresh pins, and what changed: `releases` gives a package's versions, `digest` an image's.
+
+    No pin becomes older. A package with several versions, such as transformers 4 and 5, keeps them: each becomes the
+    newest of its major version.
+    """
     changes: dict[str, None] = {}
-    found: dict[str, str] = {}
+    known: dict[str, list[Version]] = {}
+    pinned: dict[str, set[str]] = {}
+    for text in texts.values():
+        for match in _pins(text):
+            pinned.setdefault(match["name"], set()).add(match["version"])
 
     def version(name: str, old: str) -> str:
-        if name not in found:
-            found[name] = newest(name)
-        if found[name] != old:
-            changes[f"{name} {old} -> {found[name]}"] = None
-        return found[name]
+        if name not in known:
+            known[name] = [Version(release) for release in releases(name)]
+        several, now = len(pinned[name]) > 1, Version(old)
+        newer = [each for each in known[name] if each > now and (each.major == now.major or not several)]
+        if newer:
+            changes[f"{name} {old} -> {max(newer)}"] = None
+        return str(max(newer)) if newer else old
 
     def pin(match: re.Match[str]) -> str:
         name, extras = match["name"], match["extras"] or ""
@@ -64,20 +77,20 @@ def refreshed(
         def line(match: re.Match[str]) -> str:
             return f'{match["name"]} = "{version(match["name"], match["version"])}"'
 
-        return re.sub(r'(?m)^(?P<name>[\w-]+) = "(?P<version>[\w.]+)"', line, block[0])
+        return _COMPILER.sub(line, block[0])
 
     fresh = {name: _COMPILERS.sub(compilers, _IMAGE.sub(image, _PIN.sub(pin, text))) for name, text in texts.items()}
     return fresh, list(changes)
 
 
-def newest_version(package: str) -> str:
-    """The newest release of a package that this Python can install, as pip sees it."""
+def releases_of(package: str) -> list[str]:
+    """The releases of a package that this Python can install, as pip sees them."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise DataError(f"pip knows no version of {package}: {done.stderr.strip()}", remedy="Try again later.")
-    latest: str = json.loads(done.stdout)["latest"]
-    return latest
+    releases: list[str] = json.loads(done.stdout)["versions"]
+    return releases
 
 
 def image_digest(repository: str, tag: str) -> str:
@@ -93,3 +106,9 @@ def image_digest(repository: str, tag: str) -> str:
             f"docker gave no digest of {repository}:{tag}: {done.stderr.strip() or digest}", remedy="Try again later."
         )
     return digest
+
+
+def _pins(text: str) -> Iterator[re.Match[str]]:
+    yield from _PIN.finditer(text)
+    for block in _COMPILERS.finditer(text):
+        yield from _COMPILER.finditer(block[0])

@@ -20,20 +20,20 @@ def texts() -> dict[str, str]:
 def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:
     asked: list[str] = []
 
-    def newest(package: str) -> str:
+    def releases(package: str) -> list[str]:
         asked.append(package)
-        return {"triton": "9.9.9"}.get(package, "1.0")
+        return ["9.9.9", "1.0"] if package in ("triton", "tomli", "msgpack") else ["1.0"]
 
     before = texts()
     # A torch that brought the very Triton that is pinned.
     before["rocm_wheels/versions.toml"] = before["rocm_wheels/versions.toml"].replace('"3.5.1"', '"3.7.1"')
-    fresh, changes = refresh.refreshed(before, newest=newest, digest=lambda *_: DIGEST)
+    fresh, changes = refresh.refreshed(before, releases=releases, digest=lambda *_: DIGEST)
     assert len(asked) == len(set(asked))
     pins = {pin for text in fresh.values() for pin in re.findall(r'"(triton==[^"]+)"', text)}
     assert pins == {"triton==9.9.9"}
     assert 'triton = "9.9.9"' in fresh["rocm_wheels/versions.toml"]
-    assert "tomli==1.0; python_version" in fresh["pyproject.toml"]
-    assert "msgpack==1.0" in fresh["wheel_tests/requirements.txt"].splitlines()
+    assert "tomli==9.9.9; python_version" in fresh["pyproject.toml"]
+    assert "msgpack==9.9.9" in fresh["wheel_tests/requirements.txt"].splitlines()
     assert "triton 3.7.1 -> 9.9.9" in changes
     data = versions.loads(fresh["rocm_wheels/versions.toml"])
     assert data.compilers["triton"] == "9.9.9"
@@ -42,20 +42,21 @@ def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:
     assert {str(rocm.image).partition("@")[2] for rocm in data.rocm.values() if rocm.image} == {DIGEST}
 
 
-def test_nothing_new_changes_nothing() -> None:
-    pinned, _ = refresh.refreshed(texts(), newest=_pinned, digest=lambda *_: DIGEST)
-    again, changes = refresh.refreshed(pinned, newest=_pinned, digest=lambda *_: DIGEST)
+def test_nothing_newer_changes_nothing() -> None:
+    """An older Python, or an index that lags behind, sees older releases alone: no pin goes back to them."""
+    pinned, changes = refresh.refreshed(texts(), releases=lambda _: ["0.0.1"], digest=lambda *_: DIGEST)
+    assert not [change for change in changes if "sha256" not in change]
+    again, changes = refresh.refreshed(pinned, releases=lambda _: [], digest=lambda *_: DIGEST)
     assert again == pinned
     assert changes == []
 
 
-def _pinned(package: str) -> str:
-    for text in texts().values():
-        if match := re.search(
-            rf'(?:^|"){package}(?:\[[^\]]+\])?==([\w.]+)|^{package} = "([\d.]+)"', text, re.MULTILINE
-        ):
-            return match[1] or match[2]
-    raise AssertionError(package)
+def test_a_package_with_two_versions_keeps_both() -> None:
+    before = {"pyproject.toml": 'old = ["a==1.0", "b==4.57.6"]\nnew = ["a==1.0", "b==5.9.0"]\n'}
+    there = {"a": ["1.0", "2.0"], "b": ["4.9.0", "4.57.6", "4.58.0", "5.9.0", "5.10.0", "6.0.0"]}
+    fresh, changes = refresh.refreshed(before, releases=there.__getitem__, digest=lambda *_: DIGEST)
+    assert fresh == {"pyproject.toml": 'old = ["a==2.0", "b==4.58.0"]\nnew = ["a==2.0", "b==5.10.0"]\n'}
+    assert changes == ["a 1.0 -> 2.0", "b 4.57.6 -> 4.58.0", "b 5.9.0 -> 5.10.0"]
 
 
 def test_a_failure_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_a_failure_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(repository: str, tag: str) -> str:
         raise DataError(f"docker gave no digest of {repository}:{tag}")
 
-    monkeypatch.setattr(refresh, "newest_version", lambda _: "9.9.9")
+    monkeypatch.setattr(refresh, "releases_of", lambda _: ["9.9.9"])
     monkeypatch.setattr(refresh, "image_digest", fails)
     with pytest.raises(DataError, match="docker gave no digest of rocm/pytorch:rocm6"):
         refresh.run()
@@ -73,7 +74,7 @@ def test_a_failure_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = texts()
-    monkeypatch.setattr(refresh, "newest_version", lambda _: "9.9.9")
+    monkeypatch.setattr(refresh, "releases_of", lambda _: ["9.9.9"])
     monkeypatch.setattr(refresh, "image_digest", lambda *_: DIGEST)
     assert f"rocm/pytorch:rocm6.1_ubuntu22.04_py3.10_pytorch_2.1.2 without a digest -> {DIGEST}" in refresh.run(
         dry_run=True
@@ -99,17 +100,19 @@ def test_the_digest_is_what_docker_says(
         refresh.image_digest("rocm/pytorch", "tag")
 
 
-def test_the_newest_version_is_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_releases_are_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         calls.append(command)
         if command[-1] == "nothing":
             return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution")
-        return subprocess.CompletedProcess(command, 0, '{"name": "uv", "latest": "1.2.3"}', "")
+        return subprocess.CompletedProcess(
+            command, 0, '{"name": "uv", "versions": ["1.2.3", "1.2.0"], "latest": "1.2.3"}', ""
+        )
 
     monkeypatch.setattr(subprocess, "run", pip)
-    assert refresh.newest_version("uv") == "1.2.3"
+    assert refresh.releases_of("uv") == ["1.2.3", "1.2.0"]
     assert calls[0][1:5] == ["-m", "pip", "index", "versions"]
     with pytest.raises(DataError, match="pip knows no version of nothing: ERROR: No matching"):
-        refresh.newest_version("nothing")
+        refresh.releases_of("nothing")
