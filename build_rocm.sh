@@ -87,12 +87,17 @@ environment() {
     printf '%-12s%7d s  %s, %s\n' environment $((SECONDS - start)) "${venv#"$PWD"/}" "$detail"
 }
 
-# The environment of the group `build` is build/env, that of another group build/env-<group>.
+# The environment of the group `build` is build/env, that of another group build/env-<group>. Of runs that start
+# together one makes it; the others wait and find it made.
 setup() {
-    local group=$1
+    local group=$1 lock
     [[ $group == build ]] || venv="$venv-$group"
     pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
+    mkdir -p "${venv%/*}"
+    exec {lock}>"$venv.lock"
+    "$python" -I -c 'import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)' "$lock"
     environment "$group"
+    exec {lock}>&- # the build that follows holds nobody up
 }
 
 # Plans and containers need nothing but the standard library: what cannot be built is refused before anything is

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -439,6 +440,8 @@ case "$*" in
     "-I --version") echo "Python 3.11.9" ;;
     *"-m pip"* | *"rocm_wheels build"*)
         echo "$*" >>"$LOG"
+        [[ $* != *"rocm_wheels build"* || -z ${HELD:-} ]] || readlink /proc/$$/fd/* >>"$HELD"
+        sleep "${SLOW:-0}"
         [[ -z ${FAIL:-} || $* != *"--group"* ]] || exit 1 ;;
     *) exec PYTHON "$@" ;;
 esac
@@ -512,6 +515,16 @@ def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
     assert len(checkout.calls) == 2
     checkout.run()
     assert len(checkout.calls) == 3
+
+
+def test_scripts_that_start_together_make_one_environment(checkout: Checkout, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: checkout.run(SLOW="0.2", HELD=str(held)), range(3)))
+    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
+    assert sorted("unchanged" in each.stdout for each in done) == [False, True, True]
+    assert sum("--group" in call for call in checkout.calls) == 1
+    assert "env.lock" not in held.read_text(), "a build keeps the next one waiting"
 
 
 def test_script_lends_its_pip_to_an_environment_without_one(checkout: Checkout, data: Versions) -> None:
