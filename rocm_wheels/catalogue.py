@@ -22,6 +22,7 @@ METADATA = ".metadata"
 VERDICT = ".verdict.json"
 YANKED = ".yanked"
 _FETCHES = 8
+_FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
 
@@ -58,17 +59,23 @@ def local_wheel(path: Path) -> Wheel:
 def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Wheel]:
     """The wheels of releases as GitHub's API describes them; `fetch` gives the bytes of an asset.
 
-    Of wheels with the same name the one of the newest release counts. Metadata, verdicts and yanks are assets
-    beside each wheel. DataError if one is missing or not what its digest says.
+    Of wheels with the same name the one of the newest release counts, of those that are not yanked if there is one.
+    Metadata, verdicts and yanks are assets beside each wheel. DataError if one is missing or not what its digest says.
+    Other people's wheels are passed over.
     """
     with ThreadPoolExecutor(_FETCHES) as pool:
-        return sorted(pool.map(lambda found: _released(fetch, *found), _newest(releases, interfaces=False)))
+        return sorted(pool.map(lambda found: _released(fetch, *found), _newest(releases, names.is_wheel)))
+
+
+def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The releases that people are led to: neither drafts nor candidates."""
+    return [release for release in releases if not release["draft"] and not release["prerelease"]]
 
 
 def interfaces_of(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Interface]:
     """The wheels of flash-attn-3 of releases; the rest as with `from_releases`."""
     with ThreadPoolExecutor(_FETCHES) as pool:
-        found = pool.map(lambda found: _released_interface(fetch, *found), _newest(releases, interfaces=True))
+        found = pool.map(lambda found: _released_interface(fetch, *found), _newest(releases, names.is_interface))
         return sorted(found, key=lambda interface: interface.name)
 
 
@@ -79,7 +86,7 @@ def load_releases(text: str) -> list[dict[str, Any]]:
     except ValueError as error:
         raise DataError(f"the releases are not JSON: {error}") from error
     releases = list(_flat(content))
-    if not all(isinstance(release, dict) and "tag_name" in release for release in releases):
+    if not all(isinstance(release, dict) and release.keys() >= _FIELDS for release in releases):
         raise DataError(
             "this JSON is not a list of GitHub releases",
             remedy="Make it with: gh api --paginate --slurp repos/OWNER/NAME/releases",
@@ -119,15 +126,14 @@ def _flat(content: object) -> Iterator[Any]:
         yield content
 
 
-def _newest(releases: Iterable[Mapping[str, Any]], *, interfaces: bool) -> Iterable[tuple[Any, ...]]:
-    """(tag, asset, the release's assets by name) of each wheel, by name that of the newest release."""
-    newest = {}
+def _newest(releases: Iterable[Mapping[str, Any]], ours: Callable[[str], bool]) -> Iterable[tuple[Any, ...]]:
+    """(tag, asset, the release's assets by name) of each wheel that is `ours`, by name the one that counts."""
+    found = []
     for release in sorted(releases, key=lambda release: (release["published_at"] or "", release["id"])):
         there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
-        for name, asset in there.items():
-            if name.endswith(".whl") and names.is_interface(name) == interfaces:
-                newest[name] = release["tag_name"], asset, there
-    return newest.values()
+        found += [(release["tag_name"], asset, there) for name, asset in there.items() if ours(name)]
+    found.sort(key=lambda wheel: wheel[1]["name"] + YANKED not in wheel[2])  # yanked ones first, each part by age
+    return {asset["name"]: (tag, asset, there) for tag, asset, there in found}.values()
 
 
 def _beside(fetch: Fetch, tag: str, name: str, there: Mapping[str, Mapping[str, Any]], suffix: str) -> bytes:

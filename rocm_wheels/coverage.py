@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import names
+from rocm_wheels import catalogue, names
 from rocm_wheels.cells import Cell, product
 from rocm_wheels.errors import DataError
 from rocm_wheels.names import ParsedWheel
@@ -54,12 +54,15 @@ def wanted(versions: Versions, matrix_file: Path = ROOT / "create_matrix.py") ->
 
 
 def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str]:
-    """The names of the wheels in the release of that tag, or in all. DataError if there is no such release."""
-    found = [release for release in releases if tag in (None, release["tag_name"])]
-    if tag is not None and not found:
-        raise DataError(f"there is no release {tag}", remedy="See `gh release list`.")
+    """The names of our wheels in the release of that tag, or in all that are final. DataError if there is none such."""
+    if tag is None:
+        found = catalogue.final(releases)
+    else:
+        found = [release for release in releases if release["tag_name"] == tag]
+        if not found:
+            raise DataError(f"there is no release {tag}", remedy="See `gh release list`.")
     assets = [asset["name"] for release in found for asset in release["assets"] if asset["state"] == "uploaded"]
-    return [name for name in assets if name.endswith(".whl") and not names.is_interface(name)]
+    return [name for name in assets if names.is_wheel(name)]
 
 
 def table(cells: Sequence[Cell], published: Sequence[str]) -> str:

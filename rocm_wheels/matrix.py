@@ -6,7 +6,6 @@ import argparse
 import fnmatch
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,9 +145,7 @@ _TEXTS: dict[str, Callable[[dict[str, list[Row]], str], str]] = {
 
 
 def _tag(text: str) -> str:
-    if text and not re.fullmatch(r"v\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a release tag such as v1.2.3 or v1.2.3rc1")
-    return text
+    return names.release_tag(text) if text else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import re
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFOR
 INTERFACE = f"{DISTRIBUTION}_3"
 _INTERFACE_VERSION = "3.0.0"
 
+_TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
 # The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
 _LABEL = re.compile(r"rocm(?P<major>[1-9])(?P<minor>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
@@ -67,7 +70,16 @@ def interface_wheel_name(cell: Cell) -> str:
 
 def is_interface(filename: str) -> bool:
     """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict."""
-    return filename.startswith(f"{INTERFACE}-") and filename.endswith(".whl")
+    with contextlib.suppress(DataError):
+        return bool(parse_interface(filename))
+    return False
+
+
+def is_wheel(filename: str) -> bool:
+    """Whether a file is a wheel of flash_attn that was built with these sources."""
+    with contextlib.suppress(DataError):
+        return bool(parse(filename))
+    return False
 
 
 def parse_interface(filename: str) -> tuple[str, str, str]:
@@ -99,3 +111,16 @@ def parse(filename: str) -> ParsedWheel:
         backend=backend,
         platforms=tuple(sorted({tag.platform for tag in tags})),
     )
+
+
+def release_tag(text: str) -> str:
+    """The tag of a release, for argparse, which refuses any other text."""
+    if not _TAG.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a release tag such as v1.2.3 or v1.2.3rc1")
+    return text
+
+
+def is_candidate(tag: str) -> bool:
+    """Whether the tag is of a release candidate: GitHub's pre-release, which nobody is led to."""
+    match = _TAG.fullmatch(tag)
+    return match is not None and match["candidate"] is not None

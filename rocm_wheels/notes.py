@@ -8,6 +8,7 @@ from itertools import groupby
 from rocm_wheels.assets import SUMS
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.names import is_candidate
 from rocm_wheels.tables import key
 from rocm_wheels.templates import render as render_template
 
@@ -15,7 +16,12 @@ MAX_CHARACTERS = 125_000  # of the text of a GitHub release
 
 
 def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repository: str) -> str:
-    """The notes of a release as Markdown; `new` is Markdown too. PublishFailed if GitHub would not take them."""
+    """The notes of a release as Markdown; `new` is Markdown too.
+
+    PublishFailed if there is nothing to write about or GitHub would not take them.
+    """
+    if not wheels:
+        raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
     grouped = sorted(wheels, key=lambda wheel: (key(wheel.rocm), key(wheel.torch)), reverse=True)
     groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
     text = render_template(
@@ -26,7 +32,8 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         repository=repository,
         groups=groups,
         wheels=wheels,
-        example=wheels[0],
+        example=next((wheel for wheel in wheels if wheel.yanked is None), None),
+        candidate=is_candidate(tag),
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
         sums=SUMS,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import assets, catalogue, github, notes
+from rocm_wheels import assets, catalogue, github, names, notes
 from rocm_wheels.assets import SUMS, Asset
 from rocm_wheels.catalogue import YANKED
 from rocm_wheels.entry import Wheel
@@ -121,7 +121,9 @@ class Release:
                 return found
             try:
                 commit = {"target_commitish": os.environ["GITHUB_SHA"]} if os.environ.get("GITHUB_SHA") else {}
-                return self.api.create_release(tag_name=self.tag, name=self.tag, draft=True, **commit)
+                return self.api.create_release(
+                    tag_name=self.tag, name=self.tag, draft=True, prerelease=names.is_candidate(self.tag), **commit
+                )
             except Unanswered as problem:
                 wait = github.backoff(attempt)
                 self.say(f"{problem}; looking again in {wait:.0f} s")
@@ -159,7 +161,7 @@ def publish(api: GitHub, tag: str, dist: Path, *, index_url: str, say: Say) -> s
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
     count = _write_notes(release, wanted, index_url)
     release.only()
-    release.update(draft=False)
+    release.update(draft=False, prerelease=names.is_candidate(tag))
     say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {count} in it")
     return str(release.fields["html_url"])
 

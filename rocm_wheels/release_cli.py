@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocm_wheels import versions, which
+from rocm_wheels import names, versions, which
 from rocm_wheels.errors import DataError, MissingTool
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def add_verbs(verbs: Any) -> None:
     directory: dict[str, Any] = {"dest": "dist", "type": Path, "default": Path("dist"), "metavar": "DIR"}
     for verb in (publish, notes):
         verb.add_argument("--dist", "--dir", **directory, help="wheels and verdicts (dist)")
-    for verb in (publish, notes, yank):
+    publish.add_argument("--tag", required=True, type=names.release_tag, help="v1.2.3")
+    for verb in (notes, yank):
         verb.add_argument("--tag", required=True, help="v1.2.3")
     for verb in (publish, notes, yank, index, coverage):
         verb.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
@@ -137,7 +138,7 @@ def _index(arguments: argparse.Namespace) -> int:
         # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else api.releases()
-        public = [release for release in releases if not release["draft"]]
+        public = catalogue.final(releases)
 
         def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])

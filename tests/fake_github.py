@@ -57,7 +57,16 @@ class Hub:
 
     def add_release(self, tag: str, **fields: Any) -> dict[str, Any]:
         number = self.new_id()
-        release = {"id": number, "tag_name": tag, "name": tag, "body": "", "draft": True, "assets": [], **fields}
+        release = {
+            "id": number,
+            "tag_name": tag,
+            "name": tag,
+            "body": "",
+            "draft": True,
+            "prerelease": False,
+            "assets": [],
+        }
+        release |= fields
         release["published_at"] = None if release["draft"] else f"2026-01-{number - 99:02}"
         release["upload_url"] = f"{self.url}/upload/{number}/assets{{?name,label}}"
         release["html_url"] = f"{self.url}/{REPOSITORY}/releases/{tag}"
@@ -160,8 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         anonymous = "Authorization" not in self.headers
         if "/download/" in path and self.command == "GET":
-            name = path.rpartition("/")[2]
-            found = [a for r in hub.releases.values() for a in r["assets"] if a["name"] == name and not r["draft"]]
+            tag, name = path.split("/")[-2:]
+            public = [
+                release for release in hub.releases.values() if not release["draft"] and release["tag_name"] == tag
+            ]
+            found = [asset for release in public for asset in release["assets"] if asset["name"] == name]
             return (200, hub.content[found[0]["id"]], {}) if found else (404, {"message": "Not Found"}, {})
         if not anonymous and self.headers["Authorization"] != f"Bearer {TOKEN}":
             return 401, {"message": "Bad credentials"}, {}
@@ -180,7 +192,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/releases/generate-notes":
             return 200, {"name": "", "body": "* Faster <kernels>"}, {}
         if path == "/releases" and self.command == "POST":
-            return 201, hub.add_release(given["tag_name"], name=given["name"], draft=given["draft"]), {}
+            fields = {name: given[name] for name in ("name", "draft", "prerelease")}
+            return 201, hub.add_release(given["tag_name"], **fields), {}
         if path == "/releases":
             return self._page([r for r in hub.releases.values() if not (anonymous and r["draft"])])
         return 404, {"message": "Not Found"}, {}

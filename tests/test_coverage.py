@@ -93,6 +93,14 @@ def test_of_one_release(
         assert "1 of 20 wanted wheels are published" in capsys.readouterr().out
         assert cli.main(command) == 0
         assert "2 of 20 wanted wheels are published" in capsys.readouterr().out
+        hub.add_asset(hub.add_release("v4"), name("2.8.3 3.13 2.6.0 6.2"), b"x")
+        hub.add_asset(hub.add_release("v5rc1", draft=False, prerelease=True), name("2.8.3 3.13 2.6.0 6.1"), b"x")
+        hub.add_asset(hub.add_release("tools", draft=False), "tools-1-py3-none-any.whl", b"x")
+        monkeypatch.setenv("GITHUB_TOKEN", fake_github.TOKEN)  # that sees drafts
+        assert cli.main(command) == 0
+        assert "2 of 20 wanted wheels are published" in capsys.readouterr().out
+        assert cli.main([*command, "--release", "v4"]) == 0
+        assert "1 of 20 wanted wheels are published" in capsys.readouterr().out
         assert cli.main([*command, "--release", "v3"]) == DataError.exit_code
         assert "there is no release v3" in capsys.readouterr().err
 

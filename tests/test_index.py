@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -421,7 +421,7 @@ def test_from_a_release_as_from_the_directory(
         before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         assert cli.main(command) == 0  # asks GitHub itself
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-        listing.write_text("[1]")
+        listing.write_text(json.dumps([{"tag_name": "v1"}]))
         assert cli.main([*command, "--release-json", str(listing)]) == DataError.exit_code
         assert "this JSON is not a list of GitHub releases\nMake it with: gh api" in capsys.readouterr().err
 
@@ -459,6 +459,32 @@ def test_the_newest_release_counts(tmp_path: Path) -> None:
             (wheel,) = catalogue.from_releases(order, lambda asset: api.download(asset["url"]))
             assert wheel.release == "v2"
             assert wheel.sha256 == catalogue.file_sha256(tmp_path / "v2" / wheel.name)
+
+
+def test_candidates_yanked_wheels_and_those_of_others_give_way(tmp_path: Path) -> None:
+    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+
+    def counts() -> tuple[str, str | None, int]:
+        final = catalogue.final(hub.releases.values())
+        (wheel,) = catalogue.from_releases(final, fetch)
+        return wheel.release, wheel.yanked, len(catalogue.interfaces_of(final, fetch))
+
+    def fetch(asset: Mapping[str, Any]) -> bytes:
+        return api.download(asset["browser_download_url"])
+
+    with fake_github.serve(fake_github.Hub()) as hub:
+        api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=print)
+        for tag in ("v1.0.0", "v1.1.0", "v1.2.0rc1"):
+            name = wheelhouse.write(tmp_path / tag, cell, payload=f"tag = {tag!r}\n").name
+            release.publish(api, tag, tmp_path / tag, index_url=HOME.url, say=print)
+        tools = hub.add_release("tools-1", draft=False)
+        for other in ("tools-0.1-py3-none-any.whl", "flash_attn-2.8.3-py3-none-any.whl", "flash_attn_3-3.0.0.whl"):
+            hub.add_asset(tools, other, b"x")
+        assert counts() == ("v1.1.0", None, 0)
+        release.yank(api, "v1.1.0", name, "bad", say=print)
+        assert counts() == ("v1.0.0", None, 0)
+        release.yank(api, "v1.0.0", name, "bad too", say=print)
+        assert counts() == ("v1.1.0", "bad", 0)
 
 
 @pytest.mark.parametrize("url", ["example.org/x", "file:///x", "https://example.org/?x"])

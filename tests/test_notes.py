@@ -122,6 +122,22 @@ def test_three_hundred_wheels_fit(dist: Path) -> None:
     assert len(render([wheel] * 333)) < notes.MAX_CHARACTERS
 
 
+def test_the_line_to_install_is_of_a_wheel_that_is_not_yanked(dist: Path) -> None:
+    first, *others = catalogue.from_directory(dist)
+    yanked = replace(first, yanked="wrong dQ")
+    assert f'"flash_attn=={first.version}"' in render([first, *others])
+    page = render([yanked, *others])
+    assert re.findall(r'pip install "flash_attn==([^"]+)"', page) == [others[0].version]
+    assert "pip install" not in render([yanked])
+    candidate = notes.render([yanked, *others], tag="v1.0.0rc1", index_url=HOME.url, new="", repository="owner/name")
+    assert re.findall(r'pip install "([^"]+)"', candidate) == [others[0].url]
+
+
+def test_a_release_without_wheels_has_no_notes() -> None:
+    with pytest.raises(PublishFailed, match=r"release v1\.0 holds no wheel\nPublish some: `publish --tag v1\.0`"):
+        render([])
+
+
 def test_command_line(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.md").write_text("* more\n")
     command = ["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]

@@ -202,6 +202,30 @@ def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) ->
     assert state(hub) == {"tag": TAG, "draft": True, "body": "", "assets": {}}
 
 
+@pytest.mark.parametrize("tag", ["1.2.3", "v1.2", "not a tag!", "v1.2.3\n", ""])
+def test_a_tag_is_checked_before_anything_is_made(
+    hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], tag: str
+) -> None:
+    for more in ([], ["--draft-only"], ["--dry-run"]):
+        with pytest.raises(SystemExit):
+            cli.main(["publish", "--tag", tag, "--dist", str(dist), *more])
+        assert f"{tag!r} is not a release tag such as v1.2.3 or v1.2.3rc1" in capsys.readouterr().err
+    assert hub.requests == 0
+
+
+@pytest.mark.parametrize(("tag", "candidate"), [("v1.2.3rc1", True), ("v1.2.3", False), ("v1.2.3.post1", False)])
+def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate: bool) -> None:
+    command = ["publish", "--tag", tag, "--dist", str(dist)]
+    assert cli.main([*command, "--draft-only"]) == 0
+    (found,) = hub.releases.values()
+    assert (found["draft"], found["prerelease"]) == (True, candidate)
+    found["prerelease"] = not candidate  # as a draft that was made by hand
+    assert cli.main(command) == 0
+    assert (found["draft"], found["prerelease"]) == (False, candidate)
+    assert ("the package index leads nobody to it" in found["body"]) is candidate
+    assert ("--extra-index-url" in found["body"]) is not candidate
+
+
 def test_dry_run_asks_github_nothing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments(dist, "--dry-run")) == 0
     printed = capsys.readouterr().out
@@ -431,7 +455,7 @@ for name in ("requests", "jinja2", "markupsafe", "packaging"):
 from rocm_wheels.cli import main
 assert main(["plan", "2.8.3", "3.11", "2.5.1", "6.2", "--check"]) == 0
 assert main(["which", "--site", ""]) == 1
-sys.exit(main(["publish", "--tag", "v1"]))
+sys.exit(main(["publish", "--tag", "v1.0.0"]))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == MissingTool.exit_code
     assert "is not installed\nInstall the `release` dependency group" in capfd.readouterr().err

@@ -154,7 +154,7 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
     dist = tmp_path / "dist"
     measured = wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck"), device=wheelhouse.MI300X)
     other = wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "ck"))
-    common = ["publish", "--tag", "v1.0", "--dir", str(dist), "--repo", "owner/name", "--dry-run", "--benchmarks"]
+    common = ["publish", "--tag", "v1.0.0", "--dir", str(dist), "--repo", "owner/name", "--dry-run", "--benchmarks"]
     assert cli.main([*common, str(tmp_path / "none.json")]) == 0
     assert "benchmarks: of none of these wheels" in capsys.readouterr().out
     assert cli.main([*common, str(summary)]) == 0
