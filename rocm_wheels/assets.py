@@ -14,6 +14,7 @@ from rocm_wheels import catalogue
 from rocm_wheels.catalogue import METADATA, VERDICT, YANKED
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.targets import CUDA
 
 SUMS = "SHA256SUMS"
 MAX_BYTES = 2**31  # an asset of a GitHub release must stay under it
@@ -96,6 +97,11 @@ def _of_file(path: Path, *, final: bool) -> Asset:
 def _check(wheel: Wheel) -> None:
     if not wheel.verdict["ok"]:
         raise PublishFailed(f"{wheel.name} did not pass its tests", remedy=f"See {wheel.name}{VERDICT}.")
+    if foreign := [target for target in wheel.targets if CUDA.fullmatch(target)]:
+        raise PublishFailed(
+            f"{wheel.name} is for {', '.join(foreign)}: wheels for NVIDIA GPUs are never published",
+            remedy="Build it for AMD GPUs alone: PYTORCH_ROCM_ARCH.",
+        )
     if "-linux_" in wheel.name:
         raise PublishFailed(f"{wheel.name} is not repaired", remedy="`build` repairs it: publish what that leaves.")
 
@@ -122,9 +128,15 @@ def _check_limits(assets: Iterable[Asset]) -> None:
                 f"{asset.name} has {asset.size} bytes, an asset has 1 to {MAX_BYTES - 1}",
                 remedy="Build it for fewer GPU targets: PYTORCH_ROCM_ARCH." if asset.size else "Build it again.",
             )
-    if len(assets) + 1 > MAX_ASSETS:
+    check_count(asset.name for asset in assets)
+
+
+def check_count(names: Iterable[str]) -> None:
+    """PublishFailed if these and their sums are more assets than a release holds."""
+    count = len({*names, SUMS})
+    if count > MAX_ASSETS:
         raise PublishFailed(
-            f"{len(assets) + 1} assets do not fit: a release holds {MAX_ASSETS}",
+            f"{count} assets do not fit: a release holds {MAX_ASSETS}",
             remedy="Publish them under two tags; the index joins all releases.",
         )
 

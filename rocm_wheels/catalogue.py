@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -22,6 +23,7 @@ METADATA = ".metadata"
 VERDICT = ".verdict.json"
 YANKED = ".yanked"
 _FETCHES = 8
+_VERDICT = {"ok": bool, "sha256": str, "stages": dict, "targets": list, "torch_source": str}
 _FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
@@ -100,7 +102,7 @@ def core_metadata(path: Path) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.read(f"{stem}.dist-info/METADATA")
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise DataError(f"{path.name} is not a wheel of that name: {error}") from error
 
 
@@ -248,8 +250,31 @@ def _verdict(name: str, content: bytes) -> dict[str, Any]:
         verdict = json.loads(content)
     except ValueError as error:
         raise DataError(f"{name} is not JSON: {error}") from error
-    wanted = ("ok", "sha256", "stages", "targets", "torch_source")
-    missing = [field for field in wanted if not isinstance(verdict, dict) or field not in verdict]
+    missing = [field for field in _VERDICT if not isinstance(verdict, dict) or field not in verdict]
     if missing:
         raise DataError(f"{name} is not a verdict: it has no {', '.join(missing)}")
+    wrong = [field for field, kind in _VERDICT.items() if not isinstance(verdict[field], kind)]
+    if not wrong:
+        wrong += [f"targets/{target!r}" for target in verdict["targets"] if not isinstance(target, str)]
+        wrong += [f"stages/{stage}" for stage, entry in verdict["stages"].items() if not _is_stage(entry)]
+    if not isinstance(verdict.get("benchmarks", {}), dict):
+        wrong.append("benchmarks")
+    if wrong:
+        raise DataError(f"{name} is not a verdict: {', '.join(wrong)} has not the form that `build` writes")
     return dict(verdict)
+
+
+def _is_stage(entry: object) -> bool:
+    """Whether it has the form of verdict.Stage, with the details that are read."""
+    details = entry.get("details", {}) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(details, dict):
+        return False
+    errors, devices = details.get("worst error", {}), details.get("devices", [])
+    return (
+        isinstance(entry.get("status"), str)
+        and isinstance(errors, dict)
+        and all(isinstance(number, (int, float)) for number in (entry.get("seconds", 0), *errors.values()))
+        and isinstance(devices, list)
+        and all(isinstance(device, dict) for device in devices)
+        and all(isinstance(device.get(key), str) for device in devices for key in ("name", "target"))
+    )

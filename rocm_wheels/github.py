@@ -203,7 +203,9 @@ def _rate_limit(response: requests.Response) -> float | None:
     if response.headers.get("X-RateLimit-Remaining") == "0":
         reset: str = response.headers.get("X-RateLimit-Reset", "")
         return max(0.0, float(reset) - time.time()) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
-    return LONGEST_BACKOFF_SECONDS if response.status_code == 429 else None
+    # A secondary limit may come without either header; any other 403 is about the token.
+    limited = response.status_code == 429 or "rate limit" in _errors(response)[0].lower()
+    return LONGEST_BACKOFF_SECONDS if limited else None
 
 
 def _errors(response: requests.Response) -> tuple[str, list[Any]]:

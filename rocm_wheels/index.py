@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ INTERFACE = canonicalize_name(names.INTERFACE)
 FILES = "files"
 SUMMARY = "metadata.json"
 FORMAT = 1
+_PART = re.compile(rf"index\.html|which\.py|{re.escape(SUMMARY)}|simple|{FILES}|rocm\d+\.\d+")  # of a site, at its top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,9 @@ def build(
     home: Home,
     files: Path | None = None,
 ) -> None:
-    """Writes the whole site into `out`, which is replaced if it is an earlier site. The same wheels, the same bytes.
+    """Writes the whole site into `out`, in the place of an earlier one. The same wheels, the same bytes.
+
+    What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone.
 
     With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
     """
@@ -104,8 +108,12 @@ def build(
             _write_index(here, beside, site / directory, home, versions, title=title)
         _write(site / "index.html", chooser(wheels, versions=versions, home=home))
         _write(site / "which.py", which.standalone(home.url))
-        shutil.rmtree(out, ignore_errors=True)
-        site.replace(out)
+        out.mkdir(exist_ok=True)
+        for part in out.iterdir():
+            if _PART.fullmatch(part.name):
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+        for part in site.iterdir():
+            shutil.move(part, out)
 
 
 def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:

@@ -151,6 +151,7 @@ def publish(api: GitHub, tag: str, dist: Path, *, index_url: str, say: Say) -> s
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     listing = release.remove_unfinished()
     release.check(wanted, listing)
+    assets.check_count([*listing, *(asset.name for asset in wanted)])
     for number, asset in enumerate(wanted, start=1):
         say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
         say(f"  {release.upload(asset, listing.get(asset.name))}")

@@ -45,7 +45,9 @@ def add_verbs(verbs: Any) -> None:
     source = index.add_mutually_exclusive_group()
     source.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
     source.add_argument("--dir", type=Path, metavar="DIR", help="wheels and verdicts; they become part of the site")
-    index.add_argument("--out", type=Path, required=True, metavar="DIR", help="the site; an earlier one is replaced")
+    index.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the site; an earlier one is replaced, other files stay"
+    )
     index.set_defaults(run=partial(_run, _index))
 
     coverage = verbs.add_parser("coverage", help="wanted wheels against published ones")
@@ -186,5 +188,5 @@ def _releases(path: Path) -> list[dict[str, Any]]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

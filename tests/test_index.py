@@ -375,6 +375,27 @@ def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
 
 
+def test_what_is_no_part_of_a_site_stays(dist: Path, tmp_path: Path) -> None:
+    """A branch of pages, checked out, with a domain of its own."""
+    out = tmp_path / "site"
+    wheels = catalogue.from_directory(dist)
+    index.build(wheels, out, versions=versions.load(), home=HOME)
+    (out / ".git").mkdir()
+    kept = [out / name for name in (".git/HEAD", ".nojekyll", "CNAME", "rocm.txt")]
+    for path in kept:
+        path.write_text("mine")
+    later = [wheel for wheel in wheels if wheel.rocm != "7.1"]
+    index.build(later, out, versions=versions.load(), home=HOME)
+    assert [path.read_text() for path in kept] == ["mine"] * len(kept)
+    fresh = tmp_path / "fresh"
+    index.build(later, fresh, versions=versions.load(), home=HOME)
+    trees = [
+        {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file() and path not in kept}
+        for site in (out, fresh)
+    ]
+    assert trees[0] == trees[1]
+
+
 def test_a_directory_of_something_else_is_kept(tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text("x")
     for out in (tmp_path, tmp_path / "metadata.json"):

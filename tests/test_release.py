@@ -361,6 +361,10 @@ def _unrepaired(path: Path) -> None:
     wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), platform="linux_x86_64")
 
 
+def _for_nvidia(path: Path) -> None:
+    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), targets=("gfx942", "sm_90"), device=wheelhouse.H200)
+
+
 def _foreign(path: Path) -> None:
     (path / "einops-0.8.2-py3-none-any.whl").write_bytes(b"x")
 
@@ -377,6 +381,7 @@ def _foreign(path: Path) -> None:
         (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
         (_failed, "did not pass its tests"),
         (_unrepaired, "is not repaired"),
+        (_for_nvidia, "is for sm_90: wheels for NVIDIA GPUs are never published\nBuild it for AMD GPUs alone"),
         (_foreign, "has no verdict"),
     ],
 )
@@ -411,15 +416,31 @@ def test_a_release_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch
     assert hub.requests == 0
 
 
+def test_what_the_release_has_counts_too(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    before = state(hub)
+    monkeypatch.setattr(assets, "MAX_ASSETS", 13)
+    publish(hub, dist)  # nothing is added
+    wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"))
+    with pytest.raises(PublishFailed, match="14 assets do not fit: a release holds 13"):
+        publish(hub, tmp_path)
+    assert state(hub) == before
+
+
 def test_waits_as_long_as_github_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(
-        [(429, {"Retry-After": "7"}), (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1030"}), (503, {})]
+        [
+            (429, {"Retry-After": "7"}, "no"),
+            (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1030"}, "no"),
+            (403, {}, "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."),
+            (503, {}, "no"),
+        ]
     )
     act = fake_github._Handler._act
 
     def limited(self: Any, *args: Any, **options: Any) -> Any:
-        status, headers = next(answers, (0, {}))
-        return (status, {"message": "no"}, headers) if status else act(self, *args, **options)
+        status, headers, message = next(answers, (0, {}, ""))
+        return (status, {"message": message}, headers) if status else act(self, *args, **options)
 
     waits: list[float] = []
     monkeypatch.setattr(fake_github._Handler, "_act", limited)
@@ -427,8 +448,8 @@ def test_waits_as_long_as_github_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
     assert list(api.releases()) == []
-    assert waits[:2] == [7.0, 31.0]
-    assert 0 < waits[2] < 1
+    assert waits[:3] == [7.0, 31.0, 60.0]
+    assert 0 < waits[3] < 1
 
 
 def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,4 +570,26 @@ def test_verdict_json_is_checked(tmp_path: Path) -> None:
         assets.collect(tmp_path)
     beside.write_text(json.dumps({"ok": True}))
     with pytest.raises(DataError, match="is not a verdict: it has no sha256, stages, targets, torch_source"):
+        assets.collect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"ok": "yes"}, "ok"),
+        ({"targets": "gfx942"}, "targets"),
+        ({"targets": ["gfx942", 942]}, "targets/942"),
+        ({"stages": [], "torch_source": None}, "stages, torch_source"),
+        ({"stages": {"gpu": "passed"}}, "stages/gpu"),
+        ({"stages": {"gpu": {"status": "passed", "seconds": "7"}}}, "stages/gpu"),
+        ({"stages": {"gpu": {"status": "passed", "details": {"devices": [{"name": "MI300X"}]}}}}, "stages/gpu"),
+        ({"stages": {"cpu": {"status": "passed", "details": {"worst error": {"fp32": "1e-3"}}}}}, "stages/cpu"),
+        ({"benchmarks": []}, "benchmarks"),
+    ],
+)
+def test_fields_of_a_verdict_are_checked(tmp_path: Path, change: dict[str, Any], wrong: str) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    beside = path.with_name(path.name + ".verdict.json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), **change}))
+    with pytest.raises(DataError, match=rf"is not a verdict: {wrong} has not the form that `build` writes"):
         assets.collect(tmp_path)
