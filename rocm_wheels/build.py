@@ -7,12 +7,13 @@ import json
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rocm_wheels import names, versions
 from rocm_wheels.cells import has_interface
-from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.plan import Plan, make_plan
 from rocm_wheels.verdict import Verdict
 
@@ -105,10 +106,13 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
 
 
 def plan_of(wheel: Path) -> Plan:
-    """The plan that a finished wheel was built by, as far as its name and its contents tell."""
+    """The plan that a finished wheel was built by, as far as its name and its contents tell. DataError for no wheel."""
     name = names.parse(wheel.name)
-    with zipfile.ZipFile(wheel) as archive:
-        targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError) as error:
+        raise DataError(f"{wheel.name} is not a wheel that was built with these sources: {error}") from error
     return make_plan(
         versions.load(),
         flash_attn=name.flash_attn,

@@ -106,12 +106,19 @@ def product(
 ) -> tuple[list[Cell], list[tuple[dict[str, str], str]]]:
     """All cells of a matrix (axis -> spellings), and the combinations left out, each with its reason.
 
-    UnknownVersion for a version that nobody knows, DataError for an axis that is missing or unknown.
+    UnknownVersion for a version that nobody knows, DataError for an axis that is missing, unknown or no list of texts.
     """
     for axis in [*AXES, *matrix]:
         if axis not in matrix or axis not in AXES:
             state = "unknown" if axis in matrix else "missing"
             raise DataError(f"matrix: axis {axis!r} is {state}", remedy=f"The axes are {', '.join(AXES)}.")
+    for axis in AXES:
+        values = matrix[axis]
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+            raise DataError(
+                f"matrix: {axis}: {values!r} is not a list of texts",
+                remedy='Quote each version, ["3.10"]: Python reads a bare 3.10 as the number 3.1.',
+            )
     cells: dict[tuple[object, ...], Cell] = {}
     left_out: list[tuple[dict[str, str], str]] = []
     for values in itertools.product(*(matrix[axis] for axis in AXES)):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rocm_wheels import container, published, release_cli, versions
-from rocm_wheels.errors import RocmWheelsError
+from rocm_wheels.errors import exit_code
 from rocm_wheels.machine import survey
 from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.targets import check_served, known_targets
@@ -51,20 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback."""
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
-    try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-    except RocmWheelsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # Whoever reads the output, as `| head`, has enough of it. Python must not try to write the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        print("error: interrupted\nRun it again: it goes on from the kernels that are compiled.", file=sys.stderr)
-        return 130
-    return code
+    return exit_code(lambda: arguments.run(arguments))
 
 
 def default_cache() -> Path:

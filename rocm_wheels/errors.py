@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
 from typing import ClassVar
 
 # ruff: noqa: N818 - the names say what happened; that they are errors is where they are used
@@ -79,3 +85,27 @@ class PublishFailed(RocmWheelsError):
     """A release could not be made, or is not what it should be."""
 
     exit_code = 11
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """Runs a program and returns its exit code; a failure is one message on stderr, never a traceback."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except RocmWheelsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever reads the output, as `| head`, has enough of it. Python must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"error: {f'{error.filename}: {error.strerror}' if error.filename else error}", file=sys.stderr)
+        return RocmWheelsError.exit_code
+    except (UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
+        print(f"error: a file cannot be read: {error}", file=sys.stderr)
+        return RocmWheelsError.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted\nRun it again: it goes on from the kernels that are compiled.", file=sys.stderr)
+        return 130
+    return code

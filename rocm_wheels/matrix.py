@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rocm_wheels import names, published, rows, versions
 from rocm_wheels.cells import AXES, Cell, has_interface, product
-from rocm_wheels.errors import DataError, RocmWheelsError
+from rocm_wheels.errors import DataError, exit_code
 from rocm_wheels.plan import requested_targets
 from rocm_wheels.rows import Row, cell_name, stem
 from rocm_wheels.versions import Versions
@@ -93,19 +93,19 @@ def select(
 def main(platforms: Platforms, argv: Sequence[str] | None = None) -> int:
     """The command line of create_matrix.py; a failure is one message on stderr."""
     arguments = _parser().parse_args(argv)
-    try:
-        data = versions.load()
-        selected = select(
-            data,
-            platforms,
-            only=arguments.only,
-            event=arguments.event,
-            has=published.files(arguments.missing) if arguments.missing else (),
-        )
-        made = rows.rows(data, selected.cells, arguments.target or requested_targets(os.environ))
-    except RocmWheelsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return exit_code(lambda: _run(platforms, arguments))
+
+
+def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
+    data = versions.load()
+    selected = select(
+        data,
+        platforms,
+        only=arguments.only,
+        event=arguments.event,
+        has=published.files(arguments.missing) if arguments.missing else (),
+    )
+    made = rows.rows(data, selected.cells, arguments.target or requested_targets(os.environ))
     for line in selected.reasons():
         print(line, file=sys.stderr)
     print(_TEXTS[arguments.form](made, arguments.tag))

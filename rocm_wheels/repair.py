@@ -73,6 +73,8 @@ def repair(wheel: Path, output: Path) -> Path:
     the result holds a foreign library, a wrong RECORD or more bytes than a release takes.
     """
     check()
+    if not zipfile.is_zipfile(wheel):
+        raise RepairFailed(f"{wheel} is not a wheel", remedy="Name one that was built with these sources.")
     output.mkdir(parents=True, exist_ok=True)
     refusals = []
     for policy in _PLATFORMS:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,12 @@ def test_product_refuses_what_nobody_knows(data: Versions) -> None:
         cells.product(data, matrix)
     with pytest.raises(DataError, match="axis 'cuda' is unknown\nThe axes are flash_attn, python"):
         cells.product(data, {**matrix, "cuda": ["12.8"]})
+    for bad in ([3.10], "3.10", 3.10, None):
+        wrong: dict[str, Any] = {**matrix, "python": bad}
+        with pytest.raises(
+            DataError, match=r'matrix: python: .* is not a list of texts\nQuote each version, \["3\.10"\]'
+        ):
+            cells.product(data, wrong)
     del matrix["rocm"]
     with pytest.raises(DataError, match="axis 'rocm' is missing"):
         cells.product(data, matrix)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import wheelhouse
 
 import rocm_wheels
 from rocm_wheels import cli, names
@@ -392,6 +393,36 @@ def _fake_path(directory: Path, **programs: str) -> str:
         path.write_text(f"#!{directory}/bash\n{body}\n")
         path.chmod(0o755)
     return str(directory)
+
+
+WHEEL = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify", f"none/{WHEEL}"], f"error: none/{WHEEL}: No such file or directory\n"),
+        (
+            ["verify", WHEEL],
+            f"error: {WHEEL} is not a wheel that was built with these sources: File is not a zip file\n",
+        ),
+        (["repair", WHEEL], f"error: {WHEEL} is not a wheel\nName one that was built with these sources.\n"),
+        (["index", "--dir", "dist", "--out", f"{WHEEL}/site", "--repo", "a/b"], f"error: {WHEEL}: File exists\n"),
+        (["notes", "--tag", "v1", "--repo", "a/b", "--new", WHEEL], f"error: {WHEEL} cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_a_bad_file_is_one_message(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / WHEEL).write_bytes(b"no wheel \xff")
+    wheelhouse.write(tmp_path / "dist", wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    assert cli.main(arguments) > 0
+    assert message in capsys.readouterr().err
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +225,22 @@ def test_a_version_that_nobody_knows_is_an_error(
 ) -> None:
     assert matrix.main({"rocm": {**whole, "torch": ["9.9.9"]}}, []) == 2
     assert capsys.readouterr().err.startswith("error: torch '9.9.9' is not known\nNearest: 2.9.1.")
+
+
+def test_a_number_in_the_matrix_is_an_error(capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]) -> None:
+    """An unquoted 3.10 is 3.1."""
+    numbers: dict[str, Any] = {**whole, "python": [3.10]}
+    assert matrix.main({"rocm": numbers}, []) == DataError.exit_code
+    assert capsys.readouterr().err.startswith("error: matrix: python: [3.1] is not a list of texts\nQuote each")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """`./create_matrix.py | head`"""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, SCRIPT], stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_adding_a_version_is_the_edit_that_the_documentation_shows(tmp_path: Path) -> None:
