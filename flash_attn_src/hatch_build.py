@@ -10,7 +10,6 @@ import atexit
 import functools
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
+from packaging.version import Version
 
 _ROOT = Path(__file__).resolve().parent
 _DEFAULT_VERSION = "2.8.3"
@@ -184,7 +184,8 @@ class BuildHook(BuildHookInterface[Any]):
     def _check_metadata(self, request: _Request) -> None:
         """An sdist's version and dependencies are fixed (PEP 643), whatever the environment asks for."""
         version, requires = self.metadata.version, self.metadata.core.dependencies
-        if version != request.full_version or set(requires) != set(request.requires):
+        # The metadata has the label in its canonical form: "my-build" as "my.build".
+        if Version(version) != Version(request.full_version) or set(requires) != set(request.requires):
             raise SystemExit(
                 f"error: this sdist is {version} with {', '.join(requires)};"
                 f" {request.full_version} with {', '.join(request.requires)} was asked for\n"
@@ -197,13 +198,12 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
     with _plain_errors():
         from rocm_wheels import versions
         from rocm_wheels.machine import survey
-        from rocm_wheels.plan import TARGET_VARIABLES, parallel_jobs
+        from rocm_wheels.plan import parallel_jobs, requested_targets
         from rocm_wheels.targets import known_targets
 
         data, machine = versions.load(), survey(os.environ)
-        named = next((os.environ[name] for name in TARGET_VARIABLES if os.environ.get(name)), "native")
-        requested = [entry for entry in re.split(r"[;,\s]+", named) if entry]
-        targets = known_targets(data, machine.gpus if requested == ["native"] else requested)
+        requested = requested_targets(os.environ)
+        targets = known_targets(data, machine.gpus if requested is None else requested)
         if not targets:
             raise SystemExit(
                 "error: no AMD GPU is visible on this machine, so it is not known what to compile for\n"

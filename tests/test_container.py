@@ -176,6 +176,13 @@ def test_the_runner_takes_one_job_and_alone_its_daemon_is_privileged() -> None:
     assert "privileged" not in runner
     assert "devices" not in runner
     assert docker["devices"] == ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"]
+    (work,) = (volume.partition(":")[2] for volume in docker["volumes"] if volume.startswith("work:"))
+    started = docker["entrypoint"][-1]
+    assert (
+        started
+        == f"chown 1001:1001 {work}; exec dockerd-entrypoint.sh dockerd --host=unix:///run/job/docker.sock --group=1001"
+    )
+    assert runner["depends_on"]["docker"]["condition"] == "service_healthy", "the work volume is the runner's by then"
     for service in services.values():
         assert "ports" not in service
         assert not any("docker.sock" in volume for volume in service["volumes"])

@@ -195,6 +195,25 @@ def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
     assert "Traceback (most recent call last)" not in done.stderr
 
 
+def test_user_names_different_targets_in_both_variables(tmp_path: Path) -> None:
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PYTORCH_ROCM_ARCH": "gfx90a", "GPU_ARCHS": "gfx942"})
+    assert done.returncode != 0
+    assert (
+        "error: PYTORCH_ROCM_ARCH=gfx90a and GPU_ARCHS=gfx942 name different targets\n"
+        "Unset one of them, or make them equal."
+    ) in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("label", "canonical"), [("my-build", "my.build"), ("cu12torch2.5cxx11abiFALSE", "cu12torch2.5cxx11abifalse")]
+)
+def test_user_gives_a_label_of_their_own(tmp_path: Path, label: str, canonical: str) -> None:
+    variables = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTN_LOCAL_VERSION": label}
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"flash_attn-2.8.3+{canonical}-py3-none-any.whl"]
+
+
 def test_user_asks_pip_for_composable_kernel(tmp_path: Path) -> None:
     variables = {"PYTORCH_ROCM_ARCH": "gfx942", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"}
     done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
