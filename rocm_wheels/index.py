@@ -155,6 +155,7 @@ def _write_index(
         "url": home.url,
         "repository": home.repository,
         "flash_attn": list(versions.flash_attn),
+        **_known(versions),
         "wheels": [wheel.summary() for wheel in wheels],
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
@@ -196,10 +197,14 @@ def _choices(found: set[str]) -> list[tuple[str, str]]:
 
 
 def _known(versions: Versions) -> dict[str, dict[str, object]]:
-    """torch minor -> full version, Pythons and ROCms that PyTorch has builds of it for."""
+    """What can be built: torch minor -> full version, Pythons, and ROCm -> directory of PyTorch's index; GPU target ->
+    backend -> the oldest ROCm."""
     return {
-        torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": list(entry.rocm)}
-        for torch, entry in versions.torch.items()
+        "torch": {
+            torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": entry.rocm}
+            for torch, entry in versions.torch.items()
+        },
+        "targets": {name: target.backends for name, target in versions.targets.items()},
     }
 
 

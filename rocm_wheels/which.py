@@ -159,17 +159,71 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
     cell = f"Python {wanted['python']}, torch {wanted['torch']}, ROCm {wanted['rocm']}"
     cell += "".join(f", {gpu}" for gpu in wanted["gpus"]) + (f", backend {backend}" if backend else "")
     lines = [f"is published for {cell}" if nearest else "is published yet"]
+    wanted["backend"] = backend
+    lines += [
+        f"withdrawn {wheel['name']}: {wheel['yanked']}"
+        for wheel in site["wheels"]
+        if wheel["yanked"] is not None and distance(wheel, wanted)[:2] == (0, 0)
+    ]
     if nearest:
         wheel = nearest[0]
         lines.append(
             f"nearest  Python {wheel['python']}, torch {wheel['torch']}, ROCm {wheel['rocm']},"
             f" {wheel['backend']}, {', '.join(wheel['targets'])}: {wheel['name']}"
         )
-    fields = {**wanted, "gpu": ",".join(wanted["gpus"]), "backend": backend or BACKENDS[-1]}
-    cell_words = f"{site['flash_attn'][-1]} {wanted['python']} {wanted['torch']} {wanted['rocm']}"
-    lines.append(f"build    ./build_rocm.sh {cell_words}  # in a clone of {site['repository']}")
-    lines.append(f"request  {request_url(site, fields)}")
+    why = impossible(site, wanted)
+    if why:
+        lines.append(f"reason   {why}")
+    else:
+        lines.append(f"build    {build_line(site, wanted)}  # in a clone of {site['repository']}")
+    if not why or wanted["torch"] not in site["torch"]:
+        fields = {**wanted, "gpu": ",".join(wanted["gpus"]), "backend": backend or BACKENDS[-1]}
+        lines.append(f"request  {request_url(site, fields)}")
     return "\n".join(lines)
+
+
+def fitting(site: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The GPUs wanted that a wheel of these versions can have kernels for: those of its backend, or Triton's, which
+    every wheel has. None if the backend asked for has kernels for none of them."""
+    backend, rocm = wanted.get("backend"), numbers(wanted["rocm"])
+    since = {gpu: site["targets"].get(gpu, {}) for gpu in wanted["gpus"]}
+    fit = [
+        gpu
+        for gpu, oldest in since.items()
+        if any(name in oldest and numbers(oldest[name]) <= rocm for name in (backend or BACKENDS[0], "triton"))
+    ]
+    return fit if not backend or any(backend in since[gpu] for gpu in fit) else []
+
+
+def impossible(site: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Why build_rocm.sh would refuse these versions, or "" if it builds them. The site's page has the same rule."""
+    release, backend = site["torch"].get(wanted["torch"]), wanted.get("backend")
+    if release is None:
+        return f"torch {wanted['torch']} is not known here, only {', '.join(site['torch'])}."
+    for axis, name in (("rocm", "ROCm"), ("python", "Python")):
+        if wanted[axis] not in release[axis]:
+            there = ", ".join(release[axis])
+            return f"PyTorch has no build of torch {wanted['torch']} for {name} {wanted[axis]}, only for {there}."
+    if not wanted["gpus"] or fitting(site, wanted):
+        return ""
+    why = []
+    for gpu in wanted["gpus"]:
+        oldest = site["targets"].get(gpu)
+        if oldest is None:
+            why.append(f"{gpu} (none at all)")
+        elif backend and backend not in oldest:
+            why.append(f"{gpu} (none of {backend})")
+        else:
+            why.append(f"{gpu} (from ROCm {oldest.get(backend or BACKENDS[0], oldest['triton'])} on)")
+    return f"There are no kernels for {', '.join(why)}."
+
+
+def build_line(site: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What builds the newest flash-attn for these versions, which must be possible."""
+    torch, fit, backend = site["torch"][wanted["torch"]]["full"], fitting(site, wanted), wanted.get("backend")
+    line = f"./build_rocm.sh {site['flash_attn'][-1]} {wanted['python']} {torch} {wanted['rocm']}"
+    targets = f'PYTORCH_ROCM_ARCH="{";".join(fit)}" ' if fit else ""
+    return targets + line + (f" --backend {backend}" if backend else "")
 
 
 def request_url(site: dict[str, Any], fields: dict[str, str]) -> str:

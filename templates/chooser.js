@@ -1,6 +1,7 @@
 "use strict";
 
 const AXES = ["python", "torch", "rocm", "gpu", "backend", "flash_attn"];
+const DEFAULT_BACKEND = "ck";
 const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn"};
 
 const numbers = (version) => version.split(".").map(Number);
@@ -32,45 +33,68 @@ function parseEnvironment(text) {
   };
 }
 
-function matches(wheel, want) {
-  return AXES.every((axis) => !want[axis] || (axis === "gpu" ? wheel.targets.includes(want.gpu) : wheel[axis] === want[axis]));
+// Whether a wheel is what is wanted in one axis; of several GPUs it has to serve one.
+function fits(wheel, want, axis) {
+  if (axis === "gpu") return !want.gpus.length || want.gpus.some((gpu) => wheel.targets.includes(gpu));
+  return !want[axis] || wheel[axis] === want[axis];
 }
+
+const matches = (wheel, want) => AXES.every((axis) => fits(wheel, want, axis));
 
 // GPU first, then the number of axes that differ, then the steps in torch, ROCm and Python: as which.py has it.
 function distance(wheel, want) {
   const off = ["torch", "rocm", "python"].map((axis) => steps(wheel[axis], want[axis]));
-  const gpu = want.gpu && !wheel.targets.includes(want.gpu) ? 1 : 0;
-  const differing = off.filter(Boolean).length + (want.backend && want.backend !== wheel.backend ? 1 : 0)
-    + (want.flash_attn && want.flash_attn !== wheel.flash_attn ? 1 : 0);
-  return [gpu, differing, ...off];
+  const differing = off.filter(Boolean).length + ["backend", "flash_attn"].filter((axis) => !fits(wheel, want, axis)).length;
+  return [fits(wheel, want, "gpu") ? 0 : 1, differing, ...off];
 }
 
 // The names of the axes in which a wheel is not what is wanted.
-const differences = (wheel, want) => AXES.filter((axis) => !matches(wheel, {[axis]: want[axis]})).map((axis) => NAMES[axis]);
+const differences = (wheel, want) => AXES.filter((axis) => !fits(wheel, want, axis)).map((axis) => NAMES[axis]);
 
 // {wheel} with the wheel for a complete choice, or {nearest} with the one that differs least, which may be null.
 function choose(wheels, want) {
   const order = (wheel) => [...distance(wheel, want), ...numbers(wheel.flash_attn).map((part) => -part), wheel.backend === "ck" ? 0 : 1];
   let best = null, least = null;
   for (const wheel of wheels) {
-    if (wheel.yanked) continue;
+    if (wheel.yanked !== null) continue;
     const there = order(wheel);
     if (best === null || compare(there, least) < 0) [best, least] = [wheel, there];
   }
   return best !== null && least[0] === 0 && least[1] === 0 ? {wheel: best} : {nearest: best};
 }
 
-// Why PyTorch has no such build, or "" if it has one.
+// The GPUs wanted that a wheel of these versions can have kernels for: those of its backend, or Triton's, which every
+// wheel has. None if the backend asked for has kernels for none of them.
+function fitting(want, known) {
+  const since = (gpu) => known.targets[gpu] ?? {};
+  const serves = (gpu, backend) => since(gpu)[backend] && compare(numbers(since(gpu)[backend]), numbers(want.rocm)) <= 0;
+  const fit = want.gpus.filter((gpu) => serves(gpu, want.backend || DEFAULT_BACKEND) || serves(gpu, "triton"));
+  return !want.backend || fit.some((gpu) => since(gpu)[want.backend]) ? fit : [];
+}
+
+// Why build_rocm.sh would refuse these versions, or "" if it builds them: as which.py has it.
 function impossible(want, known) {
-  const torch = known[want.torch];
-  if (!torch) return "";
-  if (!torch.rocm.includes(want.rocm)) return `PyTorch has no build of torch ${want.torch} for ROCm ${want.rocm}, only for ${torch.rocm.join(", ")}.`;
-  if (!torch.python.includes(want.python)) return `PyTorch has no build of torch ${want.torch} for Python ${want.python}, only for ${torch.python.join(", ")}.`;
-  return "";
+  const torch = known.torch[want.torch];
+  if (!torch) return `torch ${want.torch} is not known here, only ${Object.keys(known.torch).join(", ")}.`;
+  for (const axis of ["rocm", "python"]) {
+    const there = axis === "rocm" ? Object.keys(torch.rocm) : torch.python;
+    if (!there.includes(want[axis])) return `PyTorch has no build of torch ${want.torch} for ${NAMES[axis]} ${want[axis]}, only for ${there.join(", ")}.`;
+  }
+  if (!want.gpus.length || fitting(want, known).length) return "";
+  const backend = want.backend || DEFAULT_BACKEND;
+  const why = want.gpus.map((gpu) => {
+    const since = known.targets[gpu];
+    if (!since) return `${gpu} (none at all)`;
+    if (want.backend && !since[want.backend]) return `${gpu} (none of ${want.backend})`;
+    return `${gpu} (from ROCm ${since[backend] ?? since.triton} on)`;
+  });
+  return `There are no kernels for ${why.join(", ")}.`;
 }
 
 const indexOf = (wheel) => `rocm${wheel.rocm}/torch${wheel.torch}/simple/`;
 const pipLine = (wheel, site) => `pip install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
+
+const torchLine = (want, directory) => `pip install "torch==${want.torch}.*" --index-url https://download.pytorch.org/whl/${directory}`;
 
 function requestUrl(want, repository) {
   const query = ["python", "torch", "rocm", "gpu", "backend"].filter((axis) => want[axis])
@@ -79,8 +103,9 @@ function requestUrl(want, repository) {
 }
 
 function buildLine(want, known, newest) {
-  const line = `./build_rocm.sh ${want.flash_attn || newest} ${want.python} ${known[want.torch]?.full ?? want.torch} ${want.rocm}`;
-  return (want.gpu ? `PYTORCH_ROCM_ARCH=${want.gpu} ` : "") + line + (want.backend ? ` --backend ${want.backend}` : "");
+  const fit = fitting(want, known);
+  const line = `./build_rocm.sh ${want.flash_attn || newest} ${want.python} ${known.torch[want.torch].full} ${want.rocm}`;
+  return (fit.length ? `PYTORCH_ROCM_ARCH="${fit.join(";")}" ` : "") + line + (want.backend ? ` --backend ${want.backend}` : "");
 }
 
 const describe = (wheel) => `Python ${wheel.python}, torch ${wheel.torch}, ROCm ${wheel.rocm}, ${wheel.backend}, flash-attn ${wheel.flash_attn}`;
@@ -90,10 +115,11 @@ function start(page) {
   const {site, repository} = page.body.dataset;
   const known = JSON.parse(at("known").textContent);
   const selects = Object.fromEntries(AXES.map((axis) => [axis, at(axis)]));
+  let notRocm = false; // what was pasted says that torch is not built for ROCm
   const newest = selects.flash_attn.options[selects.flash_attn.options.length - 1].value;
   const rows = [...page.querySelectorAll("#wheels tbody tr")].map((row) => {
     const {python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
-    return {row, python, torch, rocm, backend, flash_attn: flashAttn, version, targets: targets.split(" "), yanked: yanked !== undefined, verdict};
+    return {row, python, torch, rocm, backend, flash_attn: flashAttn, version, targets: targets.split(" "), yanked: yanked ?? null, verdict};
   });
 
   const element = (tag, properties = {}, ...children) => {
@@ -128,16 +154,28 @@ function start(page) {
       const count = `${shown} wheel${shown === 1 ? "" : "s"} match${shown === 1 ? "es" : ""}.`;
       return ["", [element("p", {}, rows.length ? `${count} ` : "", `Choose ${open.join(", ").replace(/, ([^,]*)$/, " and $1")} to get your line.`)]];
     }
+    if (notRocm) {
+      const directory = known.torch[want.torch]?.rocm[want.rocm];
+      return ["missing", [
+        element("h3", {textContent: "Install torch for ROCm first"}),
+        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
+        ...(directory ? [command(torchLine(want, directory), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
+      ]];
+    }
     const {wheel, nearest} = choose(rows, want);
     if (wheel) {
+      const left = want.gpus.filter((gpu) => !wheel.targets.includes(gpu));
       return ["found", [
         element("h3", {textContent: "Your line"}),
         command(pipLine(wheel, site), "the pip line"),
         element("p", {className: "verdict", textContent: `${describe(wheel)}. ${wheel.verdict}`}),
+        ...(left.length ? [element("p", {textContent: `It has no kernels for ${left.join(", ")}.`})] : []),
       ]];
     }
     const why = impossible(want, known);
-    const parts = [element("h3", {textContent: why ? "This combination does not exist" : "No such wheel yet"})];
+    const withdrawn = rows.find((row) => row.yanked !== null && matches(row, want));
+    const title = withdrawn ? `Withdrawn: ${withdrawn.yanked}` : why ? "This combination does not exist" : "No such wheel yet";
+    const parts = [element("h3", {textContent: title})];
     if (why) parts.push(element("p", {textContent: why}));
     if (nearest) {
       parts.push(element("p", {textContent: `The nearest differs in ${differences(nearest, want).join(", ")}: ${describe(nearest)}, for ${nearest.targets.join(", ")}.`}), command(pipLine(nearest, site), "the line of the nearest wheel"));
@@ -146,18 +184,15 @@ function start(page) {
       parts.push(
         element("p", {}, "Build it, in a clone of ", element("a", {href: repository, textContent: "the repository"}), "; it needs no GPU and no ROCm:"),
         command(buildLine(want, known, newest), "the build line"),
-        element("p", {}, "or ", element("a", {id: "request", href: requestUrl(want, repository), textContent: "ask for it"}), ": the form is filled in."),
+        element("p", {}, "or ", element("a", {id: "request", href: requestUrl({...want, gpu: want.gpus.join(",")}, repository), textContent: "ask for it"}), ": the form is filled in."),
       );
     }
     return ["missing", parts];
   }
 
-  function chosen() {
-    return Object.fromEntries(AXES.map((axis) => [axis, selects[axis].value]));
-  }
-
   function update() {
-    const want = chosen();
+    const chosen = Object.fromEntries(AXES.map((axis) => [axis, selects[axis].value]));
+    const want = {...chosen, gpus: chosen.gpu.split(",").filter(Boolean)};
     let shown = 0;
     for (const wheel of rows) {
       const visible = matches(wheel, want);
@@ -169,17 +204,20 @@ function start(page) {
     at("answer").dataset.state = state;
     at("answer").replaceChildren(...parts);
     at("count").textContent = rows.length ? `${shown} of ${rows.length}` : "";
-    const fragment = new URLSearchParams(Object.entries(want).filter(([, value]) => value)).toString();
+    const fragment = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value)).toString().replaceAll("%2C", ",");
     history.replaceState(null, "", fragment ? `#${fragment}` : location.pathname + location.search);
   }
 
-  // Selects what is on offer, and returns what is not.
+  // Selects what is on offer, and returns what is not. GPUs are wanted all the same: several, or one without kernels.
   function select(found) {
     const unknown = [];
     for (const [axis, value] of Object.entries(found)) {
       if (!value || !selects[axis]) continue;
       if ([...selects[axis].options].some((option) => option.value === value)) selects[axis].value = value;
-      else unknown.push(`${NAMES[axis]} ${value}`);
+      else if (axis === "gpu") {
+        unknown.push(...value.split(",").filter((gpu) => !known.targets[gpu]).map((gpu) => `${NAMES.gpu} ${gpu}`));
+        selects.gpu.add(new Option(value.replaceAll(",", ", "), value, false, true));
+      } else unknown.push(`${NAMES[axis]} ${value}`);
     }
     return unknown;
   }
@@ -188,8 +226,8 @@ function start(page) {
     const text = at("paste").value;
     const found = parseEnvironment(text);
     for (const axis of ["python", "torch", "rocm", "gpu"]) selects[axis].value = "";
-    const offered = found.gpus.find((gpu) => [...selects.gpu.options].some((option) => option.value === gpu));
-    const unknown = select({python: found.python, torch: found.torch, rocm: found.rocm, gpu: offered ?? found.gpus[0]});
+    notRocm = found.notRocm;
+    const unknown = select({...found, gpu: found.gpus.join(",")});
     const notes = [];
     if (text.trim() && !found.python && !found.torch) notes.push("There is no Python or torch version in this text.");
     if (found.notRocm) notes.push("This torch is not built for ROCm: install PyTorch's ROCm build first.");
@@ -203,6 +241,7 @@ function start(page) {
   at("reset").addEventListener("click", () => {
     for (const control of Object.values(selects)) control.value = "";
     at("paste").value = at("pasted").textContent = "";
+    notRocm = false;
     update();
     selects.python.focus();
   });

@@ -174,12 +174,49 @@ def test_pasting_what_does_not_fit_says_why(browser: Browser, sites: Sites, past
         expect(page.locator("#pasted")).to_be_empty()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "heading", "said"),
+    [
+        ("gfx906", "This combination does not exist", "There are no kernels for gfx906 (none at all)."),
+        ("gfx950", "This combination does not exist", "There are no kernels for gfx950 (from ROCm 7.0 on)."),
+        ("gfx1030", "No such wheel yet", 'PYTORCH_ROCM_ARCH="gfx1030" ./build_rocm.sh'),
+        ("gfx1036,gfx1100", "Your line", "It has no kernels for gfx1036."),
+        ("gfx1100,gfx942", "Your line", 'flash_attn==2.8.3+rocm62torch2.5" '),
+    ],
+)
+def test_every_pasted_gpu_counts(browser: Browser, sites: Sites, gpus: str, heading: str, said: str) -> None:
+    """As in which.py: a wheel has to serve one of them, and an unknown one is served by none."""
+    pasted = f"python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu={gpus}"
+    with Visit(browser, sites.full) as page:
+        page.locator("#paste").fill(pasted)
+        expect(page.locator("#answer h3")).to_have_text(heading)
+        expect(page.locator("#answer")).to_contain_text(said)
+        expect(page.get_by_label("GPU", exact=True)).to_have_value(gpus)
+        assert page.url.endswith(f"&gpu={gpus}")
+        text = page.locator("#answer").inner_text()
+        page.reload()
+        assert page.locator("#answer").inner_text() == text
+        page.get_by_label("GPU", exact=True).select_option("gfx942")
+        expect(page.locator("#answer h3")).to_have_text("Your line")
+
+
+def test_a_torch_that_is_not_for_rocm_gets_no_line(browser: Browser, sites: Sites) -> None:
+    with Visit(browser, sites.full) as page:
+        page.locator("#paste").fill("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200")
+        page.get_by_label("ROCm of torch").select_option("6.2")
+        expect(page.locator("#answer")).to_have_attribute("data-state", "missing")
+        line = 'pip install "torch==2.6.*" --index-url https://download.pytorch.org/whl/rocm6.2.4'
+        expect(page.locator("#answer code")).to_have_text(line)
+        page.locator("#paste").fill("python=3.12.1 torch=2.6.0+rocm6.1 hip=6.1.4 gpu=gfx942")
+        expect(page.locator("#answer h3")).to_have_text("Your line")
+
+
 def test_a_cell_that_is_missing_gets_the_nearest_the_build_and_the_form(browser: Browser, sites: Sites) -> None:
     with Visit(browser, f"{sites.full}#python=3.11&torch=2.5&rocm=6.2&gpu=gfx1100") as page:
         answer = page.locator("#answer")
         expect(answer).to_contain_text("No such wheel yet")
         expect(answer).to_contain_text("The nearest differs in Python: Python 3.")
-        expect(answer).to_contain_text("PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
+        expect(answer).to_contain_text('PYTORCH_ROCM_ARCH="gfx1100" ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2')
         form = f"{REPOSITORY}/issues/new?template=request_wheel.yml&python=3.11&torch=2.5&rocm=6.2&gpu=gfx1100"
         expect(answer.get_by_role("link", name="ask for it")).to_have_attribute("href", form)
 
@@ -199,6 +236,9 @@ def test_yanked_wheels_are_marked_and_not_offered(browser: Browser, sites: Sites
         expect(yanked).to_have_count(1)
         expect(yanked).to_contain_text(f"yanked: {HOSTILE}")
         expect(page.locator("img")).to_have_count(0)
+        page.get_by_label("Backend").select_option("ck")
+        page.get_by_label("flash-attn").select_option("2.8.3")
+        expect(page.locator("#answer h3")).to_have_text(f"Withdrawn: {HOSTILE}")
 
 
 def test_without_javascript_it_is_a_table(browser: Browser, sites: Sites) -> None:

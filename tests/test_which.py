@@ -4,9 +4,11 @@ import ast
 import json
 import platform
 import random
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +20,9 @@ import yaml
 from py_mini_racer import MiniRacer
 
 from rocm_wheels import catalogue, index, which
+from rocm_wheels import machine as survey
+from rocm_wheels.errors import BadTarget, ImpossibleCell
+from rocm_wheels.plan import Plan, make_plan
 from rocm_wheels.templates import TEMPLATES
 from rocm_wheels.versions import Versions
 from rocm_wheels.which import Machine
@@ -116,8 +121,16 @@ def test_lines(
         (MI300X._replace(hip="6.1.0"), "nearest  Python 3.12, torch 2.5, ROCm 6.2, ck"),
         (
             MI300X._replace(gpus=("gfx1030",)),
-            "build    ./build_rocm.sh 2.8.3 3.12 2.5 6.2  # in a clone of https://github.com/owner/name",
+            'build    PYTORCH_ROCM_ARCH="gfx1030" ./build_rocm.sh 2.8.3 3.12 2.5.1 6.2'
+            "  # in a clone of https://github.com/owner/name\nrequest  ",
         ),
+        (MI300X._replace(gpus=("gfx906",)), "\nreason   There are no kernels for gfx906 (none at all).\n"),
+        (
+            MI300X._replace(hip="7.1.0"),
+            "\nreason   PyTorch has no build of torch 2.5 for ROCm 7.1, only for 6.1, 6.2.\n",
+        ),
+        (MI300X._replace(torch="2.99.0+rocm6.2"), "reason   torch 2.99 is not known here, only 2.5, 2.6,"),
+        (MI300X._replace(torch="2.99.0+rocm6.2"), "\nrequest  https://github.com/owner/name/issues/new?"),
     ],
 )
 def test_reasons(
@@ -128,12 +141,30 @@ def test_reasons(
     assert words in err
 
 
+def test_a_withdrawn_wheel_is_named_with_its_reason(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = MI300X._replace(torch="2.10.0+rocm7.1", hip="7.1.0")
+    code, _, err = run(site, machine, monkeypatch, capsys, "--backend", "ck", "--python", "3.12", "--gpu", "gfx950")
+    assert (code, "withdrawn" in err) == (1, False)
+    wheels = json.loads((site / "metadata.json").read_text())["wheels"]
+    for wheel in wheels:
+        wheel["yanked"] = "wrong dQ"
+    content = {**json.loads((site / "metadata.json").read_text()), "wheels": wheels}
+    (elsewhere := site.parent / "withdrawn").mkdir()
+    (elsewhere / "metadata.json").write_text(json.dumps(content))
+    code, _, err = run(elsewhere, machine, monkeypatch, capsys)
+    assert code == 1
+    assert "withdrawn flash_attn-2.8.3+rocm71torch2.10-cp312-cp312" in err
+    assert ": wrong dQ\nbuild    " in err
+
+
 def test_without_any_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
     index.build([], tmp_path / "site", versions=versions_of_this_repository(), home=home)
     code, out, err = run(tmp_path / "site", MI300X, monkeypatch, capsys)
     assert (code, out) == (1, "")
-    assert "no wheel is published yet\nbuild    ./build_rocm.sh 2.8.3 3.12 2.5 6.2" in err
+    assert 'no wheel is published yet\nbuild    PYTORCH_ROCM_ARCH="gfx942" ./build_rocm.sh 2.8.3 3.12 2.5.1 6.2' in err
 
 
 def test_sites_that_do_not_answer(
@@ -228,13 +259,56 @@ def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer) -> None:
             "rocm": chance.choice(["6.1", "6.2", "6.4", "7.1"]),
             "backend": chance.choice(["", "ck", "triton"]),
         }
-        gpu = chance.choice(["", "gfx942", "gfx1100", "gfx1030"])
-        wheel, nearest = which.choose(wheels, {**wanted, "gpus": [gpu] if gpu else []})
+        gpus = chance.sample(["gfx942", "gfx1100", "gfx1030", "gfx906"], chance.choice([0, 1, 1, 2]))
+        wheel, nearest = which.choose(wheels, {**wanted, "gpus": gpus})
         expected = {"wheel": wheel} if wheel else {"nearest": nearest[0]}
-        assert js(page, "choose", wheels, {**wanted, "gpu": gpu, "flash_attn": ""}) == expected
+        assert js(page, "choose", wheels, {**wanted, "gpus": gpus, "flash_attn": ""}) == expected
         chosen += wheel is not None
     assert 10 < chosen < 200
-    assert js(page, "choose", [], {**wanted, "gpu": ""}) == {"nearest": None}
+    assert js(page, "choose", [], {**wanted, "gpus": []}) == {"nearest": None}
+
+
+def test_what_they_say_can_be_built_is_what_build_rocm_sh_builds(site: Path, page: MiniRacer, data: Versions) -> None:
+    """Neither gives a line that is refused, nor calls impossible what is built."""
+    known = json.loads((site / "metadata.json").read_text())
+    chance = random.Random(fake_github.seed("impossible"))
+    said = {True: 0, False: 0}
+    for _ in range(300):
+        torch = chance.choice(list(known["torch"]))
+        rocms = list(data.rocm) if chance.random() < 0.3 else list(known["torch"][torch]["rocm"])
+        wanted = {
+            "torch": torch,
+            "rocm": chance.choice(rocms),
+            "python": chance.choice(data.python),
+            "backend": chance.choice(["", "ck", "triton"]),
+            "gpus": chance.sample([*data.targets, "gfx906"], chance.choice([0, 1, 1, 2])),
+        }
+        why = which.impossible(known, wanted)
+        said[not why] += 1
+        assert js(page, "impossible", {**wanted, "flash_attn": ""}, known) == why
+        if why:
+            full, gpus = known["torch"][torch]["full"], wanted["gpus"]
+            backend = wanted["backend"] or None
+            for subset in ([gpu] for gpu in gpus):
+                with pytest.raises((ImpossibleCell, BadTarget)):
+                    planned(data, f"2.8.3 {wanted['python']} {full} {wanted['rocm']}", subset, backend)
+            if not gpus:
+                with pytest.raises(ImpossibleCell):
+                    planned(data, f"2.8.3 {wanted['python']} {full} {wanted['rocm']}", [], backend)
+            continue
+        line = which.build_line(known, wanted)
+        assert js(page, "buildLine", {**wanted, "flash_attn": ""}, known, "2.8.3") == line
+        match = re.fullmatch(r'(?:PYTORCH_ROCM_ARCH="(\S+)" )?\./build_rocm\.sh (.*?)(?: --backend (\w+))?', line)
+        assert match is not None
+        plan = planned(data, match[2], (match[1] or "").split(";"), match[3])
+        assert set(plan.targets) & {*wanted["gpus"]} or not wanted["gpus"]
+    assert min(said.values()) > 50
+
+
+def planned(data: Versions, cell: str, targets: Sequence[str], backend: str | None) -> Plan:
+    names = dict(zip(("flash_attn", "python", "torch", "rocm"), cell.split(), strict=True))
+    env = {"PYTORCH_ROCM_ARCH": ";".join(targets)}
+    return make_plan(data, **names, backend=backend, env=env, machine=survey.Machine(cores=2, available_mib=4000))
 
 
 @pytest.mark.parametrize(
