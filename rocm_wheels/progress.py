@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ class Progress:
         line += f": {unit.target} {unit.name}"
         whole = self.compiled == self.kernels
         if sys.stdout.isatty():
-            print(f"\r\x1b[K{line}", end="\n" if whole else "", flush=True)
+            # A line that wraps could not be erased.
+            cut = line[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{cut}", end="\n" if whole else "", flush=True)
         elif 10 * self.spent // self.seconds > 10 * before // self.seconds:
             print(line, flush=True)
 

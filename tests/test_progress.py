@@ -52,6 +52,21 @@ def test_the_time_left_weighs_the_kernels(capsys: pytest.CaptureFixture[str], mo
     ]
 
 
+def test_on_a_terminal_no_line_is_wider_than_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What wraps is not erased by the next line."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("LINES", "24")
+    units = [unit("a-rather-long-name-of-a-kernel", "triton", 1), unit("b", "triton", 1)]
+    counted = progress.Progress(units, 2)
+    for each in units:
+        counted.count(each)
+    lines = capsys.readouterr().out.split("\r\x1b[K")[1:]
+    assert [len(line.rstrip("\n")) for line in lines] == [29, 29]
+
+
 def test_a_log_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     units = [unit(str(index), "triton", 1) for index in range(25)]
     counted = progress.Progress(units, 25)
