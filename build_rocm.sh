@@ -142,7 +142,7 @@ for argument in "$@"; do
 done
 
 python="$(find_python)"
-bare plan "$plan_option" "$@"
+bare plan "$plan_option" --dist "$root/dist" "$@"
 if [[ $plan_option == --plan ]]; then
     exit 0
 fi

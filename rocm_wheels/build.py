@@ -8,19 +8,19 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rocm_wheels import names, versions
 from rocm_wheels.cells import has_interface
 from rocm_wheels.errors import DataError, VerifyFailed
-from rocm_wheels.plan import Plan, make_plan
+from rocm_wheels.plan import TORCH_INDEX, Plan, make_plan
 from rocm_wheels.verdict import Verdict
 
 Say = Callable[[str], None]
 
 
-class Progress:
+class StageLog:
     """Prints what a stage did and how long it took, once it is done."""
 
     def __init__(self, say: Say) -> None:
@@ -35,6 +35,23 @@ class Progress:
         self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
 
 
+def check_writable(*, cache: Path, dist: Path | None = None) -> None:
+    """Makes the directories. DataError, with the option to give, for one that no file can be written into."""
+    for directory, what, remedy in (
+        (cache, "the cache", "Set ROCM_WHEELS_CACHE, or give --cache"),
+        (dist, "the directory of the wheel", "Give --dist"),
+    ):
+        if directory is None:
+            continue
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            message = f"{what} {directory} cannot be written: {error.strerror}"
+            raise DataError(message, remedy=f"{remedy}, a directory that can.") from None
+
+
 def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False) -> Path:
     """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
 
@@ -44,43 +61,42 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels import ck_planner, interpreters, kernels, launcher, repair, toolchain, verify, wheel
 
-    progress = Progress(say)
-    dist.mkdir(parents=True, exist_ok=True)
-    cache.mkdir(parents=True, exist_ok=True)
+    check_writable(dist=dist, cache=cache)
+    log = StageLog(say)
     # In the cache, since /tmp may be small or another file system than the one that uv links torch from.
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as temporary:
         work = Path(temporary)
         built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
         for directory in (built, wheels, checks):
             directory.mkdir()
-        with progress.stage("check") as detail:
+        with log.stage("check") as detail:
             toolchain.check(plan)
             repair.check()
             python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
             detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
-        with progress.stage("compile") as detail:
+        with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
                 kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools)
             stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools)
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
-        with progress.stage("assemble") as detail:
+        with log.stage("assemble") as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
             raw = wheel.assemble(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
             detail.append(raw.name)
-        with progress.stage("repair") as detail:
+        with log.stage("repair") as detail:
             repaired = repair.repair(raw, dist)
             detail.append(repaired.name)
         beside = []
         if has_interface(versions.load(), plan.cell):
-            with progress.stage("interface") as detail:
+            with log.stage("interface") as detail:
                 beside = [wheel.assemble_interface(plan, dist)]
                 detail.append(beside[0].name)
-        with progress.stage("verify") as detail:
+        with log.stage("verify") as detail:
             verdict = verify.verify(repaired, plan, checks, beside=beside)
             detail.append("passed" if verdict.ok else "failed")
     say(f"\n{verdict.summary()}\n")
-    for line in _closing(plan, repaired):
+    for line in _closing(plan, repaired, beside):
         say(line)
     return repaired
 
@@ -93,7 +109,7 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
     """
     from rocm_wheels import verdict, verify
 
-    cache.mkdir(parents=True, exist_ok=True)
+    check_writable(cache=cache)
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
         found = verify.verify(wheel, plan_of(wheel), Path(work))
     gpu = found.stages[verdict.GPU]
@@ -124,15 +140,17 @@ def plan_of(wheel: Path) -> Plan:
     )
 
 
-def _closing(plan: Plan, wheel: Path) -> list[str]:
+def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
     cell = plan.cell
     return [
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
         f"verdict  {wheel}.verdict.json",
-        f"needs    Python {cell.python}, torch {cell.torch_minor} from index directory {plan.torch_index}",
+        f"python   {cell.python}",
+        f"torch    pip install torch=={cell.torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
         f"install  pip install '{wheel}'",
+        *(f"FA3      pip install '{path}'  # flash-attn-3: the module flash_attn_interface" for path in beside),
     ]
 
 

@@ -50,13 +50,22 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
 
     UnknownVersion if versions.toml lacks one of them, ImpossibleCell if they do not exist together.
     """
-    cell = Cell(
-        flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn),
-        python=_python(versions, python),
-        torch=_newest("torch", torch, list(versions.torch)),
-        rocm=_rocm(versions, rocm),
-        backend=_backend(versions, backend),
-    )
+    try:
+        cell = Cell(
+            flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn),
+            python=_python(versions, python),
+            torch=_newest("torch", torch, list(versions.torch)),
+            rocm=_rocm(versions, rocm),
+            backend=_backend(versions, backend),
+        )
+    except UnknownVersion as error:
+        known = (versions.flash_attn, versions.python, versions.torch, versions.rocm)
+        given = (flash_attn, python, torch, rocm)
+        everything = {*itertools.chain(*known)}
+        if any(value in everything and value not in own for value, own in zip(given, known, strict=True)):
+            remedy = f"{error.remedy}\nThe order is: flash-attn python torch rocm."
+            raise UnknownVersion(error.message, remedy=remedy) from None
+        raise
     reasons = list(_reasons(versions, cell))
     if reasons:
         near = nearest(versions, cell)

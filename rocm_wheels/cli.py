@@ -63,8 +63,12 @@ def default_cache() -> Path:
 
 def _plan(arguments: argparse.Namespace) -> int:
     plan = _planned(arguments)
-    if not arguments.check:
-        _print_plan(plan)
+    if arguments.check:
+        from rocm_wheels import build
+
+        build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
+        return 0
+    _print_plan(plan)
     return 0
 
 
@@ -85,10 +89,11 @@ def _build(arguments: argparse.Namespace) -> int:
         return 0
     plans = [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
     dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
-    if arguments.docker:
-        return container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
     from rocm_wheels import build
 
+    build.check_writable(dist=dist, cache=cache)
+    if arguments.docker:
+        return container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
     say = partial(print, flush=True)
     for plan in plans:
         for note in plan.notes:
@@ -105,7 +110,9 @@ def _compile(arguments: argparse.Namespace) -> int:
     targets = known_targets(data, arguments.target)
     check_served(data, targets, backend.name)
     jobs = arguments.jobs or parallel_jobs(data, os.environ, machine, backend.name)
-    from rocm_wheels import kernels
+    from rocm_wheels import build, kernels
+
+    build.check_writable(cache=arguments.cache.absolute())
 
     stores = kernels.compile_store(
         targets,
@@ -161,7 +168,10 @@ def _refresh(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from rocm_wheels import inspect_store
 
-    print(inspect_store.report(arguments.file))
+    for index, file in enumerate(arguments.file):
+        if len(arguments.file) > 1:
+            print("\n" * (index > 0) + f"{file}:")
+        print(inspect_store.report(file))
     return 0
 
 
@@ -210,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
         verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
-    plan.add_argument("--check", action="store_true", help="print nothing unless the plan is refused")
+    plan.add_argument("--check", action="store_true", help="print nothing; refuse what cannot be built or written")
     plan.set_defaults(run=_plan)
     build.set_defaults(run=_build)
     environment.set_defaults(run=_environment)
@@ -263,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     refresh.set_defaults(run=_refresh)
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
-    inspect.add_argument("file", type=Path, help="a wheel, or the zip file of one target")
+    inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
     inspect.set_defaults(run=_inspect)
     release_cli.add_verbs(verbs)
     return parser

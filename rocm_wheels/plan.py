@@ -17,6 +17,8 @@ STEPS = ("check", "compile", "assemble", "repair", "verify")
 TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
 TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 BUILD_TRITON = "BUILD_TRITON_BACKEND"
+# uv's --torch-backend knows the same directories.
+TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,11 @@ from typing import Any
 
 from rocm_wheels import interpreters, names, versions
 from rocm_wheels.errors import MissingTool, VerifyFailed
-from rocm_wheels.plan import Plan
+from rocm_wheels.plan import TORCH_INDEX, Plan
 from rocm_wheels.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
 
 WHEEL_TESTS = Path(__file__).resolve().parent.parent / "wheel_tests"
 SMOKE = "test_smoke.py"
-# uv's --torch-backend knows the same directories.
-TORCH_INDEX = "https://download.pytorch.org/whl"
 _PROBE_SECONDS = 3
 _INSTALL_SECONDS = 1800
 _TEST_SECONDS = 1800

@@ -150,9 +150,26 @@ def test_plan_prints_json_and_its_notes_to_stderr(
     assert err == "note: the ck backend has no kernels for gfx1100: this builds the triton wheel\n"
 
 
-def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--check", *CELL]) == 0
+def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["plan", "--check", *CELL, "--dist", str(tmp_path / "dist")]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_cannot_be_written_is_refused_at_once(
+    stages: Stages, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "inside"
+    for verb in (["plan", "--check"], ["build"], ["build", "--docker"]):
+        assert cli.main([*verb, *CELL, "--dist", str(place)]) == 10
+        message = f"error: the directory of the wheel {place} cannot be written: Not a directory\nGive --dist"
+        assert capsys.readouterr().err.startswith(message)
+    monkeypatch.setenv("ROCM_WHEELS_CACHE", str(place))
+    for verb in (["plan", "--check", *CELL], ["build", *CELL], ["compile", "--target", "gfx942"]):
+        assert cli.main(verb) == 10
+        message = f"error: the cache {place} cannot be written: Not a directory\nSet ROCM_WHEELS_CACHE, or give --cache"
+        assert capsys.readouterr().err.startswith(message)
+    assert stages.calls == []
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,8 @@ def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["2.8.4", "3.11", "2.5.1", "6.2"], 2, "error: flash-attn '2.8.4' is not known\nNearest: 2.8.3."),
         (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest cell that exists: 2.8.3 3.11 2.6.0 6.2\n"),
+        (["3.11", "2.8.3", "2.5.1", "6.2"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
+        (["2.8.3", "3.11", "6.2", "2.5.1"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         ([*CELL, "--backend", "aiter"], 2, "error: backend 'aiter' is not known\nKnown backends: ck, triton."),
     ],
 )
@@ -213,8 +232,11 @@ def test_build_runs_the_stages_in_order(
         "size     3 KiB",
         "targets  gfx90a, gfx942",
         f"verdict  {wheel}.verdict.json",
-        "needs    Python 3.11, torch 2.5 from index directory rocm6.2",
+        "python   3.11",
+        "torch    pip install torch==2.5.1 --index-url https://download.pytorch.org/whl/rocm6.2",
         f"install  pip install '{wheel}'",
+        f"FA3      pip install '{tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}'"
+        "  # flash-attn-3: the module flash_attn_interface",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
 
@@ -291,6 +313,8 @@ def test_inspect(stages: Stages, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "some.whl"]) == 0
     assert stages.reported == Path("some.whl")
     assert capsys.readouterr().out == "gfx942  12 kernels\n"
+    assert cli.main(["inspect", "some.whl", "gfx90a.zip"]) == 0
+    assert capsys.readouterr().out == "some.whl:\ngfx942  12 kernels\n\ngfx90a.zip:\ngfx942  12 kernels\n"
 
 
 def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -323,9 +347,10 @@ sys.exit(code)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
-def test_plan_needs_the_standard_library_only() -> None:
+def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), "plan", "--check", *CELL],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
@@ -369,6 +394,14 @@ def test_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: torch 2.6.0 has no wheels for ROCm 6.3")
     assert not (copy / "build").exists()
     assert took < 1  # 0.3 s on two cores of a virtual machine
+
+
+def test_script_checks_the_places_it_writes_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = script(*CELL, cwd=tmp_path, ROCM_WHEELS_CACHE=str(tmp_path / "file"))
+    assert (done.returncode, done.stdout) == (10, "")
+    assert done.stderr.startswith(f"error: the cache {tmp_path / 'file'} cannot be written: ")
+    assert not (tmp_path / "dist").exists()
 
 
 def test_script_usage(tmp_path: Path) -> None:

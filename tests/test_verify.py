@@ -168,8 +168,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = http.server.HTTPServer(("127.0.0.1", 0), _Index)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setattr(verify, "TORCH_INDEX", f"http://127.0.0.1:{server.server_port}/whl")
-    yield verify.TORCH_INDEX
+    url = f"http://127.0.0.1:{server.server_port}/whl"
+    monkeypatch.setattr(verify, "TORCH_INDEX", url)
+    yield url
     server.shutdown()
     thread.join()
     server.server_close()
