@@ -39,6 +39,8 @@ def examine(facts: Facts) -> list[Finding]:
     for examination in (_torch, _wheel, _machine, _backend, _call, _build):
         for key, what in examination(facts):
             found.setdefault(key, what)
+    if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
+        found.pop("no-driver", None)  # it is torch for ROCm that brings the driver library
     targets = [device["target"] for device in facts.probe.get("devices", [])]
     unserved = next((target for target in targets if target not in facts.build.targets), "")
     known = {"torch": facts.build.torch_minor, "rocm": facts.build.rocm, "target": unserved}

@@ -115,6 +115,13 @@ def test_it_finds(key: str, facts: Facts, said: str) -> None:
     assert "{" not in found[0].remedy
 
 
+def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
+    info = {"problems": ["no GPU driver: libamdhip64 is not there"]}
+    for facts in (torch("2.5.1", cuda="12.4", devices=[], info=info), torch("2.5.1+cpu", devices=[], info=info)):
+        assert len(found := doctor.examine(facts)) == 1
+        assert found[0].key.startswith("torch-")
+
+
 def test_every_trouble_has_a_case() -> None:
     assert {key for key, _, _ in CASES} == {trouble.key for trouble in TROUBLES}
     assert set(LOGS) == {trouble.key for trouble in TROUBLES if trouble.log}
