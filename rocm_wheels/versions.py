@@ -55,10 +55,6 @@ class Torch:
     version: str
     python: tuple[str, ...]
     rocm: Mapping[str, str]
-    triton: str | None
-    triton_package: str
-    cxx11_abi: bool
-    platform: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +180,6 @@ def _torch(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> T
         version=table.last,
         python=table.choices("python", python),
         rocm={label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)},
-        triton=table.optional("triton", table.version),
-        triton_package=table.text("triton_package"),
-        cxx11_abi=table.get("cxx11_abi", bool),
-        platform=table.text("platform"),
     )
     table.finish()
     return torch

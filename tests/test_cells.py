@@ -209,9 +209,6 @@ NEW_TORCH = """
 [torch."2.99.0"]
 python = ["3.14", "3.15"]
 rocm = { "9.9" = "rocm9.9.1" }
-triton_package = "triton-rocm"
-cxx11_abi = true
-platform = "manylinux_2_34_x86_64"
 
 [rocm."9.9"]
 """

@@ -38,16 +38,6 @@ def test_index_directories(data: Versions, torch: str, rocm: str, directory: str
     assert data.torch[torch].rocm[rocm] == directory
 
 
-def test_only_torch_2_5_has_the_old_abi(data: Versions) -> None:
-    assert [name for name, torch in data.torch.items() if not torch.cxx11_abi] == ["2.5.1"]
-
-
-def test_the_triton_package_was_renamed_with_rocm_7(data: Versions) -> None:
-    for torch in data.torch.values():
-        renamed = key(torch.version) >= (2, 10)
-        assert torch.triton_package == ("triton-rocm" if renamed else "pytorch-triton-rocm")
-
-
 @pytest.mark.parametrize(
     ("target", "wavefront", "fp8"),
     [
@@ -85,10 +75,10 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
     ("old", "new", "message", "remedy"),
     [
         pytest.param(
-            'triton = "3.1.0"',
-            'tritn = "3.1.0"',
-            "versions.toml: torch/2.5.1/tritn: '3.1.0' is a key that nothing reads",
-            "triton_package",
+            'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }',
+            'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }\ntriton = "3.1.0"',
+            "versions.toml: torch/2.5.1/triton: '3.1.0' is a key that nothing reads",
+            "Known: python, rocm.",
             id="unknown key",
         ),
         pytest.param(
