@@ -31,8 +31,9 @@ def load() -> Any:
         import matplotlib as mpl
     except ImportError:
         raise SystemExit(
-            "error: a plot needs matplotlib: python -m pip install --group pyproject.toml:benchmarks\n"
-            "or measure with --json FILE now, and plot elsewhere with --plot-from FILE"
+            "error: a plot needs matplotlib\n"
+            "Measure with --json FILE, run ./build_rocm.sh --setup benchmarks, then this with "
+            "build/env-benchmarks/bin/python and --plot-from FILE."
         ) from None
     mpl.use("Agg")
     from matplotlib import pyplot

@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from rocm_wheels import container, published, release_cli, versions
-from rocm_wheels.errors import exit_code
+from rocm_wheels.errors import exit_code, packages_of
 from rocm_wheels.machine import survey
 from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.targets import check_served, known_targets
@@ -175,6 +175,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _run(verb: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    with packages_of("build"):
+        return verb(arguments)
+
+
 def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     cell = {name: getattr(arguments, name) for _, name, _ in CELL}
     return make_plan(versions.load(), **cell, backend=backend or arguments.backend, env=os.environ)
@@ -222,8 +227,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_cache(verb)
     plan.add_argument("--check", action="store_true", help="print nothing; refuse what cannot be built or written")
     plan.set_defaults(run=_plan)
-    build.set_defaults(run=_build)
-    environment.set_defaults(run=_environment)
+    build.set_defaults(run=partial(_run, _build))
+    environment.set_defaults(run=partial(_run, _environment))
 
     compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
     compile_.add_argument(
@@ -241,18 +246,18 @@ def _parser() -> argparse.ArgumentParser:
         help="compile jobs at once (default: MAX_JOBS, or by cores and memory)",
     )
     _add_cache(compile_)
-    compile_.set_defaults(run=_compile)
+    compile_.set_defaults(run=partial(_run, _compile))
 
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
     repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
-    repair.set_defaults(run=_repair)
+    repair.set_defaults(run=partial(_run, _repair))
 
     verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
     verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     _add_cache(verify)
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(run=partial(_run, _verify))
 
     benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
     benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
@@ -260,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
     )
     _add_cache(benchmark)
-    benchmark.set_defaults(run=_benchmark)
+    benchmark.set_defaults(run=partial(_run, _benchmark))
 
     there = verbs.add_parser(
         "published", help="list the files that a release has, as create_matrix.py --missing reads it"
@@ -270,11 +275,11 @@ def _parser() -> argparse.ArgumentParser:
 
     refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
     refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
-    refresh.set_defaults(run=_refresh)
+    refresh.set_defaults(run=partial(_run, _refresh))
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
-    inspect.set_defaults(run=_inspect)
+    inspect.set_defaults(run=partial(_run, _inspect))
     release_cli.add_verbs(verbs)
     return parser
 

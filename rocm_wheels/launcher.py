@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.errors import CompileFailed, MissingTool, setup
 
 SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src" / "csrc" / "launcher" / "launcher.c"
 FILE_NAME = "_launcher.abi3.so"
@@ -77,7 +77,7 @@ def _zig_version() -> str:
     if importlib.util.find_spec("ziglang") is None:
         raise MissingTool(
             f"the launcher needs the C compiler of the package ziglang, which {sys.executable} does not have",
-            remedy="install the group `build` of pyproject.toml into this environment",
+            remedy=setup(),
         )
     return importlib.metadata.version("ziglang")
 

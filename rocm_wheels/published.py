@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.errors import DataError, MissingTool, setup
 
 
 def files(release: str) -> list[str]:
@@ -39,7 +39,7 @@ def listing(tag: str) -> dict[str, Any]:
     try:
         from rocm_wheels.github import GitHub  # create_matrix.py asks GitHub for this alone, and runs without requests
     except ModuleNotFoundError as error:
-        remedy = "Install the `release` dependency group, or name a JSON file of the release instead of its tag."
+        remedy = f"{setup('release')} Or name a JSON file of the release instead of its tag."
         raise MissingTool(f"{error.name} is not installed", remedy=remedy) from None
     api = GitHub.from_environment(repository=None, say=partial(print, file=sys.stderr, flush=True), writes=False)
     assets = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels import names, versions, which
-from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.errors import DataError, packages_of
 
 if TYPE_CHECKING:
     from rocm_wheels.github import GitHub
@@ -74,13 +74,8 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _run(verb: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    try:
+    with packages_of("release"):
         return verb(arguments)
-    except ModuleNotFoundError as error:
-        if error.name not in ("jinja2", "markupsafe", "packaging", "requests"):
-            raise
-        remedy = "Install the `release` dependency group: python -m pip install --group pyproject.toml:release"
-        raise MissingTool(f"{error.name} is not installed", remedy=remedy) from None
 
 
 def _publish(arguments: argparse.Namespace) -> int:

@@ -7,10 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rocm_wheels import ck_toolchain
-from rocm_wheels.errors import MissingTool
+from rocm_wheels.errors import MissingTool, setup
 from rocm_wheels.plan import Plan
-
-_REMEDY = "run ./build_rocm.sh, which makes an environment with all of it, or `pip install --group build`"
 
 
 def check(plan: Plan) -> None:
@@ -22,7 +20,7 @@ def check(plan: Plan) -> None:
     name, wanted = plan.compiler.split()
     found = _version(name)
     if found != wanted:
-        raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=_REMEDY)
+        raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=setup())
     for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
         _version(package)
     if plan.cell.backend == "ck":
@@ -41,4 +39,4 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        raise MissingTool(f"the package {package} is missing", remedy=_REMEDY) from None
+        raise MissingTool(f"the package {package} is missing", remedy=setup()) from None

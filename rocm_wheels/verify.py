@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels import interpreters, names, versions
-from rocm_wheels.errors import MissingTool, VerifyFailed
+from rocm_wheels.errors import MissingTool, VerifyFailed, setup
 from rocm_wheels.plan import TORCH_INDEX, Plan
 from rocm_wheels.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
 
@@ -181,7 +181,7 @@ def _uv() -> str:
     try:
         from uv import find_uv_bin
     except ImportError:
-        raise MissingTool("uv is not installed", remedy="install the `build` dependency group") from None
+        raise MissingTool("uv is not installed", remedy=setup()) from None
     return str(find_uv_bin())
 
 

@@ -244,7 +244,7 @@ def test_without_matplotlib_nothing_is_measured(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(flash, "measure", lambda *_: pytest.fail("it measured"))
-    with pytest.raises(SystemExit, match=r"(?s)--group pyproject\.toml:benchmarks.*--plot-from"):
+    with pytest.raises(SystemExit, match=r"(?s)--setup benchmarks.*--plot-from"):
         flash.main([*TINY, "--plot", str(tmp_path / "plot")])
 
 

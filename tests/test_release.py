@@ -479,7 +479,9 @@ assert main(["which", "--site", ""]) == 1
 sys.exit(main(["publish", "--tag", "v1.0.0"]))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == MissingTool.exit_code
-    assert "is not installed\nInstall the `release` dependency group" in capfd.readouterr().err
+    assert (
+        "\nRun ./build_rocm.sh --setup release, then this with build/env-release/bin/python." in capfd.readouterr().err
+    )
 
 
 def test_gives_up_in_the_end_and_says_how_to_go_on(hub: Hub, dist: Path) -> None:
