@@ -12,13 +12,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rocm_wheels.errors import MissingTool
+from rocm_wheels.errors import MissingTool, setup
 from rocm_wheels.sources import FLASH_ATTN_SRC
-
-_REMEDY = "run ./build_rocm.sh, which makes an environment with all of it, or `pip install --group build`"
-
-# What the device library asks about the processor: LLVM's number of its instruction set.
-_ISA = {"gfx90a": 9010, "gfx942": 9402, "gfx950": 9500}
 
 # The device library's switches, which ROCm keeps in small files beside it and the triton package leaves out.
 _CONTROL = """\
@@ -68,11 +63,17 @@ class Clang:
         if not self.bitcode:
             return []
         source, control = scratch / "control.ll", scratch / "control.bc"
-        source.write_text(_CONTROL.format(isa=_ISA[target]), encoding="utf-8")
+        source.write_text(_CONTROL.format(isa=_isa(target)), encoding="utf-8")
         assemble = ("-x", "ir", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-nogpulib", "-emit-llvm")
         run([*self.command, *assemble, "-c", source.name, "-o", control.name], scratch)
         files = (str(control), *self.bitcode)
         return [flag for file in files for flag in ("-Xclang", "-mlink-builtin-bitcode", "-Xclang", file)]
+
+
+def _isa(target: str) -> int:
+    """What the device library asks about the processor: LLVM's number of its instruction set, 9010 of gfx90a."""
+    major, minor, stepping = target[3:-2], target[-2], target[-1]
+    return int(major) * 1000 + int(minor) * 100 + int(stepping, 16)
 
 
 def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
@@ -137,12 +138,12 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        raise MissingTool(f"the package {package} is missing", remedy=_REMEDY) from None
+        raise MissingTool(f"the package {package} is missing", remedy=setup()) from None
 
 
 def _package(name: str) -> Path:
     """The directory of an installed package, which is not imported."""
     specification = importlib.util.find_spec(name)
     if specification is None or not specification.submodule_search_locations:
-        raise MissingTool(f"the package {name} is missing", remedy=_REMEDY)
+        raise MissingTool(f"the package {name} is missing", remedy=setup())
     return Path(next(iter(specification.submodule_search_locations)))

@@ -15,20 +15,6 @@ from elftools.elf.sections import NoteSection
 
 from rocm_wheels.errors import CompileFailed
 
-# LLVM, "User Guide for AMDGPU Backend", ELF header flags: EF_AMDGPU_MACH.
-MACHINES = {
-    0x36: "gfx1030",
-    0x3F: "gfx90a",
-    0x41: "gfx1100",
-    0x43: "gfx1150",
-    0x46: "gfx1101",
-    0x47: "gfx1102",
-    0x48: "gfx1200",
-    0x4A: "gfx1151",
-    0x4C: "gfx942",
-    0x4E: "gfx1201",
-    0x4F: "gfx950",
-}
 _EM_AMDGPU, _EM_CUDA = 224, 190
 
 # NVIDIA cubin, .nv.info attributes: the ones that cuobjdump prints under these names.
@@ -86,14 +72,16 @@ def read_all(image: bytes) -> dict[str, CodeObject]:
 
 
 def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
-    mach = elf.header["e_flags"] & 0xFF
     for section in elf.iter_sections():
         if not isinstance(section, NoteSection):
             continue
         for note in section.iter_notes():
             if note["n_name"] == "AMDGPU":
-                for kernel in msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]:
-                    yield _amd_kernel(MACHINES.get(mach, f"unknown AMDGPU machine 0x{mach:x}"), kernel)
+                described = msgpack.unpackb(note["n_descdata"])
+                # "amdgcn-amd-amdhsa--gfx90a:sramecc+"; wheel_tests compares it with the ELF header's flags
+                target = described["amdhsa.target"].rpartition("-")[2].partition(":")[0]
+                for kernel in described["amdhsa.kernels"]:
+                    yield _amd_kernel(target, kernel)
 
 
 def _amd_kernel(target: str, kernel: dict[str, Any]) -> CodeObject:

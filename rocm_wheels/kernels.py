@@ -36,9 +36,9 @@ from rocm_wheels import (
     triton_compiler,
     versions,
 )
-from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError
+from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError, setup
 from rocm_wheels.progress import Progress
-from rocm_wheels.targets import has_kernels
+from rocm_wheels.targets import has_kernels, wavefront
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _PR_SET_PDEATHSIG = 1
@@ -74,10 +74,7 @@ def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str
     try:
         return "triton", version("triton")
     except PackageNotFoundError:
-        raise MissingTool(
-            "the kernel compiler is missing: no `triton` in this environment",
-            remedy="run ./build_rocm.sh, which makes its own, or `pip install --group build`",
-        ) from None
+        raise MissingTool("the kernel compiler is missing: no `triton` in this environment", remedy=setup()) from None
 
 
 @cache
@@ -116,6 +113,7 @@ def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
             ingredients = {
                 "variant": list(variant),
                 "target": target,
+                "wavefront": wavefront(versions.load(), target),
                 "constants": specification.constants,
                 "options": specification.options,
                 "arguments": variants.TYPES,

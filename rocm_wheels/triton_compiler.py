@@ -9,9 +9,10 @@ import os
 import warnings
 from typing import Any
 
-from rocm_wheels import codeobject, sources
+from rocm_wheels import codeobject, sources, versions
 from rocm_wheels.errors import CompileFailed
 from rocm_wheels.isa import instruction_mix
+from rocm_wheels.targets import wavefront
 
 _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
 
@@ -55,7 +56,7 @@ def translate(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, An
     gpu = (
         GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
         if target.startswith("sm_")
-        else GPUTarget("hip", target, 64 if target.startswith("gfx9") else 32)
+        else GPUTarget("hip", target, wavefront(versions.load(), target))
     )
     where = f"{variant.name} for {target}"
     try:

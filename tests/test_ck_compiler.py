@@ -105,6 +105,16 @@ def test_the_body_of_one_kernel() -> None:
     assert ck_compiler.function(assembly, "ab").split() == ["ab:", "v_nop"]
 
 
+def test_the_number_of_the_instruction_set() -> None:
+    """As LLVM's AMDGPU.h and ROCm's oclc_isa_version files have it."""
+    assert [ck_toolchain._isa(target) for target in ("gfx90a", "gfx942", "gfx950", "gfx1201")] == [
+        9010,
+        9402,
+        9500,
+        12001,
+    ]
+
+
 def test_rocm_without_its_clang_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     with pytest.raises(MissingTool, match=f"ROCm's clang is missing: no {tmp_path}/llvm/bin/clang"):

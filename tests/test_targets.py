@@ -7,7 +7,7 @@ import pytest
 from rocm_wheels import sources, versions
 from rocm_wheels.cells import Cell
 from rocm_wheels.errors import BadTarget
-from rocm_wheels.targets import known_targets, targets
+from rocm_wheels.targets import known_targets, targets, wavefront
 from rocm_wheels.versions import Versions
 
 
@@ -104,6 +104,10 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
     assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
     with pytest.raises(BadTarget, match="Its target is gfx999"):
         targets(data, cell, ["MI950X"])
+
+
+def test_the_wavefront_is_that_of_the_data(data: Versions) -> None:
+    assert [wavefront(data, name) for name in ("gfx90a", "gfx1100", "sm_90")] == [64, 32, 32]
 
 
 def test_the_kernels_have_the_fp8_formats_of_the_data(data: Versions) -> None:
