@@ -13,7 +13,8 @@ import pytest
 import yaml
 from fake_parts import plan
 
-from rocm_wheels import container
+from rocm_wheels import container, names
+from rocm_wheels.cells import resolve
 from rocm_wheels.errors import DataError
 from rocm_wheels.versions import Versions
 
@@ -125,12 +126,21 @@ def test_images_end_as_an_ordinary_user_except_the_one_of_cibuildwheel() -> None
         assert users == ([] if dockerfile.parent.name == "manylinux" else ["10001"]), dockerfile
 
 
-def test_the_base_of_the_user_image_is_the_one_of_the_data_and_fits_its_wheel(data: Versions) -> None:
+def test_the_user_image_is_of_the_cell_that_its_readme_builds(data: Versions) -> None:
+    """ROCm and Python of the base, torch and its directory, the label: the doctor finds nothing in it."""
     text = (DOCKER / "user/Dockerfile").read_text(encoding="utf-8")
-    base, requirement = re.findall(r'^ARG (?:BASE|REQUIREMENT)="?([^"\n]+)', text, re.MULTILINE)
-    assert base in {str(rocm.image).partition("@")[0] for rocm in data.rocm.values()}
-    assert "release_" + data.torch["2.6.0"].version in base
-    assert requirement.endswith("torch2.6triton")
+    values = dict(re.findall(r'^ARG (\w+)="?([^"\n]+)"?$', text, re.MULTILINE))
+    cells = set()
+    for page in (text, *(path.read_text(encoding="utf-8") for path in (DOCKER / "user/README.md", ROOT / "README.md"))):
+        cells.update(re.findall(r"build_rocm\.sh ([\d. ]+) --dist docker/user", page))
+    (words,) = cells
+    cell = resolve(
+        data, **dict(zip(("flash_attn", "python", "torch", "rocm"), words.split(), strict=True)), backend="triton"
+    )
+    assert values["BASE"] == str(data.rocm[cell.rocm].image).partition("@")[0]
+    assert f"_py{cell.python}_" in values["BASE"]
+    assert (values["TORCH"], values["INDEX"]) == (cell.torch, data.torch[cell.torch].rocm[cell.rocm])
+    assert values["REQUIREMENT"] == f"flash_attn=={names.version(cell)}"
 
 
 @pytest.mark.parametrize(
