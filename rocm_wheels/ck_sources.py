@@ -49,11 +49,12 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A locked source distribution and the fixes to what is used of it."""
+    """A locked source distribution with a revision of Composable Kernel in it, and the fixes to what is used of it."""
 
     package: str
     version: str
     sha256: str
+    revision: str
     directory: str
     fixes: tuple[Fix, ...]
 
@@ -73,6 +74,7 @@ def load(path: Path = DATA_FILE) -> Source:
         package=table.text("package"),
         version=table.version("version"),
         sha256=table.text("sha256"),
+        revision=table.text("revision"),
         directory=table.text("directory"),
         fixes=tuple(Fix(**fix) for fix in root.get("fix", list)),
     )

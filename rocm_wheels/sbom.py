@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rocm_wheels import ck_sources
+
 FILE_NAME = "flash_attn.cdx.json"
+PLANNER = "flash_attn/_ck_planner.so"
 # The namespace of the serial numbers: the same contents have the same one.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flash_attn wheels for ROCm")
 
@@ -22,16 +25,20 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flash_attn wheels for ROCm")
 def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -> dict[str, Any]:
     """The bill of a wheel: `version` with its label, requirements, and the binary files by their place in the wheel.
 
-    The compilers come from the manifests of the kernel stores among the files. The same input gives the same bill.
+    The compilers come from the manifests of the kernel stores among the files; a planner among them means kernels of
+    Composable Kernel. The same input gives the same bill.
     """
     compilers: dict[str, str] = {}
-    parts = []
+    parts = [_composable_kernel()] if PLANNER in files else []
     for name, path in sorted(files.items()):
         properties = []
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
                 manifest = json.loads(archive.read("manifest.json"))
-            compilers[manifest["compiler"]["name"]] = manifest["compiler"]["version"]
+            # Of Composable Kernel: "ziglang" and "0.15.2, clang-tidy 20.1.0, triton 3.7.1".
+            for made_by in "{name} {version}".format(**manifest["compiler"]).split(", "):
+                compiler, _, release = made_by.rpartition(" ")
+                compilers[compiler] = release
             properties = [
                 {"name": "target", "value": manifest["target"]},
                 {"name": "kernels", "value": str(len(manifest["kernels"]))},
@@ -71,6 +78,23 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
     }
     serial = uuid.uuid5(_NAMESPACE, json.dumps(bill, sort_keys=True))
     return {**bill, "serialNumber": f"urn:uuid:{serial}"}
+
+
+def _composable_kernel() -> dict[str, Any]:
+    source = ck_sources.load()
+    return {
+        "type": "library",
+        "bom-ref": "composable_kernel",
+        "name": "composable_kernel",
+        "version": source.revision,
+        "hashes": [{"alg": "SHA-256", "content": source.sha256}],
+        "licenses": [{"license": {"id": "MIT"}}],
+        "purl": f"pkg:github/rocm/composable_kernel@{source.revision}",
+        "properties": [
+            {"name": "archive", "value": f"{source.package} {source.version}, {source.directory}: the hash is its own"},
+            {"name": "fixes", "value": str(len(source.fixes))},
+        ],
+    }
 
 
 def write(directory: Path, version: str, requires: Iterable[str], files: Mapping[str, Path]) -> Path:

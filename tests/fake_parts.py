@@ -28,7 +28,7 @@ def plan(*targets: str, python: str = "3.11", torch: str = "2.5.1", rocm: str = 
     )
 
 
-def store(directory: Path, target: str, *, compiler: str = "3.7.1") -> Path:
+def store(directory: Path, target: str, *, name: str = "triton", compiler: str = "3.7.1") -> Path:
     """A store with one kernel whose code object is a few bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     image = f"code for {target}".encode()
@@ -42,7 +42,7 @@ def store(directory: Path, target: str, *, compiler: str = "3.7.1") -> Path:
     manifest = {
         "format": 1,
         "target": target,
-        "compiler": {"name": "triton", "version": compiler},
+        "compiler": {"name": name, "version": compiler},
         "kernels": {"k": kernel},
     }
     path = directory / f"{target}.zip"

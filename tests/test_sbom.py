@@ -8,7 +8,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from fake_parts import store
 
-from rocm_wheels import sbom
+from rocm_wheels import ck_sources, sbom
 
 REQUIRES = ("torch==2.5.*", "einops")
 
@@ -34,6 +34,27 @@ def test_the_bill_is_valid_cyclonedx_and_names_what_is_in_the_wheel(tmp_path: Pa
     assert launcher["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"launcher").hexdigest()}]
     assert {"name": "target", "value": "gfx942"} in parts["flash_attn/_kernels/gfx942.zip"]["properties"]
     assert parts["torch"]["properties"] == [{"name": "requirement", "value": "torch==2.5.*"}]
+
+
+def test_composable_kernel_and_each_of_its_compilers_are_components(tmp_path: Path) -> None:
+    planner = tmp_path / "planner.so"
+    planner.write_bytes(b"planner")
+    kernels = store(tmp_path, "gfx942", name="ziglang", compiler="0.15.2, clang-tidy 20.1.0, triton 3.7.1")
+    parts = {"flash_attn/_ck_planner.so": planner, "flash_attn/_kernels/gfx942.zip": kernels}
+    text = sbom.write(tmp_path, "2.8.3+rocm62torch2.5", REQUIRES, parts).read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    found = {(tool["name"], tool["version"]) for tool in bill["metadata"]["tools"]["components"]}
+    assert found == {("ziglang", "0.15.2"), ("clang-tidy", "20.1.0"), ("triton", "3.7.1")}
+    (source,) = (part for part in bill["components"] if part["name"] == "composable_kernel")
+    locked = ck_sources.load()
+    assert source["version"] == locked.revision
+    assert source["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
+    assert source["licenses"] == [{"license": {"id": "MIT"}}]
+    rocm = store(tmp_path, "gfx90a", name="ROCm", compiler="clang 18.0.0git")
+    bill = sbom.document("2.8.3", REQUIRES, {"flash_attn/_kernels/gfx90a.zip": rocm})
+    (tool,) = bill["metadata"]["tools"]["components"]
+    assert (tool["name"], tool["version"]) == ("ROCm clang", "18.0.0git")
 
 
 def test_a_wheel_without_compiled_parts_has_one_too(tmp_path: Path) -> None:
