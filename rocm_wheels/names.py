@@ -16,7 +16,7 @@ EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFOR
 
 # Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.
 INTERFACE = f"{DISTRIBUTION}_3"
-_INTERFACE_VERSION = "3.0.0"
+INTERFACE_VERSION = "3.0.0"
 
 _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
 # The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
@@ -65,7 +65,7 @@ def wheel_name(cell: Cell, platform: str = BUILT_PLATFORM) -> str:
 
 def interface_wheel_name(cell: Cell) -> str:
     """The file name of the wheel of flash-attn-3 that belongs to the cell's."""
-    return f"{INTERFACE}-{_INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
+    return f"{INTERFACE}-{INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
 
 
 def is_interface(filename: str) -> bool:

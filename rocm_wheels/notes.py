@@ -8,7 +8,7 @@ from itertools import groupby
 from rocm_wheels.assets import SUMS
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
-from rocm_wheels.names import is_candidate
+from rocm_wheels.names import INTERFACE_VERSION, is_candidate
 from rocm_wheels.tables import key
 from rocm_wheels.templates import render as render_template
 
@@ -33,6 +33,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         groups=groups,
         wheels=wheels,
         example=next((wheel for wheel in wheels if wheel.yanked is None), None),
+        interface_version=INTERFACE_VERSION,
         candidate=is_candidate(tag),
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
         sums=SUMS,

@@ -58,6 +58,7 @@ def test_table(dist: Path) -> None:
     assert "1 of 3 passed their tests on an AMD GPU; the others **have not been run on an AMD GPU**." in page
     for path in dist.glob("*.whl"):
         assert f"{catalogue.file_sha256(path)}  {path.name}" in page
+    assert '`"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
 
 
 def names_of(dist: Path, tag: str) -> str:

@@ -175,7 +175,8 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 
 
 def test_both_licenses_are_the_same() -> None:
-    assert (ROOT / "LICENSE").read_bytes() == (wheel.SOURCE / "LICENSE").read_bytes()
+    for copy in ("LICENSE", "flash_attn_3/LICENSE"):
+        assert (ROOT / "LICENSE").read_bytes() == (wheel.SOURCE / copy).read_bytes()
 
 
 @pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU to build for")
@@ -265,6 +266,8 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
     with zipfile.ZipFile(built) as archive:
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
+        (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
+        assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
     assert modules == ["flash_attn_3.py", "flash_attn_interface.py"]
     monkeypatch.setattr(wheel, "source_date_epoch", lambda _: 1700000000)
     again = wheel.assemble_interface(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
