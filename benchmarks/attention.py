@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flash_attn
 import measuring
 import torch
 from measuring import milliseconds
@@ -58,6 +57,8 @@ SHAPES = (
 
 
 def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    import flash_attn
+
     return flash_attn.flash_attn_func(q, k, v, causal=causal)
 
 
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--peer", metavar="MODULE", help="another flash_attn to compare with")
     arguments = parser.parse_args()
+    measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU that this torch can use")
 
@@ -157,6 +159,8 @@ def main() -> None:
         print("".join(f"{cell:>22}" for cell in cells), flush=True)
     print("in brackets: ours divided by theirs")
     if arguments.json is not None:
+        import flash_attn
+
         config = {"dtype": arguments.dtype, "rounds": arguments.rounds}
         samples = {
             f"{'x'.join(map(str, shape[:4]))} {'causal' if shape.causal else 'full'} {way} ms": row["results"]["ours"][

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flash_attn
+import measuring
 import torch
 from measuring import host_microseconds
 from torch.nn.functional import scaled_dot_product_attention
@@ -75,6 +75,8 @@ def copy_bandwidth(rounds: int) -> float:
 
 def step(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """The calls to be timed, on one set of tensors."""
+    import flash_attn
+
     torch.manual_seed(0)
     size = (shape.batch, shape.seqlen, shape.heads_k, shape.head_dim)
     q = torch.randn(shape.batch, 1, shape.heads, shape.head_dim, device="cuda", dtype=dtype)
@@ -151,6 +153,7 @@ def main() -> None:
     parser.add_argument("--no-sdpa", action="store_true", help="time this repository's alone")
     parser.add_argument("--sweep", action="store_true", help="time tiles of the decode kernel instead")
     options = parser.parse_args()
+    measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU that this torch can use")
 

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
-import flash_attn
 import measuring
 import torch
-from flash_attn import flash_attn_func, flash_attn_varlen_func
 from measuring import milliseconds
 
 Call = Callable[..., torch.Tensor]
@@ -47,11 +45,15 @@ def draw(*shape: int, heads_k: int | None = None) -> list[torch.Tensor]:
 
 
 def causal(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
+    from flash_attn import flash_attn_func
+
     return flash_attn_func(*tensors, causal=True, **options)
 
 
 def unequal(name: str, lengths: list[int], heads: int, dim: int) -> Case:
     """Packed sequences, beside as many of one length that have as many pairs of tokens."""
+    from flash_attn import flash_attn_varlen_func
+
     count, pairs = len(lengths), sum(length**2 for length in lengths)
     same = round((pairs / count) ** 0.5 / 64) * 64
     starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each call is measured (5)")
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], metavar="D", help="head dims (128 64)")
     arguments = parser.parse_args()
+    measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU that this torch can use")
     for dim in arguments.dims:
@@ -139,11 +142,11 @@ def main() -> None:
             print(f"{dim:>4}  {case.name:28}{found['forward']:>10.2f}{found['backward']:>10.2f}", flush=True)
             samples |= {f"{dim} {case.name} {way} ms": found[f"{way} ms"] for way in ("forward", "backward")}
     if arguments.json is not None:
+        from flash_attn import backend_info
+
         config = {"rounds": arguments.rounds, "dims": arguments.dims}
         machine = measuring.environment(torch.device("cuda"))
-        content = measuring.results(
-            "features", machine, config, metrics=rows, summary=flash_attn.backend_info(), samples=samples
-        )
+        content = measuring.results("features", machine, config, metrics=rows, summary=backend_info(), samples=samples)
         measuring.write(arguments.json, content)
 
 

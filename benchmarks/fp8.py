@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import flash_attn
+import measuring
 import torch
-from flash_attn.backends import fp8 as backend
 from measuring import milliseconds
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -48,6 +47,9 @@ SHAPES = tuple(
 
 def speeds(shape: Shape, rounds: int) -> dict[str, float]:
     """Median TFLOP/s of each way; in every round each runs once, so that drift of the clocks hits all alike."""
+    import flash_attn
+    from flash_attn.backends import fp8 as backend
+
     size = (shape.batch, shape.seqlen, shape.heads, shape.head_dim)
     q, k, v = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     dtype = backend.format_of(q)
@@ -71,6 +73,8 @@ def speeds(shape: Shape, rounds: int) -> dict[str, float]:
 
 def errors(shape: Shape, outliers: bool) -> dict[str, float]:
     """Relative RMS error of the result in FP8 and in bf16, on a smaller batch."""
+    import flash_attn
+
     torch.manual_seed(0)
     size = (1, shape.seqlen, 2, shape.head_dim)
     q, k, v = (torch.randn(size, device="cuda") for _ in range(3))
@@ -91,6 +95,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each way is measured (5)")
     options = parser.parse_args()
+    measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU that this torch can use")
 

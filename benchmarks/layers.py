@@ -8,13 +8,11 @@ GPU flushed between them.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
+import measuring
 import torch
-from flash_attn import backend_info
-from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_torch
-from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
-from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
 DTYPE = torch.bfloat16
 _FLUSH_BYTES = 512 << 20
@@ -51,10 +49,15 @@ def gradient_of(call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) ->
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    version = measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: this measures a GPU, and torch sees none")
-    label = backend_info()["label"] or "source tree"
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {label}, {DTYPE}")
+    from flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_torch
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+    from flash_attn.ops.triton.layer_norm import rms_norm_fn
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_attn {version}, {DTYPE}")
     print("| operation | µs | GB/s | PyTorch, µs |")
     print("|-|-|-|-|")
     torch.manual_seed(0)

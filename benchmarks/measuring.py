@@ -105,12 +105,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "hip": torch.version.hip,
         "cuda": torch.version.cuda,
-        "flash_attn": _flash_attn(),
+        "flash_attn": installed(),
     }
 
 
-def _flash_attn() -> str:
-    """Version and label, as that of its wheel. SystemExit where there is none to measure."""
+def installed() -> str:
+    """Version and label of flash_attn, as that of its wheel. SystemExit where there is none to measure."""
     try:
         import flash_attn
     except ImportError as error:

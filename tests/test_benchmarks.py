@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,3 +294,39 @@ def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert marks == sorted(marks)
     assert "after device" in capsys.readouterr().out
     assert "nosuch" in cold.start("SDPA", "nosuch", tmp_path)
+
+
+HELP = """
+import runpy, sys, warnings
+sys.modules["flash_attn"] = None
+for script in sys.argv[1:]:
+    sys.argv, sys.path[0] = [script, "--help"], script.rpartition("/")[0]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        print(script, end.code)
+"""
+
+
+def test_help_needs_no_flash_attn() -> None:
+    parts = ("measuring", "plotting", "transformer_step")
+    scripts = sorted(str(path) for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in parts)
+    done = subprocess.run([sys.executable, "-c", HELP, *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith(str(ROOT))] == [
+        f"{each} 0" for each in scripts
+    ]
+    assert done.stdout.count("usage: ") == len(scripts)
+
+
+def test_without_flash_attn_a_benchmark_says_what_to_do() -> None:
+    code = "import sys, runpy; sys.modules['flash_attn'] = None; sys.argv = sys.argv[1:]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    place = ROOT / "benchmarks"
+    command = [sys.executable, "-c", code, str(place / "layers.py")]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(place)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "install a wheel, or set PYTHONPATH=flash_attn_src" in done.stderr
+    assert "Traceback" not in done.stderr
