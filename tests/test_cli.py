@@ -335,6 +335,12 @@ def test_help_reads_well() -> None:
         assert text in done.stdout
 
 
+def test_the_table_of_the_package_has_every_module_once() -> None:
+    rows = [row.split("|")[2] for row in (rocm_wheels.__doc__ or "").splitlines() if row.startswith("| ")][1:]
+    named = sorted(name.strip() for row in rows for name in row.split(",") if not name.endswith(".toml"))
+    assert named == sorted(path.stem for path in (ROOT / "rocm_wheels").glob("[a-z]*.py"))
+
+
 STDLIB_ONLY = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
