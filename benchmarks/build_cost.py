@@ -24,8 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import create_matrix  # noqa: E402
-from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, versions, wheel  # noqa: E402
 from rocm_wheels.cells import Cell  # noqa: E402
+from rocm_wheels.errors import setup  # noqa: E402
+
+try:
+    from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, versions, wheel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error.name} is not installed\n{setup()}") from None
 
 
 def cpu_seconds(work: Callable[[], object]) -> tuple[float, float]:

@@ -145,8 +145,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
-    from rocm_wheels import benchmark
+    from rocm_wheels import benchmark, build
 
+    build.check_writable(cache=arguments.cache.absolute())
     for result in benchmark.run(arguments.wheel, cache=arguments.cache.absolute(), output=arguments.out):
         print(result)
     return 0

@@ -319,6 +319,13 @@ def test_help_needs_no_flash_attn() -> None:
     assert done.stdout.count("usage: ") == len(scripts)
 
 
+def test_without_the_packages_of_a_build_its_cost_is_not_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-I", str(ROOT / "benchmarks/build_cost.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("is not installed\nRun ./build_rocm.sh --setup, then this with build/env/bin/python.\n")
+
+
 def test_without_flash_attn_a_benchmark_says_what_to_do() -> None:
     code = "import sys, runpy; sys.modules['flash_attn'] = None; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -102,6 +102,7 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
     data = versions.loads(text + entry)
     assert targets(data, cell, None) == ("gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx999")
     assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
+    assert wavefront(data, "gfx999") == 64
     with pytest.raises(BadTarget, match="Its target is gfx999"):
         targets(data, cell, ["MI950X"])
 
