@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
+from torch.nn.functional import pad
 
 from flash_attn import dmask
 from flash_attn.arguments import check_dense, check_gradients, check_per_sequence, check_varlen
@@ -327,40 +328,80 @@ _wrapped_flash_attn_backward = torch.ops.flash_attn._flash_attn_backward
 _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 
 
+def _differentiate(
+    op: Any,
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    tensors: tuple[torch.Tensor, ...],
+    lengths: tuple[Any, ...],
+    options: tuple[Any, ...],
+    alibi_slopes: torch.Tensor | None,
+    rng_state: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    """dq, dk, dv by a backward op, from the gradients of out and softmax_lse; None where neither reaches one.
+
+    That of softmax_lse reaches the scores as p * dlse. The op gives them p * (dout @ v - rowsum(dout * out)), which is
+    the same where the first column of dout holds dlse, that of v ones, and all else zeros. Dropout comes after
+    softmax_lse.
+    """
+    q, k, v, out, softmax_lse = tensors
+    dq = dk = dv = None
+    if dout is not None:
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        op(dout, *tensors, dq, dk, dv, *lengths, *options, alibi_slopes, False, rng_state)
+    if dlse is not None:
+        more_q, more_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+        columns = (0, q.shape[-1] - 1)
+        column = pad(dlse.transpose(-1, -2)[..., None].to(q.dtype), columns)
+        ones = pad(torch.ones_like(v[..., :1]), columns)
+        op(
+            *(column, q, k, ones, torch.zeros_like(out), softmax_lse, more_q, more_k, None, *lengths),
+            *(0.0, *options[1:], alibi_slopes, False),
+        )
+        dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
+    return dq, dk, dv
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, _ = inputs
-    out, softmax_lse, _, rng_state = output
+    out, softmax_lse, dmask, rng_state = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(dmask, rng_state)
     ctx.save_for_backward(q, k, v, out, softmax_lse, alibi_slopes, rng_state)
     ctx.options = (dropout_p, softmax_scale, causal, left, right, softcap)
 
 
-def _op_backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, softmax_lse, alibi_slopes, rng_state = ctx.saved_tensors
-    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    _wrapped_flash_attn_backward(
-        *(dout, q, k, v, out, softmax_lse, *gradients, *ctx.options, alibi_slopes, False, rng_state)
+def _op_backward(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor | None, ...]:
+    *tensors, alibi_slopes, rng_state = ctx.saved_tensors
+    gradients = _differentiate(
+        _wrapped_flash_attn_backward, dout, dlse, tensors, (), ctx.options, alibi_slopes, rng_state
     )
     return *gradients, *(None,) * 8
 
 
 def _setup_varlen_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    tensors, lengths, options = inputs[:5], inputs[5:7], inputs[7:13]
+    q, k, v, cu_seqlens_q, cu_seqlens_k = inputs[:5]
     alibi_slopes, _, block_table, leftpad_k, seqused_k, _ = inputs[13:]
-    out, softmax_lse, _, rng_state = output
-    ctx.save_for_backward(*tensors, out, softmax_lse, alibi_slopes, rng_state)
-    ctx.lengths = lengths
-    ctx.options = options
+    out, softmax_lse, dmask, rng_state = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(dmask, rng_state)
+    ctx.save_for_backward(q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state)
+    ctx.lengths = inputs[5:7]
+    ctx.options = inputs[7:13]
     ctx.inference = block_table is not None or leftpad_k is not None or seqused_k is not None
 
 
-def _varlen_op_backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+def _varlen_op_backward(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor | None, ...]:
     if ctx.inference:
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
-    q, k, v, cu_seqlens_q, cu_seqlens_k, out, softmax_lse, alibi_slopes, rng_state = ctx.saved_tensors
-    gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    _wrapped_flash_attn_varlen_backward(
-        *(dout, q, k, v, out, softmax_lse, *gradients, cu_seqlens_q, cu_seqlens_k, *ctx.lengths),
-        *(*ctx.options, alibi_slopes, False, rng_state),
+    *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state = ctx.saved_tensors
+    lengths = (cu_seqlens_q, cu_seqlens_k, *ctx.lengths)
+    gradients = _differentiate(
+        _wrapped_flash_attn_varlen_backward, dout, dlse, tensors, lengths, ctx.options, alibi_slopes, rng_state
     )
     return *gradients, *(None,) * 16
 

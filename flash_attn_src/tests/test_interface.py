@@ -394,6 +394,54 @@ def test_opcheck_varlen(dropout_p: float) -> None:
     torch.library.opcheck(op, (*tensors, *lengths, *options, False, rng_state), test_utils=OPCHECKS)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("softcap", "through_out"), [(0.0, True), (2.0, True), (0.0, False)])
+def test_gradient_through_softmax_lse(softcap: float, through_out: bool, compiled: bool) -> None:
+    leaves = [x.requires_grad_() for x in _qkv()]
+    slopes = None if softcap else torch.rand(4)
+    seqlens = [x.shape[1] for x in leaves[:2]]
+    lengths = (*(_cu(0, n, 2 * n) for n in seqlens), *seqlens)
+    weights = torch.randn(2, leaves[0].shape[2], seqlens[0])
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops._wrapped_flash_attn_forward(q, k, v, 0.0, 0.25, True, -1, -1, softcap, slopes, False)[:2]
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = (x.flatten(0, 1) for x in (q, k, v))
+        out, lse = ops._wrapped_flash_attn_varlen_forward(
+            *packed, *lengths, 0.0, 0.25, True, softcap=softcap, alibi_slopes=slopes
+        )[:2]
+        return out.view_as(q), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+
+    def book(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return reference.attention(
+            q, k, v, softmax_scale=0.25, causal=True, softcap=softcap, alibi_slopes=slopes, dtype=None
+        )
+
+    def gradients(function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+        def loss(*tensors: torch.Tensor) -> torch.Tensor:
+            out, lse = function(*tensors)
+            loss = (lse.masked_fill(lse == torch.inf, 0.0) * weights).sum()
+            return loss + out.square().sum() if through_out else loss
+
+        run = _compiled(loss) if compiled and function is not book else loss
+        return torch.autograd.grad(run(*leaves), leaves[: 3 if through_out else 2])
+
+    for function in (dense, varlen):
+        for got, wanted in zip(gradients(function), gradients(book), strict=True):
+            assert_close(function.__name__, got, wanted, tiny=1e-5)
+
+
+def test_dropout_leaves_the_gradient_of_softmax_lse_alone() -> None:
+    q, k, v = (x.requires_grad_() for x in _qkv())
+    gradients = [
+        torch.autograd.grad(ops._flash_attn_forward(q, k, v, p, 0.25, False, -1, -1, 0.0, None, True)[1].sum(), (q, k))
+        for p in (0.5, 0.0)
+    ]
+    assert all(map(torch.equal, *gradients))
+    assert not ops._flash_attn_forward(q, k, v, 0.5, 0.25, False, -1, -1, 0.0, None, True)[2].requires_grad
+
+
 def test_meta_tensors() -> None:
     q, k, v = (x.to("meta").requires_grad_() for x in _qkv())
     out = flash_attn.flash_attn_func(q, k, v)
