@@ -161,7 +161,7 @@ def bwd(
         softmax_scale, is_causal, deterministic, False,
     )  # fmt: skip
     _check(q, softmax_scale, None, gen_)
-    check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
+    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
     dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(
@@ -206,7 +206,7 @@ def varlen_bwd(
     )  # fmt: skip
     diagnose_switches(None, zero_tensors=zero_tensors)
     _check(q, softmax_scale, None, gen_)
-    check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
+    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
     dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(

@@ -253,12 +253,15 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Writes dq, dk, dv (each that is not None); returns softmax_d, shaped as softmax_lse."""
+    """Writes dq, dk, dv (each that is not None); returns softmax_d (batch, heads, seqlen_q).
+
+    softmax_lse may be transposed, (batch, seqlen_q, heads), if its memory is as the forward wrote it.
+    """
     left, right = check_dense(
         q, k, v, dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal,
         deterministic, False,
     )  # fmt: skip
-    check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
+    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
     dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
@@ -304,7 +307,7 @@ def _flash_attn_varlen_backward(
         (window_size_left, window_size_right), softcap, alibi_slopes, softmax_scale, causal, deterministic, False,
         None,
     )  # fmt: skip
-    check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
+    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
     dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
@@ -316,10 +319,18 @@ def _flash_attn_varlen_backward(
 
 @_register_fake(_flash_attn_backward)
 @_register_fake(_flash_attn_varlen_backward)
-def _backward_fake(*args: object, **kwargs: object) -> torch.Tensor:
-    softmax_lse = kwargs["softmax_lse"] if "softmax_lse" in kwargs else args[5]
-    assert isinstance(softmax_lse, torch.Tensor)
-    return torch.empty_like(softmax_lse)
+def _backward_fake(
+    dout: torch.Tensor,  # noqa: ARG001
+    q: torch.Tensor,
+    k: torch.Tensor,  # noqa: ARG001
+    v: torch.Tensor,  # noqa: ARG001
+    out: torch.Tensor,  # noqa: ARG001
+    softmax_lse: torch.Tensor,
+    *_: object,
+    **__: object,
+) -> torch.Tensor:
+    *batch, rows, heads, _dim = q.shape
+    return softmax_lse.new_empty((*batch, heads, rows))
 
 
 _wrapped_flash_attn_forward = torch.ops.flash_attn._flash_attn_forward

@@ -19,8 +19,8 @@ def check_gradients(
     dv: torch.Tensor | None,
     dropout_p: float,
     rng_state: torch.Tensor | None,
-) -> None:
-    """q, k, v and dropout_p come checked. rng_state is read, and checked, with dropout only."""
+) -> torch.Tensor:
+    """softmax_lse, contiguous. q, k, v, dropout_p come checked; rng_state is read, and checked, with dropout only."""
     check_alike("dout", dout, q, "q")
     check_alike("out", out, q, "q")
     for name, gradient, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
@@ -28,6 +28,7 @@ def check_gradients(
             check_alike(name, gradient, like, name[1])
     rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
     exact = torch.float64 if q.dtype is torch.float64 else torch.float32
+    softmax_lse = _turned_back(softmax_lse, rows)
     _check_given("softmax_lse", softmax_lse, rows, exact, q)
     if rng_state is not None and not isinstance(rng_state, torch.Tensor):
         raise TypeError(f"rng_state: got {type(rng_state).__name__}, wanted what the forward returned")
@@ -37,6 +38,21 @@ def check_gradients(
         _check_given("rng_state", rng_state, (2,), torch.int64, q)
         if not rng_state.is_contiguous():
             raise ValueError(f"rng_state: got stride {rng_state.stride(0)}, wanted 1")
+    return softmax_lse.contiguous()
+
+
+def _turned_back(softmax_lse: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+    """softmax_lse, or its transpose where that is as the forward wrote it.
+
+    Upstream reads the memory whatever the view, and diffusers 0.36 gives it transposed. Where heads and seqlen are the
+    same number only the strides tell.
+    """
+    if isinstance(softmax_lse, torch.Tensor) and softmax_lse.layout is DENSE and softmax_lse.dim() == len(rows):
+        turned = softmax_lse.transpose(-1, -2)
+        as_written = tuple(softmax_lse.shape) == rows and softmax_lse.is_contiguous()
+        if not as_written and tuple(turned.shape) == rows and turned.is_contiguous():
+            return turned
+    return softmax_lse
 
 
 def _check_given(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, q: torch.Tensor) -> None:
