@@ -129,6 +129,19 @@ def test_compiles_whole() -> None:
     assert_close("loss", compiled(logits), cross_entropy_loss(logits, labels)[0].sum())
 
 
+def test_compiles_with_options_that_change() -> None:
+    torch._dynamo.reset()
+    logits, labels = (x.cpu() for x in _draw(5, 11, torch.float32))
+
+    def loss(x: torch.Tensor, smoothing: float) -> torch.Tensor:
+        losses, _ = cross_entropy_loss(x, labels, label_smoothing=smoothing, logit_scale=smoothing)
+        return CrossEntropyLoss()(x, labels) + losses.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="eager", dynamic=True)
+    for smoothing in (0.1, 0.2, 1.0):
+        assert_close("loss", compiled(logits, smoothing), loss(logits, smoothing))
+
+
 def _one_rank(rank: int, store: str, queue: Any) -> None:
     """Losses and the gradient of this rank's half of the classes: PyTorch's form, then the kernels' parts."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

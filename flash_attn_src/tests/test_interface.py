@@ -361,6 +361,27 @@ def test_compile_with_dynamic_shapes() -> None:
         assert_close("dynamic", out, block(q), tiny=1e-6)
 
 
+def test_compile_with_a_scale_that_changes() -> None:
+    q, k, v = _qkv()
+    new = q[:, :1, :2].contiguous()
+    slopes, tables = torch.rand(4), torch.rand(9, 8)
+
+    def attend(scale: float) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q, k, v, softmax_scale=scale, alibi_slopes=slopes, softcap=scale)
+
+    def attend_to_cache(scale: float) -> torch.Tensor:
+        return flash_attn.flash_attn_with_kvcache(
+            q, k.clone(), v.clone(), new, new, tables, tables, cache_seqlens=3, softmax_scale=scale, softcap=scale
+        )
+
+    for function, scales in ((attend, (0.1, 0.2, 1.0)), (attend, (1, 2, 3)), (attend_to_cache, (0.1, 0.2, 1.0))):
+        for dynamic in (None, True):
+            torch.compiler.reset()
+            compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=dynamic)
+            for scale in scales:
+                assert_close("scaled", compiled(scale), function(scale))
+
+
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 
 

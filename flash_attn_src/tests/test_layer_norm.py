@@ -193,6 +193,17 @@ def test_compiles_whole() -> None:
         assert_close("y", got, wanted)
 
 
+def test_compiles_with_an_eps_that_changes() -> None:
+    torch._dynamo.reset()
+    x, weight = torch.randn(6, 16), torch.rand(16)
+    module = RMSNorm(16)
+    compiled = torch.compile(
+        lambda x, eps: module(rms_norm_fn(x, weight, None, eps=eps)), fullgraph=True, backend="eager", dynamic=True
+    )
+    for eps in (1e-5, 1e-6, 1.0):
+        assert_close("y", compiled(x, eps), module(rms_norm_fn(x, weight, None, eps=eps)))
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU that torch can use")
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(str(each)[6:] for each in mode))
 def test_autograd_on_the_gpu(mode: tuple[torch.dtype, ...]) -> None:

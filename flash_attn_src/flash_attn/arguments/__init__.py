@@ -13,6 +13,7 @@ from flash_attn.arguments.diagnosis import (
     check_whole,
     check_window,
     diagnose_switches,
+    is_number,
 )
 from flash_attn.arguments.gradients import check_gradients
 from flash_attn.arguments.kvcache import check_kvcache
@@ -30,4 +31,5 @@ __all__ = [
     "check_whole",
     "check_window",
     "diagnose_switches",
+    "is_number",
 ]

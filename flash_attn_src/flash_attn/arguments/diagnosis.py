@@ -13,6 +13,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DENSE = torch.strided
 
 
+def is_number(value: object) -> bool:
+    """Whether value stands for a number. torch.compile does not let its symbols be asked for attributes."""
+    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        return True
+    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
+
+
 def as_int(name: str, value: int | torch.Tensor) -> int:
     """A length given as an int or as a tensor of one element, which is read (on a GPU that synchronises)."""
     if isinstance(value, torch.Tensor):
@@ -69,7 +76,7 @@ def diagnose_options(
     alibi_slopes: torch.Tensor | None,
 ) -> tuple[int, int]:
     for name, number in (("dropout_p", dropout_p), ("softcap", softcap)):
-        if isinstance(number, str) or not hasattr(number, "__float__"):
+        if not is_number(number):
             raise TypeError(f"{name}: got {number!r}, wanted a float")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1")
@@ -95,7 +102,7 @@ def diagnose_options(
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
     """Raises unless softmax_scale is a finite number or None, and every switch a bool."""
     if softmax_scale is not None:
-        if isinstance(softmax_scale, (str, bool)) or not hasattr(softmax_scale, "__float__"):
+        if isinstance(softmax_scale, bool) or not is_number(softmax_scale):
             raise TypeError(f"softmax_scale: got {softmax_scale!r}, wanted a float or None")
         if not -INFINITY < softmax_scale < INFINITY:
             raise ValueError(f"softmax_scale: got {softmax_scale}, wanted a finite number")

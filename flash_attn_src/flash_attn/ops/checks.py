@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flash_attn.arguments import diagnose_switches
+from flash_attn.arguments import diagnose_switches, is_number
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -41,9 +41,10 @@ def check_tensor(
 
 def check_number(name: str, value: Any, low: float, high: float, *, below: bool = False) -> float:
     """value as a float within low..high, high excluded if `below`; NaN is never."""
-    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not is_number(value):
         raise TypeError(f"{name}: got {value!r}, wanted a number")
-    number = float(value)
+    # A symbol of torch.compile passes for a float, and stays one: float() would fix its value.
+    number = value if isinstance(value, (float, torch.SymInt, torch.SymFloat)) else float(value)
     if not (low <= number < high if below else low <= number <= high):
         raise ValueError(f"{name}: got {value}, wanted {low} to {high}{' (excluded)' if below else ''}")
     return number
