@@ -20,7 +20,7 @@ _MASKS = (torch.bool, *_INTS, torch.float16, torch.bfloat16, torch.float32, torc
 def _check_indices(indices: torch.Tensor, x: torch.Tensor, rows: int, shape: tuple[int, ...] | None = None) -> None:
     """Indices of `rows` rows, where x is."""
     check_tensor("indices", indices, ("indices",), like=x, shape=shape, dtypes=(torch.int32, torch.int64))
-    if indices.is_cpu and indices.numel() and not is_traced(indices):
+    if indices.is_cpu and not is_traced(indices) and indices.numel():
         low, high = (int(edge) for edge in indices.aminmax())
         if low < 0 or high >= rows:
             raise IndexError(f"indices: got {low} to {high}, wanted 0 to {rows - 1}")
@@ -61,6 +61,11 @@ def index_first_axis_residual(x: torch.Tensor, indices: torch.Tensor) -> tuple[t
     return index_first_axis(x, indices), x.detach()
 
 
+def _largest(lengths: torch.Tensor) -> int:
+    """The largest length, 0 of none; a symbol where it is traced, which int() would ask for its value."""
+    return pad(lengths, (0, 1)).max().item()  # type: ignore[return-value]
+
+
 def unpad_input(
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -84,7 +89,7 @@ def unpad_input(
     indices = kept.flatten().nonzero().flatten()
     cu_seqlens = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     if is_traced(lengths) or not lengths.numel():
-        longest = int(lengths.max()) if lengths.numel() else 0
+        longest = _largest(lengths)
     else:
         longest, total = torch.stack((lengths.max(), cu_seqlens[-1])).tolist()
         if total != indices.numel():
@@ -126,7 +131,7 @@ def unpad_input_for_concatenated_sequences(
     sequences = attention_mask_in_length.flatten()
     sequences = sequences[sequences.nonzero().flatten()]
     if is_traced(lengths) or not sequences.numel():
-        longest = int(sequences.max()) if sequences.numel() else 0
+        longest = _largest(sequences)
     else:
         longest, least, most = torch.stack((sequences.max().long(), sequences.min().long(), lengths.max())).tolist()
         if least < 0 or most > seqlen:

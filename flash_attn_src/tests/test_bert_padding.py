@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import flash_attn
+import pytest
 import torch
+from assert_close import assert_close
 from flash_attn.bert_padding import (
     index_first_axis,
     index_first_axis_residual,
@@ -87,6 +92,35 @@ def test_rows_with_the_residual() -> None:
     rows, residual = index_first_axis_residual(x, torch.tensor([2, 0]))
     assert torch.equal(rows, x[[2, 0]])
     assert torch.equal(residual, x)
+
+
+def _there_and_back(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    tokens, indices, cu_seqlens, longest, _ = unpad_input(x, mask)
+    out = flash_attn.flash_attn_varlen_func(tokens, tokens, tokens, cu_seqlens, cu_seqlens, longest, longest)
+    return pad_input(out, indices, *mask.shape)
+
+
+def _several_in_a_row(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    tokens, _, cu_seqlens, longest = unpad_input_for_concatenated_sequences(x, lengths)
+    return flash_attn.flash_attn_varlen_func(tokens, tokens, tokens, cu_seqlens, cu_seqlens, longest, longest)
+
+
+@pytest.mark.parametrize("function", [_there_and_back, _several_in_a_row], ids=lambda f: f.__name__)
+def test_traces_whole(function: Callable[..., torch.Tensor]) -> None:
+    """Lengths that the values of a tensor say stay symbols: in torch.compile where told to capture them, in export."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return function(x, y)
+
+    x, y = torch.randn(2, 5, 2, 8), torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        exported = torch.export.export(Module(), (x, y), strict=False).module()
+        for given in (y, y.flip(0), torch.ones_like(y)):
+            for traced in (compiled, exported):
+                assert_close("traced", traced(x, given), function(x, given))
 
 
 def test_int32_indices() -> None:

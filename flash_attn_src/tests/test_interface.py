@@ -382,6 +382,33 @@ def test_compile_with_a_scale_that_changes() -> None:
                 assert_close("scaled", compiled(scale), function(scale))
 
 
+def _dense_in_a_window(q: torch.Tensor) -> torch.Tensor:
+    return flash_attn.flash_attn_func(q, q, q, causal=True, window_size=(5, 1 << 40))
+
+
+def _one_sequence(q: torch.Tensor) -> torch.Tensor:
+    rows, cu = q.flatten(0, 1), torch.arange(2, dtype=torch.int32) * q.shape[1]
+    return flash_attn.flash_attn_varlen_func(rows, rows, rows, cu, cu, q.shape[1], cu.max(), window_size=(5, -1))
+
+
+def _cached(q: torch.Tensor) -> torch.Tensor:
+    cache = q.repeat(1, 2, 1, 1)
+    return flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=q.shape[1] + 1)
+
+
+@pytest.mark.parametrize("function", [_dense_in_a_window, _one_sequence, _cached], ids=lambda f: f.__name__)
+def test_export_with_a_dynamic_seqlen(function: Callable[..., torch.Tensor]) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return function(q)
+
+    shapes = ({1: torch.export.Dim("seqlen")},)
+    exported = torch.export.export(Module(), (torch.randn(1, 9, 2, 8),), dynamic_shapes=shapes, strict=False).module()
+    for seqlen in (9, 3, 30):
+        q = torch.randn(1, seqlen, 2, 8)
+        assert_close("exported", exported(q), function(q))
+
+
 OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
 
 

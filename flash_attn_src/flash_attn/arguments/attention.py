@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_compiling
 
 from flash_attn.arguments.diagnosis import (
     DENSE,
@@ -75,9 +76,10 @@ def check_dense(
         )
         left, right = diagnose_options(q, q.shape[0], dropout_p, window_size, softcap, alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    if left < 0 or left >= seqlen_k:
+    # Comparing a traced length would bound it: the ops, which check again, do that when they run.
+    if left < 0 or (not is_compiling() and left >= seqlen_k):
         left = -1
-    if right < 0 or right >= seqlen_q:
+    if right < 0 or (not is_compiling() and right >= seqlen_q):
         right = -1
     return left, right
 
@@ -131,8 +133,7 @@ def check_varlen(
             and device == cu_seqlens_k.device
             and cu_seqlens_q.is_contiguous()
             and cu_seqlens_k.is_contiguous()
-            and 0 <= max_seqlen_q <= INT32_MAX
-            and 0 <= max_seqlen_k <= INT32_MAX
+            and (is_compiling() or (0 <= max_seqlen_q <= INT32_MAX and 0 <= max_seqlen_k <= INT32_MAX))
             and 0.0 <= dropout_p < 1.0
             and 0.0 <= softcap < INFINITY
             and type(left) is int
@@ -158,16 +159,17 @@ def check_varlen(
                 "elements, wanted batch + 1 each"
             )
         batch = cu_seqlens_q.numel() - 1
-        check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        if not is_compiling():
+            check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
         if block_table is not None:
             check_block_table(block_table, q, batch)
         diagnose_switches(
             softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
         )
         left, right = diagnose_options(q, batch, dropout_p, window_size, softcap, alibi_slopes)
-    if left < 0 or left >= max_seqlen_k:
+    if left < 0 or (not is_compiling() and left >= max_seqlen_k):
         left = -1
-    if right < 0 or right >= max_seqlen_q:
+    if right < 0 or (not is_compiling() and right >= max_seqlen_q):
         right = -1
     return left, right
 

@@ -25,7 +25,10 @@ def as_int(name: str, value: int | torch.Tensor) -> int:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_floating_point():
             raise ValueError(f"{name}: got a {value.dtype} tensor of shape {tuple(value.shape)}, wanted one int")
-        return int(value.item())
+        number = value.item()
+        return number if isinstance(number, torch.SymInt) else int(number)
+    if type(value) is int or isinstance(value, torch.SymInt):  # index() would fix a symbol's value
+        return value
     try:
         return operator.index(value)
     except TypeError:

@@ -129,7 +129,7 @@ def check_kvcache(
     elif cache_batch_idx is None and k_cache.shape[0] != batch:
         raise ValueError(f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx")
     check_per_sequence(
-        q, batch, cache_seqlens=None if isinstance(cache_seqlens, int) else cache_seqlens,
+        q, batch, cache_seqlens=None if isinstance(cache_seqlens, (int, torch.SymInt)) else cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_seqlens=rotary_seqlens,
     )  # fmt: skip
     if (k is None) != (v is None):

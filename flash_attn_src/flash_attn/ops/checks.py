@@ -55,8 +55,8 @@ def check_int(name: str, value: Any, low: int = -(1 << 31), high: int = (1 << 31
     if isinstance(value, (torch.Tensor, bool)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
     try:
-        # An int of torch.compile is of that type too, and stays symbolic.
-        number = value if type(value) is int else operator.index(value)
+        # An int of torch.compile is of that type too. It stays symbolic, as one of torch.export does.
+        number = value if type(value) is int or isinstance(value, torch.SymInt) else operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: got {value!r}, wanted an int") from None
     if not low <= number <= high:
