@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.arguments import check_places
 from flash_attn.backends import select
 from flash_attn.custom_ops import is_traced
 
@@ -55,6 +56,11 @@ def _flash_attn_with_kvcache(
     v_descale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
+    if cache_length is not None:
+        moving = causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0
+        check_places(
+            q, k_cache, k, rotary_cos, cache_length, block_table, moving, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens
+        )
     descales = None
     if q_descale is not None and k_descale is not None and v_descale is not None:
         descales = q_descale, k_descale, v_descale

@@ -712,14 +712,15 @@ KVCACHE_ERRORS = {
     "too long": (
         {"k": torch.zeros(2, 1, 2, 16), "v": torch.zeros(2, 1, 2, 16), "cache_seqlens": 9},
         ValueError,
-        "cache_seqlens: got 9 at index 0, wanted 0 to 8",
+        "cache_seqlens: got 9, wanted 0 to 8: the cache holds 9 keys, and k appends 1",
     ),
     "new heads": (
         {"k": torch.zeros(2, 1, 4, 16), "v": torch.zeros(2, 1, 4, 16), "cache_seqlens": 0},
         ValueError,
         "k: got shape",
     ),
-    "length": ({"cache_seqlens": 10}, ValueError, "cache_seqlens: got 10"),
+    "length": ({"cache_seqlens": 10}, ValueError, "cache_seqlens: got 10, wanted 0 to 9:"),
+    "negative length": ({"cache_seqlens": -1}, ValueError, "cache_seqlens: got -1, wanted 0 to 9:"),
     "length dtype": ({"cache_seqlens": _INDEX.long()}, TypeError, "cache_seqlens: got torch.int64"),
     "length shape": ({"cache_seqlens": _INDEX[:1]}, ValueError, "cache_seqlens: got 1 elements, wanted 2"),
     "lines": ({"cache_batch_idx": _INDEX + 2}, ValueError, "cache_batch_idx: got 2 at index 0"),
@@ -746,7 +747,7 @@ KVCACHE_ERRORS = {
             "rotary_sin": torch.zeros(4, 8),
         },
         ValueError,
-        "rotary_cos: got",
+        "rotary_cos: got 4 places, wanted at least 5",
     ),
     "splits": ({"num_splits": -1}, ValueError, "num_splits: got -1"),
 }
@@ -759,6 +760,35 @@ def test_kvcache_errors(case: str) -> None:
     arguments = {"q": q[:, :1], "k_cache": k, "v_cache": v, **change}
     with pytest.raises(error, match=match):
         flash_attn.flash_attn_with_kvcache(**arguments)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("case", ["length", "negative length", "too long", "rotary too short"])
+def test_lengths_that_the_host_knows_are_checked_before_any_backend(
+    monkeypatch: pytest.MonkeyPatch, case: str, compiled: bool
+) -> None:
+    from flash_attn import kvcache_op
+
+    monkeypatch.setattr(kvcache_op, "select", lambda _: pytest.fail("a backend was asked"))
+    change, error, match = KVCACHE_ERRORS[case]
+    q, k, v = _qkv()
+    arguments = {"q": q[:, :1], "k_cache": k, "v_cache": v, **change}
+    call = _compiled(flash_attn.flash_attn_with_kvcache) if compiled else flash_attn.flash_attn_with_kvcache
+    with pytest.raises(error, match=match):
+        call(**arguments)
+
+
+@pytest.mark.parametrize("wide", [1 << 29, (1 << 31) - 1, 1 << 40])
+def test_kvcache_takes_windows_of_any_width(wide: int) -> None:
+    q, k, v = _qkv()
+    for more in ({}, {"alibi_slopes": torch.rand(4)}):
+
+        def call(*window: int, more: dict[str, Any] = more) -> torch.Tensor:
+            return flash_attn.flash_attn_with_kvcache(q, k, v, window_size=window, **more)
+
+        assert torch.equal(call(wide, wide), call(-1, -1))
+        assert torch.equal(call(wide, 2), call(-1, 2))
+        assert torch.equal(_compiled(call)(2, wide), call(2, -1))
 
 
 def test_backend_info() -> None:

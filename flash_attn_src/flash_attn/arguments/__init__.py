@@ -16,7 +16,7 @@ from flash_attn.arguments.diagnosis import (
     is_number,
 )
 from flash_attn.arguments.gradients import check_gradients
-from flash_attn.arguments.kvcache import check_kvcache
+from flash_attn.arguments.kvcache import check_kvcache, check_places
 
 __all__ = [
     "as_int",
@@ -27,6 +27,7 @@ __all__ = [
     "check_kvcache",
     "check_packed",
     "check_per_sequence",
+    "check_places",
     "check_varlen",
     "check_whole",
     "check_window",

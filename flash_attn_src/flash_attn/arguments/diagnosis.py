@@ -6,6 +6,8 @@ import operator
 
 import torch
 
+from flash_attn.kernels.flags import OPEN_WINDOW
+
 MAX_HEAD_DIM = 256
 INT32_MAX = 0x7FFFFFFF
 INFINITY = float("inf")
@@ -127,12 +129,12 @@ def check_whole(**values: int) -> None:
 
 
 def check_window(window_size: tuple[int, int]) -> tuple[int, int]:
-    """(left, right), -1 where open."""
+    """(left, right), -1 where open: negative, or wider than any sequence."""
     try:
         left, right = (operator.index(edge) for edge in window_size)
     except (TypeError, ValueError):
         raise TypeError(f"window_size: got {window_size!r}, wanted two ints (left, right), -1 open") from None
-    return max(left, -1), max(right, -1)
+    return (left if 0 <= left < OPEN_WINDOW else -1), (right if 0 <= right < OPEN_WINDOW else -1)
 
 
 def check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:
