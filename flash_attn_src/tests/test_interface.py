@@ -128,6 +128,12 @@ DENSE_ERRORS = {
     "integers": ({"q": torch.zeros(2, 6, 4, 16, dtype=torch.int32)}, TypeError, "q: got torch.int32"),
     "device": ({"v": torch.zeros(2, 9, 2, 16, device="meta")}, ValueError, "v: got a tensor on meta"),
     "dropout": ({"dropout_p": 1.0}, ValueError, "dropout_p: got 1.0"),
+    "dropout that rounds to 1": ({"dropout_p": 1 - 2.0**-25}, ValueError, "dropout_p: got 0.99999997"),
+    "scale that rounds to 0": ({"softmax_scale": 1e-50}, ValueError, "softmax_scale: got 1e-50, wanted 0 or"),
+    "negative scale that rounds to 0": ({"softmax_scale": -1e-50}, ValueError, "softmax_scale: got -1e-50"),
+    "scale beyond fp32": ({"softmax_scale": -1e39}, ValueError, r"softmax_scale: got -1e\+39"),
+    "softcap that rounds to 0": ({"softcap": 1e-50}, ValueError, r"softcap: got 1e-50, wanted 0 \(off\) or"),
+    "softcap beyond fp32": ({"softcap": 1e39}, ValueError, r"softcap: got 1e\+39"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p: got -0.1"),
     "dropout nan": ({"dropout_p": float("nan")}, ValueError, "dropout_p: got nan"),
     "dropout type": ({"dropout_p": "0.1"}, TypeError, "dropout_p: got '0.1'"),
@@ -162,6 +168,8 @@ def test_head_dim_beyond_256() -> None:
 
 
 VARLEN_ERRORS = {
+    "dropout that rounds to 1": ({"dropout_p": 1 - 2.0**-26}, ValueError, "dropout_p: got 0.99999998"),
+    "scale that rounds to 0": ({"softmax_scale": 1e-50}, ValueError, "softmax_scale: got 1e-50"),
     "rank": ({"q": torch.zeros(2, 6, 4, 16)}, ValueError, "q: got shape"),
     "cu dtype": (
         {"cu_seqlens_q": _cu(0, 6, 12).long()},
@@ -749,6 +757,8 @@ KVCACHE_ERRORS = {
         ValueError,
         "rotary_cos: got 4 places, wanted at least 5",
     ),
+    "scale that rounds to 0": ({"softmax_scale": 1e-50}, ValueError, "softmax_scale: got 1e-50"),
+    "softcap that rounds to 0": ({"softcap": 1e-50}, ValueError, "softcap: got 1e-50"),
     "splits": ({"num_splits": -1}, ValueError, "num_splits: got -1"),
 }
 

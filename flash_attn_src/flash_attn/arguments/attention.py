@@ -6,11 +6,13 @@ import torch
 from torch.compiler import is_compiling
 
 from flash_attn.arguments.diagnosis import (
+    BELOW_ONE,
     DENSE,
     DTYPES,
-    INFINITY,
     INT32_MAX,
+    LEAST,
     MAX_HEAD_DIM,
+    MOST,
     check_block_table,
     check_index,
     check_whole,
@@ -55,13 +57,13 @@ def check_dense(
             and q.layout is k.layout is v.layout is DENSE
             and device == k.device
             and device == v.device
-            and 0.0 <= dropout_p < 1.0
-            and 0.0 <= softcap < INFINITY
+            and 0.0 <= dropout_p < BELOW_ONE
+            and (softcap == 0.0 or LEAST <= softcap <= MOST)
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None
             and type(causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(deterministic) is bool
             and type(return_attn_probs) is bool
         )
@@ -134,13 +136,13 @@ def check_varlen(
             and cu_seqlens_q.is_contiguous()
             and cu_seqlens_k.is_contiguous()
             and (is_compiling() or (0 <= max_seqlen_q <= INT32_MAX and 0 <= max_seqlen_k <= INT32_MAX))
-            and 0.0 <= dropout_p < 1.0
-            and 0.0 <= softcap < INFINITY
+            and 0.0 <= dropout_p < BELOW_ONE
+            and (softcap == 0.0 or LEAST <= softcap <= MOST)
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None
             and type(causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(deterministic) is bool
             and type(return_attn_probs) is bool
             and block_table is None

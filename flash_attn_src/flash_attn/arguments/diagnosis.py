@@ -10,7 +10,10 @@ from flash_attn.kernels.flags import OPEN_WINDOW
 
 MAX_HEAD_DIM = 256
 INT32_MAX = 0x7FFFFFFF
-INFINITY = float("inf")
+# Kernels compute in fp32. It holds these sizes of a scale or a cap, with room for a factor of log2(e), and rounds a
+# probability from BELOW_ONE on to 1.
+LEAST, MOST = 2.0**-126, 2.0**127
+BELOW_ONE = 1.0 - 2.0**-25
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DENSE = torch.strided
 
@@ -83,10 +86,10 @@ def diagnose_options(
     for name, number in (("dropout_p", dropout_p), ("softcap", softcap)):
         if not is_number(number):
             raise TypeError(f"{name}: got {number!r}, wanted a float")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1")
-    if not 0.0 <= softcap < INFINITY:
-        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or a positive number")
+    if not 0.0 <= dropout_p < BELOW_ONE:
+        raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1 in fp32")
+    if not (softcap == 0.0 or LEAST <= softcap <= MOST):
+        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or 2**-126 to 2**127, as fp32 holds")
     window = check_window(window_size)
     if alibi_slopes is not None:
         if not isinstance(alibi_slopes, torch.Tensor) or alibi_slopes.dtype is not torch.float32:
@@ -105,12 +108,14 @@ def diagnose_options(
 
 
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
-    """Raises unless softmax_scale is a finite number or None, and every switch a bool."""
+    """Raises unless softmax_scale is None or a number that fp32 holds, and every switch a bool."""
     if softmax_scale is not None:
         if isinstance(softmax_scale, bool) or not is_number(softmax_scale):
             raise TypeError(f"softmax_scale: got {softmax_scale!r}, wanted a float or None")
-        if not -INFINITY < softmax_scale < INFINITY:
-            raise ValueError(f"softmax_scale: got {softmax_scale}, wanted a finite number")
+        if not (softmax_scale == 0.0 or LEAST <= abs(softmax_scale) <= MOST):
+            raise ValueError(
+                f"softmax_scale: got {softmax_scale}, wanted 0 or 2**-126 to 2**127 of either sign, as fp32 holds"
+            )
     for name, switch in switches.items():
         # 0, 1 and numpy's bool pass for False and True; a string, which is true whatever it says, does not.
         try:

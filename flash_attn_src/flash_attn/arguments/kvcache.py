@@ -8,8 +8,9 @@ from torch.compiler import is_compiling
 from flash_attn.arguments.diagnosis import (
     DENSE,
     DTYPES,
-    INFINITY,
+    LEAST,
     MAX_HEAD_DIM,
+    MOST,
     check_block_table,
     check_index,
     check_per_sequence,
@@ -72,7 +73,7 @@ def check_kvcache(
             and q.layout is k_cache.layout is v_cache.layout is DENSE
             and k_cache.stride(3) == 1
             and v_cache.stride(3) == 1
-            and 0.0 <= softcap < INFINITY
+            and (softcap == 0.0 or LEAST <= softcap <= MOST)
             and type(left) is int
             and type(right) is int
             and rotary_cos is None
@@ -80,7 +81,7 @@ def check_kvcache(
             and cache_leftpad is None
             and alibi_slopes is None
             and type(causal) is bool
-            and (softmax_scale is None or (type(softmax_scale) is float and softmax_scale - softmax_scale == 0.0))
+            and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(rotary_interleaved) is bool
             and type(return_softmax_lse) is bool
             and cu_seqlens_q is None
