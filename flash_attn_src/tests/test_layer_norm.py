@@ -155,6 +155,19 @@ def test_dropout_drops_and_scales() -> None:
     assert_close("y", y, torch.nn.functional.rms_norm(z, (64,), weight, 1e-6))
 
 
+def test_dropout_takes_no_notice_of_the_default_dtype() -> None:
+    x, before = torch.ones(64, 64), torch.get_default_dtype()
+    masks = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        torch.set_default_dtype(dtype)
+        try:
+            masks.append(rms_norm_fn(x, x[0], None, dropout_p=0.3, return_dropout_mask=True)[1])
+        finally:
+            torch.set_default_dtype(before)
+    assert torch.equal(*masks)
+
+
 def test_modules() -> None:
     torch.manual_seed(3)
     x, residual = torch.randn(2, 6, 16)

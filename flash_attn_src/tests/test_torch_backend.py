@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flash_attn
@@ -137,6 +138,31 @@ def test_dropout_differs_between_calls_sequences_and_heads() -> None:
     views = [mask[b, h] for mask in masks for b in range(2) for h in range(2)]
     for a, b in itertools.combinations(views, 2):
         assert 0.4 < float((a == b).float().mean()) < 0.6
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
+    """Sets PyTorch's default dtype for the length of a test."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+def test_dropout_takes_no_notice_of_the_default_dtype(default_dtype: Callable[[torch.dtype], None]) -> None:
+    q = torch.randn(1, 40, 2, 8, dtype=torch.float64, requires_grad=True)
+    results = []
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        default_dtype(dtype)
+        torch.manual_seed(0)
+        out, _, dmask = flash_attn.flash_attn_func(q, q, q, dropout_p=0.3, return_attn_probs=True)
+        results.append((out, dmask, torch.autograd.grad(out.sum(), q)[0]))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    kept = (results[0][1] > 0) / torch.tensor(0.7, dtype=torch.float64)
+    weights = (torch.einsum("bihd,bjhd->bhij", q, q) * 8**-0.5).softmax(-1) * kept
+    wanted = torch.einsum("bhij,bjhd->bihd", weights, q)
+    assert_close("out", results[0][0], wanted, tiny=1e-14)
+    assert_close("dq", results[0][2], torch.autograd.grad(wanted.sum(), q)[0], tiny=1e-14)
 
 
 def test_dropout_sign_survives_underflow() -> None:

@@ -140,7 +140,7 @@ class _Block:
         assert self.generator is not None
         self.generator.manual_seed(_tile_seed(*self.options.seed, *self.coordinates, q0, k0))
         shape = (self.batch, self.heads_k, self.group, q1 - q0, k1 - k0)
-        drawn = torch.rand(shape, generator=self.generator, device=self.q.device)
+        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float32, device=self.q.device)
         return drawn >= self.options.dropout_p
 
 
@@ -260,8 +260,8 @@ def backward(
                 dweights = block.ungroup(douts @ values.transpose(-1, -2))
                 used = weights
                 if options.dropout_p > 0.0:
-                    kept = block.kept(q0, q1, k0, k1) * keep_scale
-                    used, dweights = weights * kept, dweights * kept
+                    kept = block.kept(q0, q1, k0, k1)
+                    used, dweights = weights * kept * keep_scale, dweights * kept * keep_scale
                 dvalues[:, :, k0:k1] += used.flatten(2, 3).transpose(-1, -2) @ douts
                 dscores = weights * (dweights - delta)
                 if tanh is not None:

@@ -288,7 +288,7 @@ def _dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor | No
     """(x with elements dropped and the others scaled up, what was kept)."""
     if p == 0.0:
         return x, None
-    kept = torch.rand(x.shape, device=x.device) >= p
+    kept = torch.rand(x.shape, dtype=torch.float32, device=x.device) >= p
     return torch.where(kept, x, 0.0) * (1.0 / (1.0 - p)), kept
 
 
