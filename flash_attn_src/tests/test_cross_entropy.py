@@ -105,10 +105,25 @@ def test_pytorch_form_and_its_gradient(option: str) -> None:
     assert not z_losses.requires_grad
     weights = torch.arange(1, 10, dtype=torch.float64)
     assert_close("dlogits", torch.autograd.grad(losses, logits, weights)[0], gradient, tiny=1e-12)
-    known = (logits * scale).logsumexp(1).detach()
+    known = logits.logsumexp(1).detach()
     losses, _ = cross_entropy_loss(logits, labels, known, **call)
     assert_close("losses", losses, wanted, tiny=1e-12)
     assert_close("dlogits", torch.autograd.grad(losses, logits, weights)[0], gradient, tiny=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_known_lse_serves_plain_logits_alone(option: str, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As upstream: with a scale or smoothing it is not what the loss needs. One that is wrong shows if it counts."""
+    if kernel:
+        apply = cross_entropy._CrossEntropy.apply
+        monkeypatch.setattr(cross_entropy, "reference", lambda *args: apply(*args[:7], False, args[7]))
+    smoothing, scale, square = OPTIONS[option]
+    logits, labels = _draw(9, 33, torch.float32)
+    call = {"label_smoothing": smoothing, "logit_scale": scale, "lse_square_scale": square}
+    losses, _ = cross_entropy_loss(logits, labels, **call)
+    known, _ = cross_entropy_loss(logits, labels, logits.logsumexp(1) + 1.0, **call)
+    assert torch.equal(known, losses) == (scale != 1.0 or smoothing != 0.0)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

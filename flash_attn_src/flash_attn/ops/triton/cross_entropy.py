@@ -39,7 +39,8 @@ def cross_entropy_loss(
     logits            (rows, classes) fp16, bf16 or fp32
     labels            int (rows,): 0 to classes - 1, or ignore_index, whose row gives 0. Another label raises
                       IndexError on a CPU; on a GPU, where it is not known in time, the row's loss is NaN
-    precomputed_lse   fp32 (rows,): lse, where it is known; its gradient goes to logits all the same
+    precomputed_lse   fp32 (rows,): log sum exp of logits, where it is known; its gradient goes to logits all the same.
+                      It stands for lse where logit_scale is 1 and label_smoothing 0, else lse is computed
     inplace_backward  the gradient may overwrite logits (on a GPU it does)
     process_group     of torch.distributed: logits hold this rank's equal part of the classes, labels count them all
 
@@ -51,6 +52,8 @@ def cross_entropy_loss(
         label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group
     )
     options = (smoothing, float(logit_scale), float(lse_square_scale), ignore_index)
+    if logit_scale != 1.0 or smoothing != 0.0:
+        precomputed_lse = None
     if logits.is_cuda and not is_traced(logits):
         return _CrossEntropy.apply(logits, labels, precomputed_lse, *options, inplace_backward, process_group)
     return reference(logits, labels, precomputed_lse, *options, process_group)
