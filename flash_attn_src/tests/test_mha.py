@@ -39,6 +39,19 @@ def test_inner_modules_agree() -> None:
         assert_close("out", FlashCrossAttention(causal=causal)(q, kv), wanted)
 
 
+def test_the_causal_mask_of_padded_keys_ends_at_the_last_one_kept() -> None:
+    """Each sequence of a padded batch as if alone; without padding, as without a mask."""
+    torch.manual_seed(6)
+    q, kv = torch.randn(3, 3, 4, 8), torch.randn(3, 6, 2, 2, 8)
+    lengths = torch.tensor([4, 6, 3])
+    mask = torch.arange(6) < lengths[:, None]
+    for kind in (mask, mask.int()):
+        out = CrossAttention(causal=True)(q, kv, key_padding_mask=kind)
+        for index, length in enumerate(lengths.tolist()):
+            wanted = FlashCrossAttention(causal=True)(q[index : index + 1], kv[index : index + 1, :length])
+            assert_close("out", out[index : index + 1], wanted)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences_equal_a_padded_batch(causal: bool) -> None:
     torch.manual_seed(1)

@@ -157,16 +157,18 @@ def _by_the_book(
     causal: bool,
     key_padding_mask: torch.Tensor | None,
     drop: nn.Dropout,
+    shift: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T + masks) v in plain PyTorch; k and v are repeated over groups of heads."""
+    """softmax(scale * q k^T + masks) v in plain PyTorch; k and v are repeated over groups of heads. Causal:
+    query i sees keys up to i + shift, an int or one for each sequence."""
     if q.shape[2] != k.shape[2]:
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     scores = torch.einsum("bthd,bshd->bhts", q * (softmax_scale or q.shape[-1] ** -0.5), k)
     if key_padding_mask is not None:
         scores = scores.masked_fill(~key_padding_mask.bool()[:, None, None], torch.finfo(scores.dtype).min)
     if causal:
-        rows, cols = scores.shape[-2:]
-        hidden = torch.ones(rows, cols, dtype=torch.bool, device=q.device).triu(cols - rows + 1)
+        rows, cols = (torch.arange(length, device=q.device) for length in scores.shape[-2:])
+        hidden = cols > rows[:, None] + shift
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     weights = drop(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
     return torch.einsum("bhts,bshd->bthd", weights, v)
@@ -207,7 +209,9 @@ class CrossAttention(_Inner):
         causal: bool | None = None,
         key_padding_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim)."""
+        """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim); key_padding_mask (batch,
+        seqlen_k): True where keys are kept. Causal, the last query sees as many keys as are kept, or all of them
+        without a mask, counted from the first."""
         check_tensor("q", q, ("batch", "seqlen", "heads", "head_dim"))
         check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"), like=q, dtypes=(q.dtype,))
         batch, _, heads, dim = q.shape
@@ -218,4 +222,7 @@ class CrossAttention(_Inner):
             )
         check_mask(key_padding_mask, kv)
         k, v = kv.unbind(2)
-        return _by_the_book(q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop)
+        kept = k.shape[1] if key_padding_mask is None else key_padding_mask.bool().sum(-1)[:, None, None, None]
+        return _by_the_book(
+            q, k, v, self.softmax_scale, self._is_causal(causal), key_padding_mask, self.drop, kept - q.shape[1]
+        )
