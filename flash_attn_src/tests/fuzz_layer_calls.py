@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import flash_attention_amd as amd
@@ -21,6 +20,7 @@ from flash_attn.modules.mha import (
 from flash_attn.ops import rms_norm
 from flash_attn.ops.triton import layer_norm
 from flash_attn.ops.triton.rotary import apply_rotary
+from flash_attn.utils.generation import InferenceParams
 from fuzz_tensors import DEVICE, flags, floats, ints
 
 
@@ -52,10 +52,8 @@ def _mha(**options: Any) -> MHA:
     return MHA(32, 4, device=DEVICE, **options)
 
 
-def _params() -> SimpleNamespace:
-    return SimpleNamespace(
-        max_seqlen=9, max_batch_size=2, seqlen_offset=0, lengths_per_sample=None, key_value_memory_dict={}
-    )
+def _params() -> InferenceParams:
+    return InferenceParams(max_seqlen=9, max_batch_size=2)
 
 
 PADDING = {

@@ -18,6 +18,7 @@ from flash_attn.modules.mha import (
     SelfAttention,
     get_alibi_slopes,
 )
+from flash_attn.utils.generation import InferenceParams
 
 
 def test_alibi_slopes() -> None:
@@ -131,9 +132,7 @@ def test_generation_equals_the_whole(model: str, flash: bool) -> None:
     torch.manual_seed(5)
     module = MHA(32, 4, **{**MODELS[model], "causal": True}, use_flash_attn=flash, layer_idx=3).eval()
     x = torch.randn(2, 8, 32)
-    params = SimpleNamespace(
-        key_value_memory_dict={}, seqlen_offset=0, lengths_per_sample=None, max_seqlen=16, max_batch_size=4
-    )
+    params = InferenceParams(max_seqlen=16, max_batch_size=4)
     with torch.no_grad():
         wanted = module(x)
         parts = []
@@ -151,6 +150,42 @@ def test_generation_equals_the_whole(model: str, flash: bool) -> None:
         got = module(one, inference_params=params)
         if model != "xpos":
             assert_close("out", got, module(torch.cat((x, one), 1))[:, -1:])
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
+def test_generation_of_a_part_of_the_batch(flash: bool) -> None:
+    """Steps of half the sequences each, in the rows of one cache from batch_size_offset on."""
+    torch.manual_seed(7)
+    module = MHA(32, 4, causal=True, rotary_emb_dim=8, use_flash_attn=flash, layer_idx=0).eval()
+    x, one = torch.randn(4, 5, 32), torch.randn(4, 1, 32)
+    params = InferenceParams(max_seqlen=8, max_batch_size=4)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for params.batch_size_offset in (2, 0):
+            parts.insert(0, module(tokens[params.batch_size_offset :][:2], inference_params=params))
+        return torch.cat(parts)
+
+    with torch.no_grad():
+        assert_close("out", step(x), module(x))
+        params.seqlen_offset = 5
+        assert_close("out", step(one), module(torch.cat((x, one), 1))[:, -1:])
+        if flash:
+            params.lengths_per_sample = torch.tensor([5, 2, 3, 4], dtype=torch.int32)
+            got = step(one)
+            for index, length in enumerate(params.lengths_per_sample.tolist()):
+                alone = torch.cat((x[index, :length], one[index]))[None]
+                assert_close("out", got[index], module(alone)[0, -1:])
+        params.batch_size_offset = 3
+        with pytest.raises(ValueError, match=r"x: got shape \(2, 1, 32\), wanted at most 1 sequences of 3 tokens"):
+            module(one[:2], inference_params=params)
+        params.batch_size_offset = -1
+        with pytest.raises(ValueError, match="batch_size_offset: got -1"):
+            module(one, inference_params=params)
+    params.reset(6, 3)
+    assert (params.max_seqlen, params.max_batch_size, params.seqlen_offset) == (6, 3, 0)
+    assert params.lengths_per_sample is None or not params.lengths_per_sample.any()
+    assert list(params.key_value_memory_dict) == [0]
 
 
 def test_errors() -> None:

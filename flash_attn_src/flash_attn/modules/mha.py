@@ -27,7 +27,9 @@ __all__ = [
 ]  # fmt: skip
 
 # What MHA asks of inference_params.
-_PARAMETERS = ("key_value_memory_dict", "seqlen_offset", "lengths_per_sample", "max_seqlen", "max_batch_size")
+_PARAMETERS = (
+    "key_value_memory_dict", "seqlen_offset", "batch_size_offset", "lengths_per_sample", "max_seqlen", "max_batch_size",
+)  # fmt: skip
 
 
 def get_alibi_slopes(nheads: int) -> list[float]:
@@ -184,8 +186,8 @@ class MHA(nn.Module):
         x_kv               (batch, seqlen_k, embed_dim), of cross attention; default x
         key_padding_mask   bool (batch, seqlen): True where keys are kept
         mixer_subset       of cross attention: index of the tokens of x that ask
-        inference_params   for generation: has key_value_memory_dict, seqlen_offset, lengths_per_sample, max_seqlen
-                           and max_batch_size
+        inference_params   for generation, as flash_attn.utils.generation.InferenceParams: x is of the sequences from
+                           batch_size_offset on, its first token at seqlen_offset
         kwargs             go to the inner attention
         """
         self._check(x, x_kv, key_padding_mask, cu_seqlens, max_seqlen, mixer_subset, inference_params)
@@ -233,14 +235,14 @@ class MHA(nn.Module):
 
     def _generate(self, q: torch.Tensor, kv: torch.Tensor, params: Any) -> torch.Tensor:
         """Attention over the cache of inference_params, after kv went into it."""
-        batch = q.shape[0]
         if self.layer_idx not in params.key_value_memory_dict:
             params.key_value_memory_dict[self.layer_idx] = self.allocate_inference_cache(
                 params.max_batch_size, params.max_seqlen, kv.dtype
             )
-        cache = params.key_value_memory_dict[self.layer_idx][:batch]
+        rows = slice(params.batch_size_offset, params.batch_size_offset + q.shape[0])
+        cache = params.key_value_memory_dict[self.layer_idx][rows]
         lengths = params.lengths_per_sample
-        offset = params.seqlen_offset if lengths is None else lengths[:batch]
+        offset = params.seqlen_offset if lengths is None else lengths[rows]
         inner = self.inner_cross_attn
         first = params.seqlen_offset == 0
         rotary: dict[str, Any] = {}
@@ -309,10 +311,13 @@ class MHA(nn.Module):
                 ) from None
         check_mask(key_padding_mask, x if x_kv is None else x_kv)
         if inference_params is not None:
-            sizes = (inference_params.max_batch_size, inference_params.max_seqlen - inference_params.seqlen_offset)
-            if any(got > most for got, most in zip(x.shape, sizes, strict=False)):
+            params = inference_params
+            cache = params.key_value_memory_dict.get(self.layer_idx)
+            batch, seqlen = (params.max_batch_size, params.max_seqlen) if cache is None else cache.shape[:2]
+            batch, seqlen = batch - params.batch_size_offset, seqlen - params.seqlen_offset
+            if x.shape[0] > batch or x.shape[1] > seqlen:
                 raise ValueError(
-                    f"x: got shape {tuple(x.shape)}, wanted at most {sizes[0]} sequences of {sizes[1]} tokens, as "
+                    f"x: got shape {tuple(x.shape)}, wanted at most {batch} sequences of {seqlen} tokens, as "
                     "inference_params says"
                 )
 
@@ -323,3 +328,4 @@ class MHA(nn.Module):
             raise ValueError("layer_idx: got None, wanted this layer's number for generation")
         if missing := [name for name in _PARAMETERS if not hasattr(params, name)]:
             raise TypeError(f"inference_params: got {type(params).__name__}, wanted one with {', '.join(missing)}")
+        check_int("batch_size_offset", params.batch_size_offset, 0)

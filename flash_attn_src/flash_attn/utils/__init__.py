@@ -1,0 +1,1 @@
+"""Utilities: the state of generation."""
