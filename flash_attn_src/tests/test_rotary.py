@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -213,6 +214,114 @@ def test_compiles_whole() -> None:
     wanted = apply_rotary_emb(x, cos, sin, True).sin()
     assert torch.equal(out, wanted)
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wanted.sum(), x)[0])
+
+
+IN_PLACE_COS, IN_PLACE_SIN = (torch.rand(9, 4) for _ in range(2))
+
+
+def _turn_q(x: torch.Tensor) -> torch.Tensor:
+    return apply_rotary_emb(x, IN_PLACE_COS, IN_PLACE_SIN, inplace=True)
+
+
+def _wanted_parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q and k turned, v as it is, of x (batch, seqlen, 3, heads, head_dim), out of place."""
+    q, k, v = x.clone().unbind(2)
+    return *(apply_rotary_emb_torch(part, IN_PLACE_COS, IN_PLACE_SIN) for part in (q, k)), v
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (batch, seqlen, heads, head_dim), and kv (batch, seqlen, 2, heads, head_dim), as projections are split."""
+    q, kv = x.flatten(2).split([16, 32], -1)
+    return q.unflatten(-1, (2, 8)), kv.unflatten(-1, (2, 2, 8))
+
+
+def _in_unbound_parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k, v = x.unbind(2)
+    return _turn_q(q), _turn_q(k), v
+
+
+def _in_chunks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, k, v = (part.unflatten(-1, (2, 8)) for part in x.flatten(2).chunk(3, -1))
+    return _turn_q(q), _turn_q(k), v
+
+
+def _in_split_kv(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, kv = _split(x)
+    return _turn_q(q), *apply_rotary_emb_kv_(kv, IN_PLACE_COS, IN_PLACE_SIN).unbind(2)
+
+
+def _in_qkv(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return apply_rotary_emb_qkv_(x, IN_PLACE_COS, IN_PLACE_SIN).unbind(2)
+
+
+def _in_qkv_of_two_tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    tables = (IN_PLACE_COS, IN_PLACE_SIN)
+    return apply_rotary_emb_qkv_(x, *tables, *tables).unbind(2)
+
+
+def _in_heads(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return apply_rotary_emb_qkv_(x.flatten(2, 3), IN_PLACE_COS, IN_PLACE_SIN, num_heads_q=2).split(2, 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("grad", ["no_grad", "of a leaf", "of a projection"])
+@pytest.mark.parametrize(
+    "turn", [_in_unbound_parts, _in_chunks, _in_split_kv, _in_qkv, _in_qkv_of_two_tables, _in_heads]
+)
+def test_in_place_is_as_out_of_place(turn: Callable[..., tuple[torch.Tensor, ...]], grad: str, compiled: bool) -> None:
+    torch.manual_seed(3)
+    torch.compiler.reset()
+    x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
+    wanted = _wanted_parts(x)
+    (gradient,) = torch.autograd.grad(sum(part.sin().sum() for part in wanted), x)
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return turn(x * 1.0 if grad == "of a projection" else x)
+
+    before = x.detach().clone()
+    with torch.set_grad_enabled(grad != "no_grad"):
+        got = (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(x)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close("part", a, b, tiny=1e-6)
+    if grad == "no_grad":
+        assert not got[0].requires_grad
+    else:
+        assert_close("dx", torch.autograd.grad(sum(part.sin().sum() for part in got), x)[0], gradient, tiny=1e-6)
+    after = before if grad == "of a projection" else torch.stack(wanted, 2)
+    assert_close("x", x.detach(), after, tiny=1e-6)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("scale_base", [None, 16.0])
+def test_the_module_compiles_whole(scale_base: float | None, split: bool) -> None:
+    torch.manual_seed(4)
+    torch.compiler.reset()
+    module = RotaryEmbedding(8, scale_base=scale_base)
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return module(*_split(x * 1.0)) if split else (module(x * 1.0),)
+
+    x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
+    results = [function(x) for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager"))]
+    for got, wanted in zip(*results, strict=True):
+        assert_close("turned", got, wanted, tiny=1e-6)
+    gradients = [torch.autograd.grad(sum(each.sin().sum() for each in result), x)[0] for result in results]
+    assert_close("dx", *gradients, tiny=1e-6)
+
+
+def test_what_is_turned_in_place_is_an_alias_that_may_be_changed() -> None:
+    x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
+    qkv = x * 1.0
+    turned = apply_rotary_emb_qkv_(qkv, IN_PLACE_COS, IN_PLACE_SIN)
+    assert turned.data_ptr() == qkv.data_ptr()
+    turned[:, :, 0] *= 2.0
+    (gradient,) = torch.autograd.grad(turned.sum(), x)
+    q, k, v = _wanted_parts(x)
+    assert_close("dx", gradient, torch.autograd.grad((2 * q + k + v).sum(), x)[0], tiny=1e-6)
+    kept = x.sigmoid()  # its backward needs what it gave
+    turned = apply_rotary_emb_qkv_(kept, IN_PLACE_COS, IN_PLACE_SIN)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        turned.sum().backward()
 
 
 ERRORS = {

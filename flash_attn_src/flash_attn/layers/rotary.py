@@ -1,7 +1,8 @@
 """Rotary position embedding with autograd, and the module that keeps its tables.
 
 Shapes, options and errors of everything here: flash_attn.ops.triton.rotary.apply_rotary. Functions whose name ends
-in _ work in place.
+in _ work in place, which autograd is not told, as upstream: gradients go through what is returned, and through the
+tensor that was given as if it had not been turned.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flash_attn.api import parameters
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
@@ -50,11 +51,25 @@ def _keep(ctx: Any, tables: tuple[torch.Tensor | None, ...], offsets: Offsets, *
     ctx.save_for_backward(*tables, offsets if isinstance(offsets, torch.Tensor) else None, *more)
 
 
-def _mark(ctx: Any, x: torch.Tensor) -> None:
-    """Tells autograd that x was changed, unless x is a leaf that wants a gradient, which autograd would not have
-    changed: its gradient is that of what it held before."""
-    if not (x.requires_grad and x.is_leaf):
-        ctx.mark_dirty(x)
+def _changed(x: torch.Tensor) -> torch.Tensor:
+    """x, whose data were turned, as a tensor that is given a history of its own.
+
+    Autograd would have the history of all that shares x's memory changed, which it refuses for leaves and for parts of
+    a split. Where x is no view it is counted as changed, so that a backward that needs what x held raises.
+    """
+    if not x._is_view():
+        torch.autograd.graph.increment_version(x)
+    return x.detach()
+
+
+def _written(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+    """turned, after x took its values: what is compiled works in place by this."""
+    if is_dynamo_compiling():
+        x.data.copy_(turned.detach())
+    else:  # torch.export by itself does not see what is done to x.data
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(x):
+            x.copy_(turned)
+    return turned
 
 
 class ApplyRotaryEmb(torch.autograd.Function):
@@ -72,12 +87,13 @@ class ApplyRotaryEmb(torch.autograd.Function):
         cu_seqlens: torch.Tensor | None = None,
         max_seqlen: int | None = None,
     ) -> torch.Tensor:
-        out = apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+        check_tensor("x", x)
+        check_switches(inplace=inplace)
+        given = x.data if inplace else x
+        out = apply_rotary(given, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
         _keep(ctx, (cos, sin), seqlen_offsets, cu_seqlens)
         ctx.interleaved, ctx.max_seqlen = interleaved, max_seqlen
-        if inplace:
-            _mark(ctx, x)
-        return out
+        return _changed(x) if inplace else out
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -100,7 +116,9 @@ def apply_rotary_emb(
 ) -> torch.Tensor:
     """x (batch, seqlen, heads, head_dim), or with cu_seqlens (total, heads, head_dim), turned by position."""
     if is_compiling():  # the custom op below brings its own autograd, which is what Dynamo takes
-        return apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+        check_switches(inplace=inplace)
+        out = apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)
+        return _written(x, out) if inplace else out
     return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
 
 
@@ -108,36 +126,42 @@ apply_rotary_emb_func = apply_rotary_emb
 
 
 def _turn_qkv(
-    given: torch.Tensor,
-    result: torch.Tensor,
+    qkv: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     interleaved: bool,
     offsets: Offsets,
     num_heads_q: int | None,
     conjugate: bool = False,
 ) -> None:
-    """Queries and keys of `given` into `result`, which may be the same; values are left alone."""
+    """Turns queries and keys in place, by one call where they share tables and lie as more heads."""
     cos, sin, cos_k, sin_k = tables
-    if num_heads_q is None:
-        heads_q = heads_k = given.shape[3]
-        flat = given.stride(2) == heads_q * given.stride(3) and result.stride(2) == heads_q * result.stride(3)
+    parts: tuple[torch.Tensor, ...]
+    if num_heads_q is not None:
+        turned = num_heads_q + (qkv.shape[2] - num_heads_q) // 2
+        parts = (qkv[:, :, :turned],) if cos_k is None else (qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:turned])
+    elif cos_k is None and qkv.stride(2) == qkv.shape[3] * qkv.stride(3):
+        parts = (qkv[:, :, :2].view(*qkv.shape[:2], 2 * qkv.shape[3], qkv.shape[4]),)
     else:
-        heads_q, heads_k, flat = num_heads_q, (given.shape[2] - num_heads_q) // 2, True
-
-    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if num_heads_q is None and not (flat and cos_k is None):
-            return x[:, :, 0], x[:, :, 1]
-        if num_heads_q is None:
-            return (x[:, :, :2].view(*x.shape[:2], 2 * heads_q, x.shape[-1]),)
-        if cos_k is None:
-            return (x[:, :, : heads_q + heads_k],)
-        return x[:, :, :heads_q], x[:, :, heads_q : heads_q + heads_k]
-
-    same = given is result
-    for index, source in enumerate(parts(given)):
-        target = source if same else parts(result)[index]
+        parts = (qkv[:, :, 0], qkv[:, :, 1])
+    for index, part in enumerate(parts):
         c, s = (cos_k, sin_k) if index and cos_k is not None and sin_k is not None else (cos, sin)
-        turn(source, target, c, s, offsets, None, None, interleaved, conjugate)
+        turn(part, part, c, s, offsets, None, None, interleaved, conjugate)
+
+
+def _check_qkv(
+    qkv: torch.Tensor, cos_k: torch.Tensor | None, sin_k: torch.Tensor | None, num_heads_q: int | None
+) -> None:
+    if (cos_k is None) != (sin_k is None):
+        raise ValueError("cos_k, sin_k: got only one of them, wanted both or neither")
+    if num_heads_q is None:
+        check_tensor("qkv", qkv, ("batch", "seqlen", "3", "heads", "head_dim"))
+        if qkv.shape[2] != 3:
+            raise ValueError(f"qkv: got shape {tuple(qkv.shape)}, wanted (batch, seqlen, 3, heads, head_dim)")
+    else:
+        check_tensor("qkv", qkv, ("batch", "seqlen", "heads_q + 2 * heads_k", "head_dim"))
+        heads = check_int("num_heads_q", num_heads_q, 1, max(qkv.shape[2], 1))
+        if (qkv.shape[2] - heads) % 2:
+            raise ValueError(f"num_heads_q: got {heads} of {qkv.shape[2]} heads, wanted an even rest for k and v")
 
 
 class ApplyRotaryEmbQKV_(torch.autograd.Function):  # noqa: N801 - the name that clients know
@@ -156,29 +180,18 @@ class ApplyRotaryEmbQKV_(torch.autograd.Function):  # noqa: N801 - the name that
         seqlen_offsets: Offsets = 0,
         num_heads_q: int | None = None,
     ) -> torch.Tensor:
-        if (cos_k is None) != (sin_k is None):
-            raise ValueError("cos_k, sin_k: got only one of them, wanted both or neither")
-        if num_heads_q is None:
-            check_tensor("qkv", qkv, ("batch", "seqlen", "3", "heads", "head_dim"))
-            if qkv.shape[2] != 3:
-                raise ValueError(f"qkv: got shape {tuple(qkv.shape)}, wanted (batch, seqlen, 3, heads, head_dim)")
-        else:
-            check_tensor("qkv", qkv, ("batch", "seqlen", "heads_q + 2 * heads_k", "head_dim"))
-            heads = check_int("num_heads_q", num_heads_q, 1, max(qkv.shape[2], 1))
-            if (qkv.shape[2] - heads) % 2:
-                raise ValueError(f"num_heads_q: got {heads} of {qkv.shape[2]} heads, wanted an even rest for k and v")
-        _turn_qkv(qkv, qkv, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
+        _check_qkv(qkv, cos_k, sin_k, num_heads_q)
+        _turn_qkv(qkv.data, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
         _keep(ctx, (cos, sin, cos_k, sin_k), seqlen_offsets)
         ctx.interleaved, ctx.num_heads_q = interleaved, num_heads_q
-        _mark(ctx, qkv)
-        return qkv
+        return _changed(qkv)
 
     @staticmethod
     def backward(ctx: Any, dqkv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *tables, offsets = ctx.saved_tensors
         offsets = ctx.offset if offsets is None else offsets
         grad = dqkv.clone(memory_format=torch.contiguous_format)
-        _turn_qkv(grad, grad, tuple(tables), ctx.interleaved, offsets, ctx.num_heads_q, conjugate=True)
+        _turn_qkv(grad, tuple(tables), ctx.interleaved, offsets, ctx.num_heads_q, conjugate=True)
         return grad, *(None,) * 7
 
 
@@ -195,9 +208,20 @@ def apply_rotary_emb_qkv_(
 ) -> torch.Tensor:
     """Turns q and k of qkv (batch, seqlen, 3, heads, head_dim) in place; with num_heads_q, qkv is (batch, seqlen,
     heads_q + 2 * heads_k, head_dim). cos_k, sin_k: tables for the keys, where they differ (xPos)."""
+    if is_compiling():
+        _check_qkv(qkv, cos_k, sin_k, num_heads_q)
+        out = qkv.clone()
+        _turn_qkv(out, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
+        return _written(qkv, out)
     if num_heads_q is None:
         return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets)
     return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
+
+
+def _check_kv(kv: torch.Tensor) -> None:
+    check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"))
+    if kv.shape[2] != 2:
+        raise ValueError(f"kv: got shape {tuple(kv.shape)}, wanted (batch, seqlen, 2, heads, head_dim)")
 
 
 class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
@@ -212,14 +236,11 @@ class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
         interleaved: bool = False,
         seqlen_offsets: Offsets = 0,
     ) -> torch.Tensor:
-        check_tensor("kv", kv, ("batch", "seqlen", "2", "heads", "head_dim"))
-        if kv.shape[2] != 2:
-            raise ValueError(f"kv: got shape {tuple(kv.shape)}, wanted (batch, seqlen, 2, heads, head_dim)")
-        apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
+        _check_kv(kv)
+        apply_rotary(kv.data[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved, inplace=True)
         _keep(ctx, (cos, sin), seqlen_offsets)
         ctx.interleaved = interleaved
-        _mark(ctx, kv)
-        return kv
+        return _changed(kv)
 
     @staticmethod
     def backward(ctx: Any, dkv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -239,6 +260,10 @@ def apply_rotary_emb_kv_(
     seqlen_offsets: Offsets = 0,
 ) -> torch.Tensor:
     """Turns the keys of kv (batch, seqlen, 2, heads, head_dim) in place."""
+    if is_compiling():
+        _check_kv(kv)
+        keys = apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved)
+        return _written(kv, torch.stack((keys, kv[:, :, 1]), 2))
     return ApplyRotaryEmbKV_.apply(kv, cos, sin, interleaved, seqlen_offsets)
 
 
@@ -301,7 +326,7 @@ class RotaryEmbedding(torch.nn.Module):
             and seqlen <= self._seq_len_cached
             and present.device == device
             and present.dtype == dtype
-            and not (self.training and present.is_inference())
+            and not (self.training and not is_compiling() and present.is_inference())
         ):
             return
         self._seq_len_cached = seqlen
