@@ -144,6 +144,34 @@ def test_results_come_in_upstream_order() -> None:
     assert torch.equal(kept, x + residual)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_buffers_serve_every_training_step(dtype: torch.dtype, compiled: bool) -> None:
+    """Each step fills the same two again, and has the gradients of a call without them."""
+    torch.manual_seed(7)
+    out, kept = torch.empty(6, 16, dtype=dtype), torch.empty(6, 16)
+    weight = torch.rand(16, requires_grad=True)
+
+    def call(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return rms_norm_fn(x, weight, None, residual, prenorm=True, out=out, residual_out=kept)
+
+    torch.compiler.reset()
+    function = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    for _ in range(3):
+        leaves = [torch.randn(6, 16, requires_grad=True) for _ in range(2)] + [weight]
+        y, z = function(*leaves[:2])
+        wanted_y, wanted_z = rms_norm_fn(leaves[0], weight, None, leaves[1], prenorm=True)
+        assert_close("y", y, wanted_y.to(dtype), tiny=1e-6, dtype=dtype)
+        assert torch.equal(out, y)
+        assert torch.equal(kept, z)
+        assert not out.requires_grad
+        assert compiled or (y.data_ptr(), z.data_ptr()) == (out.data_ptr(), kept.data_ptr())
+        wanted = torch.autograd.grad(wanted_y.to(dtype).sum() + wanted_z.sin().sum(), leaves)
+        got = torch.autograd.grad(y.sum() + z.sin().sum(), leaves)
+        for a, b in zip(got, wanted, strict=True):
+            assert_close("gradient", a, b, tiny=1e-6)
+
+
 def test_dropout_drops_and_scales() -> None:
     torch.manual_seed(2)
     x = torch.randn(40, 64)

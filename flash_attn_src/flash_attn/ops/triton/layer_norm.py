@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from flash_attn.api import parameters
+from flash_attn.custom_ops import is_traced
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
 
@@ -50,7 +51,9 @@ def layer_norm_fn(
                       else x's
     zero_centered_weight  1 is added to the weights
     is_rms_norm       divides by the root mean square, subtracts no mean
-    out_dtype         of y; default x's. out, residual_out: tensors that y and z are written to
+    out_dtype         of y; default x's
+    out, residual_out tensors that y and z are written to, without a history: gradients go through what is returned,
+                      which shares their memory (under torch.compile it has their values)
 
     Returns y; then the second y, z and (mask, mask of x1) of what dropout kept (bool, None without dropout) where
     they are asked for. Raises TypeError or ValueError naming the argument, what came and what was wanted.
@@ -82,9 +85,9 @@ def layer_norm_fn(
         results.append(y1.to(result_type))
     z = z.to(kept_type)
     if out is not None:
-        results[0] = out.copy_(results[0])
+        results[0] = _written(out, results[0])
     if residual_out is not None:
-        z = residual_out.copy_(z)
+        z = _written(residual_out, z)
     if prenorm:
         results.append(z)
     if return_dropout_mask:
@@ -290,6 +293,30 @@ def _dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor | No
         return x, None
     kept = torch.rand(x.shape, dtype=torch.float32, device=x.device) >= p
     return torch.where(kept, x, 0.0) * (1.0 / (1.0 - p)), kept
+
+
+class _Written(torch.autograd.Function):
+    """An alias of a buffer that was filled with a tensor, with that tensor's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, buffer: torch.Tensor, filling: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = filling.dtype
+        return buffer.copy_(filling).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradient.to(ctx.dtype)
+
+
+def _written(buffer: torch.Tensor, filling: torch.Tensor) -> torch.Tensor:
+    """filling in the memory and dtype of buffer, which gets no history: the next call fills it again."""
+    if is_traced(filling):
+        buffer.detach().copy_(filling.detach())
+        return filling.to(buffer.dtype)
+    if not (torch.is_grad_enabled() and filling.requires_grad):
+        with torch.no_grad():
+            return buffer.copy_(filling)
+    return _Written.apply(buffer, filling)
 
 
 def _check(
