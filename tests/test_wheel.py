@@ -257,7 +257,8 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
 
 
 def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two modules, no platform, the flash_attn of its label; the same bytes after another commit."""
+    """A module and a package with its name, no platform, the flash_attn of its label; the same bytes after another
+    commit."""
     plan = fake_parts.plan("gfx942")
     built = wheel.assemble_interface(plan, tmp_path / "out")
     assert built == tmp_path / "out" / names.interface_wheel_name(plan.cell)
@@ -268,7 +269,7 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
-    assert modules == ["flash_attn_3.py", "flash_attn_interface.py"]
+    assert modules == ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"]
     monkeypatch.setattr(wheel, "source_date_epoch", lambda _: 1700000000)
     again = wheel.assemble_interface(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
     assert again.read_bytes() == built.read_bytes()

@@ -19,7 +19,8 @@ def interface() -> metadata.Distribution:
 def test_it_owns_its_modules_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
     assert metadata.packages_distributions()["flash_attn_interface"] == ["flash-attn-3"]
     files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
-    assert sorted(files) == ["flash_attn_3.py", "flash_attn_interface.py"]
+    package = ["flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"]
+    assert sorted(files) == [*package, "flash_attn_interface.py"]
     assert not {*files} & {*map(str, dist.files or ())}
 
 
@@ -32,7 +33,9 @@ def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, 
 def test_it_computes_what_flash_attn_computes() -> None:
     import flash_attn
     import flash_attn_interface
+    from flash_attn_3 import flash_attn_interface as within
 
+    assert within is flash_attn_interface
     q, k, v = torch.randn(3, 2, 9, 4, 16)
     out, lse = flash_attn_interface.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert torch.equal(out, flash_attn.flash_attn_func(q, k, v, causal=True))
