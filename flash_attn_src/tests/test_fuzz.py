@@ -177,6 +177,8 @@ RIGHT = {
       for argument in ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad")),
     *((f"apply_rotary_emb{end}", argument, change) for end in ("", ", varlen", "_qkv_", "_kv_")
       for argument in ("x", "qkv", "kv") for change in ("one row more", "one column more")),
+    *((f"apply_rotary{end}", None, "another float")  # of x or of the tables
+      for end in ("", ", varlen", "_emb", "_emb, varlen", "_emb_qkv_", "_emb_kv_")),
     ("apply_rotary_emb, varlen", "seqlen_offsets", "every second"),
     ("cross_entropy_loss", "logits", "one column more"),
     ("cross_entropy_loss", "logits", "another float"),

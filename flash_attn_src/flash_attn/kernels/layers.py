@@ -16,7 +16,7 @@ def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     block = variant.block_d
     warps = 8 if block > 1024 else 4
     if variant.op.startswith("rotary"):
-        tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": variant.op.endswith("interleaved")}
+        tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
     elif variant.op.startswith("norm-bwd"):
         is_long = block == blocks(variant.op, variant.kind)[-1]
         tile = {"BLOCK_N": block, "LONG": is_long}

@@ -30,6 +30,8 @@ OPS = {
     "fp8-fwd": ("fp8", "fp8_fwd"),
     "rotary": ("rotary", "rotary"),
     "rotary-interleaved": ("rotary", "rotary"),
+    "rotary-t32": ("rotary", "rotary"),
+    "rotary-interleaved-t32": ("rotary", "rotary"),
     "norm-fwd": ("norm", "norm_fwd"),
     "norm-fwd-w32": ("norm", "norm_fwd"),
     "norm-fwd-r32": ("norm", "norm_fwd"),
@@ -42,7 +44,7 @@ OPS = {
 
 # Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
 BLOCKS = {
-    **dict.fromkeys(("rotary", "rotary-interleaved"), (64, 128, 256)),
+    **dict.fromkeys(("rotary", "rotary-interleaved", "rotary-t32", "rotary-interleaved-t32"), (64, 128, 256)),
     **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), (1024, 4096)),
     **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), (1024, 4096, 8192)),
     **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
@@ -51,6 +53,7 @@ BLOCKS = {
 # Operation -> arguments that are fp32 whatever the variant's element type. Those with fp32 elements are the
 # plain operation, so they are left out.
 FP32_ARGUMENTS = {
+    **dict.fromkeys(("rotary-t32", "rotary-interleaved-t32"), ("cosines", "sines")),
     **dict.fromkeys(("norm-fwd-w32", "norm-bwd-w32"), ("weight", "bias")),
     **dict.fromkeys(
         ("norm-fwd-r32", "norm-bwd-r32"),

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from flash_attn.api import RELEASE
 from flash_attn.arguments import as_int
 from flash_attn.custom_ops import is_traced
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
-from flash_attn.ops.checks import check_switches, check_tensor
+from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
 from flash_attn.runtime import layer
 
 MAX_HEAD_DIM = 256
@@ -31,7 +32,9 @@ def apply_rotary(
     """x with the first 2 * cos.shape[1] elements of every head turned by the angles of their positions.
 
     x               (batch, seqlen, heads, head_dim), or with cu_seqlens (total, heads, head_dim); fp16, bf16, fp32
-    cos, sin        (places, rotary_dim / 2), x's dtype
+    cos, sin        (places, rotary_dim / 2), any float dtype; before flash-attn 2.8 that of x. All is computed in fp32,
+                    for fp64 x in fp64: no table is rounded to x's dtype. With bf16 x and fp32 tables the error is that
+                    of rounding the result alone, 1.7e-3 of its size by RMS, with bf16 tables 2.1e-3
     seqlen_offsets  int or int32/int64 (batch,): the position of each sequence's first row
     cu_seqlens      int32 (batch + 1,): where each sequence starts and the last one ends; max_seqlen, the longest
                     length, goes with it. Rows outside every sequence stay as they are
@@ -148,7 +151,6 @@ def launch(
     given, inplace = y, y is x
     x = layer.dense_rows(x)
     y = x if inplace else layer.dense_rows(y)
-    cos, sin = layer.dense_rows(cos.contiguous()), layer.dense_rows(sin.contiguous())
     if offsets is not None:
         offsets = offsets.to(torch.int32).contiguous()
     half = cos.shape[1]
@@ -158,6 +160,10 @@ def launch(
         for stride in (tensor.stride()[:3] if cu_seqlens is None else (0, *tensor.stride()[:2]))
     )
     op = "rotary-interleaved" if interleaved else "rotary"
+    if cos.dtype is not x.dtype or sin.dtype is not x.dtype:
+        cos, sin = cos.float(), sin.float()
+        op += "" if x.dtype is torch.float32 else "-t32"
+    cos, sin = layer.dense_rows(cos.contiguous()), layer.dense_rows(sin.contiguous())
     kernel, unit, device, stream = layer.find(op, x, 2 * half, half, *strides)
     pointer = kernel.pointer
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -224,8 +230,9 @@ def _check(
     """The longest sequence, an int."""
     axes = ("batch", "seqlen", "heads", "head_dim") if cu_seqlens is None else ("total", "heads", "head_dim")
     check_tensor("x", x, axes)
+    dtypes = (x.dtype,) if RELEASE < (2, 8) else (*FLOATS, torch.float64)
     for name, table in (("cos", cos), ("sin", sin)):
-        check_tensor(name, table, ("places", "rotary_dim / 2"), like=x, dtypes=(x.dtype,))
+        check_tensor(name, table, ("places", "rotary_dim / 2"), like=x, dtypes=dtypes)
     if sin.shape != cos.shape:
         raise ValueError(f"sin: got shape {tuple(sin.shape)}, wanted {tuple(cos.shape)} as cos has")
     if x.shape[-1] > MAX_HEAD_DIM:
