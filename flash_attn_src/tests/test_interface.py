@@ -372,12 +372,12 @@ def test_compile_with_dynamic_shapes() -> None:
 def test_compile_with_a_scale_that_changes() -> None:
     q, k, v = _qkv()
     new = q[:, :1, :2].contiguous()
-    slopes, tables = torch.rand(4), torch.rand(9, 8)
+    tables = torch.rand(9, 8)
 
-    def attend(scale: float) -> torch.Tensor:
-        return flash_attn.flash_attn_func(q, k, v, softmax_scale=scale, alibi_slopes=slopes, softcap=scale)
+    def attend(q: torch.Tensor, scale: float) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q, k, v, softmax_scale=scale, alibi_slopes=torch.ones(4), softcap=scale)
 
-    def attend_to_cache(scale: float) -> torch.Tensor:
+    def attend_to_cache(q: torch.Tensor, scale: float) -> torch.Tensor:
         return flash_attn.flash_attn_with_kvcache(
             q, k.clone(), v.clone(), new, new, tables, tables, cache_seqlens=3, softmax_scale=scale, softcap=scale
         )
@@ -387,7 +387,7 @@ def test_compile_with_a_scale_that_changes() -> None:
             torch.compiler.reset()
             compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=dynamic)
             for scale in scales:
-                assert_close("scaled", compiled(scale), function(scale))
+                assert_close("scaled", compiled(q, scale), function(q, scale))
 
 
 def _dense_in_a_window(q: torch.Tensor) -> torch.Tensor:

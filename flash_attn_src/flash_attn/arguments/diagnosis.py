@@ -96,7 +96,8 @@ def diagnose_options(
             got = getattr(alibi_slopes, "dtype", type(alibi_slopes).__name__)
             raise TypeError(f"alibi_slopes: got {got}, wanted a float32 tensor")
         heads = q.shape[-2]
-        if alibi_slopes.shape not in ((heads,), (batch, heads)):
+        shape = tuple(alibi_slopes.shape)  # torch.compile takes no `in` of symbolic shapes
+        if shape != (heads,) and shape != (batch, heads):
             raise ValueError(
                 f"alibi_slopes: got shape {tuple(alibi_slopes.shape)}, wanted ({heads},) or ({batch}, {heads})"
             )
