@@ -92,7 +92,7 @@ def kvcache(
 
     Keys beyond the cache's capacity are dropped. A cache whose rows do not start on 16 bytes, or whose head_dim is
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
-    kernels, ValueError where a length given as an int, pages or rotary tables do not fit.
+    kernels, ValueError where pages or rotary tables do not fit.
     """
     dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
     vec = _VEC[dtype]
@@ -140,15 +140,11 @@ def kvcache(
             flags |= ROTARY_INTERLEAVED
         if causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0:
             flags |= ROTARY_MOVES
-        if lengths is None and cu_seqlens_k_new is None and not 0 <= length <= capacity - added:
-            raise ValueError(f"cache_seqlens: got {length}, wanted 0 to {capacity - added}")
         q = _append(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, length, lengths, cache_batch_idx, block_table,
             cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
             batch, capacity, added, flags, device, stream, vec,
         )  # fmt: skip
-    elif not 0 <= length <= capacity:
-        raise ValueError(f"cache_seqlens: got {length}, wanted 0 to {capacity}")
 
     kernel = _find("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
     group = nheads // nheads_k
