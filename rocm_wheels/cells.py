@@ -115,7 +115,8 @@ def product(
 ) -> tuple[list[Cell], list[tuple[dict[str, str], str]]]:
     """All cells of a matrix (axis -> spellings), and the combinations left out, each with its reason.
 
-    UnknownVersion for a version that nobody knows, DataError for an axis that is missing, unknown or no list of texts.
+    UnknownVersion for a version that nobody knows, DataError for an axis that is missing, unknown, empty or no list of
+    texts.
     """
     for axis in [*AXES, *matrix]:
         if axis not in matrix or axis not in AXES:
@@ -128,6 +129,8 @@ def product(
                 f"matrix: {axis}: {values!r} is not a list of texts",
                 remedy='Quote each version, ["3.10"]: Python reads a bare 3.10 as the number 3.1.',
             )
+        if not values:
+            raise DataError(f"matrix: {axis} is empty", remedy="Name one at least, or switch the platform off: False.")
     cells: dict[tuple[object, ...], Cell] = {}
     left_out: list[tuple[dict[str, str], str]] = []
     for values in itertools.product(*(matrix[axis] for axis in AXES)):

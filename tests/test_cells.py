@@ -181,6 +181,8 @@ def test_product_refuses_what_nobody_knows(data: Versions) -> None:
         cells.product(data, matrix)
     with pytest.raises(DataError, match="axis 'cuda' is unknown\nThe axes are flash_attn, python"):
         cells.product(data, {**matrix, "cuda": ["12.8"]})
+    with pytest.raises(DataError, match="matrix: python is empty\nName one at least"):
+        cells.product(data, {**matrix, "python": []})
     for bad in ([3.10], "3.10", 3.10, None):
         wrong: dict[str, Any] = {**matrix, "python": bad}
         with pytest.raises(
