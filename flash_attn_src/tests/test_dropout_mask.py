@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from flash_attn.kernels import tuning
-from flash_attn.kernels.common import keep_mask
+from flash_attn.kernels.dropout import keep_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = 128

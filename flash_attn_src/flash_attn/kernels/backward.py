@@ -18,9 +18,7 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
-    dropped,
     hide,
-    keep_mask,
     key_bounds,
     key_span,
     narrow,
@@ -29,6 +27,7 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
 )
+from flash_attn.kernels.dropout import dropped, keep_mask
 from flash_attn.kernels.tiles import (
     add_product,
     clear_outside,

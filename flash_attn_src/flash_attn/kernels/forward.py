@@ -14,9 +14,7 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
-    dropped,
     hide,
-    keep_mask,
     key_bounds,
     key_span,
     narrow,
@@ -24,6 +22,7 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
 )
+from flash_attn.kernels.dropout import dropped, keep_mask
 from flash_attn.kernels.tiles import (
     add_product,
     clear_outside,

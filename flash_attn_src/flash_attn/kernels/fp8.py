@@ -14,12 +14,12 @@ from flash_attn.kernels.common import (
     alibi_bias,
     capped,
     hide,
-    keep_mask,
     key_bounds,
     key_span,
     query_span,
     row_stride,
 )
+from flash_attn.kernels.dropout import keep_mask
 from flash_attn.kernels.tiles import held_columns, load_rows, load_tile, store_tile
 
 # Probabilities, at most 1, are cast times 2 ** 7: below the largest number of both formats, 240 and 448, so that

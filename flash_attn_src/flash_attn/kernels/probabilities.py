@@ -11,11 +11,11 @@ from flash_attn.kernels.common import (
     alibi_bias,
     capped,
     hide,
-    keep_mask,
     key_span,
     query_span,
     row_stride,
 )
+from flash_attn.kernels.dropout import keep_mask
 from flash_attn.kernels.tiles import deep_dot
 
 

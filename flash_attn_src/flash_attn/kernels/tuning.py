@@ -83,7 +83,7 @@ def dies(target: str) -> int:
 
 def dropout_bits(target: str) -> int:
     """Bits of a column's number in which the columns of a thread differ, by the layout of the target's matrix
-    instructions: see `common.keep_mask`."""
+    instructions: see `dropout.keep_mask`."""
     return next(bits for prefix, bits in _DROPOUT_BITS if target.startswith(prefix))
 
 
