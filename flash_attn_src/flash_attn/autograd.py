@@ -11,7 +11,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from flash_attn import custom_ops as ops
+from flash_attn import dispatch
 from flash_attn.custom_ops import maybe_contiguous
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -58,7 +58,7 @@ def attend(
         if v.stride(-1) != 1:
             v = v.contiguous()
     left, right = window_size
-    padded, softmax_lse, dmask, rng_state = ops.forward(
+    padded, softmax_lse, dmask, rng_state = dispatch.forward(
         q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p,
         return_softmax and dropout_p > 0.0,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
@@ -127,7 +127,7 @@ def _first_gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.T
             results = (dq, joint)
     softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
     max_seqlen_q, max_seqlen_k = ctx.lengths
-    ops.backward(
+    dispatch.backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
         alibi_slopes, dropout_p, deterministic, rng_state,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.api import BEFORE_2_7
-from flash_attn.custom_ops import is_traced
+from flash_attn.dispatch import is_traced
 from flash_attn.ops.checks import check_int, check_tensor
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)

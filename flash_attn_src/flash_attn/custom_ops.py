@@ -1,8 +1,6 @@
-"""The custom ops flash_attn::*, and the two calls that everything else makes: `forward` and `backward`.
+"""The custom ops flash_attn::* of attention, with their checks and fakes: what torch.compile and torch.export see.
 
-In eager mode those call the backend itself, as dispatching through a custom op costs more than a small
-kernel. Under torch.compile, torch.export, a dispatch mode or with a tensor subclass they go through the
-ops, which carry fakes. Shapes, dtypes and units: flash_attn.backends.torch.
+Shapes, dtypes and units: flash_attn.backends.torch.
 """
 
 from __future__ import annotations
@@ -12,16 +10,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.compiler import is_compiling
-from torch.nn.functional import pad
 
-from flash_attn import dmask
+from flash_attn import dmask, op_gradients
 from flash_attn.arguments import check_dense, check_gradients, check_per_sequence, check_varlen
 from flash_attn.backends import select
 
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
 _DENSE_SCHEMA = (
@@ -59,21 +54,16 @@ def _lse_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
-def _scaled(q: torch.Tensor, results: _Results) -> _Results:
-    """With S_dmask for the probabilities that a backend gives."""
-    if results[2] is None:
-        return results
-    return *results[:2], dmask.scaled(results[2], q.shape[-1]), results[3]
-
-
 def _complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
-    out, softmax_lse, probabilities, rng_state = _scaled(q, results)
+    out, softmax_lse, probabilities, rng_state = results
     if probabilities is None:
-        probabilities = torch.empty((0,), dtype=q.dtype, device=q.device)
+        s_dmask = torch.empty((0,), dtype=q.dtype, device=q.device)
+    else:
+        s_dmask = dmask.scaled(probabilities, q.shape[-1])
     if rng_state is None:
         rng_state = torch.zeros((2,), dtype=torch.int64, device=q.device)
-    return out, softmax_lse, probabilities, rng_state
+    return out, softmax_lse, s_dmask, rng_state
 
 
 def _fake_results(
@@ -338,178 +328,5 @@ _wrapped_flash_attn_varlen_forward = torch.ops.flash_attn._flash_attn_varlen_for
 _wrapped_flash_attn_backward = torch.ops.flash_attn._flash_attn_backward
 _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 
-
-def _differentiate(
-    op: Any,
-    dout: torch.Tensor | None,
-    dlse: torch.Tensor | None,
-    tensors: tuple[torch.Tensor, ...],
-    lengths: tuple[Any, ...],
-    options: tuple[Any, ...],
-    alibi_slopes: torch.Tensor | None,
-    rng_state: torch.Tensor,
-) -> tuple[torch.Tensor | None, ...]:
-    """dq, dk, dv by a backward op, from the gradients of out and softmax_lse; None where neither reaches one.
-
-    That of softmax_lse reaches the scores as p * dlse. The op gives them p * (dout @ v - rowsum(dout * out)), which is
-    the same where the first column of dout holds dlse, that of v ones, and all else zeros. Dropout comes after
-    softmax_lse.
-    """
-    q, k, v, out, softmax_lse = tensors
-    dq = dk = dv = None
-    if dout is not None:
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        op(dout, *tensors, dq, dk, dv, *lengths, *options, alibi_slopes, False, rng_state)
-    if dlse is not None:
-        more_q, more_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-        columns = (0, q.shape[-1] - 1)
-        column = pad(dlse.transpose(-1, -2)[..., None].to(q.dtype), columns)
-        ones = pad(torch.ones_like(v[..., :1]), columns)
-        op(
-            *(column, q, k, ones, torch.zeros_like(out), softmax_lse, more_q, more_k, None, *lengths),
-            *(0.0, *options[1:], alibi_slopes, False),
-        )
-        dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
-    return dq, dk, dv
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, _ = inputs
-    out, softmax_lse, dmask, rng_state = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(dmask, rng_state)
-    ctx.save_for_backward(q, k, v, out, softmax_lse, alibi_slopes, rng_state)
-    ctx.options = (dropout_p, softmax_scale, causal, left, right, softcap)
-
-
-def _op_backward(
-    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
-) -> tuple[torch.Tensor | None, ...]:
-    *tensors, alibi_slopes, rng_state = ctx.saved_tensors
-    gradients = _differentiate(
-        _wrapped_flash_attn_backward, dout, dlse, tensors, (), ctx.options, alibi_slopes, rng_state
-    )
-    return *gradients, *(None,) * 8
-
-
-def _setup_varlen_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k = inputs[:5]
-    alibi_slopes, _, block_table, leftpad_k, seqused_k, _ = inputs[13:]
-    out, softmax_lse, dmask, rng_state = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(dmask, rng_state)
-    ctx.save_for_backward(q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state)
-    ctx.lengths = inputs[5:7]
-    ctx.options = inputs[7:13]
-    ctx.inference = block_table is not None or leftpad_k is not None or seqused_k is not None
-
-
-def _varlen_op_backward(
-    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
-) -> tuple[torch.Tensor | None, ...]:
-    if ctx.inference:
-        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
-    *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state = ctx.saved_tensors
-    lengths = (cu_seqlens_q, cu_seqlens_k, *ctx.lengths)
-    gradients = _differentiate(
-        _wrapped_flash_attn_varlen_backward, dout, dlse, tensors, lengths, ctx.options, alibi_slopes, rng_state
-    )
-    return *gradients, *(None,) * 16
-
-
-_flash_attn_forward.register_autograd(_op_backward, setup_context=_setup_context)
-_flash_attn_varlen_forward.register_autograd(_varlen_op_backward, setup_context=_setup_varlen_context)
-
-
-def is_traced(q: torch.Tensor) -> bool:
-    """Whether the call has to go through the custom ops."""
-    if is_compiling():
-        return True
-    kind = type(q)
-    return (kind is not torch.Tensor and kind is not torch.nn.Parameter) or _dispatch_modes() > 0 or q.is_meta
-
-
-def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    return_softmax: bool,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    block_table: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(out, softmax_lse, S_dmask or None or (0,), rng_state or None), eager or traced."""
-    if is_traced(q):
-        if cu_seqlens_q is None or cu_seqlens_k is None:
-            return _wrapped_flash_attn_forward(
-                q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
-            )
-        return _wrapped_flash_attn_varlen_forward(
-            *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale),
-            *(causal, left, right, softcap, alibi_slopes, return_softmax, block_table),
-        )
-    results = select(q).forward(
-        q, k, v, None, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, return_softmax,
-        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
-    )  # fmt: skip
-    return _scaled(q, results)
-
-
-def backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    softmax_scale: float,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    deterministic: bool,
-    rng_state: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> None:
-    """Writes dq, dk, dv, eager or traced."""
-    if is_traced(q):
-        gradients = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
-        options = (
-            dropout_p,
-            softmax_scale,
-            causal,
-            left,
-            right,
-            softcap,
-            alibi_slopes,
-            deterministic,
-            rng_state,
-        )
-        if cu_seqlens_q is None:
-            _wrapped_flash_attn_backward(*gradients, *options)
-        else:
-            lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-            _wrapped_flash_attn_varlen_backward(*gradients, *lengths, *options)
-        return
-    select(q).backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
-        alibi_slopes, dropout_p, deterministic, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
+_flash_attn_forward.register_autograd(op_gradients.dense_backward, setup_context=op_gradients.keep_dense)
+_flash_attn_varlen_forward.register_autograd(op_gradients.varlen_backward, setup_context=op_gradients.keep_varlen)

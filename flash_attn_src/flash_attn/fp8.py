@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import custom_ops
+from flash_attn import dispatch
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
 from flash_attn.backends import select
@@ -67,7 +67,7 @@ class _Attention(torch.autograd.Function):
             for x, factor, cu in zip((q, k, v), factors, offsets, strict=True)
         ]
         gradients = tuple(torch.empty_like(x) for x in rounded)
-        custom_ops.backward(
+        dispatch.backward(
             maybe_contiguous(dout), *rounded, out, softmax_lse, *gradients, softmax_scale, causal, left, right, softcap,
             alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
         )  # fmt: skip

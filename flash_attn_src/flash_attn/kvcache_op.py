@@ -1,6 +1,6 @@
 """The custom op flash_attn::_flash_attn_with_kvcache, and `attend`, which calls it or the backend itself.
 
-As in flash_attn.custom_ops: eager calls go straight to the backend, traced ones through the op. Arguments are those of
+As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through the op. Arguments are those of
 flash_attn.backends.torch.kvcache, checked.
 """
 
@@ -10,7 +10,7 @@ import torch
 
 from flash_attn.arguments import check_places
 from flash_attn.backends import select
-from flash_attn.custom_ops import is_traced
+from flash_attn.dispatch import is_traced
 
 _SCHEMA = (
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "

@@ -27,7 +27,7 @@ from unittest import mock
 
 import torch
 from amdgpu import assembly, machine
-from flash_attn import custom_ops, fp8, kvcache_op
+from flash_attn import custom_ops, dispatch, fp8, kvcache_op
 from flash_attn.backends import fp8 as fp8_backend
 from flash_attn.backends import kvcache, triton
 from flash_attn.runtime import launch
@@ -101,7 +101,7 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
 
     _known.clear()
     with ExitStack() as stack:
-        for module in (custom_ops, fp8, kvcache_op):
+        for module in (custom_ops, dispatch, fp8, kvcache_op):
             stack.enter_context(mock.patch.object(module, "select", return_value=triton))
         for module, name, value in (
             (launch, "_find", find),

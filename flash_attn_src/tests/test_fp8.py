@@ -82,7 +82,7 @@ def test_casts_are_those_of_pytorch(varlen: bool, dtype: torch.dtype, transposed
     x[..., 1, :] *= 30.0
     y, descale = backend.cast(x, FORMAT, None, cu, max(lengths), transposed)
     assert torch.allclose(descale, oracle.descale_of(x, FORMAT, cu))
-    factor = descale[:, None, :, None] if cu is None else descale[oracle._sequence_of_rows(x, cu)][..., None]
+    factor = descale[:, None, :, None] if cu is None else descale[oracle.sequence_of_rows(x, cu)][..., None]
     wanted = (x.float() * (1.0 / factor)).to(FORMAT).float()
     if not transposed:
         got = y.float()

@@ -16,6 +16,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn import custom_ops as ops
+from flash_attn import dispatch
 from flash_attn import flash_attn_interface as interface
 from flash_attn.runtime import build_info, info
 
@@ -532,8 +533,8 @@ def test_meta_tensors() -> None:
 
 def test_ops_are_bypassed_in_eager_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = ops._wrapped_flash_attn_forward
-    monkeypatch.setattr(ops, "_wrapped_flash_attn_forward", lambda *a: calls.append(1) or real(*a))
+    real = dispatch._wrapped_flash_attn_forward
+    monkeypatch.setattr(dispatch, "_wrapped_flash_attn_forward", lambda *a: calls.append(1) or real(*a))
     q, k, v = _qkv()
     flash_attn.flash_attn_func(q, k, v)
     flash_attn.flash_attn_func(torch.nn.Parameter(q), k, v)

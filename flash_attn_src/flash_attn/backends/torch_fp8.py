@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends import torch as backend
+from flash_attn.backends import torch_attention
 
 Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -13,7 +13,7 @@ def is_fp8(x: torch.Tensor) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
-def _sequence_of_rows(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+def sequence_of_rows(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """(total,) the sequence that each row belongs to; rows outside of every one go to their neighbour."""
     rows = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
     return torch.bucketize(rows, cu_seqlens[1:], right=True).clamp(max=cu_seqlens.shape[0] - 2)
@@ -26,7 +26,7 @@ def descale_of(x: torch.Tensor, dtype: torch.dtype, cu_seqlens: torch.Tensor | N
         largest = largest.amax(1)
     else:
         sums = largest.new_zeros(cu_seqlens.shape[0] - 1, x.shape[1])
-        rows = _sequence_of_rows(x, cu_seqlens).long()[:, None].expand_as(largest)
+        rows = sequence_of_rows(x, cu_seqlens).long()[:, None].expand_as(largest)
         largest = sums.scatter_reduce_(0, rows, largest, "amax")
     return largest.clamp_min(2.0**-100) / torch.finfo(dtype).max
 
@@ -35,7 +35,7 @@ def round_trip(
     x: torch.Tensor, descale: torch.Tensor, dtype: torch.dtype, cu_seqlens: torch.Tensor | None
 ) -> torch.Tensor:
     """x as it comes out of FP8, in fp32; an x that is FP8 is only scaled."""
-    factor = descale[:, None, :, None] if cu_seqlens is None else descale[_sequence_of_rows(x, cu_seqlens)][..., None]
+    factor = descale[:, None, :, None] if cu_seqlens is None else descale[sequence_of_rows(x, cu_seqlens)][..., None]
     if is_fp8(x):
         return x.float() * factor
     limit = torch.finfo(dtype).max
@@ -68,54 +68,9 @@ def fp8_forward(
             dtype = x.dtype if is_fp8(x) else torch.float8_e4m3fn
             factors.append(descale_of(x, dtype, cu) if descale is None else descale)
             rounded.append(round_trip(x, factors[-1], dtype, cu))
-        out, lse, _, rng_state = backend.forward(
+        out, lse, _, rng_state = torch_attention.forward(
             rounded[0], rounded[1], rounded[2], None, softmax_scale, causal, window_left, window_right, softcap,
             alibi_slopes, dropout_p, False, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
             None, None, None,
         )  # fmt: skip
         return out.to(out_dtype), lse, rng_state, tuple(factors)
-
-
-def fp8_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    cache_seqlens: int | torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    out: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    cu_seqlens_k_new: torch.Tensor | None,
-    attention_chunk: int,
-    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`backends.torch.kvcache` of FP8 tensors: in fp32, to which and from which they come without loss."""
-    with torch.no_grad():
-        group = q.shape[-2] // k_cache.shape[2]
-        for_q, for_k, for_v = (descale.repeat_interleave(group, 1) for descale in descales)
-        wide_k, wide_v = k_cache.float(), v_cache.float()
-        new_k, new_v = (x if x is None else x.float() for x in (k, v))
-        result, lse = backend.kvcache(
-            round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q), wide_k, wide_v, new_k, new_v, None, None,
-            cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left,
-            window_right, softcap, True, alibi_slopes, 0, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-            cu_seqlens_k_new=cu_seqlens_k_new, attention_chunk=attention_chunk,
-        )  # fmt: skip
-        if k is not None:
-            k_cache.copy_(wide_k)
-            v_cache.copy_(wide_v)
-        if cu_seqlens_q is None:
-            result *= for_v[:, None, :, None]
-        else:
-            result *= for_v[_sequence_of_rows(q, cu_seqlens_q)][..., None]
-        return (result.bfloat16() if out is None else out.copy_(result)), lse

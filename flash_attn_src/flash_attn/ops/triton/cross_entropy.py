@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from flash_attn.api import parameters
-from flash_attn.custom_ops import is_traced
+from flash_attn.dispatch import is_traced
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from flash_attn.api import parameters
-from flash_attn.custom_ops import is_traced
+from flash_attn.dispatch import is_traced
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
 

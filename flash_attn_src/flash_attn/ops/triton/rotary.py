@@ -9,7 +9,7 @@ import torch
 
 from flash_attn.api import RELEASE
 from flash_attn.arguments import as_int
-from flash_attn.custom_ops import is_traced
+from flash_attn.dispatch import is_traced
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
 from flash_attn.runtime import layer

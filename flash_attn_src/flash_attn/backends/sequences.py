@@ -1,0 +1,114 @@
+"""Where each sequence's rows lie: in a batch, packed, or in the pages of a cache. Index values are checked here.
+
+Reads index tensors on the host, so it synchronises with a GPU; what is out of range is a ValueError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Rows q0..q1 of q; keys k0..k1 of k's rows, or of the pages that the block table names."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+
+
+def check_range(name: str, values: list[int], low: int, high: int) -> None:
+    for index, value in enumerate(values):
+        if not low <= value <= high:
+            raise ValueError(f"{name}: got {value} at index {index}, wanted {low} to {high}")
+
+
+def bounds(name: str, cu_seqlens: torch.Tensor, rows: int, longest: int) -> list[tuple[int, int]]:
+    """Checked (start, stop) of every sequence."""
+    ends = cu_seqlens.tolist()
+    check_range(name, ends, 0, rows)
+    pairs = list(pairwise(ends))
+    for index, (start, stop) in enumerate(pairs):
+        if stop < start:
+            raise ValueError(f"{name}: got {stop} after {start} at index {index + 1}, wanted no decrease")
+        if stop - start > longest:
+            maximum = name.replace("cu_seqlens", "max_seqlen")
+            raise ValueError(f"{maximum}: got {longest}, wanted at least {stop - start}, as {name} says")
+    return pairs
+
+
+def locate(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_k: torch.Tensor | None,
+    leftpad_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> list[Sequence]:
+    """The rows of each sequence, every index checked."""
+    if cu_seqlens_q is None:
+        queries = [(i * q.shape[1], (i + 1) * q.shape[1]) for i in range(q.shape[0])]
+    else:
+        queries = bounds("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    if block_table is not None:
+        capacity = block_table.shape[1] * k.shape[1]
+        keys = [(0, capacity)] * len(queries)
+        if cu_seqlens_k is not None:
+            spans = bounds("cu_seqlens_k", cu_seqlens_k, capacity * len(queries), max_seqlen_k)
+            keys = [(0, stop - start) for start, stop in spans]
+            check_range("length of a paged sequence", [stop for _, stop in keys], 0, capacity)
+    elif cu_seqlens_k is None:
+        keys = [(i * k.shape[1], (i + 1) * k.shape[1]) for i in range(k.shape[0])]
+    else:
+        keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    if seqused_k is not None:
+        used = seqused_k.tolist()
+        for index, ((start, stop), length) in enumerate(zip(keys, used, strict=True)):
+            if not 0 <= length <= stop - start:
+                raise ValueError(f"seqused_k: got {length} at index {index}, wanted 0 to {stop - start}")
+        keys = [(start, start + length) for (start, _), length in zip(keys, used, strict=True)]
+    if leftpad_k is not None:
+        pads = leftpad_k.tolist()
+        for (start, stop), pad in zip(keys, pads, strict=True):
+            check_range("leftpad_k", [pad], 0, stop - start)
+        keys = [(start + pad, stop) for (start, stop), pad in zip(keys, pads, strict=True)]
+    return [Sequence(*rows, *span) for rows, span in zip(queries, keys, strict=True)]
+
+
+def _pages(cache: torch.Tensor, block_table: torch.Tensor, index: int, stop: int) -> torch.Tensor:
+    """Numbers of the pages that hold the first `stop` keys of a sequence."""
+    pages = block_table[index, : -(-stop // cache.shape[1])]
+    check_range("block_table", pages.tolist(), 0, cache.shape[0] - 1)
+    return pages.long()
+
+
+def keys_of(x: torch.Tensor, rows: Sequence, block_table: torch.Tensor | None, index: int) -> torch.Tensor:
+    """(seqlen_k, heads_k, head_dim) of one sequence; gathered from its pages if there are any."""
+    if block_table is None:
+        return x[rows.k0 : rows.k1]
+    return x[_pages(x, block_table, index, rows.k1)].flatten(0, 1)[rows.k0 : rows.k1]
+
+
+def append(
+    cache: torch.Tensor,
+    new: torch.Tensor,
+    start: int,
+    line: int,
+    block_table: torch.Tensor | None,
+    index: int,
+) -> None:
+    """Writes new (s, heads_k, head_dim) at `start` of one sequence's cache."""
+    stop = start + new.shape[0]
+    if block_table is None:
+        cache[line, start:stop] = new
+        return
+    places = torch.arange(start, stop, device=cache.device)
+    pages = _pages(cache, block_table, index, stop)[places // cache.shape[1]]
+    cache[pages, places % cache.shape[1]] = new
