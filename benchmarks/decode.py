@@ -116,7 +116,7 @@ def measure(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> di
 
 def sweep(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> None:
     """GB/s of the decode kernel for each tile and each number of stages and warps, compiled by Triton's JIT."""
-    from flash_attn.backends import kvcache as backend
+    from flash_attn.backends import triton_kernels
     from flash_attn.kernels import decode_tuning
     from flash_attn.runtime import launch, store
 
@@ -128,7 +128,7 @@ def sweep(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> None
             chosen if variant.op.startswith("decode") else real(target, variant)  # noqa: B023
         )
         launch._kernels.clear()
-        backend._kernels.clear()
+        triton_kernels._kernels.clear()
         try:
             rate = shape.cache_bytes / milliseconds(step(shape, dtype, options)["ours"], options.rounds) * 1e-6
         except Exception as error:

@@ -56,10 +56,10 @@ class Launching:
     """This package's kernels by one way alone: those that it finds are kept apart from the other way's."""
 
     def __init__(self, way: str, device: torch.device) -> None:
-        from flash_attn.backends import triton as backend
+        from flash_attn.backends import triton_kernels
         from flash_attn.runtime import launch, store
 
-        self.backend, self.launch, self.store = backend, launch, store
+        self.backend, self.launch, self.store = triton_kernels, launch, store
         self.open_store = store.open_store if way == "store" else lambda *_: None
         self.found: dict[Any, Any] = {}
         self.kernels: dict[Any, Any] = {}

@@ -29,7 +29,7 @@ from flash_attn import (  # noqa: E402
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.backends import ck_calls, kvcache  # noqa: E402
+from flash_attn.backends import ck_calls, triton_kernels  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
 from flash_attn.runtime import ck_planner, launch, recording, variants  # noqa: E402
@@ -164,8 +164,7 @@ def _kernels_of(probe: Probe) -> list[str]:
                 stack.enter_context(mock.patch.object(module, "select", select))
         for patch in (
             mock.patch.object(launch, "kernel", record),
-            mock.patch.dict(backends.triton_backend._kernels, clear=True),
-            mock.patch.dict(kvcache._kernels, clear=True),
+            mock.patch.dict(triton_kernels._kernels, clear=True),
             mock.patch.object(rotary, "reference", rotary.launch),
             mock.patch.object(add_norm, "reference", layer_norm_of),
             mock.patch.object(cross_entropy, "reference", loss_of),

@@ -28,8 +28,7 @@ from unittest import mock
 import torch
 from amdgpu import assembly, machine
 from flash_attn import custom_ops, dispatch, fp8, kvcache_op
-from flash_attn.backends import fp8 as fp8_backend
-from flash_attn.backends import kvcache, triton
+from flash_attn.backends import triton, triton_fp8, triton_kernels
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.variants import Variant, fp8_format
@@ -97,7 +96,7 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
         return Kernel(target, variant, backwards, launched)
 
     def format_of(_tensor: torch.Tensor) -> torch.dtype:
-        return fp8_backend._TYPES[str(fp8_format(target))]
+        return triton_fp8.TYPES[str(fp8_format(target))]
 
     _known.clear()
     with ExitStack() as stack:
@@ -107,12 +106,10 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
             (launch, "_find", find),
             (launch, "device_target", lambda _device: target),
             (launch, "interpreting", lambda: True),
-            (fp8_backend, "format_of", format_of),
+            (triton_fp8, "format_of", format_of),
             (triton, "format_of", format_of),
             (launch, "_kernels", {}),
-            (triton, "_kernels", {}),
-            (kvcache, "_kernels", {}),
-            (fp8_backend, "_kernels", {}),
+            (triton_kernels, "_kernels", {}),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield launched

@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import autotune, triton
+from flash_attn.backends import autotune, triton, triton_kernels
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import table
@@ -28,7 +28,7 @@ def searching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(tuning, "candidates", lambda _target, _variant: [Config(16, 16, 4), Config(32, 32, 4)])
     monkeypatch.setattr(autotune, "_ROUNDS", 1)
     monkeypatch.setattr(autotune, "_kernels", {})
-    monkeypatch.setattr(triton, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
     autotune._store.cache_clear()
     return tmp_path
 
@@ -151,8 +151,8 @@ def test_what_cannot_be_kept_is_used_all_the_same(searching: Path) -> None:
 def test_another_shape_class_starts_from_the_wheels_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
     key = (("fwd",), q.get_device(), q.dtype, 32, "plain")
-    (own,) = triton.find(*key)
+    (own,) = triton_kernels.find(*key)
     triton.remember(key, ("a winner of other shapes",))
     monkeypatch.setattr(autotune, "_best", lambda index, _variant, standing, *_: standing[index])
     autotune._choose(("fwd",), q, "plain", "other", tuple)
-    assert triton._kernels[key] == (own,)
+    assert triton_kernels._kernels[key] == (own,)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import reference
 import torch
-from flash_attn.backends import fp8 as backend
-from flash_attn.backends import kvcache
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import torch_fp8 as oracle
+from flash_attn.backends import triton as triton_backend
+from flash_attn.backends import triton_fp8 as backend
+from flash_attn.backends import triton_kernels
 from flash_attn.kernels import decode_tuning
 from flash_attn.runtime import launch, variants
 
@@ -52,8 +53,7 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decode_tuning, "config", config)
     monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(backend, "_kernels", {})
-    monkeypatch.setattr(kvcache, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -274,7 +274,7 @@ def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
     args = (None, None, torch.tensor([60, 11], device=DEVICE).int(), None, None, table)
     args = (*args, 0.125, True, -1, -1, 0.0, True, None, 3)
     results = []
-    for function in (kvcache.kvcache, torch_backend.kvcache):
+    for function in (triton_backend.kvcache, torch_backend.kvcache):
         copies = [cache.clone() for cache in caches]
         results.append((*function(small[0], *copies, *small[1:], *args, descales=descales), *copies))
     (out, lse, *ours), (wanted, wanted_lse, *theirs) = results

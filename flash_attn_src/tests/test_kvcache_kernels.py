@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import kvcache as backend
 from flash_attn.backends import torch as oracle
+from flash_attn.backends import triton as backend
+from flash_attn.backends import triton_kernels
 from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
 
@@ -37,7 +38,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 
     monkeypatch.setattr(decode_tuning, "config", config)
     monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(backend, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 # Every option by its name; _call knows what each means.

@@ -15,6 +15,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import backends
 from flash_attn.backends import triton as backend
+from flash_attn.backends import triton_kernels
 from flash_attn.kernels import flags, launches, tuning
 from flash_attn.runtime import launch, variants
 
@@ -49,7 +50,7 @@ def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     if not GPU:
         monkeypatch.setattr(tuning, "config", lambda target, variant: small)  # noqa: ARG005
     monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(backend, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 @pytest.fixture
@@ -297,9 +298,9 @@ def test_rows_too_far_apart_for_the_kernels_are_copied() -> None:
     stride = flags.MAX_ROW_STRIDE * 4
     storage = torch.zeros(stride * 3 + 32, device=DEVICE)
     far = storage.as_strided((1, 4, 2, 16), (0, stride, 16, 1)).copy_(torch.randn(1, 4, 2, 16))
-    assert backend._aligned(far, 4) is not far
+    assert triton_kernels.aligned(far, 4) is not far
     near = storage.as_strided((1, 4, 2, 16), (0, stride - 4, 16, 1))
-    assert backend._aligned(near, 4) is near
+    assert triton_kernels.aligned(near, 4) is near
     dout = torch.randn(1, 4, 2, 16, device=DEVICE)
     got = _run(far, far, far, dout, Options(), None)
     wanted = _run(*(far.contiguous(),) * 3, dout, Options(), None)
@@ -362,7 +363,7 @@ KINDS = {
 @pytest.mark.parametrize("call", KINDS)
 def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str) -> None:
     arguments, half, single = KINDS[call]
-    kind = backend.score_kind(*arguments)
+    kind = triton_kernels.score_kind(*arguments)
     assert variants.serving("fwd", "bf16", kind) == half
     assert variants.serving("bwd-dq", "fp32", kind) == single
     assert variants.serving("bwd-delta", "bf16", kind) == "plain"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from flash_attn.backends import triton as backend
+from flash_attn.backends import triton_kernels
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
@@ -35,7 +36,7 @@ __all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcach
 _SWITCH = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 _ROUNDS = 5
 _lock = threading.Lock()
-_kernels: dict[tuple[object, ...], tuple[backend.Kernel, ...]] = {}
+_kernels: dict[tuple[object, ...], tuple[triton_kernels.Kernel, ...]] = {}
 
 name = backend.name
 
@@ -63,7 +64,7 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None
     if cu_q is None:
         max_q, max_k = q.shape[1], k.shape[1] if block_table is None else max_k
     ops = ("fwd",) if block_table is None else ("fwd-paged",)
-    kind = backend.score_kind(softcap, slopes, dropout_p, scale)
+    kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
     shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
     _choose(ops, q, kind, shape, lambda: backend.forward(*args))
     return backend.forward(*args)
@@ -76,7 +77,7 @@ def backward(*args: Any) -> torch.Tensor:
     cu_q, max_q, max_k = args[18], args[20], args[21]
     if cu_q is None:
         max_q, max_k = q.shape[1], k.shape[1]
-    kind = backend.score_kind(softcap, slopes, dropout_p, scale)
+    kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
     shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
     _choose(("bwd-delta", "bwd-dkdv", "bwd-dq"), q, kind, shape, lambda: backend.backward(*args))
     return backend.backward(*args)
@@ -90,7 +91,7 @@ def _shape_class(max_q: int, max_k: int, causal: bool, left: int, right: int, va
 
 
 def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: Callable[[], object]) -> None:
-    """Makes the kernels of the shape class the ones that `triton._find` returns; searches where none are known."""
+    """Makes the kernels of the shape class the ones that `triton_kernels.find` gives; searches where none are known."""
     device = q.get_device()
     key = (ops, device, q.dtype, q.shape[-1], kind)
     tuned = (*key, shape)
@@ -98,7 +99,7 @@ def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: 
         if tuned not in _kernels:
             if device >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
-            variants = backend.variants(*key)
+            variants = triton_kernels.variants(*key)
             standing = tuple(launch.kernel(device, variant) for variant in variants)
             # All of one call are of one kind, which take their arguments in the same form.
             own = tuple(launch.JitKernel(variant, _target(device)) for variant in variants)
@@ -107,17 +108,17 @@ def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: 
                 for index, variant in enumerate(variants)
             )
             _kernels[tuned] = standing if best == own else best
-        backend.remember(key, _kernels[tuned])
+        triton_kernels.remember(key, _kernels[tuned])
 
 
 def _best(
     index: int,
     variant: Variant,
-    standing: tuple[backend.Kernel, ...],
+    standing: tuple[triton_kernels.Kernel, ...],
     key: tuple[Any, ...],
     shape: str,
     call: Callable[[], object],
-) -> backend.Kernel:
+) -> triton_kernels.Kernel:
     """The fastest kernel of a variant, in place `index` of the standing ones."""
     device = key[1]
     target = _target(device)
@@ -131,12 +132,12 @@ def _best(
         return standing[index] if kept is None else launch.JitKernel(variant, target, kept)
 
     candidates = tuning.candidates(target, variant)
-    backend.remember(key, standing)
+    triton_kernels.remember(key, standing)
     best, best_config, best_ms = standing[index], None, _milliseconds(call, device)
     for number, config in enumerate(candidates, 1):
         print(f"flash_attn: tuning {entry}: {number}/{len(candidates)}, best {best_ms:.3f} ms", file=sys.stderr)
         kernel = launch.JitKernel(variant, target, config)
-        backend.remember(key, (*standing[:index], kernel, *standing[index + 1 :]))
+        triton_kernels.remember(key, (*standing[:index], kernel, *standing[index + 1 :]))
         try:
             taken = _milliseconds(call, device)
         except Exception as error:  # Triton and its compilers raise many kinds: the candidate is what failed
@@ -144,7 +145,7 @@ def _best(
             continue
         if taken < best_ms:
             best, best_config, best_ms = kernel, config, taken
-    backend.remember(key, standing)
+    triton_kernels.remember(key, standing)
     _write(store, entry, {"config": best_config, "milliseconds": round(best_ms, 4)})
     return best
 

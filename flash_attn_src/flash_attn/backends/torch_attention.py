@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends import sequences, tiles
+from flash_attn.backends import sequences
+from flash_attn.backends import torch_tiles as tiles
 
 
 def forward(

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends import triton as base
+from flash_attn.backends.triton_kernels import (
+    FP8_TYPES,
+    alibi_stride_of,
+    aligned,
+    current_stream,
+    find_one,
+    flags_of,
+    score_kind,
+    strides_of,
+    window_of,
+)
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import FP8_FORMATS, Variant, bucket, fp8_format, serving
+from flash_attn.runtime.variants import FP8_FORMATS, fp8_format, serving
 
 # Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: kernels/fp8.py.
 _PIECE = 64
 _COLUMNS = 128
 _VEC = 16
 
-_TYPES = {"fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz}
-_NAMES = {**base._DTYPES, **{dtype: name for name, dtype in _TYPES.items()}}
+TYPES = {name: dtype for dtype, name in FP8_TYPES.items()}
 _KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-
-_kernels: dict[tuple[str, int, torch.dtype, int, str], base.Kernel] = {}
-
-
-def _find(op: str, device: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> base.Kernel:
-    key = (op, device, dtype, head_dim, kind)
-    found = _kernels.get(key)
-    if found is None:
-        variant = Variant(op, _NAMES[dtype], bucket(head_dim, op), kind)
-        found = _kernels[key] = launch.kernel(device, variant)
-    return found
 
 
 def format_of(x: torch.Tensor) -> torch.dtype:
@@ -37,7 +35,7 @@ def format_of(x: torch.Tensor) -> torch.dtype:
     if name is None:
         wanted = ", ".join(start + "*" * (start == "gfx12") for start in FP8_FORMATS)
         raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {wanted}")
-    return _TYPES[name]
+    return TYPES[name]
 
 
 def cast(
@@ -55,13 +53,13 @@ def cast(
     """
     device = x.get_device()
     vec = 16 // x.element_size()
-    x = base._aligned(x, vec)
+    x = aligned(x, vec)
     nheads, head_dim = x.shape[-2:]
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     seqlen = x.shape[1] if cu_seqlens is None else max_seqlen
     if not transposed:
         y = torch.empty(x.shape, dtype=dtype, device=x.device)
-        y_strides = base._strides(y, _VEC)
+        y_strides = strides_of(y, _VEC)
     else:
         columns = -(-seqlen // _COLUMNS) * _COLUMNS
         if cu_seqlens is not None:
@@ -70,13 +68,13 @@ def cast(
         y = torch.empty((*outer, nheads, head_dim, columns), dtype=dtype, device=x.device)
         *first, by_head, by_dim, _ = y.stride()
         y_strides = (first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC)
-    kernel = _find("fp8-cast-v" if transposed else "fp8-cast", device, x.dtype, head_dim)
+    kernel = find_one("fp8-cast-v" if transposed else "fp8-cast", device, x.dtype, head_dim)
     blocks, pieces = -(-seqlen // kernel.block_m), -(-head_dim // _PIECE)
     flags = 0 if cu_seqlens is None else HAS_CU_SEQLENS_Q
     limit = float(torch.finfo(dtype).max)
     grid = (blocks * nheads * batch, pieces, 1)
     pointer = kernel.pointer
-    stream = base._current_stream(device)
+    stream = current_stream(device)
     sizes = (nheads, seqlen, head_dim // vec, blocks, flags)
     if x.element_size() == 1:
         limit, amax = 0.0, None
@@ -85,14 +83,14 @@ def cast(
     else:
         descale = torch.empty((batch, nheads), dtype=torch.float32, device=x.device)
         amax = torch.empty((batch, nheads, blocks, pieces), dtype=torch.float32, device=x.device)
-        _find("fp8-amax", device, x.dtype, head_dim).launch(
+        find_one("fp8-amax", device, x.dtype, head_dim).launch(
             device, stream, *grid, pointer(x), pointer(amax), *kernel.optional(cu_seqlens),
-            *base._strides(x, vec), *sizes,
+            *strides_of(x, vec), *sizes,
         )  # fmt: skip
     assert descale is not None
     kernel.launch(
         device, stream, *grid, pointer(x), pointer(y.view(torch.uint8)), pointer(descale if amax is None else amax),
-        pointer(descale), *kernel.optional(cu_seqlens), limit, *base._strides(x, vec), *y_strides, *sizes,
+        pointer(descale), *kernel.optional(cu_seqlens), limit, *strides_of(x, vec), *y_strides, *sizes,
     )  # fmt: skip
     return y, descale
 
@@ -134,7 +132,7 @@ def fp8_forward(
             descale = descale.contiguous()
         if x is not v and x.element_size() == 1:
             assert descale is not None
-            small.append(base._aligned(x, _VEC))
+            small.append(aligned(x, _VEC))
         else:
             y, descale = cast(x, dtype, descale, cu_seqlens, longest, x is v)
             small.append(y)
@@ -155,21 +153,21 @@ def fp8_forward(
         lse.fill_(float("inf"))
     if dropout_p > 0.0 and rng_state is None:
         rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
-    kind = serving("fp8-fwd", _NAMES[dtype], base.score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))
-    kernel = _find("fp8-fwd", device, dtype, head_dim, kind)
+    kind = serving("fp8-fwd", FP8_TYPES[dtype], score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))
+    kernel = find_one("fp8-fwd", device, dtype, head_dim, kind)
     pointer = kernel.pointer
-    left, right = base._window(causal, window_left, window_right)
+    left, right = window_of(causal, window_left, window_right)
     m_blocks = -(-max_seqlen_q // kernel.block_m)
     *first, by_head, by_dim, _ = v8.stride()
     kernel.launch(
-        device, base._current_stream(device), m_blocks * nheads * batch, 1, 1,
+        device, current_stream(device), m_blocks * nheads * batch, 1, 1,
         pointer(q8), pointer(k8), pointer(v8), pointer(out), pointer(lse), *map(pointer, factors),
         *kernel.optional(cu_seqlens_q, cu_seqlens_k, None),
         *kernel.optional(None, None, None, None, alibi_slopes, rng_state)[4:],
-        softmax_scale, softcap, dropout_p, *base._strides(q8, _VEC), *base._strides(k8, _VEC),
-        first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *base._strides(out, _VEC),
-        lse_b, lse_h, base._alibi_stride(alibi_slopes),
+        softmax_scale, softcap, dropout_p, *strides_of(q8, _VEC), *strides_of(k8, _VEC),
+        first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *strides_of(out, _VEC),
+        lse_b, lse_h, alibi_stride_of(alibi_slopes),
         nheads, nheads // nheads_k, max_seqlen_q, max_seqlen_k, head_dim // _VEC, left, right, m_blocks,
-        _KINDS[out_dtype], base._flags(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes),
+        _KINDS[out_dtype], flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes),
     )  # fmt: skip
     return out, lse, rng_state, tuple(factors)

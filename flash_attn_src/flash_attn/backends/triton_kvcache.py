@@ -12,17 +12,24 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.backends import triton as base
+from flash_attn.backends.triton_append import COLUMNS, append
+from flash_attn.backends.triton_kernels import (
+    VEC,
+    alibi_stride_of,
+    aligned,
+    current_stream,
+    find_one,
+    flags_of,
+    strides_of,
+    window_of,
+)
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import (
     HAS_CACHE_BATCH_IDX,
     HAS_DESCALE,
-    HAS_ROTARY_SEQLENS,
     ROTARY_INTERLEAVED,
     ROTARY_MOVES,
 )
-from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant, bucket
 
 # fp32 (batch, heads_k) of q, k and v, or none of them.
 Descales = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
@@ -32,24 +39,6 @@ _PAGE_UNIT = 16
 _MAX_PAGE_UNITS = 1 << 22
 # The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
 _ENDLESS = 1 << 30
-# Columns of the head dim that one program of `combine` and `append` takes.
-_COLUMNS = 64
-
-_NAMES = {**base._DTYPES, torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}
-_VEC = {**base._VEC, torch.float8_e4m3fn: 16, torch.float8_e4m3fnuz: 16}
-
-_kernels: dict[tuple[str, int, torch.dtype, int], base.Kernel] = {}
-
-
-def _find(op: str, device: int, dtype: torch.dtype, head_dim: int) -> base.Kernel:
-    key = (op, device, dtype, head_dim)
-    found = _kernels.get(key)
-    if found is None:
-        if device < 0 and not launch.interpreting():
-            raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-        variant = Variant(op, _NAMES[dtype], bucket(head_dim, op), "plain")
-        found = _kernels[key] = launch.kernel(device, variant)
-    return found
 
 
 @lru_cache
@@ -95,7 +84,7 @@ def kvcache(
     kernels, ValueError where pages or rotary tables do not fit.
     """
     dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
-    vec = _VEC[dtype]
+    vec = VEC[dtype]
     if head_dim % max(vec, 8):
         return _padded(
             q, k_cache, v_cache, k, v, out, max(vec, 8), rotary_cos=rotary_cos, rotary_sin=rotary_sin,
@@ -106,9 +95,9 @@ def kvcache(
             cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
             sm_margin=sm_margin, descales=descales,
         )  # fmt: skip
-    q = base._aligned(q, vec)
+    q = aligned(q, vec)
     given = k_cache, v_cache
-    k_cache, v_cache = base._aligned(k_cache, vec), base._aligned(v_cache, vec)
+    k_cache, v_cache = aligned(k_cache, vec), aligned(v_cache, vec)
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     if cu_seqlens_q is None:
         batch, max_seqlen_q = q.shape[0], q.shape[1]
@@ -128,10 +117,10 @@ def kvcache(
         length = cache_seqlens
     else:
         lengths = cache_seqlens
-    flags = base._flags(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
+    flags = flags_of(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
     if cache_batch_idx is not None:
         flags |= HAS_CACHE_BATCH_IDX
-    stream = base._current_stream(device)
+    stream = current_stream(device)
 
     added = 0
     if k is not None and v is not None:
@@ -140,18 +129,18 @@ def kvcache(
             flags |= ROTARY_INTERLEAVED
         if causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0:
             flags |= ROTARY_MOVES
-        q = _append(
+        q = append(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, length, lengths, cache_batch_idx, block_table,
             cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
             batch, capacity, added, flags, device, stream, vec,
         )  # fmt: skip
 
-    kernel = _find("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
+    kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
     group = nheads // nheads_k
     m_rows = max_seqlen_q * group
     table = block_table
     if m_rows > kernel.block_m:
-        kernel = _find("extend", device, dtype, head_dim)
+        kernel = find_one("extend", device, dtype, head_dim)
         if table is None:
             table = cache_batch_idx
             if table is None:
@@ -163,7 +152,7 @@ def kvcache(
             f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
         )
-    left, right = base._window(causal, window_left, window_right)
+    left, right = window_of(causal, window_left, window_right)
     m_blocks = -(-m_rows // kernel.block_m)
     programs = m_blocks * nheads_k * batch
     blocks = -(-min(length + added, capacity, left + right + max_seqlen_q) // kernel.block_n)
@@ -180,7 +169,7 @@ def kvcache(
     if out is None:
         result = torch.empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype, device=q.device)
     else:
-        result = base._aligned(out, vec)
+        result = aligned(out, vec)
     if descales is not None:
         flags |= HAS_DESCALE
         descales = descales[0].contiguous(), descales[1].contiguous(), descales[2].contiguous()
@@ -196,8 +185,8 @@ def kvcache(
         *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes),
         *kernel.optional(table, cache_batch_idx), *map(pointer, descales or (lse, lse, lse)),
         softmax_scale, softcap, unit / max(page_size, 1),
-        *base._strides(q, vec), *base._strides(k_cache, vec), *base._strides(v_cache, vec),
-        *base._strides(result, vec), lse_b, lse_h, base._alibi_stride(alibi_slopes), table_stride,
+        *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
+        *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
         page_size, 4 if unit == _PAGE_UNIT else 0,
         nheads_k, group, max_seqlen_q, length, added, capacity, head_dim // vec, left, right, attention_chunk,
         lse.numel(), m_blocks, num_splits, flags,
@@ -241,73 +230,13 @@ def _join(
 ) -> None:
     """Launches `attn_combine` with its strides."""
     device = out.get_device()
-    kernel = _find("combine", device, out.dtype, head_dim)
+    kernel = find_one("combine", device, out.dtype, head_dim)
     pointer = kernel.pointer
     kernel.launch(
-        device, base._current_stream(device), lse.numel(), -(-head_dim // _COLUMNS), 1,
+        device, current_stream(device), lse.numel(), -(-head_dim // COLUMNS), 1,
         pointer(partial), pointer(partial_lse), pointer(out), pointer(lse),
         *strides, nheads, seqlen, head_dim, num_splits,
     )  # fmt: skip
-
-
-def _append(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    length: int,
-    lengths: torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    cu_seqlens_k_new: torch.Tensor | None,
-    rotary_seqlens: torch.Tensor | None,
-    batch: int,
-    capacity: int,
-    added: int,
-    flags: int,
-    device: int,
-    stream: int,
-    vec: int,
-) -> torch.Tensor:
-    """Writes k and v into the caches; returns q, turned where there is rotary embedding."""
-    head_dim = q.shape[-1]
-    nheads, nheads_k = q.shape[-2], k_cache.shape[2]
-    k, v = base._aligned(k, vec), base._aligned(v, vec)
-    kernel = _find("append", device, q.dtype, head_dim)
-    turned, q_blocks, half, places, table_row = q, 0, 0, 0, 0
-    if rotary_cos is not None and rotary_sin is not None:
-        rotary_cos, rotary_sin = rotary_cos.contiguous(), rotary_sin.contiguous()
-        places, half = rotary_cos.shape
-        table_row = half
-        wanted = capacity
-        if lengths is None and rotary_seqlens is None:
-            wanted = length + max(added, max_seqlen_q if flags & ROTARY_MOVES else 1)
-        if places < wanted:
-            raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
-        if rotary_seqlens is not None:
-            flags |= HAS_ROTARY_SEQLENS
-        turned = torch.empty_like(q)
-        q_blocks = -(-max_seqlen_q * nheads // kernel.block_m)
-    k_blocks = -(-added * nheads_k // kernel.block_m)
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, (k_blocks + q_blocks) * batch, -(-head_dim // _COLUMNS), 1,
-        pointer(k), pointer(v), pointer(k_cache), pointer(v_cache), pointer(q), pointer(turned),
-        pointer(q if rotary_cos is None else rotary_cos), pointer(q if rotary_sin is None else rotary_sin),
-        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, block_table),
-        *kernel.optional(cache_batch_idx, rotary_seqlens),
-        *base._strides(k, vec), *base._strides(v, vec), *base._strides(k_cache, vec), *base._strides(v_cache, vec),
-        *base._strides(q, vec), *base._strides(turned, vec), table_row,
-        0 if block_table is None else block_table.stride(0), 0 if block_table is None else k_cache.shape[1],
-        nheads, nheads_k, max_seqlen_q, length, added, capacity, head_dim // vec, half, places,
-        k_blocks, q_blocks, flags,
-    )  # fmt: skip
-    return turned
 
 
 def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:

@@ -1,0 +1,212 @@
+"""Attention and its gradients by Triton kernels; see flash_attn.backends.triton."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends.triton_kernels import (
+    VEC,
+    alibi_stride_of,
+    aligned,
+    chunk_of,
+    current_stream,
+    find,
+    flags_of,
+    score_kind,
+    strides_of,
+    window_of,
+)
+
+_FORWARD = ("fwd",)
+_PAGED = ("fwd-paged",)
+_PROBABILITIES = ("probabilities",)
+_BACKWARD = ("bwd-delta", "bwd-dkdv", "bwd-dq")
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    return_softmax: bool,
+    rng_state: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_k: torch.Tensor | None,
+    leftpad_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Attention of q over k and v; shapes and meaning as in `flash_attn_interface`.
+
+    Returns (out, softmax_lse, S_dmask, rng_state). Raises KernelError where neither the wheel nor a JIT has the
+    kernel, NotImplementedError for S_dmask of a paged cache.
+    """
+    if return_softmax and dropout_p > 0.0 and block_table is not None:
+        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there")
+    dtype = q.dtype
+    device = q.get_device()
+    head_dim = q.shape[-1]
+    kind = score_kind(softcap, alibi_slopes, dropout_p, softmax_scale)
+    (kernel,) = find(_FORWARD if block_table is None else _PAGED, device, dtype, head_dim, kind)
+    vec = VEC[dtype]
+    q, k, v = aligned(q, vec), aligned(k, vec), aligned(v, vec)
+    result = torch.empty_like(q) if out is None else aligned(out, vec)
+
+    nheads_k = k.shape[-2]
+    if cu_seqlens_q is None:
+        batch, max_seqlen_q, nheads, _ = q.shape
+        max_seqlen_k = k.shape[1]
+        lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+    else:
+        total_q, nheads, _ = q.shape
+        batch = cu_seqlens_q.shape[0] - 1
+        lse = torch.empty((nheads, total_q), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = 0, total_q
+    if dropout_p > 0.0 and rng_state is None:
+        # Two words from torch's own generator: advances with it, and can be captured in a graph.
+        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+
+    even = (not causal or window_left >= 0) and cu_seqlens_q is None
+    window_left, window_right = window_of(causal, window_left, window_right)
+    pointer = kernel.pointer
+    stream = current_stream(device)
+    m_blocks = -(-max_seqlen_q // kernel.block_m)
+    planes = nheads * batch
+    if m_blocks * planes == 0:  # no program, which would clear the rows outside of every sequence
+        result.zero_()
+        lse.fill_(float("inf"))
+    flags = flags_of(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes)
+    group = nheads // nheads_k
+    table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
+    kernel.launch(
+        device, stream, m_blocks * planes, 1, 1,
+        pointer(q), pointer(k), pointer(v), pointer(result), pointer(lse),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table),
+        softmax_scale, softcap, dropout_p,
+        *strides_of(q, vec), *strides_of(k, vec), *strides_of(v, vec), *strides_of(result, vec),
+        lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride, page_size,
+        nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
+        m_blocks, planes, chunk_of(planes, even, kernel), flags,
+    )  # fmt: skip
+    if out is not None and result is not out:
+        out.copy_(result)
+        result = out
+    if not return_softmax or dropout_p == 0.0:
+        return result, lse, None, rng_state
+
+    dmask = torch.empty((batch, nheads, max_seqlen_q, max_seqlen_k), dtype=dtype, device=q.device)
+    (kernel,) = find(_PROBABILITIES, device, dtype, head_dim, kind)
+    m_blocks, n_blocks = -(-max_seqlen_q // kernel.block_m), -(-max_seqlen_k // kernel.block_n)
+    kernel.launch(
+        device, stream, m_blocks * n_blocks * nheads * batch, 1, 1,
+        pointer(q), pointer(k), pointer(lse), pointer(dmask),
+        *kernel.optional(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state),
+        softmax_scale, softcap, dropout_p,
+        *strides_of(q, vec), *strides_of(k, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes),
+        nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
+        m_blocks, n_blocks, flags,
+    )  # fmt: skip
+    return result, lse, dmask, rng_state
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    dropout_p: float,
+    deterministic: bool,  # noqa: ARG001 - every sum here has a fixed order, so both values give the same
+    rng_state: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> torch.Tensor:
+    """Gradients of `forward` into dq, dk, dv; returns softmax_d = rowsum(dout * out)."""
+    dtype = q.dtype
+    device = q.get_device()
+    head_dim = q.shape[-1]
+    kind = score_kind(softcap, alibi_slopes, dropout_p, softmax_scale)
+    delta_kernel, dkdv_kernel, dq_kernel = find(_BACKWARD, device, dtype, head_dim, kind)
+    vec = VEC[dtype]
+    dout, q, k, v, out = (aligned(tensor, vec) for tensor in (dout, q, k, v, out))
+    given = (dq, dk, dv)
+    dq, dk, dv = (aligned(grad, vec) for grad in given)
+    softmax_lse = softmax_lse.contiguous()
+    if cu_seqlens_q is None:
+        batch, max_seqlen_q, nheads, _ = q.shape
+        max_seqlen_k, nheads_k = k.shape[1], k.shape[2]
+        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+        delta = torch.empty_like(softmax_lse)
+    else:
+        total_q, nheads, _ = q.shape
+        batch, nheads_k = cu_seqlens_q.shape[0] - 1, k.shape[1]
+        delta = torch.zeros_like(softmax_lse)  # its kernel writes the rows of sequences alone
+        lse_b, lse_h = 0, total_q
+    even = (not causal or window_left >= 0) and cu_seqlens_q is None
+    window_left, window_right = window_of(causal, window_left, window_right)
+    flags = flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes)
+    group = nheads // nheads_k
+    stream = current_stream(device)
+    pointer = dq_kernel.pointer
+    q_strides, k_strides, v_strides, g_strides = (strides_of(tensor, vec) for tensor in (q, k, v, dout))
+    optional = dq_kernel.optional(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state)
+    strides = lse_b, lse_h, alibi_stride_of(alibi_slopes)
+    heads = nheads, group, max_seqlen_q, max_seqlen_k
+    window = head_dim // vec, window_left, window_right
+
+    m_blocks = -(-max_seqlen_q // delta_kernel.block_m)
+    delta_kernel.launch(
+        device, stream, m_blocks * nheads * batch, 1, 1,
+        pointer(out), pointer(dout), pointer(delta), optional[0],
+        *strides_of(out, vec), *g_strides, lse_b, lse_h,
+        nheads, max_seqlen_q, head_dim // vec, m_blocks, flags,
+    )  # fmt: skip
+    n_blocks = -(-max_seqlen_k // dkdv_kernel.block_n)
+    planes = nheads_k * batch
+    if n_blocks * planes == 0:
+        dk.zero_()
+        dv.zero_()
+    dkdv_kernel.launch(
+        device, stream, n_blocks * planes, 1, 1,
+        pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta),
+        pointer(dk), pointer(dv), *optional, softmax_scale, softcap, dropout_p,
+        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dk, vec), *strides_of(dv, vec),
+        *strides, *heads, k.shape[0], *window, n_blocks, planes, chunk_of(planes, even, dkdv_kernel), flags,
+    )  # fmt: skip
+    m_blocks = -(-max_seqlen_q // dq_kernel.block_m)
+    planes = nheads * batch
+    if m_blocks * planes == 0:
+        dq.zero_()
+    dq_kernel.launch(
+        device, stream, m_blocks * planes, 1, 1,
+        pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(dq),
+        *optional, softmax_scale, softcap, dropout_p,
+        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dq, vec),
+        *strides, *heads, *window, m_blocks, planes, chunk_of(planes, even, dq_kernel), flags,
+    )  # fmt: skip
+    for grad, computed in zip(given, (dq, dk, dv), strict=True):
+        if grad is not computed:
+            grad.copy_(computed)
+    return delta
