@@ -152,7 +152,7 @@ def test_another_shape_class_starts_from_the_wheels_kernels(monkeypatch: pytest.
     q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
     key = (("fwd",), q.get_device(), q.dtype, 32, "plain")
     (own,) = triton_kernels.find(*key)
-    triton.remember(key, ("a winner of other shapes",))
+    triton_kernels.remember(key, ("a winner of other shapes",))
     monkeypatch.setattr(autotune, "_best", lambda index, _variant, standing, *_: standing[index])
     autotune._choose(("fwd",), q, "plain", "other", tuple)
     assert triton_kernels._kernels[key] == (own,)
