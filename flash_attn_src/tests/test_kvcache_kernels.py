@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_kernels
+from flash_attn.backends import triton_kernels, triton_kvcache
 from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
 
@@ -45,7 +46,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 OPTIONS = (
     "append", "rotary", "rotary halves", "rotary_seqlens", "causal", "window", "softcap", "alibi", "leftpad",
     "lines", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k", "many queries",
-    "int length", "whole cache",
+    "fewer units", "int length", "whole cache",
 )  # fmt: skip
 CONFLICTS = [
     {"rotary", "rotary halves"},
@@ -75,7 +76,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
     rotary = {"rotary", "rotary halves", "rotary_seqlens"}.intersection(chosen)
-    seqlen_q = 13 if "many queries" in chosen else 3
+    seqlen_q = 13 if "many queries" in chosen else 37 if "fewer units" in chosen else 3
     seqlen_new = 3 if rotary or {"append", "varlen k"}.intersection(chosen) else 0
     pages = next((int(option.split()[-1]) for option in chosen if option.startswith("pages")), 0)
     call: dict[str, Any] = {}
@@ -133,7 +134,9 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         out, lse = function(q.to(compute), *copies, *tensors, *(positional | tables).values(), **call)
         return [out, lse, *copies]
 
-    got = run(backend.kvcache, dtype)
+    # Many queries have the kernel of attention without a cache where they keep the GPU busy.
+    with mock.patch.object(triton_kvcache, "units", return_value=1 if "fewer units" in chosen else 1 << 20):
+        got = run(backend.kvcache, dtype)
     exact = run(oracle.kvcache, torch.float32)
     rough = exact if dtype is torch.float32 else run(oracle.kvcache, dtype)
     for name, value, best, worse in zip(("out", "lse", "k_cache", "v_cache"), got, exact, rough, strict=True):
@@ -170,14 +173,30 @@ def test_head_dim_in_pieces(option: str) -> None:
     _call((option, "causal"), torch.float32, 40, 4, 2)
 
 
-def test_nothing_is_written_outside_of_the_cache() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("varlen k", "int length"), ("varlen k", "leftpad", "alibi"), ("lines", "append", "window"),
+        ("pages of 7", "append", "leftpad"), ("varlen q", "pages of 48", "rotary", "softcap"),
+    ],
+    ids=" + ".join,
+)  # fmt: skip
+def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kvcache, "attend_in_parts", lambda *_: pytest.fail("the keys were split"))
+    _call((*options, "fewer units", "causal"), torch.float32, 24, 4, 2)
+
+
+@pytest.mark.parametrize("queries", [4, 70])
+def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
     torch.manual_seed(0)
+    monkeypatch.setattr(triton_kvcache, "units", lambda _: 1)
     caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]
-    q, k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(3))
+    q = torch.randn(3, queries, 1, 16, device=DEVICE)
+    k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(2))
     before = [cache.clone() for cache in caches]
     lengths = torch.tensor([30, -2, 40], dtype=torch.int32, device=DEVICE)
-    args = (None, None, lengths, None, None, None, 0.25, False, -1, -1, 0.0, True, None, 2)
+    args = (None, None, lengths, None, None, None, 0.25, False, -1, -1, 0.0, True, None, 2 if queries == 4 else 0)
     out, _ = backend.kvcache(q, *caches, k, v, *args)
     for cache, old, new in zip(caches, before, (k, v), strict=True):
         assert torch.equal(cache[0], torch.cat([old[0, :30], new[0, :2]]))

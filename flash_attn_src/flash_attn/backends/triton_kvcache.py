@@ -6,45 +6,34 @@ knows itself, the capacity of the cache.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.backends.triton_append import COLUMNS, append
+from flash_attn.backends.triton_append import append
+from flash_attn.backends.triton_attention import forward
+from flash_attn.backends.triton_decode import Descales, attend_in_parts, units
 from flash_attn.backends.triton_kernels import (
     VEC,
-    alibi_stride_of,
     aligned,
     current_stream,
-    find_one,
+    find,
     flags_of,
-    strides_of,
-    window_of,
+    score_kind,
 )
-from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import (
     HAS_CACHE_BATCH_IDX,
-    HAS_DESCALE,
     ROTARY_INTERLEAVED,
     ROTARY_MOVES,
 )
 
-# fp32 (batch, heads_k) of q, k and v, or none of them.
-Descales = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-
-# Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
-_PAGE_UNIT = 16
-_MAX_PAGE_UNITS = 1 << 22
-# The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
-_ENDLESS = 1 << 30
-
-
-@lru_cache
-def _units(device: int) -> int:
-    """Multiprocessors (compute units) of a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device >= 0 else 4
+# The most rows of queries, those that share a key head, to which parts of the keys are worth their joining: more
+# read the cache several times anyway.
+_FEW_ROWS = 64
+# Blocks of queries that a third of the multiprocessors has work with: fewer leave the others idle. Measured on an H200
+# (2026-11-22), 1 to 8 sequences of 4096 and 8192 keys, head dims 64, 128 and 256.
+_BLOCKS_PER_UNIT = 3
 
 
 def kvcache(
@@ -98,33 +87,23 @@ def kvcache(
     q = aligned(q, vec)
     given = k_cache, v_cache
     k_cache, v_cache = aligned(k_cache, vec), aligned(v_cache, vec)
-    nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     if cu_seqlens_q is None:
-        batch, max_seqlen_q = q.shape[0], q.shape[1]
-        lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
-        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+        batch, max_seqlen_q = q.shape[:2]
     else:
         batch = cu_seqlens_q.shape[0] - 1
-        lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
-        lse_b, lse_h = 0, q.shape[0]
-    capacity = page_size = k_cache.shape[1]
-    table_stride = 0
-    if block_table is not None:
-        capacity *= block_table.shape[1]
-        table_stride = block_table.stride(0)
+    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     length, lengths = capacity, None
     if isinstance(cache_seqlens, int):
         length = cache_seqlens
     else:
         lengths = cache_seqlens
-    flags = flags_of(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
-    if cache_batch_idx is not None:
-        flags |= HAS_CACHE_BATCH_IDX
-    stream = current_stream(device)
 
     added = 0
     if k is not None and v is not None:
         added = k.shape[1 if cu_seqlens_k_new is None else 0]
+        flags = flags_of(cu_seqlens_q, cu_seqlens_k_new, lengths, None, None)
+        if cache_batch_idx is not None:
+            flags |= HAS_CACHE_BATCH_IDX
         if rotary_interleaved:
             flags |= ROTARY_INTERLEAVED
         if causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0:
@@ -132,111 +111,76 @@ def kvcache(
         q = append(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, length, lengths, cache_batch_idx, block_table,
             cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
-            batch, capacity, added, flags, device, stream, vec,
+            batch, capacity, added, flags, device, current_stream(device), vec,
         )  # fmt: skip
 
-    kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
-    group = nheads // nheads_k
-    m_rows = max_seqlen_q * group
-    table = block_table
-    if m_rows > kernel.block_m:
-        kernel = find_one("extend", device, dtype, head_dim)
-        if table is None:
-            table = cache_batch_idx
-            if table is None:
-                table = torch.arange(batch, dtype=torch.int32, device=q.device)
-            page_size, table_stride = _ENDLESS, table.stride(0)
-    unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
-    if block_table is not None and capacity // unit >= _MAX_PAGE_UNITS:
-        raise ValueError(
-            f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
-            f"with {page_size} a page"
-        )
-    left, right = window_of(causal, window_left, window_right)
-    m_blocks = -(-m_rows // kernel.block_m)
-    programs = m_blocks * nheads_k * batch
-    blocks = -(-min(length + added, capacity, left + right + max_seqlen_q) // kernel.block_n)
-    if num_splits == 0:
-        num_splits = splits(programs, blocks, max(_units(device) - sm_margin, 1))
-    elif num_splits > blocks:
-        num_splits = max(blocks, 1)
-    partial = partial_lse = lse
-    if num_splits > 1:
-        if lse.numel() * head_dim >= 1 << 31:
-            raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim}")
-        partial = torch.empty((num_splits, *lse.shape, head_dim), dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty((num_splits, *lse.shape), dtype=torch.float32, device=q.device)
-    if out is None:
-        result = torch.empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype, device=q.device)
+    parts = num_splits > 1 or attention_chunk > 0 or descales is not None
+    if not parts and _many(max_seqlen_q, batch, q, k_cache, score_kind(softcap, alibi_slopes, 0.0, softmax_scale)):
+        if cu_seqlens_k_new is not None:
+            lengths = cu_seqlens_k_new.diff() + (length if lengths is None else lengths)
+        elif lengths is not None:
+            lengths = lengths + added
+        length = min(length + added, capacity)
+        if lengths is not None:
+            lengths = lengths.clamp_(max=capacity)
+        result, lse = _attend_whole(
+            q, k_cache, v_cache, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
+            cu_seqlens_q, max_seqlen_q, length, lengths, cache_batch_idx, cache_leftpad, block_table,
+        )  # fmt: skip
     else:
-        result = aligned(out, vec)
-    if descales is not None:
-        flags |= HAS_DESCALE
-        descales = descales[0].contiguous(), descales[1].contiguous(), descales[2].contiguous()
-    if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
-        partial_lse.fill_(float("inf"))
-        if num_splits == 1:
-            result.zero_()
-    pointer = kernel.pointer
-    kernel.launch(
-        device, stream, programs * num_splits, 1, 1,
-        pointer(q), pointer(k_cache), pointer(v_cache), pointer(result), pointer(lse),
-        pointer(partial), pointer(partial_lse),
-        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes),
-        *kernel.optional(table, cache_batch_idx), *map(pointer, descales or (lse, lse, lse)),
-        softmax_scale, softcap, unit / max(page_size, 1),
-        *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
-        *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
-        page_size, 4 if unit == _PAGE_UNIT else 0,
-        nheads_k, group, max_seqlen_q, length, added, capacity, head_dim // vec, left, right, attention_chunk,
-        lse.numel(), m_blocks, num_splits, flags,
-    )  # fmt: skip
-    if num_splits > 1:
-        rows = (lse_b, 1, lse_h)
-        outer = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
-        _join(
-            partial, partial_lse, result, lse,
-            (lse.numel() * head_dim, *(stride * head_dim for stride in rows), lse.numel(), *rows, *outer, *rows),
-            nheads, q.shape[-3], head_dim, num_splits,
+        result, lse = attend_in_parts(
+            q, k_cache, v_cache, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
+            cu_seqlens_q, max_seqlen_q, length, lengths, cache_batch_idx, cache_leftpad, block_table,
+            cu_seqlens_k_new, added, num_splits, attention_chunk, sm_margin, descales,
         )  # fmt: skip
     if k is not None:
         for cache, used in zip(given, (k_cache, v_cache), strict=True):
             if cache is not used:
                 cache.copy_(used)
-    if out is not None and result is not out:
-        result = out.copy_(result)
     return result, lse
 
 
-def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """As `backends.torch.combine`, for fp32 parts with head_dim dense."""
-    batch, seqlen, nheads, head_dim = out.shape
-    lse = torch.empty((batch, nheads, seqlen), dtype=torch.float32, device=out.device).transpose(1, 2)
-    strides = (*partial.stride()[:4], *partial_lse.stride(), *out.stride()[:3], *lse.stride())
-    _join(partial, partial_lse, out, lse, strides, nheads, seqlen, head_dim, partial.shape[0])
-    return lse
+def _many(max_seqlen_q: int, batch: int, q: torch.Tensor, k_cache: torch.Tensor, kind: str) -> bool:
+    """Whether there are enough queries to leave the keys of each sequence whole."""
+    nheads, device = q.shape[-2], q.get_device()
+    if max_seqlen_q * (nheads // k_cache.shape[2]) <= _FEW_ROWS:
+        return False
+    (kernel,) = find(("fwd",), device, q.dtype, q.shape[-1], kind)
+    return _BLOCKS_PER_UNIT * -(-max_seqlen_q // kernel.block_m) * nheads * batch >= units(device)
 
 
-def _join(
-    partial: torch.Tensor,
-    partial_lse: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    strides: tuple[int, ...],
-    nheads: int,
-    seqlen: int,
-    head_dim: int,
-    num_splits: int,
-) -> None:
-    """Launches `attn_combine` with its strides."""
-    device = out.get_device()
-    kernel = find_one("combine", device, out.dtype, head_dim)
-    pointer = kernel.pointer
-    kernel.launch(
-        device, current_stream(device), lse.numel(), -(-head_dim // COLUMNS), 1,
-        pointer(partial), pointer(partial_lse), pointer(out), pointer(lse),
-        *strides, nheads, seqlen, head_dim, num_splits,
+def _attend_whole(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    max_seqlen_q: int,
+    length: int,
+    lengths: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    cache_leftpad: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of many queries to the first `length`, or each sequence's `lengths`, keys of the cache."""
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if block_table is None and cache_batch_idx is not None:
+        block_table = cache_batch_idx[:, None]  # each line is a page
+    if lengths is None and block_table is None:
+        k_cache, v_cache = k_cache[:, :length], v_cache[:, :length]
+    elif lengths is None:
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    result, lse, _, _ = forward(
+        q, k_cache, v_cache, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, 0.0, False,
+        None, cu_seqlens_q, None, max_seqlen_q, length, lengths, cache_leftpad, block_table,
     )  # fmt: skip
+    return result, lse
 
 
 def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:
