@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_kernels
+from flash_attn.backends import triton_attention, triton_kernels
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
@@ -57,14 +57,16 @@ def wanted() -> bool:
 def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """As `triton.forward`, with the kernel that is fastest here."""
     q, k, _, _, scale, causal, left, right, softcap, slopes, dropout_p, _, rng_state, cu_q, _, max_q, max_k = args[:17]
-    block_table = args[19]
+    leftpad_k, block_table = args[18:20]
     if dropout_p > 0.0 and rng_state is None:  # drawn once: the search must not advance torch's generator
         rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
     args = (*args[:12], rng_state, *args[13:])
     if cu_q is None:
         max_q, max_k = q.shape[1], k.shape[1] if block_table is None else max_k
-    ops = ("fwd",) if block_table is None else ("fwd-paged",)
     kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
+    ops = ("fwd",)
+    if block_table is not None:
+        ops = triton_attention.paged_ops(k, leftpad_k, q.get_device(), q.dtype, q.shape[-1], kind)
     shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
     _choose(ops, q, kind, shape, lambda: backend.forward(*args))
     return backend.forward(*args)

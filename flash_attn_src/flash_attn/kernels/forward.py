@@ -36,6 +36,10 @@ from flash_attn.kernels.tiles import (
     zero_pair,
 )
 
+# How the keys of a cache in pages are found.
+ROWS = tl.constexpr(1)
+WHOLE_BLOCKS = tl.constexpr(2)
+
 
 @triton.jit
 def _tile(
@@ -50,34 +54,41 @@ def _tile(
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout"
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
-    if PAGED and DEPTH < BLOCK_D + TAIL:
+    start, limit = n, seqlen_k
+    if PAGED == WHOLE_BLOCKS:
+        start = n % page_size
+        limit = seqlen_k - (n - start)
+        page = tl.load(table + n // page_size).to(tl.int64)
+        k_head += page * stride_kp
+        v_head += page * stride_vp
+    if PAGED == ROWS and DEPTH < BLOCK_D + TAIL:
         s = deep_dot_paged(
             q_rows, rows - first, stride_qm, seqlen_q - first,
             k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
-    elif PAGED:
+    elif PAGED == ROWS:
         k, k_tail = load_paged_pair(
             k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D, TAIL
         )
         s = dot_pair(q, q_tail, k, k_tail, TAIL)
     elif DEPTH < BLOCK_D + TAIL:
         s = deep_dot(
-            q_rows, 0, rows - first, stride_qm, seqlen_q - first, k_head, n, offs_n, stride_kn, seqlen_k,
+            q_rows, 0, rows - first, stride_qm, seqlen_q - first, k_head, start, offs_n, stride_kn, limit,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
         k, k_tail = load_pair(
-            k_head, n, offs_n, stride_kn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+            k_head, start, offs_n, stride_kn, limit, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
         )
         s = dot_pair(q, q_tail, k, k_tail, TAIL)
-    if PAGED:
+    if PAGED == ROWS:
         v, v_tail = load_paged_pair(
             v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D, TAIL
         )
     else:
         v, v_tail = load_pair(
-            v_head, n, offs_n, stride_vn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+            v_head, start, offs_n, stride_vn, limit, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
         )
     if SHAPED:
         s = s * (scale * LOG2E)
@@ -127,7 +138,8 @@ def attn_fwd(
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
-    PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page.
+    PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page. ROWS: each key looks for
+    its page. WHOLE_BLOCKS: blocks of BLOCK_N do, as no block crosses a page and nothing pads the left.
     KIND: see `variants.KINDS`; `any` tests for softcap and dropout when it runs.
     """
     m_block, plane = place(m_blocks, planes, chunk, DIES)
@@ -168,7 +180,7 @@ def attn_fwd(
     leftpad = 0
     if PAGED:
         table += batch64 * stride_tb
-        if flags & HAS_LEFTPAD_K:
+        if PAGED == ROWS and flags & HAS_LEFTPAD_K:
             leftpad = tl.load(leftpad_k + batch)
     else:
         k += batch64 * stride_kb * VEC + k_start.to(tl.int64) * stride_kn

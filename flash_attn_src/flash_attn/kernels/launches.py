@@ -63,7 +63,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
                 "HALF_UP": tuning.half_up(target),
             }
         if symbol == "attn_fwd":
-            constants["PAGED"] = variant.op == "fwd-paged"
+            constants["PAGED"] = {"fwd-paged": 1, "fwd-paged-whole": 2}.get(variant.op, 0)  # see forward.py
     return Specification(module, symbol, constants, options)
 
 

@@ -52,12 +52,12 @@ def config(target: str, variant: Variant) -> Config:
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
     # Without a row of its own a paged cache takes the tile of packed keys, and 96 and 192 that of 128 and 256.
     op, block_d = variant.op, variant.block_d
-    if (op, bits, block_d) not in table and op == "fwd-paged":
+    if (op, bits, block_d) not in table and op.startswith("fwd-paged"):
         op = "fwd"
     if (op, bits, block_d) not in table:
         block_d = 1 << block_d.bit_length()
     configs = table[op, bits, block_d]
-    if variant.op == "fwd-paged":
+    if variant.op.startswith("fwd-paged"):
         return configs[0 if variant.kind == "plain" else -1]
     return configs[min(kinds(variant.op, variant.dtype).index(variant.kind), len(configs) - 1)]
 

@@ -15,6 +15,7 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 OPS = {
     "fwd": ("forward", "attn_fwd"),
     "fwd-paged": ("forward", "attn_fwd"),
+    "fwd-paged-whole": ("forward", "attn_fwd"),
     "probabilities": ("probabilities", "attn_probabilities"),
     "bwd-delta": ("backward", "attn_bwd_delta"),
     "bwd-dkdv": ("backward", "attn_bwd_dkdv"),
@@ -152,7 +153,7 @@ def bucket(head_dim: int, op: str = "fwd") -> int:
 
 def kinds(op: str, dtype: str) -> tuple[str, ...]:
     """The kinds in which an operation exists ahead of time."""
-    return _FEWER_KINDS.get(op) or (("plain", "any") if dtype == "fp32" or op == "fwd-paged" else KINDS)
+    return _FEWER_KINDS.get(op) or (("plain", "any") if dtype == "fp32" or op.startswith("fwd-paged") else KINDS)
 
 
 def blocks(op: str, kind: str) -> tuple[int, ...]:
@@ -176,7 +177,7 @@ def dtypes(op: str, target: str) -> tuple[str, ...]:
     small = fp8_format(target)
     if op in ("decode", "decode-paged", "extend", "append", "fp8-cast-v") and small is not None:
         return (*DTYPES, small)
-    if op in FP32_ARGUMENTS:
+    if op in FP32_ARGUMENTS or op == "fwd-paged-whole":
         return tuple(dtype for dtype in DTYPES if dtype != "fp32")
     if not op.startswith("fp8-"):
         return DTYPES
