@@ -98,8 +98,8 @@ def flash_attn_func(
         )  # fmt: skip
         return _cut(result, v.shape[-1])
     left, right = check_dense(
-        *map(fp8.stand_in, (q, k, v)), 0.0, window_size, softcap, None, softmax_scale, causal, deterministic,
-        return_attn_probs,
+        fp8.stand_in(q), fp8.stand_in(k), fp8.stand_in(v), 0.0, window_size, softcap, None, softmax_scale, causal,
+        deterministic, return_attn_probs,
     )  # fmt: skip
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
@@ -220,8 +220,8 @@ def flash_attn_varlen_func(
         return _cut(result, v.shape[-1])
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     check_varlen(
-        *map(fp8.stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, window_size,
-        softcap, None, softmax_scale, causal, deterministic, return_attn_probs, None,
+        fp8.stand_in(q), fp8.stand_in(k), fp8.stand_in(v), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0,
+        window_size, softcap, None, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     if is_fp8(q):

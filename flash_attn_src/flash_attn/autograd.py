@@ -113,6 +113,7 @@ def _first_gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.T
         dout = _pad(dout)
     elif not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
         dout = maybe_contiguous(dout)
+    results: tuple[torch.Tensor, ...]
     if packed == 1:
         results = dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     else:

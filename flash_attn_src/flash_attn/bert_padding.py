@@ -102,7 +102,7 @@ def unpad_input(
 if BEFORE_2_7:
     _unpad_input = unpad_input
 
-    def unpad_input(  # type: ignore[misc,no-redef]
+    def unpad_input(  # type: ignore[misc]
         hidden_states: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """The tokens of hidden_states (batch, seqlen, ...) where attention_mask (batch, seqlen) is 1, end to end.

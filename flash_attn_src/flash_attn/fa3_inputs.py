@@ -10,8 +10,10 @@ from flash_attn.arguments import check_index
 from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.backends.torch_fp8 import is_fp8
 
+_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+
+def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Three | None:
     """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
     where all have one, or are wrong in other ways."""
     if not all(isinstance(x, torch.Tensor) and x.dim() and x.layout is torch.strided for x in (q, k, v)):
@@ -21,10 +23,10 @@ def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[tor
     width = max(q.shape[-1], v.shape[-1])
     if width > MAX_HEAD_DIM:
         raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
-    return tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return pad(q, (0, width - q.shape[-1])), pad(k, (0, width - k.shape[-1])), pad(v, (0, width - v.shape[-1]))
 
 
-def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> tuple[torch.Tensor, ...] | None:
+def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> _Three | None:
     """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
     heads_k = k.shape[-2]
     found = []
@@ -43,7 +45,8 @@ def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descale
                 f"({batch}, {heads_k}) on {q.device}"
             )
         found.append(descale)
-    return tuple(found) if is_fp8(q) else None
+    q_descale, k_descale, v_descale = found
+    return (q_descale, k_descale, v_descale) if is_fp8(q) else None
 
 
 def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> fp8.Descales:

@@ -62,16 +62,16 @@ class _Attention(torch.autograd.Function):
         softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
         dtype = select(q).format_of(q) if q.is_cuda else torch.float8_e4m3fn
         offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
-        rounded = [
+        q, k, v = [
             round_trip(x, factor, dtype, cu).to(x.dtype)
             for x, factor, cu in zip((q, k, v), factors, offsets, strict=True)
         ]
-        gradients = tuple(torch.empty_like(x) for x in rounded)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dispatch.backward(
-            maybe_contiguous(dout), *rounded, out, softmax_lse, *gradients, softmax_scale, causal, left, right, softcap,
+            maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
             alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
         )  # fmt: skip
-        return *gradients, *(None,) * 6
+        return dq, dk, dv, *(None,) * 6
 
 
 def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def flash_attn_fp8_func(
     if descale_do is not None:
         raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
     window = check_dense(
-        *map(stand_in, (q, k, v)), dropout_p, window_size, softcap, alibi_slopes,
+        stand_in(q), stand_in(k), stand_in(v), dropout_p, window_size, softcap, alibi_slopes,
         softmax_scale, causal, deterministic, return_attn_probs,
     )  # fmt: skip
     return attend(
@@ -190,10 +190,10 @@ def flash_attn_qkvpacked_fp8_func(
 ) -> Result:
     """flash_attn_fp8_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim)."""
     _check_packed(qkv, 5)
+    q, k, v = qkv.unbind(-3)
     return flash_attn_fp8_func(
-        *qkv.unbind(-3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs,
-    )  # fmt: skip
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
 
 
 def flash_attn_varlen_fp8_func(
@@ -222,8 +222,8 @@ def flash_attn_varlen_fp8_func(
         raise NotImplementedError("block_table: attention in FP8 casts whole sequences, a paged cache is not there")
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     window = check_varlen(
-        *map(stand_in, (q, k, v)), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size,
-        softcap, alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
+        stand_in(q), stand_in(k), stand_in(v), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+        window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
     )  # fmt: skip
     return attend(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal, window,
@@ -246,7 +246,8 @@ def flash_attn_varlen_qkvpacked_fp8_func(
 ) -> Result:
     """flash_attn_varlen_fp8_func with q, k, v in one tensor (total, 3, heads, head_dim)."""
     _check_packed(qkv, 4)
+    q, k, v = qkv.unbind(-3)
     return flash_attn_varlen_fp8_func(
-        *qkv.unbind(-3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip

@@ -87,7 +87,8 @@ def check_kvcache(
             and cu_seqlens_q is None
             and cu_seqlens_k_new is None
             and rotary_seqlens is None
-            and (type(cache_seqlens) is int or _is_index(cache_seqlens, (batch,), device))
+            # isinstance, which mypy would narrow by, takes longer.
+            and (type(cache_seqlens) is int or _is_index(cache_seqlens, (batch,), device))  # type: ignore[arg-type]
             and (
                 (batch_cache == batch if cache_batch_idx is None else _is_index(cache_batch_idx, (batch,), device))
                 if block_table is None

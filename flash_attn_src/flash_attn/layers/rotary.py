@@ -67,7 +67,7 @@ def _written(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
     if is_dynamo_compiling():
         x.data.copy_(turned.detach())
     else:  # torch.export by itself does not see what is done to x.data
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(x):
+        with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(x):
             x.copy_(turned)
     return turned
 

@@ -54,7 +54,7 @@ class CrossEntropyLoss(torch.nn.Module):
         """The loss of input (rows, classes), target int (rows,): the logits and labels of cross_entropy_loss, which its
         errors speak of."""
         known = {} if precomputed_lse is None else {"precomputed_lse": precomputed_lse}
-        losses = cross_entropy_loss(
+        loss, z_loss = cross_entropy_loss(
             input,
             target,
             **known,
@@ -65,11 +65,9 @@ class CrossEntropyLoss(torch.nn.Module):
             inplace_backward=self.inplace_backward,
             process_group=self.process_group,
         )
-        if self.reduction == "none":
-            reduced = losses
-        else:
-            reduced = tuple(each.sum() for each in losses)
+        if self.reduction != "none":
+            loss, z_loss = loss.sum(), z_loss.sum()
             if self.reduction == "mean":
                 counted = (target != self.ignore_index).sum()
-                reduced = tuple(each / counted for each in reduced)
-        return reduced if self.return_z_loss else reduced[0]
+                loss, z_loss = loss / counted, z_loss / counted
+        return (loss, z_loss) if self.return_z_loss else loss

@@ -102,9 +102,12 @@ class FlashSelfAttention(_FlashInner):
         heads, head_dim); returns it without the 3."""
         if (cu_seqlens is None) != (max_seqlen is None):
             raise ValueError("cu_seqlens, max_seqlen: got only one of them, wanted both or neither")
-        if cu_seqlens is None:
-            return flash_attn_qkvpacked_func(qkv, **self._options(causal))
-        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, **self._options(causal))
+        if cu_seqlens is None or max_seqlen is None:
+            out = flash_attn_qkvpacked_func(qkv, **self._options(causal))
+        else:
+            out = flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, **self._options(causal))
+        assert isinstance(out, torch.Tensor)  # a tuple comes with return_attn_probs alone
+        return out
 
 
 class FlashCrossAttention(_FlashInner):
@@ -133,13 +136,19 @@ class FlashCrossAttention(_FlashInner):
     ) -> torch.Tensor:
         """q (batch, seqlen_q, heads, head_dim), kv (batch, seqlen_k, 2, heads_k, head_dim), or packed, without batch,
         with cu_seqlens and max_seqlen of q and cu_seqlens_k and max_seqlen_k of kv; returns q's shape."""
-        lengths = (cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k)
-        if all(each is None for each in lengths):
-            return flash_attn_kvpacked_func(q, kv, **self._options(causal))
-        names = ("cu_seqlens", "cu_seqlens_k", "max_seqlen", "max_seqlen_k")
-        if missing := [name for name, each in zip(names, lengths, strict=True) if each is None]:
-            raise ValueError(f"{', '.join(missing)}: got None, wanted all of {', '.join(names)} or none")
-        return flash_attn_varlen_kvpacked_func(q, kv, *lengths, **self._options(causal))
+        if cu_seqlens is None or cu_seqlens_k is None or max_seqlen is None or max_seqlen_k is None:
+            lengths = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, "max_seqlen": max_seqlen,
+                       "max_seqlen_k": max_seqlen_k}  # fmt: skip
+            missing = [name for name, each in lengths.items() if each is None]
+            if len(missing) < len(lengths):
+                raise ValueError(f"{', '.join(missing)}: got None, wanted all of {', '.join(lengths)} or none")
+            out = flash_attn_kvpacked_func(q, kv, **self._options(causal))
+        else:
+            out = flash_attn_varlen_kvpacked_func(
+                q, kv, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k, **self._options(causal)
+            )
+        assert isinstance(out, torch.Tensor)  # a tuple comes with return_attn_probs alone
+        return out
 
 
 def check_mask(key_padding_mask: torch.Tensor | None, keys: torch.Tensor) -> None:

@@ -100,9 +100,9 @@ class MHA(nn.Module):
             check_int("layer_idx", layer_idx, 0)
         if check_int("rotary_emb_dim", rotary_emb_dim, 0, embed_dim // num_heads) % 2:
             raise ValueError(f"rotary_emb_dim: got {rotary_emb_dim}, wanted an even number")
-        for name, base in (("rotary_emb_base", rotary_emb_base), ("rotary_emb_scale_base", rotary_emb_scale_base)):
-            if base is not None or name == "rotary_emb_base":
-                check_number(name, base, *BASES)
+        check_number("rotary_emb_base", rotary_emb_base, *BASES)
+        if rotary_emb_scale_base is not None:
+            check_number("rotary_emb_scale_base", rotary_emb_scale_base, *BASES)
         for name, asked in (("use_alibi", use_alibi), ("window_size", tuple(window_size) != (-1, -1))):
             if asked and not use_flash_attn:
                 raise ValueError(f"{name}: needs use_flash_attn=True")
@@ -261,11 +261,13 @@ class MHA(nn.Module):
             cache[:, params.seqlen_offset : end] = kv
             return inner(q, cache[:, :end])
         assert isinstance(inner, FlashCrossAttention)
-        return flash_attn_with_kvcache(
+        out = flash_attn_with_kvcache(
             q, cache[:, :, 0], cache[:, :, 1], kv[:, :, 0], kv[:, :, 1], **rotary, cache_seqlens=offset,
             softmax_scale=inner.softmax_scale, causal=inner.causal, window_size=inner.window_size,
             alibi_slopes=None if inner.alibi_slopes is None else inner.alibi_slopes.float(),
         )  # fmt: skip
+        assert isinstance(out, torch.Tensor)  # a tuple comes with return_softmax_lse alone
+        return out
 
     def _check(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ def check_tensor(
         raise ValueError(f"{name}: got a tensor on {x.device}, wanted {like.device}")
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, below: bool = False) -> float:
+def check_number(name: str, value: float, low: float, high: float, *, below: bool = False) -> float:
     """value as a float within low..high, high excluded if `below`; NaN is never."""
     if isinstance(value, bool) or not is_number(value):
         raise TypeError(f"{name}: got {value!r}, wanted a number")
@@ -50,7 +49,7 @@ def check_number(name: str, value: Any, low: float, high: float, *, below: bool 
     return number
 
 
-def check_int(name: str, value: Any, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
+def check_int(name: str, value: int, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
     """value, a plain int or something that stands for one, within low..high."""
     if isinstance(value, (torch.Tensor, bool)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")

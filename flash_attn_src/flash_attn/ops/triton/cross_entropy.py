@@ -148,7 +148,7 @@ class _CrossEntropy(torch.autograd.Function):
             z_losses = (square_scale * lse.square()).masked_fill(ignored, 0.0)
             losses = losses + lse.masked_fill(ignored, 0.0) + z_losses
         ctx.save_for_backward(logits, labels, lse)
-        ctx.options, ctx.inplace = options, inplace_backward
+        ctx.options = (*options, inplace_backward)
         ctx.mark_non_differentiable(z_losses)
         return losses, z_losses
 
@@ -156,7 +156,7 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dlosses: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, labels, lse = ctx.saved_tensors
-        return launch_backward(logits, labels, lse, dlosses, *ctx.options, ctx.inplace), *(None,) * 8
+        return launch_backward(logits, labels, lse, dlosses, *ctx.options), *(None,) * 8
 
 
 def launch_forward(

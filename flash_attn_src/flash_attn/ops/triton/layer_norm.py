@@ -157,6 +157,7 @@ def layer_norm_linear_fn(
         x, norm_weight, norm_bias, residual, None, None, None, eps, 0.0, None, True, residual_in_fp32, False,
         is_rms_norm, False, dtype,
     )  # fmt: skip
+    assert y is not None  # masks alone may be None
     out = linear(y, linear_weight.to(dtype), None if linear_bias is None else linear_bias.to(dtype))
     return (out, z) if prenorm else out
 
@@ -164,7 +165,7 @@ def layer_norm_linear_fn(
 def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
     """What the two references share: the parts of layer_norm_fn, each rounded to x's dtype unless upcast."""
     names = ("x", "weight", "bias", "residual", "x1", "weight1", "bias1", "eps", "dropout_p", "rowscale")
-    _check(*(arguments[name] for name in names), None, None, None)
+    _check(**{name: arguments[name] for name in names}, out_dtype=None, out=None, residual_out=None)
     for name in ("dropout_mask", "dropout_mask1"):
         if arguments[name] is not None:
             x = arguments["x"]
