@@ -81,12 +81,13 @@ def attend_in_parts(
     flags = flags_of(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
     if cache_batch_idx is not None:
         flags |= HAS_CACHE_BATCH_IDX
-    kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim)
+    kind = "plain" if softcap == 0.0 and alibi_slopes is None else "any"
+    kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim, kind)
     group = nheads // nheads_k
     m_rows = max_seqlen_q * group
     table = block_table
     if m_rows > kernel.block_m:
-        kernel = find_one("extend", device, dtype, head_dim)
+        kernel = find_one("extend", device, dtype, head_dim, kind)
         if table is None:
             table = cache_batch_idx
             if table is None:

@@ -16,6 +16,8 @@ from flash_attn.kernels.common import (
     LN2,
     LOG2E,
     alibi_bias,
+    capped,
+    narrow,
     query_span,
     row_stride,
 )
@@ -66,6 +68,70 @@ def _seen(position, sk, window_left, window_right, chunk):
     return first, last
 
 
+@triton.jit
+def _block(
+    acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
+    table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
+    MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
+):  # fmt: skip
+    """Keys n .. n + BLOCK_N, of which rows see `first` to `last`; without MASK all of them, and all exist."""
+    offs_n = tl.arange(0, BLOCK_N)
+    cols = n + offs_n
+    limit = sk if MASK else n + BLOCK_N
+    inside = cols < limit
+    if DEPTH < BLOCK_D:
+        s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for d in tl.range(0, BLOCK_D, DEPTH):
+            part = d + tl.arange(0, DEPTH)
+            q_part = tl.load(
+                q_rows[:, None] + part[None, :], mask=real[:, None] & (part[None, :] < head_dim), other=0.0
+            )
+            if PAGED:
+                k_part = _load_paged(
+                    k + d, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+                    stride_kp, stride_kn, head_dim - d, DEPTH,
+                )  # fmt: skip
+            else:
+                k_part = load_tile(k + d, n, offs_n, stride_kn, limit, head_dim - d, DEPTH)
+            s = tl.dot(_wide(q_part), tl.trans(_wide(k_part)), s, input_precision="ieee")
+    else:
+        if PAGED:
+            k_tile = _load_paged(
+                k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+                stride_kp, stride_kn, head_dim, BLOCK_D,
+            )  # fmt: skip
+        else:
+            k_tile = load_tile(k, n, offs_n, stride_kn, limit, head_dim, BLOCK_D)
+        s = tl.dot(_wide(q_tile), tl.trans(_wide(k_tile)), input_precision="ieee")
+    if PAGED:
+        v_tile = _load_paged(
+            v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+            stride_vp, stride_vn, head_dim, BLOCK_D,
+        )  # fmt: skip
+    else:
+        v_tile = load_tile(v, n, offs_n, stride_vn, limit, head_dim, BLOCK_D)
+    v_tile = _wide(v_tile)
+    s *= scale
+    if SHAPED:
+        # Selections, as a branch would keep the loads of this loop from being pipelined.
+        cap = tl.where(softcap > 0.0, softcap, 1.0)
+        s = tl.where(softcap > 0.0, capped(s, cap, 1.0 / cap)[0], s)
+        s += alibi_bias(slope[:, None], position[:, None], cols[None, :], 0)
+    if MASK:
+        s = tl.where(cols[None, :] <= last[:, None], s, float("-inf"))
+        s = tl.where(cols[None, :] >= first[:, None], s, float("-inf"))
+    m_new = tl.maximum(m_i, tl.max(s, 1))
+    # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
+    m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
+    p = tl.exp2(s * LOG2E - (m_sub * LOG2E)[:, None])
+    alpha = tl.exp2((m_i - m_sub) * LOG2E)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    acc = tl.dot(narrow(p, v_tile.dtype, HALF_UP), v_tile, acc, input_precision="ieee")
+    return acc, m_new, l_i
+
+
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_decode(
     q, k, v, out, lse, partial, partial_lse,
@@ -78,7 +144,7 @@ def attn_decode(
     nheads_k, group, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, window_left, window_right, chunk,
     lse_rows, m_blocks, num_splits, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAGED: tl.constexpr,
+    DEPTH: tl.constexpr, PAGED: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits parts of the keys that they see.
 
@@ -88,6 +154,7 @@ def attn_decode(
     keys are seen in the query's own chunk of so many only. FP8 numbers are widened to fp16, which holds them all;
     descales are (batch, nheads_k), and out then is bf16. With num_splits > 1 the results go to partial,
     (num_splits, lse_rows, head_dim), and partial_lse, both laid out as lse, -inf where a part holds no key.
+    SHAPED: there may be softcap and ALiBi.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -158,72 +225,37 @@ def attn_decode(
     stride_vp = stride_vb.to(tl.int64) * VEC
 
     slope = tl.zeros((BLOCK_M,), tl.float32)
-    if flags & HAS_ALIBI:
+    if SHAPED and flags & HAS_ALIBI:
         slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)
     out_scale = 1.0
     if flags & HAS_DESCALE:
         place = batch * nheads_k + key_head
         scale *= tl.load(q_descale + place) * tl.load(k_descale + place)
         out_scale = tl.load(v_descale + place)
-    # softcap * tanh(s / softcap) as in common.capped, made ready for what it is made of in the loop.
-    twice_cap = 2.0 * softcap
-    exponent = 0.0
-    if softcap > 0.0:
-        exponent = 2.0 * LOG2E / softcap
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
-    offs_n = tl.arange(0, BLOCK_N)
-    for n in tl.range(lo, hi, BLOCK_N):
-        cols = n + offs_n
-        inside = cols < sk
-        if DEPTH < BLOCK_D:
-            s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            for d in tl.range(0, BLOCK_D, DEPTH):
-                part = d + tl.arange(0, DEPTH)
-                q_part = tl.load(
-                    q_rows[:, None] + part[None, :], mask=real[:, None] & (part[None, :] < head_dim), other=0.0
-                )
-                if PAGED:
-                    k_part = _load_paged(
-                        k + d, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
-                        stride_kp, stride_kn, head_dim - d, DEPTH,
-                    )  # fmt: skip
-                else:
-                    k_part = load_tile(k + d, n, offs_n, stride_kn, sk, head_dim - d, DEPTH)
-                s = tl.dot(_wide(q_part), tl.trans(_wide(k_part)), s, input_precision="ieee")
-        else:
-            if PAGED:
-                k_tile = _load_paged(
-                    k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
-                    stride_kp, stride_kn, head_dim, BLOCK_D,
-                )  # fmt: skip
-            else:
-                k_tile = load_tile(k, n, offs_n, stride_kn, sk, head_dim, BLOCK_D)
-            s = tl.dot(_wide(q_tile), tl.trans(_wide(k_tile)), input_precision="ieee")
-        if PAGED:
-            v_tile = _load_paged(
-                v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
-                stride_vp, stride_vn, head_dim, BLOCK_D,
-            )  # fmt: skip
-        else:
-            v_tile = load_tile(v, n, offs_n, stride_vn, sk, head_dim, BLOCK_D)
-        v_tile = _wide(v_tile)
-        s *= scale
-        # A selection, as a branch would keep the loads of this loop from being pipelined.
-        s = tl.where(softcap > 0.0, softcap - twice_cap / (tl.exp2(s * exponent) + 1.0), s)
-        s += alibi_bias(slope[:, None], position[:, None], cols[None, :], 0)
-        s = tl.where(cols[None, :] <= last[:, None], s, float("-inf"))
-        s = tl.where(cols[None, :] >= first[:, None], s, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(s, 1))
-        # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
-        m_sub = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.exp2((s - m_sub[:, None]) * LOG2E)
-        alpha = tl.exp2((m_i - m_sub) * LOG2E)
-        l_i = l_i * alpha + tl.sum(p, 1)
-        acc = acc * alpha[:, None]
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
-        m_i = m_new
+    # Blocks that every row sees whole need no masks: [full_lo, full_hi). A row beyond the last query sees what it will.
+    full_lo, _ = _seen(highest + sk - sq, sk, window_left, window_right, chunk)
+    _, full_hi = _seen(first_row // group + sk - sq, sk, window_left, window_right, chunk)
+    full_lo = tl.maximum(lo, (full_lo + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
+    full_hi = tl.minimum(hi, full_hi + 1) // BLOCK_N * BLOCK_N
+    full_lo = tl.minimum(full_lo, tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N) * BLOCK_N + lo)
+    full_hi = tl.maximum(full_hi, full_lo)
+    for n in tl.range(full_lo, full_hi, BLOCK_N):
+        acc, m_i, l_i = _block(
+            acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
+            table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, False, SHAPED, HALF_UP,
+        )  # fmt: skip
+    skipped = full_hi - full_lo
+    for i in tl.range(lo, hi - skipped, BLOCK_N):
+        n = tl.where(i < full_lo, i, i + skipped)
+        acc, m_i, l_i = _block(
+            acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
+            table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
+        )  # fmt: skip
 
     empty = l_i == 0.0
     acc = acc * (out_scale / tl.where(empty, 1.0, l_i))[:, None]

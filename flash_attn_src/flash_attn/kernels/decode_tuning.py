@@ -2,8 +2,9 @@
 
 cuda: chosen so that no register spills, and so that two programs or more share a multiprocessor, each with a block of
 keys and values in flight; not swept on a GPU (`python benchmarks/decode.py --sweep`).
-cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory. Two
-do on rdna: `extend` in fp32 with dim 128, and `decode-paged` in fp16 with dim 128 on rdna2.
+cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory, and
+for FP8 and `extend` on cdna those whose main loop counts least for a key (vector instructions, LDS, matrix). Two spill
+on rdna: `extend` in fp32 with dim 128, and `decode-paged` in fp16 with dim 128 on rdna2.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ def splits(programs: int, blocks: int, units: int) -> int:
 
 
 C = Config
+# Matrix instructions of 16 rows where a warp has no 32 of its own: two warps that share rows pass the probabilities to
+# each other through LDS, 1 or 2 bytes at a time. By the count of gfx942's main loops (vector cycles, LDS, matrix) that
+# is worth 1.3 to 1.9 for `extend`, and with tiles that fit it 2.2 and 2.7 for FP8 of dims 128 and 256.
+_ROWS_OF_16 = (("matrix_instr_nonkdim", 16),)
 # (operation, element bits, head-dim bucket); "decode" serves decode-paged too where that has no row of its own.
 _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
     "cuda": {
@@ -86,9 +91,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
         ("decode", 32, 64): C(16, 32, 4, 2),
         ("decode", 32, 128): C(16, 32, 4, 2),
         ("decode", 32, 256): C(16, 16, 4, 2),
-        ("extend", 16, 64): C(64, 64, 4),
-        ("extend", 16, 128): C(64, 64, 4),
-        ("extend", 16, 256): C(64, 32, 8),
+        ("extend", 16, 64): C(64, 64, 4, options=_ROWS_OF_16),
+        ("extend", 16, 128): C(64, 64, 4, options=_ROWS_OF_16),
+        ("extend", 16, 256): C(64, 32, 4, options=_ROWS_OF_16),
         ("extend", 32, 64): C(64, 32, 4),
         ("extend", 32, 128): C(32, 32, 4),
         ("extend", 32, 256): C(16, 16, 4),
@@ -132,10 +137,10 @@ _FP8: dict[tuple[str, int], tuple[Config, Config]] = {
     ("cuda", 64): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
     ("cuda", 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
     ("cuda", 256): (C(128, 64, 8, 2), C(64, 32, 4, 2)),
-    ("cdna", 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 8)),
-    ("cdna", 128): (C(128, 64, 8), C(128, 64, 8)),
-    ("cdna", 256): (C(64, 64, 8), C(64, 32, 8)),
+    ("cdna", 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 4)),
+    ("cdna", 128): (C(128, 64, 4, 2), C(128, 64, 8, options=_ROWS_OF_16)),
+    ("cdna", 256): (C(128, 64, 8, 2, options=_ROWS_OF_16), C(128, 64, 8, options=_ROWS_OF_16)),
     ("rdna3", 64): (C(128, 32, 8), C(128, 32, 8)),
-    ("rdna3", 128): (C(64, 32, 8), C(64, 32, 8)),
-    ("rdna3", 256): (C(32, 32, 8), C(32, 32, 8)),
+    ("rdna3", 128): (C(128, 32, 8), C(64, 32, 8)),
+    ("rdna3", 256): (C(128, 32, 8), C(128, 16, 8)),
 }

@@ -13,7 +13,7 @@ from flash_attn.runtime.variants import BLOCKS, OPS, Variant, fp8_format
 
 # The modules tuned by decode_tuning, and the constants that their kernels take.
 _OF_A_CACHE = {
-    "decode": ("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "PAGED"),
+    "decode": ("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "PAGED", "SHAPED", "HALF_UP"),
     "combine": ("BLOCK_N", "BLOCK_D"),
     "append": ("VEC", "BLOCK_M", "BLOCK_D"),
     "fp8": (),
@@ -47,7 +47,8 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
     if cached:
         constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
-        constants["PAGED"] = variant.op != "decode"
+        constants |= {"PAGED": variant.op != "decode", "SHAPED": variant.kind != "plain"}
+        constants["HALF_UP"] = tuning.half_up(target)
         taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
         return Specification(module, symbol, taken, options)
     if variant.op != "bwd-delta":

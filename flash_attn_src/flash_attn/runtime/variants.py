@@ -78,10 +78,10 @@ _LARGEST_UNEVEN = 4096
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
 _FEWER_KINDS = {
-    **dict.fromkeys(("bwd-delta", "decode", "decode-paged", "extend", "combine", "append"), ("plain",)),
+    **dict.fromkeys(("bwd-delta", "combine", "append"), ("plain",)),
     **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
     "probabilities": ("any",),
-    "fp8-fwd": ("plain", "any"),
+    **dict.fromkeys(("decode", "decode-paged", "extend", "fp8-fwd"), ("plain", "any")),
     **dict.fromkeys(BLOCKS, LAYER_KINDS),
 }
 
