@@ -6,6 +6,9 @@ came and what was wanted. On a GPU indices are not known on the host: torch asse
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import torch
 from torch.nn.functional import pad
 
@@ -15,6 +18,16 @@ from flash_attn.ops.checks import check_int, check_tensor
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, *_INTS, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Names of einops that clients import from here: verl and OpenRLHF.
+_EINOPS = ("rearrange", "repeat")
+
+
+def __getattr__(name: str) -> Any:
+    """rearrange and repeat of einops, loaded when asked for: nothing here needs it."""
+    if name not in _EINOPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("einops"), name)
 
 
 def _check_indices(indices: torch.Tensor, x: torch.Tensor, rows: int, shape: tuple[int, ...] | None = None) -> None:
@@ -59,6 +72,24 @@ def _put(name: str, values: torch.Tensor, indices: torch.Tensor, rows: int) -> t
 def index_first_axis_residual(x: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows of x at indices, x itself for a residual connection)."""
     return index_first_axis(x, indices), x.detach()
+
+
+class IndexFirstAxis:
+    """The name that clients know: `apply` is index_first_axis."""
+
+    apply = staticmethod(index_first_axis)
+
+
+class IndexPutFirstAxis:
+    """The name that clients know: `apply` is index_put_first_axis."""
+
+    apply = staticmethod(index_put_first_axis)
+
+
+class IndexFirstAxisResidual:
+    """The name that clients know: `apply` is index_first_axis_residual."""
+
+    apply = staticmethod(index_first_axis_residual)
 
 
 def _largest(lengths: torch.Tensor) -> int:

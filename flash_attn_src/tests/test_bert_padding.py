@@ -6,7 +6,11 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
+from flash_attn import bert_padding
 from flash_attn.bert_padding import (
+    IndexFirstAxis,
+    IndexFirstAxisResidual,
+    IndexPutFirstAxis,
     index_first_axis,
     index_first_axis_residual,
     index_put_first_axis,
@@ -128,3 +132,20 @@ def test_int32_indices() -> None:
     x, indices = torch.randn(3, 2), torch.tensor([4, 0, 2])
     assert torch.equal(pad_input(x, indices.int(), 1, 5), pad_input(x, indices, 1, 5))
     assert torch.equal(index_first_axis(x, indices.int() // 2), index_first_axis(x, indices // 2))
+
+
+def test_einops_and_autograd_functions_under_the_names_that_clients_import() -> None:
+    """rearrange as verl and OpenRLHF use it, `apply` as dolomite-engine does."""
+    from flash_attn.bert_padding import rearrange, repeat
+
+    hidden = torch.randn(2, 4)
+    indices = torch.tensor([1, 2, 7])
+    tokens = index_first_axis(rearrange(hidden.unsqueeze(-1), "b s ... -> (b s) ..."), indices)
+    assert torch.equal(tokens[:, 0], hidden.flatten()[indices])
+    assert repeat(indices, "n -> n d", d=3).shape == (3, 3)
+    rows = hidden.view(8, 1)
+    assert torch.equal(IndexFirstAxis.apply(rows, indices), tokens)
+    assert torch.equal(IndexPutFirstAxis.apply(tokens, indices, 8), index_put_first_axis(tokens, indices, 8))
+    assert torch.equal(IndexFirstAxisResidual.apply(rows, indices)[0], tokens)
+    with pytest.raises(AttributeError, match="has no attribute 'reduce'"):
+        _ = bert_padding.reduce
