@@ -1,0 +1,119 @@
+"""flash_attn.utils.distributed over two processes, against what they hold together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from flash_attn.utils import distributed
+
+
+def _gather(rank: int) -> list[torch.Tensor]:
+    """Rows, and the gradient of both ranks' weighted sums; through a transpose, as OpenRLHF gathers."""
+    part = torch.arange(6.0).view(2, 3).add(10 * rank).requires_grad_()
+    whole = distributed.all_gather(part.transpose(0, 1), dist.group.WORLD)
+    (whole * torch.arange(12.0).view(6, 2).mul(rank + 1)).sum().backward()
+    raw, handle = distributed.all_gather_raw(part.detach(), None, async_op=True)
+    handle.wait()
+    return [whole.detach(), part.grad, raw]
+
+
+def _scatter(rank: int) -> list[torch.Tensor]:
+    whole = torch.arange(8.0).view(4, 2).mul(rank + 1).requires_grad_()
+    part = distributed.reduce_scatter(whole, dist.group.WORLD)
+    (part * torch.tensor([1.0, 10.0]).add(rank)).sum().backward()
+    return [part.detach(), whole.grad]
+
+
+def _reduce(rank: int) -> list[torch.Tensor]:
+    each = torch.tensor([1.0, 2.0]).add(rank).requires_grad_()
+    total = distributed.all_reduce(each * 1, dist.group.WORLD)
+    (total * (rank + 2)).sum().backward()
+    return [total.detach(), each.grad]
+
+
+def _models(rank: int) -> list[torch.Tensor]:
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(1, 1, bias=False) for name in ("free", "shared", "summed")})
+    for each in model.parameters():
+        torch.nn.init.constant_(each, rank + 1.0)
+        each.grad = torch.full_like(each, rank + 5.0)
+    model["shared"].weight._shared_params = True
+    model["summed"].weight._sequence_parallel = True
+    distributed.sync_shared_params(model, dist.group.WORLD)
+    distributed.allreduce_sequence_parallel_grad(model, dist.group.WORLD)
+    return [torch.stack([x.detach() for x in model.parameters()]), torch.stack([x.grad for x in model.parameters()])]
+
+
+def _uneven(_rank: int) -> list[torch.Tensor]:
+    with pytest.raises(ValueError, match="input_: got 3 rows, wanted a multiple of 2"):
+        distributed.reduce_scatter(torch.zeros(3), dist.group.WORLD)
+    return []
+
+
+def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    queue.put((rank, [x.tolist() for x in work(rank)]))
+    dist.destroy_process_group()
+
+
+def _both(tmp_path: Path, work: Callable[[int], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """What each rank found."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=_one_rank, args=(r, str(tmp_path / "store"), work, queue)) for r in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    return [[torch.tensor(x) for x in found] for _, found in sorted(queue.get() for _ in workers)]
+
+
+def test_all_gather(tmp_path: Path) -> None:
+    parts = [torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(2)]
+    for rank, (whole, gradient, raw) in enumerate(_both(tmp_path, _gather)):
+        assert torch.equal(whole, torch.cat([x.t() for x in parts]))
+        assert torch.equal(raw, torch.cat(parts))
+        assert torch.equal(gradient, torch.arange(12.0).view(6, 2)[rank * 3 : rank * 3 + 3].t() * 3)
+
+
+def test_reduce_scatter(tmp_path: Path) -> None:
+    whole = torch.arange(8.0).view(4, 2) * 3
+    for rank, (part, gradient) in enumerate(_both(tmp_path, _scatter)):
+        assert torch.equal(part, whole[rank * 2 : rank * 2 + 2])
+        assert gradient.tolist() == [[1.0, 10.0]] * 2 + [[2.0, 11.0]] * 2
+
+
+def test_all_reduce(tmp_path: Path) -> None:
+    for rank, (total, gradient) in enumerate(_both(tmp_path, _reduce)):
+        assert total.tolist() == [3.0, 5.0]
+        assert gradient.tolist() == [rank + 2.0] * 2
+
+
+def test_parameters_and_gradients_of_a_model(tmp_path: Path) -> None:
+    for rank, (weights, gradients) in enumerate(_both(tmp_path, _models)):
+        assert weights.flatten().tolist() == [rank + 1.0, 1.0, rank + 1.0]
+        assert gradients.flatten().tolist() == [rank + 5.0, rank + 5.0, 11.0]
+
+
+def test_rows_that_do_not_divide(tmp_path: Path) -> None:
+    _both(tmp_path, _uneven)
+
+
+def test_parts_of_a_dim() -> None:
+    assert [distributed.get_dim_for_local_rank(10, 4, rank) for rank in range(4)] == [3, 3, 2, 2]
+    assert [distributed.get_dim_for_local_rank(512, 3, rank, 128) for rank in range(3)] == [256, 128, 128]
+    with pytest.raises(ValueError, match="local_rank: got 4, wanted 0 to 3"):
+        distributed.get_dim_for_local_rank(10, 4, 4)
+
+
+def test_what_is_no_tensor_of_rows() -> None:
+    with pytest.raises(TypeError, match="input_: got list"):
+        distributed.all_gather([1.0], None)
+    with pytest.raises(ValueError, match=r"input_: got shape \(\), wanted \(n, \.\.\.\)"):
+        distributed.all_gather(torch.tensor(1.0), None)
