@@ -14,6 +14,7 @@ import torch
 from flash_attn import chunks, fp8
 from flash_attn.arguments import (
     as_int,
+    check_alike,
     check_dense,
     check_index,
     check_kvcache,
@@ -27,12 +28,15 @@ from flash_attn.arguments import (
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import is_fp8
-from flash_attn.fa3_inputs import chosen_rows, descales_of, factors, one_head_dim, used_rows
+from flash_attn.fa3_backward import _flash_attn_backward
+from flash_attn.fa3_inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
 from flash_attn.flash_attn_interface import maybe_contiguous
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kvcache_op import attend as attend_to_cache
 
 __all__ = [
+    "_flash_attn_backward",
+    "_flash_attn_forward",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
@@ -367,6 +371,85 @@ def flash_attn_with_kvcache(
         return out
     nothing = softmax_lse.new_empty((0,))
     return *_result(out, softmax_lse, True), nothing, nothing
+
+
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_new: torch.Tensor | None = None,
+    v_new: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    out_: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: torch.Tensor | None = None,
+    kv_batch_idx: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    seqlens_rotary: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: torch.Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    *,
+    out: torch.Tensor | None = None,
+    window_size: Window | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse, out_partial, lse_partial), the last two empty: what the functions above are upstream, which
+    libraries call that put attention together from parts.
+
+    With cu_seqlens_k, flash_attn_varlen_func; else with cu_seqlens_q or any of k_new, seqused_k, page_table,
+    kv_batch_idx and leftpad_k, flash_attn_with_kvcache, k and v being the cache; else flash_attn_func. out_ is written
+    where given. out and window_size are older names, of out_ and of the window as one pair.
+    """
+    window = one_window(window_size_left, window_size_right, window_size)
+    descales = (q_descale, k_descale, v_descale)
+    cached = {"k_new": k_new, "page_table": page_table, "kv_batch_idx": kv_batch_idx, "leftpad_k": leftpad_k}
+    if cu_seqlens_k is not None:
+        if refused := [name for name, x in cached.items() if x is not None]:
+            raise NotImplementedError(f"{', '.join(refused)}: wanted None with cu_seqlens_k")
+        if cu_seqlens_q is None or max_seqlen_q is None or max_seqlen_k is None:
+            raise ValueError("cu_seqlens_q, max_seqlen_q, max_seqlen_k: got None, wanted all of them with cu_seqlens_k")
+        result = flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, softmax_scale,
+            causal, qv, *descales, window, attention_chunk, softcap, num_splits, pack_gqa, False, sm_margin, True,
+        )  # fmt: skip
+    elif seqused_q is not None:
+        raise NotImplementedError("seqused_q: wanted None without cu_seqlens_k")
+    elif cu_seqlens_q is not None or seqused_k is not None or any(x is not None for x in cached.values()):
+        result = flash_attn_with_kvcache(
+            q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx, leftpad_k, page_table,
+            cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, seqlens_rotary, *descales, softmax_scale, causal, window,
+            attention_chunk, softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, True,
+        )  # fmt: skip
+    else:
+        result = flash_attn_func(
+            q, k, v, softmax_scale, causal, qv, *descales, window, attention_chunk, softcap, num_splits, pack_gqa,
+            False, sm_margin, True,
+        )  # fmt: skip
+    found, softmax_lse = result[0], result[1]
+    if (given := out_ if out is None else out) is not None:
+        check_alike("out_", given, found, "the result")
+        found = given.copy_(found)
+    nothing = softmax_lse.new_empty((0,))
+    return found, softmax_lse, nothing, nothing
 
 
 def get_scheduler_metadata(

@@ -6,8 +6,9 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn import fp8
-from flash_attn.arguments import check_index
+from flash_attn.arguments import check_index, check_window
 from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
+from flash_attn.autograd import Window
 from flash_attn.backends.torch_fp8 import is_fp8
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -24,6 +25,19 @@ def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Three | 
     if width > MAX_HEAD_DIM:
         raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
     return pad(q, (0, width - q.shape[-1])), pad(k, (0, width - k.shape[-1])), pad(v, (0, width - v.shape[-1]))
+
+
+def one_window(left: int, right: int, window_size: Window | None) -> Window:
+    """The window of two arguments, or of the one that the private functions had before."""
+    edges = check_window((left, right))
+    if window_size is None:
+        return edges
+    window = check_window(window_size)
+    if edges not in ((-1, -1), window):
+        raise ValueError(
+            f"window_size: got {window_size!r}, wanted None with window_size_left = {left}, window_size_right = {right}"
+        )
+    return window
 
 
 def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> _Three | None:
