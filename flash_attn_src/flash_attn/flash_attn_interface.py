@@ -95,15 +95,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> ModuleType | bool:
     """flash_attn_gpu (before 2.7: flash_attn_cuda): the functions of upstream's extension, positional arguments and
     all, as a module whose name tells the backend: flash_attn_2_cuda, or flash_attn.flash_attn_triton_amd.interface_v2
-    for Triton. Loaded when asked for, as it imports this module."""
-    if name != _EXTENSION:
+    for Triton. Loaded when asked for, as it imports this module. USE_TRITON_ROCM: whether it is Triton."""
+    if name not in (_EXTENSION, "USE_TRITON_ROCM"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from flash_attn import backends
 
     by_triton = backends._gpu_backend is not backends.ck_backend
+    if name != _EXTENSION:
+        return by_triton
     return importlib.import_module(
         "flash_attn.flash_attn_triton_amd.interface_v2" if by_triton else "flash_attn_2_cuda"
     )

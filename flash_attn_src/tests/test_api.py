@@ -85,14 +85,15 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     info = tmp_path / "flash_attn/_build_info.json"
     info.write_text(json.dumps({"version": VERSIONS[-1], "backend": "ck"}))
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", selected)
-    code = "from flash_attn.flash_attn_interface import flash_attn_gpu as m; print(m.__name__)\n"
+    code = "from flash_attn.flash_attn_interface import USE_TRITON_ROCM, flash_attn_gpu as m\n"
+    code += "print(m.__name__, USE_TRITON_ROCM)\n"
     code += (
         "from flash_attn.flash_attn_triton_amd.utils import *\nprint(USE_TRITON_ROCM, is_hip(), is_rdna(), is_cdna())"
     )
     done = run(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
     name, answers = done.stdout.splitlines()
-    assert name.endswith(module)
+    assert name.endswith(f"{module} {selected == 'TRUE'}")
     # This torch is built for no AMD GPU.
     assert answers == f"{selected == 'TRUE'} False False False"
 
