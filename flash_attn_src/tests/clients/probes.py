@@ -49,6 +49,13 @@ def transformer_engine() -> None:
     function = interface._flash_attn_forward
     parameters = inspect.signature(getattr(function, "_init_fn", function)).parameters
     assert ("window_size_left" in parameters) == (version >= Version("2.7.0"))
+    # Where a distribution flash-attn-3 is installed it takes these from it, and does not import without them.
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        names(
+            "flash_attn_interface",
+            "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache",
+            "_flash_attn_forward", "_flash_attn_backward",
+        )  # fmt: skip
 
 
 def vllm() -> None:
@@ -70,8 +77,16 @@ def megatron() -> None:
     names("flash_attn", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 
+def verl_and_openrlhf() -> None:
+    """einops' rearrange from bert_padding; a gather with gradients for ring attention."""
+    names("flash_attn.bert_padding", "index_first_axis", "pad_input", "rearrange", "unpad_input")
+    names("flash_attn.utils.distributed", "all_gather")
+
+
 def unsloth() -> None:
-    """Softcap by version alone, 2.6.3: then it must be there."""
+    """Softcap by version alone, 2.6.3: then it must be there. On AMD GPUs the extension, and whether it is Triton's."""
+    assert isinstance(names("flash_attn.flash_attn_interface", "USE_TRITON_ROCM").USE_TRITON_ROCM, bool)
+    assert extension().__file__
     assert Version(importlib.metadata.version("flash_attn")) >= Version("2.6.3")
     assert "softcap" in inspect.signature(flash_attn.flash_attn_func).parameters
 
@@ -84,11 +99,18 @@ def mosaic_and_nemo() -> None:
     names("flash_attn.layers.rotary", "RotaryEmbedding")
 
 
+def bonito_and_omnigen() -> None:
+    """Gated layers; swiglu, imported wherever flash_attn is there."""
+    names("flash_attn.modules.mlp", "GatedMlp", "Mlp", "FusedMLP")
+    names("flash_attn.ops.activations", "swiglu")
+
+
 PROBES: tuple[Callable[[], None], ...] = (
-    xformers, transformer_engine, vllm, axolotl, megatron, unsloth, mosaic_and_nemo,
+    xformers, transformer_engine, vllm, axolotl, megatron, verl_and_openrlhf, unsloth, mosaic_and_nemo,
+    bonito_and_omnigen,
 )  # fmt: skip
 # These import the module flash_attn_2_cuda.
-WITH_EXTENSION = (xformers, transformer_engine)
+WITH_EXTENSION = (xformers, transformer_engine, unsloth)
 
 
 def main() -> None:
