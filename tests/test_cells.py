@@ -54,10 +54,9 @@ def test_properties(data: Versions) -> None:
             "Nearest: 3.11. Known: 3.10,",
         ),
         ("2.8.3 3.9 2.5.1 6.2", "Python '3.9' is not known", "Nearest: 3.10."),
-        ("2.8.3 cp311 2.5.1 6.2", "Python 'cp311' is not known", "Known: 3.10, 3.11, 3.12, 3.13, 3.14."),
+        ("2.8.3 cp311 2.5.1 6.2", "Python 'cp311' is not known", "Known: 3.10, 3.11, 3.12, 3.13, 3.14"),
         ("2.8.3 3.11 2.5.0 6.2", "torch '2.5.0' is not known", "Nearest: 2.5.1."),
         ("2.8.3 3.11 2.12 7.2", "torch '2.12' is not known", "Nearest: 2.11.0."),
-        ("2.8.3 3.11 latest 7.2", "torch 'latest' is not known", "Nearest: 2.14.0."),
         ("2.8.3 3.11 2.5.1+rocm6.2 6.2", "torch '2.5.1+rocm6.2' is not known", "Nearest: 2.5.1."),
         ("2.8.3 3.11 2.5.1 6", "ROCm '6' is not known", "Nearest: 6.1."),
         ("2.8.3 3.11 2.5.1 6.5", "ROCm '6.5' is not known", "Nearest: 6.4. Known: 6.1, 6.2, 6.3, 6.4, 7.0"),
@@ -68,6 +67,12 @@ def test_unknown_versions(data: Versions, typed: str, message: str, remedy: str)
         resolve(data, typed)
     assert caught.value.message.startswith(message)
     assert remedy in caught.value.remedy
+
+
+def test_nearest_to_what_is_no_version_is_the_newest(data: Versions) -> None:
+    with pytest.raises(UnknownVersion, match="torch 'latest' is not known") as caught:
+        resolve(data, "2.8.3 3.11 latest 7.2")
+    assert f"Nearest: {list(data.torch)[-1]}." in caught.value.remedy
 
 
 def test_unknown_backend(data: Versions) -> None:

@@ -16,7 +16,6 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 def test_versions_ascend_by_number(data: Versions) -> None:
     assert next(iter(data.torch)) == "2.5.1"
-    assert list(data.torch)[-1] == "2.14.0"
     assert list(data.torch).index("2.10.0") > list(data.torch).index("2.9.1")
     for listed in (data.flash_attn, data.python, tuple(data.torch), tuple(data.rocm)):
         assert list(listed) == sorted(listed, key=key)
@@ -56,7 +55,7 @@ def test_target_properties(data: Versions, target: str, wavefront: int, fp8: str
 
 def test_a_target_is_served_from_its_rocm_on(data: Versions) -> None:
     gfx950 = data.targets["gfx950"]
-    assert [rocm for rocm in data.rocm if gfx950.serves("ck", rocm)] == ["7.0", "7.1", "7.2"]
+    assert [rocm for rocm in data.rocm if not gfx950.serves("ck", rocm)] == ["6.1", "6.2", "6.3", "6.4"]
     assert not data.targets["gfx1100"].serves("ck", "7.2")
 
 
@@ -120,7 +119,7 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }',
             'rocm = { "6.1" = "rocm6.1", "6.9" = "rocm6.9" }',
             "versions.toml: torch/2.5.1/rocm/6.9: '6.9' is not known",
-            "Known: 6.1, 6.2, 6.3, 6.4, 7.0, 7.1, 7.2.",
+            "Known: 6.1, 6.2, 6.3, 6.4, 7.0, 7.1, 7.2",
             id="dangling rocm",
         ),
         pytest.param(
