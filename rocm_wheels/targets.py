@@ -75,7 +75,7 @@ def check_served(versions: Versions, names: Iterable[str], backend: str) -> None
 
 def strip_features(entry: str) -> str:
     """`gfx942:sramecc+:xnack-` -> `gfx942`: our code objects hold for any setting of the features."""
-    return entry.partition(":")[0].strip().lower()
+    return re.sub(r"(:(sramecc|xnack)[+-])+$", "", entry.strip().lower())
 
 
 def _known(versions: Versions, entry: str) -> str:

@@ -51,6 +51,8 @@ EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gf
         ),
         ("gfx110", "'gfx110' is not a known GPU target", "Did you mean gfx1100"),
         ("banana", "'banana' is not a known GPU target", f"Known: {EVERY}"),
+        ("gfx942:gfx90a", "'gfx942:gfx90a' is not a known GPU target", "Did you mean gfx942"),
+        ("gfx942:xnack", "'gfx942:xnack' is not a known GPU target", "Did you mean gfx942"),
         ("sm_9", "'sm_9' is not a known GPU target", "or sm_90 and the like"),
         ("mi300x", "'mi300x' is a product, not a target", "Its target is gfx942."),
         ("MI300X", "'MI300X' is a product, not a target", "Its target is gfx942."),
