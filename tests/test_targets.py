@@ -58,6 +58,7 @@ EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gf
         ("MI300X", "'MI300X' is a product, not a target", "Its target is gfx942."),
         ("MI250", "'MI250' is a product, not a target", "Its target is gfx90a."),
         ("AMD Instinct MI355X", "'AMD Instinct MI355X' is a product", "Its target is gfx950."),
+        ("Radeon 8060S", "'Radeon 8060S' is a product", "Its target is gfx1151."),
         ("Radeon RX 7900 XTX", "'Radeon RX 7900 XTX' is a product", "Its target is gfx1100."),
     ],
 )
