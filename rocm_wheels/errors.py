@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -119,6 +120,8 @@ def exit_code(run: Callable[[], int]) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         print(f"error: {f'{error.filename}: {error.strerror}' if error.filename else error}", file=sys.stderr)
+        if error.errno == errno.ENOSPC:
+            print("Make room for --cache, --dist and TMPDIR, then run it again: kernels are kept.", file=sys.stderr)
         return RocmWheelsError.exit_code
     except (UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
         print(f"error: a file cannot be read: {error}", file=sys.stderr)

@@ -216,6 +216,11 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
         for future in as_completed(futures):
             unit = futures[future]
             problem = future.exception()
+            if isinstance(problem, OSError):
+                raise CompileFailed(
+                    f"compiling {unit.name} for {unit.target}: {problem.strerror or problem}",
+                    remedy=f"Files go to {cache} (--cache) and {scratch.name} (TMPDIR). What was compiled is kept.",
+                ) from problem
             if problem is not None and not isinstance(problem, (RocmWheelsError, BrokenProcessPool)):
                 raise CompileFailed(f"compiling {unit.name} for {unit.target}: {problem!r}") from problem
             future.result()
@@ -263,8 +268,11 @@ def _compile_unit(unit: Unit, cache: Path) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, whenever the process is killed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _cached(unit: Unit, cache: Path) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
@@ -302,13 +310,16 @@ def _pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path
     path = cache / "stores" / identity[:16] / f"{target}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for file, content in _files(manifest, images):
-            information = zipfile.ZipInfo(file, _ZIP_DATE)
-            information.compress_type = zipfile.ZIP_DEFLATED
-            information.external_attr = 0o644 << 16
-            archive.writestr(information, content)
-    temporary.replace(path)
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for file, content in _files(manifest, images):
+                information = zipfile.ZipInfo(file, _ZIP_DATE)
+                information.compress_type = zipfile.ZIP_DEFLATED
+                information.external_attr = 0o644 << 16
+                archive.writestr(information, content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 

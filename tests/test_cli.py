@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ import wheelhouse
 
 import rocm_wheels
 from rocm_wheels import cli, names
-from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed
+from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.plan import Plan
 from rocm_wheels.versions import Versions
 
@@ -190,6 +191,16 @@ def test_a_refusal_has_its_exit_code_and_no_traceback(
     out, err = capsys.readouterr()
     assert out == ""
     assert text in err
+
+
+def test_a_full_disk_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert exit_code(run) == RocmWheelsError.exit_code
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("Make room for --cache, --dist and TMPDIR")
 
 
 def test_every_error_has_its_own_exit_code() -> None:

@@ -143,6 +143,16 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*")
 
 
+def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+    """As on a full disk."""
+    (unit,) = kernels.units(["gfx942"], only="bwd-delta-fp16-d32")
+    unit.path(tmp_path).with_suffix(".json").mkdir(parents=True)
+    with pytest.raises(CompileFailed, match="compiling bwd-delta-fp16-d32 for gfx942: Is a directory") as caught:
+        kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=unit.name)
+    assert f"Files go to {tmp_path} (--cache) and " in caught.value.remedy
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     _, stores = built
     table = inspect_store.report(stores["gfx942"])
