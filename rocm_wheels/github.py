@@ -54,7 +54,7 @@ class GitHub:
         if name.count("/") != 1 or name.startswith("/") or name.endswith("/"):
             raise PublishFailed(
                 f"the repository is {name!r}, not owner/name",
-                remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
+                remedy="Set GITHUB_REPOSITORY=owner/name, or give --repo to a verb that has it.",
             )
         api_url = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
         return cls(name, token=token, api_url=api_url, say=say)
