@@ -47,6 +47,7 @@ def milliseconds(call: Callable[[], object], rounds: int) -> float:
     """Median GPU time of one call, replayed from a graph of several."""
     repeats = 10
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes the tensors
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()

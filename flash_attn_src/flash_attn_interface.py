@@ -422,6 +422,7 @@ def _flash_attn_forward(
     window = one_window(window_size_left, window_size_right, window_size)
     descales = (q_descale, k_descale, v_descale)
     cached = {"k_new": k_new, "page_table": page_table, "kv_batch_idx": kv_batch_idx, "leftpad_k": leftpad_k}
+    result: torch.Tensor | tuple[torch.Tensor, ...]
     if cu_seqlens_k is not None:
         if refused := [name for name, x in cached.items() if x is not None]:
             raise NotImplementedError(f"{', '.join(refused)}: wanted None with cu_seqlens_k")

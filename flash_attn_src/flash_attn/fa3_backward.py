@@ -53,12 +53,12 @@ def _flash_attn_backward(
     left, right = one_window(window_size_left, window_size_right, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if (padded := one_head_dim(q, k, v)) is not None:
-        width, dim_v = padded[0].shape[-1], v.shape[-1]
-        wide = [torch.empty_like(x) for x in padded]
+        columns = (0, padded[0].shape[-1] - v.shape[-1])
+        wide_dq, wide_dk, wide_dv = wide = [torch.empty_like(x) for x in padded]
         softmax_d = _flash_attn_backward(
-            pad(dout, (0, width - dim_v)), *padded, pad(out, (0, width - dim_v)), softmax_lse, cu_seqlens_q,
-            cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k, *wide, scale, is_causal, left, right,
-            softcap, deterministic, sm_margin,
+            pad(dout, columns), *padded, pad(out, columns), softmax_lse, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k,
+            max_seqlen_q, max_seqlen_k, wide_dq, wide_dk, wide_dv, scale, is_causal, left, right, softcap,
+            deterministic, sm_margin,
         )  # fmt: skip
         for name, given, like, found in zip(("dq", "dk", "dv"), (dq, dk, dv), (q, k, v), wide, strict=True):
             if given is not None:

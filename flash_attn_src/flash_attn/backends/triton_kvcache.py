@@ -28,12 +28,11 @@ from flash_attn.kernels.flags import (
     ROTARY_MOVES,
 )
 
-# The most rows of queries, those that share a key head, to which parts of the keys are worth their joining: more
-# read the cache several times anyway.
-_FEW_ROWS = 64
-# Blocks of queries that a third of the multiprocessors has work with: fewer leave the others idle. Measured on an H200
-# (2026-11-22), 1 to 8 sequences of 4096 and 8192 keys, head dims 64, 128 and 256.
-_BLOCKS_PER_UNIT = 3
+# Rows of queries that share a key head, which `decode` takes at once, and `extend`.
+_DECODE_ROWS = 16
+_EXTEND_ROWS = 64
+# Rows of queries that a multiprocessor works on at once: fewer take the same time.
+_ROWS_PER_UNIT = 64
 
 
 def kvcache(
@@ -141,12 +140,20 @@ def kvcache(
 
 
 def _many(max_seqlen_q: int, batch: int, q: torch.Tensor, k_cache: torch.Tensor, kind: str) -> bool:
-    """Whether there are enough queries to leave the keys of each sequence whole."""
-    nheads, device = q.shape[-2], q.get_device()
-    if max_seqlen_q * (nheads // k_cache.shape[2]) <= _FEW_ROWS:
+    """Whether leaving each sequence's keys whole is faster than parts of them: a GPU's multiprocessors all have work,
+    and the tiles of the query heads, which share no keys then, hold more queries than padding.
+
+    Measured on an H200 (2026-11-22; 1 to 8 sequences of 4096 to 65536 keys, dims 64, 128, 256): a row of queries takes
+    twice the time in parts, four times with dim 256.
+    """
+    nheads, nheads_k, device, head_dim = q.shape[-2], k_cache.shape[2], q.get_device(), q.shape[-1]
+    shared = max_seqlen_q * (nheads // nheads_k)
+    if shared <= _DECODE_ROWS:
         return False
-    (kernel,) = find(("fwd",), device, q.dtype, q.shape[-1], kind)
-    return _BLOCKS_PER_UNIT * -(-max_seqlen_q // kernel.block_m) * nheads * batch >= units(device)
+    (kernel,) = find(("fwd",), device, q.dtype, head_dim, kind)
+    whole = -(-max_seqlen_q // kernel.block_m) * kernel.block_m * nheads * batch
+    parts = -(-shared // _EXTEND_ROWS) * _EXTEND_ROWS * nheads_k * batch
+    return (2 if head_dim <= 128 else 4) * parts >= max(whole, _ROWS_PER_UNIT * units(device))
 
 
 def _attend_whole(

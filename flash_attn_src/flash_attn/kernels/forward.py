@@ -45,7 +45,7 @@ WHOLE_BLOCKS = tl.constexpr(2)
 def _tile(
     acc, acc_tail, m_i, l_i, q, q_tail, q_rows, k_head, v_head, n, first, rows, seqlen_q, seqlen_k,
     stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
-    softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
+    softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -58,9 +58,8 @@ def _tile(
     if PAGED == WHOLE_BLOCKS:
         start = n % page_size
         limit = seqlen_k - (n - start)
-        page = tl.load(table + n // page_size).to(tl.int64)
-        k_head += page * stride_kp
-        v_head += page * stride_vp
+        k_head += page.to(tl.int64) * stride_kp
+        v_head += page.to(tl.int64) * stride_vp
     if PAGED == ROWS and DEPTH < BLOCK_D + TAIL:
         s = deep_dot_paged(
             q_rows, rows - first, stride_qm, seqlen_q - first,
@@ -206,21 +205,30 @@ def attn_fwd(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    page = 0
+    if PAGED == WHOLE_BLOCKS:
+        page = tl.load(table + full_lo // page_size, mask=full_lo < full_hi, other=0)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
+        next_page = page
+        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
+            next_page = tl.load(table + (n + BLOCK_N) // page_size, mask=n + BLOCK_N < full_hi, other=0)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
-            softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
+            softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
+        page = next_page
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
+        if PAGED == WHOLE_BLOCKS:
+            page = tl.load(table + n // page_size)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
-            softcap, slope, p_dropout, rng_state, plane, table, page_size, stride_kp, stride_vp, leftpad,
+            softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 

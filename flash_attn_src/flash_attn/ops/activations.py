@@ -77,7 +77,8 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return swiglu_bwd(*ctx.saved_tensors, g)
+        x, y = ctx.saved_tensors
+        return swiglu_bwd(x, y, g)
 
 
 def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
