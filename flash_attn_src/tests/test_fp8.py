@@ -19,12 +19,17 @@ from flash_attn.runtime import launch, variants
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+_format_of = backend.format_of  # with --gfx the module's is that of the pretended GPU
 if GPU and variants.fp8_format(launch.device_target(0)) is None:
     pytest.skip("needs a GPU with matrix units for FP8", allow_module_level=True)
-FORMAT = backend.format_of(torch.empty(0, device=DEVICE))
 
 # numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "FORMAT", _format())
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +61,11 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
+def _format() -> torch.dtype:
+    """The FP8 type of the GPU, of the one that is pretended."""
+    return backend.format_of(torch.empty(0, device=DEVICE))
+
+
 def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
@@ -80,10 +90,10 @@ def test_casts_are_those_of_pytorch(varlen: bool, dtype: torch.dtype, transposed
     cu = _offsets(*lengths) if varlen else None
     x = _draw(sum(lengths), 2, 80, dtype=dtype) if varlen else _draw(2, 150, 2, 80, dtype=dtype)
     x[..., 1, :] *= 30.0
-    y, descale = backend.cast(x, FORMAT, None, cu, max(lengths), transposed)
-    assert torch.allclose(descale, oracle.descale_of(x, FORMAT, cu))
+    y, descale = backend.cast(x, _format(), None, cu, max(lengths), transposed)
+    assert torch.allclose(descale, oracle.descale_of(x, _format(), cu))
     factor = descale[:, None, :, None] if cu is None else descale[oracle.sequence_of_rows(x, cu)][..., None]
-    wanted = (x.float() * (1.0 / factor)).to(FORMAT).float()
+    wanted = (x.float() * (1.0 / factor)).to(_format()).float()
     if not transposed:
         got = y.float()
     elif not varlen:
@@ -155,7 +165,7 @@ def test_given_factors_and_fp8_inputs_give_the_same() -> None:
     out, lse, _, descales = backend.fp8_forward(*tensors, (None, None, None), *args)
     again, again_lse, *_ = backend.fp8_forward(*tensors, descales, *args)
     assert _error(again, out) < 2e-3
-    small = [backend.cast(x, FORMAT, None, None, 50, False)[0] for x in tensors]
+    small = [backend.cast(x, _format(), None, None, 50, False)[0] for x in tensors]
     moved, moved_lse, *_ = backend.fp8_forward(*small, descales, *args)
     assert torch.equal(moved, out)
     assert torch.equal(moved_lse, lse)
@@ -216,7 +226,7 @@ def test_dropout_has_gradients() -> None:
 
 def test_what_is_wrong_is_told() -> None:
     q = _draw(2, 8, 2, 64)
-    small = q.to(FORMAT)
+    small = q.to(_format())
     function = flash_attn.flash_attn_fp8_func
     ones = torch.ones(2, 2, device=DEVICE)
     with pytest.raises(ValueError, match=r"descale_q: got None, wanted fp32 \(2, 2\), as q is FP8"):
@@ -257,15 +267,15 @@ def test_other_gpus_are_told_which_have_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(launch, "device_target", lambda _: "gfx90a")
     with pytest.raises(NotImplementedError, match=r"gfx90a has no matrix units.* gfx942, gfx950, gfx12\*, sm_90"):
-        backend.format_of(OnGpu())
+        _format_of(OnGpu())
 
 
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("seqlen_q", [1, 30])
 def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
     """Appended to and attended to in FP8, with factors: what the fp32 numbers that it stands for give."""
-    small = [_draw(2, seqlen_q, heads, 64, seed=heads).to(FORMAT) for heads in (4, 2, 2)]
-    caches = [_draw(2, 96, 2, 64, seed=i).to(FORMAT) for i in (3, 4)]
+    small = [_draw(2, seqlen_q, heads, 64, seed=heads).to(_format()) for heads in (4, 2, 2)]
+    caches = [_draw(2, 96, 2, 64, seed=i).to(_format()) for i in (3, 4)]
     descales = tuple(torch.rand(2, 2, device=DEVICE) + 0.5 for _ in range(3))
     table = None
     if paged:

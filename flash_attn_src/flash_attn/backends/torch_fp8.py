@@ -6,6 +6,9 @@ import torch
 
 from flash_attn.backends import torch_attention
 
+# What numbers are cast to.
+FORMAT = torch.float8_e4m3fn
+
 Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
@@ -65,7 +68,7 @@ def fp8_forward(
     with torch.no_grad():
         rounded, factors = [], []
         for x, descale, cu in zip((q, k, v), descales, (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k), strict=True):
-            dtype = x.dtype if is_fp8(x) else torch.float8_e4m3fn
+            dtype = x.dtype if is_fp8(x) else FORMAT
             factors.append(descale_of(x, dtype, cu) if descale is None else descale)
             rounded.append(round_trip(x, factors[-1], dtype, cu))
         out, lse, _, rng_state = torch_attention.forward(
