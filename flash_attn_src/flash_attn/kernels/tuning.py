@@ -215,6 +215,8 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
         ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
+        ("fwd-paged-whole", 16, 128): (C(128, 32, 8, depth=32), C(64, 32, 8, depth=64)),
+        ("fwd-paged-whole", 16, 256): (C(64, 16, 8, depth=32),),
         ("fwd", 32, 32): (C(128, 32, 8, depth=16),),
         ("fwd", 32, 64): (C(128, 16, 8, depth=32),),
         ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
