@@ -34,6 +34,8 @@ def from_directory(directory: Path) -> list[Wheel]:
 
     DataError if a wheel is none of ours, has no verdict beside it, or the verdict is about other bytes.
     """
+    if not directory.is_dir():
+        raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
     found = [path for path in sorted(directory.glob("*.whl")) if not names.is_interface(path.name)]
     wheels = [local_wheel(path) for path in found]
     if not wheels:

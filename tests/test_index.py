@@ -287,6 +287,11 @@ def test_other_bytes_than_the_index_says_are_refused(serve: Site, tmp_path: Path
     assert not (target / "flash_attn").exists()
 
 
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none is not a directory\nGive the one that holds the wheels"):
+        catalogue.from_directory(tmp_path / "none")
+
+
 def test_a_yanked_wheel_that_is_pinned_installs_with_its_reason(site: Site, tmp_path: Path) -> None:
     options = ["--no-deps", *for_python("3.12", tmp_path / "target")]
     done = pip(tmp_path, *options, "--index-url", site.simple("6.4", "2.9"), "flash_attn==2.8.3+rocm64torch2.9")
