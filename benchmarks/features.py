@@ -4,8 +4,8 @@
 
 2 sequences of 8192 tokens, 2048 / dim heads, causal, bfloat16. The plain call that an option is set against does the
 same useful work or stands beside it: for sequences of unequal lengths as many of one length with as many pairs; for a
-window the causal call without it, by the pairs that the window leaves. Forward and backward are measured apart; in
-every round each call runs once, so that drift of the clocks hits all alike. 1.00: the option costs nothing.
+window the causal call without it, by the pairs that the window leaves. Forward and backward are measured apart (a cache
+has none); in every round each call runs once, so that drift of the clocks hits all alike. 1.00: it costs nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from measuring import milliseconds
 Call = Callable[..., torch.Tensor]
 SEQLEN = 8192
 WINDOW = 1024
+PAGE = 64
+WAYS = ("forward", "backward")
 
 
 class Case(NamedTuple):
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     plain: Call
     plain_tensors: list[torch.Tensor]
     pairs: float = 1.0
+    backward: bool = True
 
 
 def draw(*shape: int, heads_k: int | None = None) -> list[torch.Tensor]:
@@ -65,6 +68,23 @@ def unequal(name: str, lengths: list[int], heads: int, dim: int) -> Case:
     return Case(name, packed, draw(sum(lengths), heads, dim), causal, plain, pairs / (count * same**2))
 
 
+def cached(name: str, tensors: list[torch.Tensor], page: int) -> Case:
+    """As many queries as keys, which lie in a cache, in pages of so many where page is not 0."""
+    from flash_attn import flash_attn_with_kvcache
+
+    batch, seqlen, heads, dim = tensors[1].shape
+    lengths = torch.full((batch,), seqlen, dtype=torch.int32, device="cuda")
+    table = None
+    if page:
+        table = torch.randperm(batch * seqlen // page, device="cuda").int().view(batch, -1)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        caches = (x.view(-1, page, heads, dim) if page else x for x in (k, v))
+        return flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, block_table=table, causal=True)
+
+    return Case(name, attend, tensors, causal, tensors, backward=False)
+
+
 def cases(dim: int) -> list[Case]:
     heads = 2048 // dim
     tensors = draw(2, SEQLEN, heads, dim)
@@ -85,33 +105,36 @@ def cases(dim: int) -> list[Case]:
         beside("dropout", dropout_p=0.1),
         beside("ALiBi", alibi_slopes=slopes),
         beside("softcap", softcap=30.0),
+        cached("cache", tensors, 0),
+        cached(f"cache in pages of {PAGE}", tensors, PAGE),
     ]
 
 
-def ways(call: Call, tensors: list[torch.Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
+def ways(call: Call, tensors: list[torch.Tensor], with_backward: bool) -> list[Callable[[], object]]:
     """The forward and the backward of a call, after a first run of each."""
-    out = call(*tensors)
-    dout = torch.randn_like(out)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
             return call(*tensors)
 
+    forward()
+    if not with_backward:
+        return [forward]
+    out = call(*tensors)
+    dout = torch.randn_like(out)
+
     def backward() -> object:
         return torch.autograd.grad(out, tensors, dout, retain_graph=True)
 
-    forward()
     backward()
-    return forward, backward
+    return [forward, backward]
 
 
 def measure(case: Case, rounds: int) -> dict[str, object]:
     """What the option costs, and every time in milliseconds, forward and backward."""
     result: dict[str, object] = {"case": case.name}
-    pair = zip(
-        ("forward", "backward"), ways(case.call, case.tensors), ways(case.plain, case.plain_tensors), strict=True
-    )
-    for way, mine, plain in pair:
+    calls = ways(case.call, case.tensors, case.backward), ways(case.plain, case.plain_tensors, case.backward)
+    for way, mine, plain in zip(WAYS, *calls, strict=False):
         times = [(milliseconds(mine, 5), milliseconds(plain, 5)) for _ in range(rounds)]
         result[way] = statistics.median(one / other for one, other in times) / case.pairs
         result[f"{way} ms"] = [one for one, _ in times]
@@ -139,8 +162,9 @@ def main() -> None:
         for case in cases(dim):
             found = {"dim": dim, **measure(case, arguments.rounds)}
             rows.append(found)
-            print(f"{dim:>4}  {case.name:28}{found['forward']:>10.2f}{found['backward']:>10.2f}", flush=True)
-            samples |= {f"{dim} {case.name} {way} ms": found[f"{way} ms"] for way in ("forward", "backward")}
+            there = [way for way in WAYS if way in found]
+            print(f"{dim:>4}  {case.name:28}" + "".join(f"{found[way]:>10.2f}" for way in there), flush=True)
+            samples |= {f"{dim} {case.name} {way} ms": found[f"{way} ms"] for way in there}
     if arguments.json is not None:
         from flash_attn import backend_info
 
