@@ -102,3 +102,13 @@ def test_a_damaged_store_never_gives_a_wrong_image(tmp_path: Path) -> None:
             refused.append(str(error))
     assert len(refused) > 200
     assert all("reinstall the wheel" in message for message in refused)
+
+
+@pytest.mark.parametrize(("version", "follows"), [((3, 2), False), ((3, 3), True)])
+def test_which_triton_reads_numbers_within_loops(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], follows: bool
+) -> None:
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launch, "_triton_version", lambda: version)
+    assert launch.follows_pages(object.__new__(launch.JitKernel)) is follows
+    assert launch.follows_pages(object.__new__(launch.StoreKernel))

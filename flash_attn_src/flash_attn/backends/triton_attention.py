@@ -16,6 +16,7 @@ from flash_attn.backends.triton_kernels import (
     strides_of,
     window_of,
 )
+from flash_attn.runtime import launch
 
 _FORWARD = ("fwd",)
 _PAGED = ("fwd-paged",)
@@ -30,7 +31,7 @@ def paged_ops(
     """The op for keys (pages, page_size, heads_k, head_dim): the faster one where no block of them crosses a page."""
     if leftpad_k is None and dtype is not torch.float32:
         (kernel,) = find(_WHOLE_BLOCKS, device, dtype, head_dim, kind)
-        if k.shape[1] % kernel.block_n == 0:
+        if k.shape[1] % kernel.block_n == 0 and launch.follows_pages(kernel):
             return _WHOLE_BLOCKS
     return _PAGED
 

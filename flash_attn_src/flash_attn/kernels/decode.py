@@ -47,13 +47,13 @@ def _load_paged(
 @triton.jit
 def _wide(x):
     """x, widened to fp16 where it is FP8."""
-    return x.to(tl.float16) if x.dtype.primitive_bitwidth == 8 else x
+    return x.to(tl.float16) if x.dtype.is_fp8() else x
 
 
 @triton.jit
 def _result(out):
     """The pointer to the result, which is bf16 for FP8 inputs."""
-    return out.to(tl.pointer_type(tl.bfloat16)) if out.dtype.element_ty.primitive_bitwidth == 8 else out
+    return out.to(tl.pointer_type(tl.bfloat16)) if out.dtype.element_ty.is_fp8() else out
 
 
 @triton.jit
@@ -225,8 +225,9 @@ def attn_decode(
     stride_vp = stride_vb.to(tl.int64) * VEC
 
     slope = tl.zeros((BLOCK_M,), tl.float32)
-    if SHAPED and flags & HAS_ALIBI:
-        slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)
+    if SHAPED:
+        if flags & HAS_ALIBI:
+            slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)
     out_scale = 1.0
     if flags & HAS_DESCALE:
         place = batch * nheads_k + key_head

@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,13 +105,25 @@ def device_target(device: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+@cache
+def _triton_version() -> tuple[int, ...]:
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2])
+
+
+def follows_pages(kernel: StoreKernel | JitKernel) -> bool:
+    """Whether a kernel that reads a number within its main loop compiles: for AMD GPUs not by Triton before 3.3."""
+    return not isinstance(kernel, JitKernel) or interpreting() or _triton_version() >= (3, 3)
+
+
 def triton_problem() -> str | None:
     """Why Triton's JIT cannot serve this process, or None when it can."""
     try:
         import triton
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
-    if tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2]) < (3, 1):
+    if _triton_version() < (3, 1):
         return f"Triton {triton.__version__} is older than 3.1"
     return None
 
