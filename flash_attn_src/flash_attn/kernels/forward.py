@@ -210,25 +210,26 @@ def attn_fwd(
     if PAGED == WHOLE_BLOCKS:
         page = tl.load(table + full_lo // page_size, mask=full_lo < full_hi, other=0)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
+        next_page = page
+        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
+            next_page = tl.load(table + (n + BLOCK_N) // page_size, mask=n + BLOCK_N < full_hi, other=0)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
-        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
-            page = tl.load(table + tl.minimum(n + BLOCK_N, full_hi - BLOCK_N) // page_size)
+        page = next_page
     # The blocks left and right of the full ones, in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        own_page = 0
         if PAGED == WHOLE_BLOCKS:
-            own_page = tl.load(table + n // page_size)
+            page = tl.load(table + n // page_size)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
             stride_qm, stride_kn, stride_vn, head_dim, columns, tail_columns, scale, shift, window_left, window_right,
-            softcap, slope, p_dropout, rng_state, plane, own_page, table, page_size, stride_kp, stride_vp, leftpad,
+            softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
