@@ -22,6 +22,7 @@ from flash_attn.arguments import (
     diagnose_switches,
 )
 from flash_attn.backends import select
+from flash_attn.cache_call import CacheCall
 from flash_attn.custom_ops import maybe_contiguous
 from flash_attn.kvcache_op import attend as attend_to_cache
 
@@ -246,9 +247,9 @@ def fwd_kvcache(
     )  # fmt: skip
     check_whole(num_splits=num_splits)
     _check(q, softmax_scale, out_)
-    out, softmax_lse = attend_to_cache(
-        maybe_contiguous(q), kcache, vcache, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_, cache_batch_idx_,
-        leftpad_k_, block_table_, softmax_scale, is_causal, left, right, softcap, is_rotary_interleaved,
-        alibi_slopes_, num_splits, out=out_,
-    )  # fmt: skip
+    out, softmax_lse = attend_to_cache(CacheCall(
+        maybe_contiguous(q), kcache, vcache, softmax_scale, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_,
+        cache_batch_idx_, leftpad_k_, block_table_, is_causal, left, right, softcap, is_rotary_interleaved,
+        alibi_slopes_, num_splits, out_,
+    ))  # fmt: skip
     return [out, softmax_lse]

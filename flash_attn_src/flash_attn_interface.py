@@ -28,6 +28,7 @@ from flash_attn.arguments import (
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch_fp8 import is_fp8
+from flash_attn.cache_call import CacheCall
 from flash_attn.fa3_backward import _flash_attn_backward
 from flash_attn.fa3_inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
 from flash_attn.flash_attn_interface import maybe_contiguous
@@ -113,11 +114,12 @@ def flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
     elif num_splits != 1 and not _keeps_gradients(q, k, v):
-        out, softmax_lse = attend_to_cache(
-            maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v), None, None, None, None, None, None, None,
-            None, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal, left, right, softcap, True,
-            None, num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin,
-        )  # fmt: skip
+        out, softmax_lse = attend_to_cache(CacheCall(
+            maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v),
+            q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal=causal, window_left=left,
+            window_right=right, softcap=softcap, num_splits=num_splits, attention_chunk=attention_chunk,
+            sm_margin=sm_margin,
+        ))  # fmt: skip
     elif attention_chunk > 0:
         batch, seqlen_q, heads, head_dim = q.shape
         seqlen_k = k.shape[1]
@@ -360,13 +362,12 @@ def flash_attn_with_kvcache(
         descales = descales_of(q, k_cache, batch, (q_descale, k_descale, v_descale))
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
-    out, softmax_lse = attend_to_cache(
-        maybe_contiguous(q), k_cache, v_cache, None if k is None else maybe_contiguous(k),
+    out, softmax_lse = attend_to_cache(CacheCall(
+        maybe_contiguous(q), k_cache, v_cache, softmax_scale, None if k is None else maybe_contiguous(k),
         None if v is None else maybe_contiguous(v), rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, page_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, None, num_splits,
-        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
-    )  # fmt: skip
+        cache_leftpad, page_table, causal, left, right, softcap, rotary_interleaved, None, num_splits, None,
+        cu_seqlens_q, max_seqlen_q or 0, cu_seqlens_k_new, rotary_seqlens, attention_chunk, sm_margin, descales,
+    ))  # fmt: skip
     if not return_softmax_lse:
         return out
     nothing = softmax_lse.new_empty((0,))

@@ -41,6 +41,7 @@ from flash_attn.autograd import (
     Window,
     attend,
 )
+from flash_attn.cache_call import CacheCall
 from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
@@ -396,9 +397,8 @@ def flash_attn_with_kvcache(
     q = maybe_contiguous(q)
     if k is not None and v is not None:
         k, v = maybe_contiguous(k), maybe_contiguous(v)
-    out, softmax_lse = attend_to_cache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, softmax_scale, causal, left, right, softcap, rotary_interleaved, alibi_slopes,
-        num_splits,
-    )  # fmt: skip
+    out, softmax_lse = attend_to_cache(CacheCall(
+        q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, causal, left, right, softcap, rotary_interleaved, alibi_slopes, num_splits,
+    ))  # fmt: skip
     return (out, softmax_lse) if return_softmax_lse else out

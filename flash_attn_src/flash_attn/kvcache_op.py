@@ -1,7 +1,6 @@
 """The custom op flash_attn::_flash_attn_with_kvcache, and `attend`, which calls it or the backend itself.
 
-As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through the op. Arguments are those of
-flash_attn.backends.torch.kvcache, checked.
+As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through the op.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import torch
 
 from flash_attn.arguments import check_places
 from flash_attn.backends import select
+from flash_attn.cache_call import CacheCall
 from flash_attn.dispatch import is_traced
 
 _SCHEMA = (
@@ -56,21 +56,15 @@ def _flash_attn_with_kvcache(
     v_descale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
-    if cache_length is not None:
-        moving = causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0
-        check_places(
-            q, k_cache, k, rotary_cos, cache_length, block_table, moving, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens
-        )
     descales = None
     if q_descale is not None and k_descale is not None and v_descale is not None:
         descales = q_descale, k_descale, v_descale
-    return select(q).kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_length if cache_seqlens is None else cache_seqlens,
-        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap,
-        rotary_interleaved, alibi_slopes, num_splits, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-        cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
-        sm_margin=sm_margin, descales=descales,
-    )  # fmt: skip
+    return _run(CacheCall(
+        q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin,
+        cache_length if cache_seqlens is None else cache_seqlens, cache_batch_idx, cache_leftpad, block_table, causal,
+        window_left, window_right, softcap, rotary_interleaved, alibi_slopes, num_splits, None, cu_seqlens_q,
+        max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, attention_chunk, sm_margin, descales,
+    ))  # fmt: skip
 
 
 @_flash_attn_with_kvcache.register_fake
@@ -82,50 +76,22 @@ def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty(q.shape, dtype=out_dtype, device=q.device), torch.empty(rows, dtype=dtype, device=q.device)
 
 
-def attend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    cache_seqlens: int | torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    rotary_interleaved: bool,
-    alibi_slopes: torch.Tensor | None,
-    num_splits: int,
-    *,
-    out: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int = 0,
-    cu_seqlens_k_new: torch.Tensor | None = None,
-    rotary_seqlens: torch.Tensor | None = None,
-    attention_chunk: int = 0,
-    sm_margin: int = 0,
-    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, softmax_lse), eager or traced; into `out` where given."""
-    if not is_traced(q):
-        return select(q).kvcache(
-            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-            block_table, softmax_scale, causal, window_left, window_right, softcap, rotary_interleaved,
-            alibi_slopes, num_splits, out=out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-            cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk,
-            sm_margin=sm_margin, descales=descales,
-        )  # fmt: skip
-    lengths = cache_seqlens if isinstance(cache_seqlens, torch.Tensor) else None
+def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse), eager or traced."""
+    if not is_traced(call.q):
+        return _run(call)
+    lengths = call.cache_seqlens if isinstance(call.cache_seqlens, torch.Tensor) else None
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, lengths, cache_seqlens if lengths is None else None,
-        cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left, window_right, softcap,
-        rotary_interleaved, alibi_slopes, num_splits, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_seqlens,
-        attention_chunk, sm_margin, *(descales or (None, None, None)),
+        call.q, call.k_cache, call.v_cache, call.k, call.v, call.rotary_cos, call.rotary_sin, lengths,
+        call.cache_seqlens if lengths is None else None, call.cache_batch_idx, call.cache_leftpad, call.block_table,
+        call.softmax_scale, call.causal, call.window_left, call.window_right, call.softcap, call.rotary_interleaved,
+        call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
+        call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
     )  # fmt: skip
-    return (result if out is None else out.copy_(result)), softmax_lse
+    return (result if call.out is None else call.out.copy_(result)), softmax_lse
+
+
+def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(call.cache_seqlens, int):
+        check_places(call, call.cache_seqlens)
+    return select(call.q).kvcache(call)

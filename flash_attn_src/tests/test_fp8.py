@@ -14,6 +14,7 @@ from flash_attn.backends import torch_fp8 as oracle
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends import triton_fp8 as backend
 from flash_attn.backends import triton_kernels
+from flash_attn.cache_call import CacheCall
 from flash_attn.kernels import decode_tuning
 from flash_attn.runtime import launch, variants
 
@@ -281,12 +282,15 @@ def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
     if paged:
         caches = [cache.view(12, 16, 2, 64) for cache in caches]
         table = torch.arange(12, device=DEVICE).int().view(2, 6)
-    args = (None, None, torch.tensor([60, 11], device=DEVICE).int(), None, None, table)
-    args = (*args, 0.125, True, -1, -1, 0.0, True, None, 3)
+    lengths = torch.tensor([60, 11], device=DEVICE).int()
+    call = CacheCall(
+        small[0], *caches, 0.125, *small[1:], cache_seqlens=lengths, block_table=table, causal=True, num_splits=3,
+        descales=descales,
+    )  # fmt: skip
     results = []
     for function in (triton_backend.kvcache, torch_backend.kvcache):
-        copies = [cache.clone() for cache in caches]
-        results.append((*function(small[0], *copies, *small[1:], *args, descales=descales), *copies))
+        k_cache, v_cache = (cache.clone() for cache in caches)
+        results.append((*function(call._replace(k_cache=k_cache, v_cache=v_cache)), k_cache, v_cache))
     (out, lse, *ours), (wanted, wanted_lse, *theirs) = results
     assert out.dtype is wanted.dtype is torch.bfloat16
     assert _error(out, wanted) < 5e-3

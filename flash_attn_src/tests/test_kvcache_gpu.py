@@ -10,6 +10,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_attn.backends import torch as oracle
+from flash_attn.cache_call import CacheCall
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 
@@ -65,10 +66,10 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
         def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
             copies = [cache.to(compute, copy=True) for cache in caches]  # noqa: B023
             tables = [None if x is None else x.to(compute) for x in (cos, sin)]  # noqa: B023
-            out, lse = oracle.kvcache(
-                q.to(compute), *copies, *(x.to(compute) for x in new), *tables, lengths, lines, pad, table,  # noqa: B023
-                dim**-0.5, causal, *window, softcap, True, slopes, 0,  # noqa: B023
-            )  # fmt: skip
+            out, lse = oracle.kvcache(CacheCall(
+                q.to(compute), *copies, dim**-0.5, *(x.to(compute) for x in new), *tables, lengths, lines, pad, table,  # noqa: B023
+                causal, *window, softcap, True, slopes,  # noqa: B023
+            ))  # fmt: skip
             return [out, lse, *copies]
 
         exact, rough = by_the_book(torch.float64 if dtype is torch.float32 else torch.float32), by_the_book(dtype)

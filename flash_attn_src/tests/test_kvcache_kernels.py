@@ -12,6 +12,7 @@ from assert_close import assert_close
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends import triton_kernels, triton_kvcache
+from flash_attn.cache_call import CacheCall
 from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
 
@@ -79,59 +80,57 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
     seqlen_q = 13 if "many queries" in chosen else 37 if "fewer units" in chosen else 3
     seqlen_new = 3 if rotary or {"append", "varlen k"}.intersection(chosen) else 0
     pages = next((int(option.split()[-1]) for option in chosen if option.startswith("pages")), 0)
-    call: dict[str, Any] = {}
-    positional: dict[str, Any] = {
-        "cos": None, "sin": None, "lengths": index(*LENGTHS), "lines": None, "leftpad": None, "table": None,
-        "scale": dim**-0.5, "causal": "causal" in chosen, "left": -1, "right": -1, "softcap": 0.0,
-        "interleaved": "rotary halves" not in chosen, "alibi": None, "splits": 1,
+    options: dict[str, Any] = {
+        "softmax_scale": dim**-0.5, "cache_seqlens": index(*LENGTHS), "causal": "causal" in chosen,
+        "rotary_interleaved": "rotary halves" not in chosen, "num_splits": 1,
     }  # fmt: skip
     q = draw(BATCH, seqlen_q, heads, dim)
     if "varlen q" in chosen:
         q = draw(seqlen_q + 4, heads, dim)
-        call |= {"cu_seqlens_q": index(0, 2, 2 + seqlen_q), "max_seqlen_q": seqlen_q}
-    new: list[torch.Tensor | None] = [None, None]
+        options |= {"cu_seqlens_q": index(0, 2, 2 + seqlen_q), "max_seqlen_q": seqlen_q}
+    new: dict[str, torch.Tensor] = {}
     if seqlen_new:
-        new = [draw(BATCH, seqlen_new, heads_k, dim) for _ in range(2)]
+        new = {name: draw(BATCH, seqlen_new, heads_k, dim) for name in "kv"}
     if "varlen k" in chosen:
-        new = [draw(5, heads_k, dim) for _ in range(2)]
-        call["cu_seqlens_k_new"] = index(0, 4, 5)
+        new = {name: draw(5, heads_k, dim) for name in "kv"}
+        options["cu_seqlens_k_new"] = index(0, 4, 5)
+    tables: dict[str, torch.Tensor] = {}
     if rotary:
         angles = torch.rand(CAPACITY + 40, dim // 4, generator=generator) * 6
-        positional |= {"cos": angles.cos().to(DEVICE, dtype), "sin": angles.sin().to(DEVICE, dtype)}
+        tables = {"rotary_cos": angles.cos().to(DEVICE, dtype), "rotary_sin": angles.sin().to(DEVICE, dtype)}
     if "rotary_seqlens" in chosen:
-        call["rotary_seqlens"] = index(5, 31)
+        options["rotary_seqlens"] = index(5, 31)
     if "window" in chosen:
-        positional |= {"left": 20, "right": 1}
+        options |= {"window_left": 20, "window_right": 1}
     if "softcap" in chosen:
-        positional["softcap"] = 2.0
+        options["softcap"] = 2.0
     if "alibi" in chosen:
-        positional["alibi"] = torch.rand(BATCH, heads, generator=generator).to(DEVICE)
+        options["alibi_slopes"] = torch.rand(BATCH, heads, generator=generator).to(DEVICE)
     if "leftpad" in chosen:
-        positional["leftpad"] = index(19, 3)
+        options["cache_leftpad"] = index(19, 3)
     if "splits" in chosen:
-        positional["splits"] = 3
+        options["num_splits"] = 3
     if "chunk" in chosen:
-        call["attention_chunk"] = 23
+        options["attention_chunk"] = 23
     if "int length" in chosen:
-        positional["lengths"] = 50
+        options["cache_seqlens"] = 50
     if "whole cache" in chosen:
-        positional["lengths"] = None
+        options["cache_seqlens"] = None
     shape = (BATCH, CAPACITY, heads_k, dim)
     if "lines" in chosen:
         shape = (4, CAPACITY, heads_k, dim)
-        positional["lines"] = index(3, 1)
+        options["cache_batch_idx"] = index(3, 1)
     if pages:
         count = -(-CAPACITY // pages)
         shape = (BATCH * count + 1, pages, heads_k, dim)
         order = torch.randperm(BATCH * count + 1, generator=generator)[:-1]
-        positional["table"] = order.view(BATCH, count).int().to(DEVICE)
+        options["block_table"] = order.view(BATCH, count).int().to(DEVICE)
     caches = [draw(*shape) for _ in range(2)]
 
     def run(function: Any, compute: torch.dtype) -> list[torch.Tensor]:
         copies = [cache.to(compute, copy=True) for cache in caches]
-        tensors = [None if x is None else x.to(compute) for x in new]
-        tables = {name: None if positional[name] is None else positional[name].to(compute) for name in ("cos", "sin")}
-        out, lse = function(q.to(compute), *copies, *tensors, *(positional | tables).values(), **call)
+        tensors = {name: x.to(compute) for name, x in (new | tables).items()}
+        out, lse = function(CacheCall(q.to(compute), *copies, **tensors, **options))
         return [out, lse, *copies]
 
     # Many queries have the kernel of attention without a cache where they keep the GPU busy.
@@ -196,13 +195,13 @@ def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pyte
     k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(2))
     before = [cache.clone() for cache in caches]
     lengths = torch.tensor([30, -2, 40], dtype=torch.int32, device=DEVICE)
-    args = (None, None, lengths, None, None, None, 0.25, False, -1, -1, 0.0, True, None, 2 if queries == 4 else 0)
-    out, _ = backend.kvcache(q, *caches, k, v, *args)
+    splits = 2 if queries == 4 else 0
+    out, _ = backend.kvcache(CacheCall(q, *caches, 0.25, k, v, cache_seqlens=lengths, num_splits=splits))
     for cache, old, new in zip(caches, before, (k, v), strict=True):
         assert torch.equal(cache[0], torch.cat([old[0, :30], new[0, :2]]))
         assert torch.equal(cache[1], torch.cat([new[1, 2:], old[1, 2:]]))
         assert torch.equal(cache[2], old[2])
-    whole, _ = oracle.kvcache(q[::2], *(cache[::2] for cache in caches), None, None, *args[:2], 32, *args[3:])
+    whole, _ = oracle.kvcache(CacheCall(q[::2], *(cache[::2] for cache in caches), 0.25, cache_seqlens=32))
     assert_close("out", out[::2], whole, tiny=1e-5)
 
 
@@ -212,11 +211,11 @@ def test_caches_with_gaps_are_written_in_place() -> None:
     odd = [torch.randn(2, 32, 2, 17, device=DEVICE)[..., 1:] for _ in range(2)]
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in odd]
     q, k, v = (torch.randn(2, 3, 2, 16, device=DEVICE) for _ in range(3))
-    args = (None, None, 20, None, None, None, 0.25, True, -1, -1, 0.0, True, None, 0)
+    given = {"k": k, "v": v, "cache_seqlens": 20, "causal": True}
     wanted_caches = [x.contiguous() for x in odd]
-    wanted, _ = oracle.kvcache(q, *wanted_caches, k, v, *args)
+    wanted, _ = oracle.kvcache(CacheCall(q, *wanted_caches, 0.25, **given))
     for caches in (odd, swapped):
-        out, _ = backend.kvcache(q, *caches, k, v, *args)
+        out, _ = backend.kvcache(CacheCall(q, *caches, 0.25, **given))
         assert_close("out", out, wanted, tiny=1e-5)
         assert all(map(torch.equal, caches, wanted_caches))
 
@@ -225,20 +224,16 @@ def test_what_does_not_fit_is_told() -> None:
     q = torch.zeros(1, 1, 1, 16, device=DEVICE)
     cache = torch.zeros(1, 32, 1, 16, device=DEVICE)
     table = torch.zeros(8, 8, device=DEVICE)
-    rest = (None, None, None, 1.0, True, -1, -1, 0.0, True, None, 0)
+    call = CacheCall(q, cache, cache, 1.0, q, q, table, table, 9, causal=True)
     with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 10"):
-        backend.kvcache(q, cache, cache, q, q, table, table, 9, *rest)
+        backend.kvcache(call)
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 32"):
-        backend.kvcache(q, cache, cache, q, q, table, table, lengths, *rest)
+        backend.kvcache(call._replace(cache_seqlens=lengths))
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen = {"causal": True, "left": -1, "right": -1, "splits": 1} | options
-    return backend.kvcache(
-        q, k, v, *(None,) * 8, 0.25, chosen["causal"], chosen["left"], chosen["right"], 0.0, True, None,
-        chosen["splits"],
-    )  # fmt: skip
+    return backend.kvcache(CacheCall(q, k, v, 0.25, **{"causal": True, "num_splits": 1, **options}))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])
@@ -247,7 +242,7 @@ def test_nan_comes_out_however_the_keys_are_split(tensor: str, splits: int) -> N
     torch.manual_seed(2)
     q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (1, 200, 200))
     {"q": q, "k": k}[tensor][0, -1, 0, 3] = torch.nan
-    out, lse = _attend(q, k, v, splits=splits)
+    out, lse = _attend(q, k, v, num_splits=splits)
     assert out.isnan().all()
     assert lse.isnan().all()
 
@@ -257,8 +252,10 @@ def test_nan_comes_out_however_the_keys_are_split(tensor: str, splits: int) -> N
 def test_a_window_wider_than_any_cache(window: tuple[int, int], queries: int) -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (queries, 33, 33))
-    open_ended = {name: -1 if size > 33 else size for name, size in zip(("left", "right"), window, strict=True)}
-    found = _attend(q, k, v, causal=False, left=window[0], right=window[1])
+    open_ended = {
+        name: -1 if size > 33 else size for name, size in zip(("window_left", "window_right"), window, strict=True)
+    }
+    found = _attend(q, k, v, causal=False, window_left=window[0], window_right=window[1])
     wanted = _attend(q, k, v, causal=False, **open_ended)
     assert all(map(torch.equal, found, wanted))
 

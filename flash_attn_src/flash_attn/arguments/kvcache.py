@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_compiling
 
 from flash_attn.arguments.diagnosis import (
     DENSE,
@@ -18,6 +17,7 @@ from flash_attn.arguments.diagnosis import (
     diagnose_switches,
     diagnose_tensors,
 )
+from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
 
@@ -112,8 +112,6 @@ def check_kvcache(
     if fine:
         left = left if 0 <= left < OPEN_WINDOW else -1
         right = right if 0 <= right < OPEN_WINDOW else -1
-        if type(cache_seqlens) is int and not is_compiling():
-            check_places(q, k_cache, k, None, cache_seqlens, block_table, False)
         return left, right
     axes = ("batch", "seqlen", "heads", "head_dim")
     paged = block_table is not None
@@ -166,42 +164,24 @@ def check_kvcache(
     diagnose_switches(
         softmax_scale, causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse
     )
-    left, right = diagnose_options(q, batch, 0.0, window_size, softcap, alibi_slopes)
-    if type(cache_seqlens) is int and not is_compiling():
-        check_places(
-            q, k_cache, k, rotary_cos, cache_seqlens, block_table, causal or left >= 0 or right >= 0, cu_seqlens_q,
-            cu_seqlens_k_new, rotary_seqlens,
-        )  # fmt: skip
-    return left, right
+    return diagnose_options(q, batch, 0.0, window_size, softcap, alibi_slopes)
 
 
-def check_places(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    cache_length: int,
-    block_table: torch.Tensor | None,
-    moving: bool,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k_new: torch.Tensor | None = None,
-    rotary_seqlens: torch.Tensor | None = None,
-) -> None:
+def check_places(call: CacheCall, cache_length: int) -> None:
     """What the host knows of the lengths fits: keys into the cache, places into the rotary tables.
 
-    cache_length is cache_seqlens, an int; `moving`: query i turns by the angle of its own place. Traced calls are
-    checked when they run, by the op.
+    cache_length is cache_seqlens, an int. Traced calls are checked when they run, by the op.
     """
-    added = 0 if k is None or cu_seqlens_k_new is not None else k.shape[1]
-    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    added = call.added if call.cu_seqlens_k_new is None else 0
+    capacity = call.capacity
     if not 0 <= cache_length <= capacity - added:
         raise ValueError(
             f"cache_seqlens: got {cache_length}, wanted 0 to {capacity - added}: the cache holds {capacity} keys, and "
             f"k appends {added}"
         )
-    if rotary_cos is not None and rotary_seqlens is None:
-        queries = 0 if cu_seqlens_q is not None else q.shape[1] if moving else min(q.shape[1], 1)
-        places, wanted = rotary_cos.shape[0], cache_length + max(added, queries)
+    if call.rotary_cos is not None and call.rotary_seqlens is None:
+        queries = 0 if call.cu_seqlens_q is not None else call.seqlen_q if call.moving else min(call.seqlen_q, 1)
+        places, wanted = call.rotary_cos.shape[0], cache_length + max(added, queries)
         if places < wanted:
             raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
 

@@ -8,70 +8,33 @@ from flash_attn.backends import sequences
 from flash_attn.backends import torch_tiles as tiles
 from flash_attn.backends.torch_attention import options_of, slopes_of
 from flash_attn.backends.torch_fp8 import round_trip, sequence_of_rows
+from flash_attn.cache_call import CacheCall
 
 
-def kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    cache_seqlens: int | torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    rotary_interleaved: bool,
-    alibi_slopes: torch.Tensor | None,
-    num_splits: int,  # noqa: ARG001 - a matter of speed, never of the result
-    *,
-    out: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int = 0,
-    cu_seqlens_k_new: torch.Tensor | None = None,
-    rotary_seqlens: torch.Tensor | None = None,
-    attention_chunk: int = 0,
-    sm_margin: int = 0,  # noqa: ARG001 - as num_splits
-    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Appends k, v to the caches in place, then attends: (out as q, softmax_lse (batch, heads, seqlen_q)).
 
-    Arguments as in flash_attn_with_kvcache, cache_seqlens an int, an int32 (batch,) tensor or None. With
-    cu_seqlens_q, q is (total_q, heads, head_dim) and softmax_lse (heads, total_q); rows outside of every sequence
-    give 0 and +inf. With cu_seqlens_k_new, k and v are (total_new, heads_k, head_dim). rotary_seqlens, int32
-    (batch,), is where rotary angles start instead of at cache_seqlens. attention_chunk > 0: a query sees keys of
-    its own chunk of so many only. descales, fp32 (batch, heads_k) of q, k and v, belong to FP8 tensors, whose
-    result is bf16 and which have no rotary embedding.
+    With cu_seqlens_q softmax_lse is (heads, total_q); rows outside of every sequence give 0 and +inf.
     """
-    if descales is not None:
-        return _fp8_kvcache(
-            q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale,
-            causal, window_left, window_right, softcap, alibi_slopes, out, cu_seqlens_q, max_seqlen_q,
-            cu_seqlens_k_new, attention_chunk, descales,
-        )  # fmt: skip
+    if call.descales is not None:
+        return _fp8_kvcache(call, call.descales)
+    q, k, v, cu_seqlens_k_new = call.q, call.k, call.v, call.cu_seqlens_k_new
+    block_table, batch, capacity = call.block_table, call.batch, call.capacity
     with torch.no_grad():
-        varlen = cu_seqlens_q is not None
+        varlen = call.cu_seqlens_q is not None
         heads = q.shape[-2]
-        if cu_seqlens_q is None:
-            batch, max_seqlen_q = q.shape[0], q.shape[1]
-            spans = [(index * max_seqlen_q, (index + 1) * max_seqlen_q) for index in range(batch)]
+        if call.cu_seqlens_q is None:
+            spans = [(index * call.seqlen_q, (index + 1) * call.seqlen_q) for index in range(batch)]
         else:
-            batch = cu_seqlens_q.numel() - 1
-            spans = sequences.bounds("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q)
-        options = options_of(softmax_scale, causal, window_left, window_right, softcap, 0.0, None, attention_chunk)
-        slopes = slopes_of(alibi_slopes, batch, heads)
-        capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-        if cache_seqlens is None:
-            cache_seqlens = capacity
-        lengths = [cache_seqlens] * batch if isinstance(cache_seqlens, int) else cache_seqlens.tolist()
-        lines = list(range(batch)) if cache_batch_idx is None else cache_batch_idx.tolist()
-        leftpads = [0] * batch if cache_leftpad is None else cache_leftpad.tolist()
+            spans = sequences.bounds("cu_seqlens_q", call.cu_seqlens_q, q.shape[0], call.max_seqlen_q)
+        options = options_of(
+            call.softmax_scale, call.causal, call.window_left, call.window_right, call.softcap, 0.0, None,
+            call.attention_chunk,
+        )  # fmt: skip
+        slopes = slopes_of(call.alibi_slopes, batch, heads)
+        lengths = [call.length] * batch if call.lengths is None else call.lengths.tolist()
+        lines = list(range(batch)) if call.cache_batch_idx is None else call.cache_batch_idx.tolist()
+        leftpads = [0] * batch if call.cache_leftpad is None else call.cache_leftpad.tolist()
         new = [(0, 0)] * batch
         if k is not None and cu_seqlens_k_new is not None:
             new = sequences.bounds("cu_seqlens_k_new", cu_seqlens_k_new, k.shape[0], k.shape[0])
@@ -81,30 +44,28 @@ def kvcache(
             sequences.check_range("cache_seqlens", [length], 0, capacity - (stop - first))
             sequences.check_range("cache_leftpad", [leftpad], 0, length + stop - first)
         if block_table is None:
-            sequences.check_range("cache_batch_idx", lines, 0, k_cache.shape[0] - 1)
-        if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            sequences.check_range("cache_batch_idx", lines, 0, call.k_cache.shape[0] - 1)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if call.out is None else call.out
         flat_q, flat_out = (x if varlen else x.flatten(0, 1) for x in (q, torch.zeros_like(out)))
         lse = torch.full((heads, flat_q.shape[0]), torch.inf, dtype=tiles.accumulation_dtype(q.dtype), device=q.device)
-        moving = causal or window_left >= 0 or window_right >= 0 or attention_chunk > 0
-        origins = lengths if rotary_seqlens is None else rotary_seqlens.tolist()
+        origins = lengths if call.rotary_seqlens is None else call.rotary_seqlens.tolist()
         for index, ((q0, q1), (k0, k1)) in enumerate(zip(spans, new, strict=True)):
             start, added = lengths[index], k1 - k0
             rows = sequences.Sequence(q0, q1, leftpads[index], start + added)
             queries = flat_q[q0:q1]
             if k is not None and v is not None:
                 new_keys, new_values = ((x if cu_seqlens_k_new is not None else x.flatten(0, 1))[k0:k1] for x in (k, v))
-                if rotary_cos is not None and rotary_sin is not None:
-                    origin = origins[index]
+                if call.rotary_cos is not None and call.rotary_sin is not None:
+                    origin, tables = origins[index], (call.rotary_cos, call.rotary_sin)
                     places = torch.arange(origin, origin + max(added, q1 - q0), device=q.device)
-                    new_keys = rotate(new_keys, rotary_cos, rotary_sin, places[:added], rotary_interleaved)
-                    at = places[: q1 - q0] if moving else places.new_full((q1 - q0,), origin)
-                    queries = rotate(queries, rotary_cos, rotary_sin, at, rotary_interleaved)
-                for cache, fresh in ((k_cache, new_keys), (v_cache, new_values)):
+                    new_keys = rotate(new_keys, *tables, places[:added], call.rotary_interleaved)
+                    at = places[: q1 - q0] if call.moving else places.new_full((q1 - q0,), origin)
+                    queries = rotate(queries, *tables, at, call.rotary_interleaved)
+                for cache, fresh in ((call.k_cache, new_keys), (call.v_cache, new_values)):
                     sequences.append(cache, fresh, start, lines[index], block_table, index)
             keys, values = (
                 sequences.keys_of(cache if block_table is not None else cache[lines[index]], rows, block_table, index)
-                for cache in (k_cache, v_cache)
+                for cache in (call.k_cache, call.v_cache)
             )
             tiles.forward(
                 queries[None],
@@ -118,53 +79,32 @@ def kvcache(
             )
         out.copy_(flat_out.view(out.shape))
         if not varlen:
-            lse = lse.unflatten(1, (batch, max_seqlen_q)).transpose(0, 1).contiguous()
+            lse = lse.unflatten(1, (batch, call.seqlen_q)).transpose(0, 1).contiguous()
         return out, lse
 
 
 def _fp8_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    cache_seqlens: int | torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    out: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    cu_seqlens_k_new: torch.Tensor | None,
-    attention_chunk: int,
-    descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    call: CacheCall, descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`kvcache` of FP8 tensors: in fp32, to which and from which they come without loss."""
     with torch.no_grad():
-        group = q.shape[-2] // k_cache.shape[2]
+        q, cu_seqlens_q = call.q, call.cu_seqlens_q
+        group = q.shape[-2] // call.k_cache.shape[2]
         for_q, for_k, for_v = (descale.repeat_interleave(group, 1) for descale in descales)
-        wide_k, wide_v = k_cache.float(), v_cache.float()
-        new_k, new_v = (x if x is None else x.float() for x in (k, v))
-        result, lse = kvcache(
-            round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q), wide_k, wide_v, new_k, new_v, None, None,
-            cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal, window_left,
-            window_right, softcap, True, alibi_slopes, 0, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-            cu_seqlens_k_new=cu_seqlens_k_new, attention_chunk=attention_chunk,
-        )  # fmt: skip
-        if k is not None:
-            k_cache.copy_(wide_k)
-            v_cache.copy_(wide_v)
+        wide_k, wide_v = call.k_cache.float(), call.v_cache.float()
+        new_k, new_v = (x if x is None else x.float() for x in (call.k, call.v))
+        wide_q = round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q)
+        result, lse = kvcache(call._replace(
+            q=wide_q, k_cache=wide_k, v_cache=wide_v, k=new_k, v=new_v, out=None, descales=None
+        ))  # fmt: skip
+        if new_k is not None:
+            call.k_cache.copy_(wide_k)
+            call.v_cache.copy_(wide_v)
         if cu_seqlens_q is None:
             result *= for_v[:, None, :, None]
         else:
             result *= for_v[sequence_of_rows(q, cu_seqlens_q)][..., None]
-        return (result.bfloat16() if out is None else out.copy_(result)), lse
+        return (result.bfloat16() if call.out is None else call.out.copy_(result)), lse
 
 
 def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton_kernels import aligned, find_one, strides_of
-from flash_attn.kernels.flags import HAS_ROTARY_SEQLENS, ROTARY_MOVES
+from flash_attn.backends.triton_kernels import VEC, aligned, current_stream, find_one, flags_of, strides_of
+from flash_attn.cache_call import CacheCall
+from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_ROTARY_SEQLENS, ROTARY_INTERLEAVED, ROTARY_MOVES
 
 # Columns of the head dim that one program takes, of `combine` too.
 COLUMNS = 64
 
 
-def append(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    length: int,
-    lengths: torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    cu_seqlens_k_new: torch.Tensor | None,
-    rotary_seqlens: torch.Tensor | None,
-    batch: int,
-    capacity: int,
-    added: int,
-    flags: int,
-    device: int,
-    stream: int,
-    vec: int,
-) -> torch.Tensor:
-    """Writes k and v into the caches; returns q, turned where there is rotary embedding."""
-    head_dim = q.shape[-1]
-    nheads, nheads_k = q.shape[-2], k_cache.shape[2]
+def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Writes k and v into the caches of a call, whose rows start on 16 bytes; returns its q, turned where there is
+    rotary embedding."""
+    q, device, head_dim = call.q, call.q.get_device(), call.q.shape[-1]
+    nheads, nheads_k = q.shape[-2], call.k_cache.shape[2]
+    length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
+    rotary_cos, rotary_sin, block_table = call.rotary_cos, call.rotary_sin, call.block_table
+    vec = VEC[q.dtype]
     k, v = aligned(k, vec), aligned(v, vec)
+    flags = flags_of(call.cu_seqlens_q, call.cu_seqlens_k_new, lengths, None, None)
+    if call.cache_batch_idx is not None:
+        flags |= HAS_CACHE_BATCH_IDX
+    if call.rotary_interleaved:
+        flags |= ROTARY_INTERLEAVED
+    if call.moving:
+        flags |= ROTARY_MOVES
     kernel = find_one("append", device, q.dtype, head_dim)
     turned, q_blocks, half, places, table_row = q, 0, 0, 0, 0
     if rotary_cos is not None and rotary_sin is not None:
@@ -46,26 +35,26 @@ def append(
         places, half = rotary_cos.shape
         table_row = half
         wanted = capacity
-        if lengths is None and rotary_seqlens is None:
-            wanted = length + max(added, max_seqlen_q if flags & ROTARY_MOVES else 1)
+        if lengths is None and call.rotary_seqlens is None:
+            wanted = length + max(added, seqlen_q if call.moving else 1)
         if places < wanted:
             raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
-        if rotary_seqlens is not None:
+        if call.rotary_seqlens is not None:
             flags |= HAS_ROTARY_SEQLENS
         turned = torch.empty_like(q)
-        q_blocks = -(-max_seqlen_q * nheads // kernel.block_m)
+        q_blocks = -(-seqlen_q * nheads // kernel.block_m)
     k_blocks = -(-added * nheads_k // kernel.block_m)
     pointer = kernel.pointer
     kernel.launch(
-        device, stream, (k_blocks + q_blocks) * batch, -(-head_dim // COLUMNS), 1,
-        pointer(k), pointer(v), pointer(k_cache), pointer(v_cache), pointer(q), pointer(turned),
+        device, current_stream(device), (k_blocks + q_blocks) * call.batch, -(-head_dim // COLUMNS), 1,
+        pointer(k), pointer(v), pointer(call.k_cache), pointer(call.v_cache), pointer(q), pointer(turned),
         pointer(q if rotary_cos is None else rotary_cos), pointer(q if rotary_sin is None else rotary_sin),
-        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, block_table),
-        *kernel.optional(cache_batch_idx, rotary_seqlens),
-        *strides_of(k, vec), *strides_of(v, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
+        *kernel.optional(call.cu_seqlens_q, call.cu_seqlens_k_new, lengths, block_table),
+        *kernel.optional(call.cache_batch_idx, call.rotary_seqlens),
+        *strides_of(k, vec), *strides_of(v, vec), *strides_of(call.k_cache, vec), *strides_of(call.v_cache, vec),
         *strides_of(q, vec), *strides_of(turned, vec), table_row,
-        0 if block_table is None else block_table.stride(0), 0 if block_table is None else k_cache.shape[1],
-        nheads, nheads_k, max_seqlen_q, length, added, capacity, head_dim // vec, half, places,
+        0 if block_table is None else block_table.stride(0), 0 if block_table is None else call.k_cache.shape[1],
+        nheads, nheads_k, seqlen_q, length, added, capacity, head_dim // vec, half, places,
         k_blocks, q_blocks, flags,
     )  # fmt: skip
     return turned

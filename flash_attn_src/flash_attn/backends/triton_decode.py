@@ -17,11 +17,9 @@ from flash_attn.backends.triton_kernels import (
     strides_of,
     window_of,
 )
+from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_DESCALE
-
-# fp32 (batch, heads_k) of q, k and v, or none of them.
-Descales = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
@@ -36,55 +34,30 @@ def units(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device >= 0 else 4
 
 
-def attend_in_parts(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    max_seqlen_q: int,
-    length: int,
-    lengths: torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    cu_seqlens_k_new: torch.Tensor | None,
-    added: int,
-    num_splits: int,
-    attention_chunk: int,
-    sm_margin: int,
-    descales: Descales,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of few queries to what the cache held and the `added` new keys, in parts that are joined."""
+def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of few queries to what the cache held and the new keys, in parts that are joined."""
+    q, k_cache, v_cache, out, block_table = call.q, call.k_cache, call.v_cache, call.out, call.block_table
+    cu_seqlens_q, cache_batch_idx, alibi_slopes = call.cu_seqlens_q, call.cache_batch_idx, call.alibi_slopes
+    length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
     dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
+    batch = call.batch
     vec = VEC[dtype]
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     if cu_seqlens_q is None:
-        batch = q.shape[0]
-        lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
-        lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+        lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
+        lse_b, lse_h = nheads * seqlen_q, seqlen_q
     else:
-        batch = cu_seqlens_q.shape[0] - 1
         lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, q.shape[0]
-    capacity = page_size = k_cache.shape[1]
-    table_stride = 0
-    if block_table is not None:
-        capacity *= block_table.shape[1]
-        table_stride = block_table.stride(0)
-    flags = flags_of(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes)
+    page_size = k_cache.shape[1]
+    table_stride = 0 if block_table is None else block_table.stride(0)
+    flags = flags_of(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes)
     if cache_batch_idx is not None:
         flags |= HAS_CACHE_BATCH_IDX
-    kind = "plain" if softcap == 0.0 and alibi_slopes is None else "any"
+    kind = "plain" if call.softcap == 0.0 and alibi_slopes is None else "any"
     kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim, kind)
     group = nheads // nheads_k
-    m_rows = max_seqlen_q * group
+    m_rows = seqlen_q * group
     table = block_table
     if m_rows > kernel.block_m:
         kernel = find_one("extend", device, dtype, head_dim, kind)
@@ -99,12 +72,13 @@ def attend_in_parts(
             f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
         )
-    left, right = window_of(causal, window_left, window_right)
+    left, right = window_of(call.causal, call.window_left, call.window_right)
     m_blocks = -(-m_rows // kernel.block_m)
     programs = m_blocks * nheads_k * batch
-    blocks = -(-min(length + added, capacity, left + right + max_seqlen_q) // kernel.block_n)
+    blocks = -(-min(length + added, capacity, left + right + seqlen_q) // kernel.block_n)
+    num_splits = call.num_splits
     if num_splits == 0:
-        num_splits = splits(programs, blocks, max(units(device) - sm_margin, 1))
+        num_splits = splits(programs, blocks, max(units(device) - call.sm_margin, 1))
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse
@@ -117,9 +91,10 @@ def attend_in_parts(
         result = torch.empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype, device=q.device)
     else:
         result = aligned(out, vec)
-    if descales is not None:
+    descales = (lse, lse, lse)
+    if call.descales is not None:
         flags |= HAS_DESCALE
-        descales = descales[0].contiguous(), descales[1].contiguous(), descales[2].contiguous()
+        descales = call.descales[0].contiguous(), call.descales[1].contiguous(), call.descales[2].contiguous()
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
@@ -129,13 +104,13 @@ def attend_in_parts(
         device, current_stream(device), programs * num_splits, 1, 1,
         pointer(q), pointer(k_cache), pointer(v_cache), pointer(result), pointer(lse),
         pointer(partial), pointer(partial_lse),
-        *kernel.optional(cu_seqlens_q, cu_seqlens_k_new, lengths, cache_leftpad, alibi_slopes),
-        *kernel.optional(table, cache_batch_idx), *map(pointer, descales or (lse, lse, lse)),
-        softmax_scale, softcap, unit / max(page_size, 1),
+        *kernel.optional(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes),
+        *kernel.optional(table, cache_batch_idx), *map(pointer, descales),
+        call.softmax_scale, call.softcap, unit / max(page_size, 1),
         *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
         *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
         page_size, 4 if unit == _PAGE_UNIT else 0,
-        nheads_k, group, max_seqlen_q, length, added, capacity, head_dim // vec, left, right, attention_chunk,
+        nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, left, right, call.attention_chunk,
         lse.numel(), m_blocks, num_splits, flags,
     )  # fmt: skip
     if num_splits > 1:
