@@ -17,7 +17,8 @@ class CacheCall(NamedTuple):
     out                written where given, else new
     rotary_seqlens     int32 (batch,): where rotary angles start instead of at cache_seqlens
     attention_chunk    > 0: a query sees keys of its own chunk of so many only
-    num_splits, sm_margin   speed only: parts of the keys (0: by shape), multiprocessors that are left alone
+    num_splits, sm_margin, max_seqlen_k   speed only: parts of the keys (0: by shape), multiprocessors that are left
+                       alone, the most keys of a sequence where the host knows and the cache has room for more
     descales           fp32 (batch, heads_k) of q, k and v: these are FP8 tensors, whose result is bf16 and which have
                        no rotary embedding
     """
@@ -49,6 +50,7 @@ class CacheCall(NamedTuple):
     attention_chunk: int = 0
     sm_margin: int = 0
     descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    max_seqlen_k: int | None = None
 
     @property
     def batch(self) -> int:
@@ -67,7 +69,9 @@ class CacheCall(NamedTuple):
     @property
     def length(self) -> int:
         """The most keys that the cache holds of a sequence before k, as far as the host knows."""
-        return self.cache_seqlens if isinstance(self.cache_seqlens, int) else self.capacity
+        if isinstance(self.cache_seqlens, int):
+            return self.cache_seqlens
+        return self.capacity if self.max_seqlen_k is None else min(self.max_seqlen_k, self.capacity)
 
     @property
     def lengths(self) -> torch.Tensor | None:

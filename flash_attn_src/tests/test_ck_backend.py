@@ -15,7 +15,7 @@ import simulated_gpu
 import torch
 from assert_close import assert_close
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import ck_calls, ck_dropout
+from flash_attn.backends import ck_calls, ck_dropout, few_queries
 from flash_attn.backends import torch as torch_backend
 from flash_attn.runtime import ck_planner, recording
 
@@ -219,6 +219,27 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
     for name, mine, wanted in zip(("out", "lse", "k_cache", "v_cache"), *results, strict=True):
         assert_close(name, mine, wanted, tiny=0.04)
     assert operations(done) == [*(["appendkv"] if new else []), "splitkv", "combine"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_few_queries_share_out_the_keys(
+    done: list[ck_planner.Launch], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_queries, "_KEYS", 300)
+    for seqlen_q in (1, 3):
+        q, k, v = tensors((2, seqlen_q, 4, 64), (2, 300, 2, 64), (2, 300, 2, 64), seed=seqlen_q)
+        out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+        assert operations(done)[-2:] == ["splitkv", "combine"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recording, "current", None)
+            wanted, wanted_lse, _ = flash_attn_func(
+                q.float(), k.float(), v.float(), causal=causal, return_attn_probs=True
+            )
+        assert_close("out", out, wanted, tiny=0.03)
+        assert_close("lse", lse, wanted_lse, tiny=0.03)
+    q, k, v = tensors((2, 1, 4, 48), (2, 300, 2, 48), (2, 300, 2, 48))
+    flash_attn_func(q, k, v)
+    assert operations(done)[-1] == "fwd"  # of a head dim that the others would need copies for
 
 
 def test_what_ck_cannot_do_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:

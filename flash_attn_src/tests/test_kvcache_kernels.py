@@ -134,7 +134,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         return [out, lse, *copies]
 
     # Many queries have the kernel of attention without a cache where they keep the GPU busy.
-    with mock.patch.object(triton_kvcache, "units", return_value=1 if "fewer units" in chosen else 1 << 20):
+    with mock.patch.object(triton_kvcache, "compute_units", return_value=1 if "fewer units" in chosen else 1 << 20):
         got = run(backend.kvcache, dtype)
     exact = run(oracle.kvcache, torch.float32)
     rough = exact if dtype is torch.float32 else run(oracle.kvcache, dtype)
@@ -189,7 +189,7 @@ def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch
 def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
     torch.manual_seed(0)
-    monkeypatch.setattr(triton_kvcache, "units", lambda _: 1)
+    monkeypatch.setattr(triton_kvcache, "compute_units", lambda _: 1)
     caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]
     q = torch.randn(3, queries, 1, 16, device=DEVICE)
     k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(2))

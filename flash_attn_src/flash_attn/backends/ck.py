@@ -22,6 +22,8 @@ from flash_attn.backends.ck_calls import (
     window_of,
 )
 from flash_attn.backends.ck_kvcache import kvcache as kvcache
+from flash_attn.backends.ck_kvcache import lacking_of
+from flash_attn.backends.few_queries import as_cache_call
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -77,6 +79,13 @@ def forward(
         return instead("forward", reason, *given)
 
     q, k, v = aligned(q), aligned(k), aligned(v)
+    if dropout_p == 0.0 and cu_seqlens_q is None:
+        call = as_cache_call(
+            q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, None, None,
+            max_seqlen_q, max_seqlen_k, seqused_k, None, None,
+        )  # fmt: skip
+        if call is not None and lacking_of(call) is None:
+            return *kvcache(call), None, rng_state
     group = cu_seqlens_q is not None
     batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if not group:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from flash_attn.backends.ck_calls import (
@@ -19,13 +17,14 @@ from flash_attn.backends.ck_calls import (
     window_of,
 )
 from flash_attn.cache_call import CacheCall
-from flash_attn.runtime import ck_planner, recording
+from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
+from flash_attn.runtime.launch import compute_units
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache, as in `backends.torch.kvcache`: (out, softmax_lse)."""
-    if (reason := _lacking(call)) is not None:
+    if (reason := lacking_of(call)) is not None:
         return instead("kvcache", reason, call)
     q, k_cache, v_cache, k, v, block_table = call.q, call.k_cache, call.v_cache, call.k, call.v, call.block_table
     rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.alibi_slopes, call.lengths
@@ -74,7 +73,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     return (result if call.out is None else call.out.copy_(result)), lse
 
 
-def _lacking(call: CacheCall) -> str | None:
+def lacking_of(call: CacheCall) -> str | None:
     """Why no kernel takes a call, or None."""
     for option in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad"):
         if getattr(call, option) is not None:
@@ -96,10 +95,5 @@ def _lacking(call: CacheCall) -> str | None:
 
 def _splits(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:
     """Parts of the keys such that their blocks fill the compute units once, each part 256 keys or more."""
-    units = _compute_units(q.get_device()) if recording.current is None else 304
+    units = compute_units(q.get_device())
     return max(1, min(units // max(1, blocks), -(-seqlen_k // 256), ck_planner.MAX_SPLITS))
-
-
-@cache
-def _compute_units(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

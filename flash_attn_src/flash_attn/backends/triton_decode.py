@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from flash_attn.backends.triton_append import COLUMNS
@@ -20,18 +18,13 @@ from flash_attn.backends.triton_kernels import (
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_DESCALE
+from flash_attn.runtime.launch import compute_units
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
 _MAX_PAGE_UNITS = 1 << 22
 # The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
 _ENDLESS = 1 << 30
-
-
-@lru_cache
-def units(device: int) -> int:
-    """Multiprocessors (compute units) of a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device >= 0 else 4
 
 
 def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +71,7 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-min(length + added, capacity, left + right + seqlen_q) // kernel.block_n)
     num_splits = call.num_splits
     if num_splits == 0:
-        num_splits = splits(programs, blocks, max(units(device) - call.sm_margin, 1))
+        num_splits = splits(programs, blocks, max(compute_units(device) - call.sm_margin, 1))
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse

@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 
 from flash_attn.backends.triton_append import append
 from flash_attn.backends.triton_attention import forward
-from flash_attn.backends.triton_decode import attend_in_parts, units
+from flash_attn.backends.triton_decode import attend_in_parts
 from flash_attn.backends.triton_kernels import VEC, aligned, find, score_kind
 from flash_attn.cache_call import CacheCall
+from flash_attn.runtime.launch import compute_units
 
 # Rows of queries that share a key head, which `decode` takes at once, and `extend`.
 _DECODE_ROWS = 16
@@ -66,7 +67,7 @@ def _keeps_whole(call: CacheCall) -> bool:
     (kernel,) = find(("fwd",), device, call.q.dtype, head_dim, kind)
     whole = -(-seqlen_q // kernel.block_m) * kernel.block_m * nheads * batch
     parts = -(-shared // _EXTEND_ROWS) * _EXTEND_ROWS * nheads_k * batch
-    return (2 if head_dim <= 128 else 4) * parts >= max(whole, _ROWS_PER_UNIT * units(device))
+    return (2 if head_dim <= 128 else 4) * parts >= max(whole, _ROWS_PER_UNIT * compute_units(device))
 
 
 def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:

@@ -105,6 +105,19 @@ def device_target(device: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def compute_units(device: int) -> int:
+    """How many a device has, which for an NVIDIA GPU are its multiprocessors. A recording pretends an MI300X, and the
+    interpreter a small GPU."""
+    if device < 0:
+        return 304 if recording.current is not None else 4
+    return _multiprocessors(device)
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @cache
 def _triton_version() -> tuple[int, ...]:
     import triton

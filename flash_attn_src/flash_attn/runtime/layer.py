@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from flash_attn.runtime import launch
@@ -33,12 +31,6 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel
     block = next((block for block in there if width <= block), there[-1])
     kernel = launch.kernel(device, Variant(op, _DTYPES[tensor.dtype], block, kind))
     return kernel, unit, device, _current_stream(device) if device >= 0 else 0  # the interpreter has no stream
-
-
-@cache
-def compute_units(device: int) -> int:
-    """How many a device has, which for an NVIDIA GPU are its multiprocessors; the interpreter has one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device >= 0 else 1
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:

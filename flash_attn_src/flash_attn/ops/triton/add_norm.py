@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from flash_attn.dispatch import is_traced
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
-from flash_attn.runtime import layer
+from flash_attn.runtime import launch, layer
 
 # Columns of rows in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
 _COLUMNS_AT_ONCE = 8192
@@ -187,7 +187,7 @@ def launch_backward(
     sizes = (stride_z, stride_dy, stride_dz, dim)
     kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
     blocks = -(-dim // kernel.block_n)
-    programs = layer.compute_units(device) * (_COLUMNS_AT_ONCE // kernel.block_n)
+    programs = launch.compute_units(device) * (_COLUMNS_AT_ONCE // kernel.block_n)
     groups = max(1, min(rows, programs // blocks))
     sums = torch.empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32, device=z.device)
     pointer = kernel.pointer
