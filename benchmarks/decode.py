@@ -1,11 +1,12 @@
 """Decoding over a cache of keys and values: GB/s of cache read, against PyTorch's SDPA, in one run on one GPU.
 
-    python benchmarks/decode.py [--json results.json] [--paged 64] [--append] [--num-splits 0]
+    python benchmarks/decode.py [--json results.json] [--paged 64] [--append] [--num-splits 0] [--func]
 
 One query a sequence attends to a full cache; a figure is the bytes of keys and values that the call must read,
 divided by its time: the GPU's own, by CUDA graphs, so that small shapes show the kernels and not the host. SDPA
 gets the same tensors with `enable_gqa`. The ratio is to the bandwidth of `Tensor.copy_` measured in the same run,
-reads and writes counted. `--sweep` times tiles and stages of the decode kernel through Triton's JIT instead.
+reads and writes counted. `--func` decodes by flash_attn_func, as models without such a cache do. `--sweep` times tiles
+and stages of the decode kernel through Triton's JIT instead.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ def step(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> dict[
         assert isinstance(out, torch.Tensor)
         return out
 
-    calls: dict[str, Callable[[], object]] = {"ours": kvcache}
+    def func() -> object:
+        return flash_attn.flash_attn_func(q, k_cache, v_cache, causal=True)
+
+    calls: dict[str, Callable[[], object]] = {"ours": func if options.func else kvcache}
     if not options.no_sdpa:
         calls["sdpa"] = lambda: scaled_dot_product_attention(*theirs, enable_gqa=True)
     return calls
@@ -151,16 +155,19 @@ def main() -> None:
     parser.add_argument("--paged", type=int, default=0, metavar="SIZE", help="keys a page (0: no pages)")
     parser.add_argument("--append", action="store_true", help="each step also appends one key and value")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="parts of the keys (0: chosen)")
+    parser.add_argument("--func", action="store_true", help="flash_attn_func instead of flash_attn_with_kvcache")
     parser.add_argument("--no-sdpa", action="store_true", help="time this repository's alone")
     parser.add_argument("--sweep", action="store_true", help="time tiles of the decode kernel instead")
     options = parser.parse_args()
+    if options.func and (options.paged or options.append or options.num_splits):
+        raise SystemExit("error: --func has no cache: leave out --paged, --append and --num-splits")
     measuring.installed()
     if not torch.cuda.is_available():
         raise SystemExit("error: no GPU that this torch can use")
 
     dtype = getattr(torch, options.dtype)
     copy = copy_bandwidth(options.rounds)
-    kind = f"pages of {options.paged}" if options.paged else "dense cache"
+    kind = f"pages of {options.paged}" if options.paged else "no cache" if options.func else "dense cache"
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, {options.heads} query and "
         f"{options.heads_k} key heads of {options.head_dim}, {kind}; a copy runs at {copy:.0f} GB/s"
