@@ -47,7 +47,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 OPTIONS = (
     "append", "rotary", "rotary halves", "rotary_seqlens", "causal", "window", "softcap", "alibi", "leftpad",
     "lines", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k", "many queries",
-    "fewer units", "int length", "whole cache",
+    "whole keys", "int length", "whole cache",
 )  # fmt: skip
 CONFLICTS = [
     {"rotary", "rotary halves"},
@@ -77,7 +77,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
     rotary = {"rotary", "rotary halves", "rotary_seqlens"}.intersection(chosen)
-    seqlen_q = 13 if "many queries" in chosen else 37 if "fewer units" in chosen else 3
+    seqlen_q = 13 if "many queries" in chosen else 37 if "whole keys" in chosen else 3
     seqlen_new = 3 if rotary or {"append", "varlen k"}.intersection(chosen) else 0
     pages = next((int(option.split()[-1]) for option in chosen if option.startswith("pages")), 0)
     options: dict[str, Any] = {
@@ -134,7 +134,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         return [out, lse, *copies]
 
     # Many queries have the kernel of attention without a cache where they keep the GPU busy.
-    with mock.patch.object(triton_kvcache, "compute_units", return_value=1 if "fewer units" in chosen else 1 << 20):
+    with mock.patch.object(triton_kvcache, "are_faster", return_value="whole keys" not in chosen):
         got = run(backend.kvcache, dtype)
     exact = run(oracle.kvcache, torch.float32)
     rough = exact if dtype is torch.float32 else run(oracle.kvcache, dtype)
@@ -182,14 +182,14 @@ def test_head_dim_in_pieces(option: str) -> None:
 )  # fmt: skip
 def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kvcache, "attend_in_parts", lambda *_: pytest.fail("the keys were split"))
-    _call((*options, "fewer units", "causal"), torch.float32, 24, 4, 2)
+    _call((*options, "whole keys", "causal"), torch.float32, 24, 4, 2)
 
 
 @pytest.mark.parametrize("queries", [4, 70])
 def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
     torch.manual_seed(0)
-    monkeypatch.setattr(triton_kvcache, "compute_units", lambda _: 1)
+    monkeypatch.setattr(triton_kvcache, "are_faster", lambda *_: False)
     caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]
     q = torch.randn(3, queries, 1, 16, device=DEVICE)
     k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(2))

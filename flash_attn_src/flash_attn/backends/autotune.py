@@ -24,7 +24,7 @@ import torch
 
 from flash_attn.backends import triton as backend
 from flash_attn.backends import triton_attention, triton_kernels
-from flash_attn.backends.few_queries import are_few
+from flash_attn.backends.parts import as_cache_call
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
@@ -62,17 +62,17 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None
     if dropout_p > 0.0 and rng_state is None:  # drawn once: the search must not advance torch's generator
         rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
     args = (*args[:12], rng_state, *args[13:])
-    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     if cu_q is None:
         max_q, max_k = q.shape[1], k.shape[1] if block_table is None else max_k
-    if dropout_p == 0.0 and are_few(q, k, batch, max_q, max_k):  # which other kernels serve
-        return backend.forward(*args)
     kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
     ops = ("fwd",)
     if block_table is not None:
         ops = triton_attention.paged_ops(k, leftpad_k, q.get_device(), q.dtype, q.shape[-1], kind)
-    shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
-    _choose(ops, q, kind, shape, lambda: backend.forward(*args))
+    (kernel,) = triton_kernels.find(ops, q.get_device(), q.dtype, q.shape[-1], kind)
+    # A call in parts of the keys has other kernels.
+    if dropout_p > 0.0 or as_cache_call(kernel.block_m, *args[:10], *args[13:]) is None:
+        shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
+        _choose(ops, q, kind, shape, lambda: backend.forward(*args))
     return backend.forward(*args)
 
 

@@ -23,11 +23,14 @@ from flash_attn.backends.ck_calls import (
 )
 from flash_attn.backends.ck_kvcache import kvcache as kvcache
 from flash_attn.backends.ck_kvcache import lacking_of
-from flash_attn.backends.few_queries import as_cache_call
+from flash_attn.backends.parts import DECODE_ROWS, as_cache_call
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
 name = "flash_attn.backends.ck"
+
+# Queries in a tile of the forward kernels.
+_FORWARD_ROWS = 128
 
 
 def __getattr__(name: str) -> Any:
@@ -79,10 +82,10 @@ def forward(
         return instead("forward", reason, *given)
 
     q, k, v = aligned(q), aligned(k), aligned(v)
-    if dropout_p == 0.0 and cu_seqlens_q is None:
+    if dropout_p == 0.0 and cu_seqlens_q is None and q.shape[1] * q.shape[2] <= DECODE_ROWS * k.shape[2]:
         call = as_cache_call(
-            q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, None, None,
-            max_seqlen_q, max_seqlen_k, seqused_k, None, None,
+            _FORWARD_ROWS, q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, None,
+            None, max_seqlen_q, max_seqlen_k, seqused_k, None, None,
         )  # fmt: skip
         if call is not None and lacking_of(call) is None:
             return *kvcache(call), None, rng_state

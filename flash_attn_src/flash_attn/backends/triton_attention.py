@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.few_queries import as_cache_call
+from flash_attn.backends.parts import as_cache_call
 from flash_attn.backends.triton_decode import attend_in_parts
 from flash_attn.backends.triton_kernels import (
     VEC,
@@ -77,8 +77,8 @@ def forward(
     q, k, v = aligned(q, vec), aligned(k, vec), aligned(v, vec)
     if dropout_p == 0.0:
         call = as_cache_call(
-            q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, cu_seqlens_q,
-            cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table,
+            kernel.block_m, q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
+            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table,
         )  # fmt: skip
         if call is not None:
             return *attend_in_parts(call), None, rng_state

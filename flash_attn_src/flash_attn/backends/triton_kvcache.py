@@ -9,18 +9,13 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from flash_attn.backends.parts import DECODE_ROWS, are_faster
 from flash_attn.backends.triton_append import append
 from flash_attn.backends.triton_attention import forward
 from flash_attn.backends.triton_decode import attend_in_parts
 from flash_attn.backends.triton_kernels import VEC, aligned, find, score_kind
 from flash_attn.cache_call import CacheCall
 from flash_attn.runtime.launch import compute_units
-
-# Rows of queries that share a key head, which `decode` takes at once, and `extend`.
-_DECODE_ROWS = 16
-_EXTEND_ROWS = 64
-# Rows of queries that a multiprocessor works on at once: fewer take the same time.
-_ROWS_PER_UNIT = 64
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,24 +45,17 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _keeps_whole(call: CacheCall) -> bool:
-    """Whether leaving each sequence's keys whole is faster than parts of them: a GPU's multiprocessors all have work,
-    and the tiles of the query heads, which share no keys then, hold more queries than padding.
-
-    Measured on an H200 (2026-11-22; 1 to 8 sequences of 4096 to 65536 keys, dims 64, 128, 256): a row of queries takes
-    twice the time in parts, four times with dim 256.
-    """
+    """Whether the forward kernel takes each sequence's keys as a whole."""
     if call.num_splits > 1 or call.attention_chunk > 0 or call.descales is not None:
         return False
-    nheads, nheads_k, device, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
-    batch, seqlen_q = call.batch, call.seqlen_q
-    shared = seqlen_q * (nheads // nheads_k)
-    if shared <= _DECODE_ROWS:
+    heads, heads_k, device, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
+    if call.seqlen_q * heads <= DECODE_ROWS * heads_k:
         return False
     kind = score_kind(call.softcap, call.alibi_slopes, 0.0, call.softmax_scale)
     (kernel,) = find(("fwd",), device, call.q.dtype, head_dim, kind)
-    whole = -(-seqlen_q // kernel.block_m) * kernel.block_m * nheads * batch
-    parts = -(-shared // _EXTEND_ROWS) * _EXTEND_ROWS * nheads_k * batch
-    return (2 if head_dim <= 128 else 4) * parts >= max(whole, _ROWS_PER_UNIT * compute_units(device))
+    length = min(call.length + call.added, call.capacity)
+    units = compute_units(device)
+    return not are_faster(call.batch, call.seqlen_q, length, heads, heads_k, head_dim, kernel.block_m, units)
 
 
 def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:

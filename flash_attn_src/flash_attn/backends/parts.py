@@ -1,0 +1,99 @@
+"""When to share out the keys among programs, in parts that are joined, and an attention's forward as such a call.
+
+The kernels of a cache do that, and read the keys of a head once for all of its query heads: few queries of many keys,
+as decoding makes them with a cache of its own or without, would else leave most of a GPU idle.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from flash_attn.cache_call import CacheCall
+from flash_attn.kernels.decode_tuning import RESIDENT
+from flash_attn.runtime.launch import compute_units
+
+# Rows of queries that share a key head, which `decode` takes at once, and `extend`.
+DECODE_ROWS = 16
+_EXTEND_ROWS = 64
+# Keys below which nothing is asked: the host's time is all that there is to gain.
+_LEAST_KEYS = 512
+# Times in that of 64 keys in the forward kernel, where a multiprocessor has one block of queries; measured on an H200
+# (2026-11-22; 1 to 64 sequences, 1 to 1024 queries, 1024 to 16384 keys, dims 64 to 256): a block of `decode`, one of
+# `extend` by head dim, starting either, joining a row of the parts, starting the forward, and a block of the forward
+# where a multiprocessor has several.
+_DECODE = 0.5
+_EXTEND = ((64, 1.0), (128, 1.3), (256, 2.1))
+_START_DECODE, _START_EXTEND, _START_FORWARD = 13.0, 26.0, 8.0
+_JOIN = 0.01
+_FORWARD = 0.7
+
+
+@lru_cache(maxsize=4096)
+def are_faster(
+    batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, head_dim: int, block_m: int, units: int
+) -> bool:
+    """Whether parts of the keys are faster than the forward kernel, whose tiles have block_m rows, on a GPU of so many
+    multiprocessors."""
+    blocks = -(-seqlen_k // 64)
+    shared = seqlen_q * (heads // heads_k)
+    if shared <= DECODE_ROWS:
+        rows, block, start = DECODE_ROWS, _DECODE, _START_DECODE
+    else:
+        rows, start = _EXTEND_ROWS, _START_EXTEND
+        block = next(time for dim, time in _EXTEND if head_dim <= dim)
+    programs = -(-shared // rows) * heads_k * batch
+    parts = block * programs * blocks / units
+    if programs < RESIDENT * units:
+        parts += start + _JOIN * batch * seqlen_q * heads
+    whole = _FORWARD * -(-seqlen_q // block_m) * heads * batch / units
+    return 1.1 * parts < blocks * max(1.0, whole) + _START_FORWARD
+
+
+def as_cache_call(
+    block_m: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_k: torch.Tensor | None,
+    leftpad_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> CacheCall | None:
+    """The forward of a backend, without dropout, as a call over a cache where that is faster than the forward kernel,
+    whose tiles have block_m rows; else None. Arguments as in flash_attn.backends.torch.forward."""
+    if cu_seqlens_q is None:
+        batch, max_seqlen_q = q.shape[:2]
+        max_seqlen_k = k.shape[1] if block_table is None else max_seqlen_k
+    else:
+        batch = cu_seqlens_q.shape[0] - 1
+    if max_seqlen_k < _LEAST_KEYS:
+        return None
+    seen = max_seqlen_k
+    if window_left >= 0 and (causal or window_right >= 0):
+        seen = min(seen, window_left + max_seqlen_q + (0 if causal else window_right))
+    units = compute_units(q.get_device())
+    if not are_faster(batch, max_seqlen_q, seen, q.shape[-2], k.shape[-2], q.shape[-1], block_m, units):
+        return None
+    lengths, lines = seqused_k, None
+    if cu_seqlens_k is not None:
+        if lengths is None:
+            lengths = cu_seqlens_k.diff()
+        if block_table is None:  # every sequence is a line that starts at a row of its own
+            lines = cu_seqlens_k[:-1]
+            k, v = (x.as_strided((1, *x.shape), (x.stride(0), *x.stride())) for x in (k, v))
+    return CacheCall(
+        q, k, v, softmax_scale, None, None, None, None, lengths, lines, leftpad_k, block_table, causal, window_left,
+        window_right, softcap, True, alibi_slopes, 0, out, cu_seqlens_q, max_seqlen_q, max_seqlen_k=max_seqlen_k,
+    )  # fmt: skip
