@@ -46,7 +46,8 @@ class Cell:
 
 
 def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
-    """The cell that these spellings mean: torch "2.5" is the newest 2.5.x, rocm "6.2.4" is 6.2 if torch's is.
+    """The cell that these spellings mean: torch "2.5" is the newest 2.5.x, rocm "6.2.4" is 6.2 if torch's is, python
+    "311" and "cp311" are 3.11.
 
     UnknownVersion if versions.toml lacks one of them, ImpossibleCell if they do not exist together.
     """
@@ -191,8 +192,10 @@ def _newest(what: str, value: str, known: Sequence[str]) -> str:
 
 
 def _python(versions: Versions, value: str) -> str:
-    if value in versions.python:
-        return value
+    """The known Python of these digits: "3.11", or as the name of a wheel has it, "311" or "cp311"."""
+    for known in versions.python:
+        if value in (known, bare := known.replace(".", ""), f"cp{bare}"):
+            return known
     raise _unknown("Python", value, versions.python, why=" (a wheel serves all patch releases of one minor)")
 
 

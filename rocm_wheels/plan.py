@@ -177,8 +177,8 @@ def requested_targets(env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _requested(env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:
-    """The targets of the environment and the variable that names them."""
-    lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "")))) for name in TARGET_VARIABLES}
+    """The targets of the environment, in lower case, and the variable that names them."""
+    lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower()))) for name in TARGET_VARIABLES}
     given = {name: entries for name, entries in lists.items() if entries}
     if len({frozenset(entries) for entries in given.values()}) > 1:
         both = " and ".join(f"{name}={';'.join(entries)}" for name, entries in given.items())

@@ -28,6 +28,8 @@ def resolve(data: Versions, text: str, backend: str = "triton") -> Cell:
         ("2.8.3 3.11 2.6 6.2.4", "2.8.3 3.11 2.6.0 6.2"),
         ("2.8.3 3.11 2.6 rocm6.2.4", "2.8.3 3.11 2.6.0 6.2"),
         ("2.8.3 3.11 2.5.1 rocm6.2", "2.8.3 3.11 2.5.1 6.2"),
+        ("2.8.3 311 2.5.1 6.2", "2.8.3 3.11 2.5.1 6.2"),
+        ("2.8.3 cp310 2.5.1 6.2", "2.8.3 3.10 2.5.1 6.2"),
     ],
 )
 def test_spellings(data: Versions, typed: str, meant: str) -> None:
@@ -54,7 +56,7 @@ def test_properties(data: Versions) -> None:
             "Nearest: 3.11. Known: 3.10,",
         ),
         ("2.8.3 3.9 2.5.1 6.2", "Python '3.9' is not known", "Nearest: 3.10."),
-        ("2.8.3 cp311 2.5.1 6.2", "Python 'cp311' is not known", "Known: 3.10, 3.11, 3.12, 3.13, 3.14"),
+        ("2.8.3 pypy311 2.5.1 6.2", "Python 'pypy311' is not known", "Known: 3.10, 3.11, 3.12, 3.13, 3.14"),
         ("2.8.3 3.11 2.5.0 6.2", "torch '2.5.0' is not known", "Nearest: 2.5.1."),
         ("2.8.3 3.11 2.12 7.2", "torch '2.12' is not known", "Nearest: 2.11.0."),
         ("2.8.3 3.11 2.5.1+rocm6.2 6.2", "torch '2.5.1+rocm6.2' is not known", "Nearest: 2.5.1."),

@@ -67,6 +67,7 @@ def test_the_plan_of_the_readme(data: Versions) -> None:
             "PYTORCH_ROCM_ARCH",
         ),
         ({"GPU_ARCHS": "sm_90"}, ("sm_90",), "GPU_ARCHS"),
+        ({"GPU_ARCHS": "gfx942:XNACK-", "PYTORCH_ROCM_ARCH": "GFX942:xnack-"}, ("gfx942",), "PYTORCH_ROCM_ARCH"),
     ],
 )
 def test_targets_of_the_environment(
@@ -80,7 +81,8 @@ def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
     machine = replace(BARE, gpus=("gfx1100",))
     assert plan(data, machine).targets == ("gfx1100",)
     assert plan(data, machine).targets_from == "GPU of this machine"
-    assert plan(data, machine, {"GPU_ARCHS": "native"}).targets == ("gfx1100",)
+    for native in ("native", "Native"):
+        assert plan(data, machine, {"GPU_ARCHS": native}).targets == ("gfx1100",)
     assert plan(data, machine, {"GPU_ARCHS": "gfx942"}).targets == ("gfx942",)
 
 
@@ -111,6 +113,7 @@ def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
             "GPU_ARCHS=native;gfx942 mixes native with targets",
             "Name native alone",
         ),
+        ({"GPU_ARCHS": "Native;GFX942"}, "GPU_ARCHS=native;gfx942 mixes native with targets", "Name native alone"),
         ({"GPU_ARCHS": "gfx942;mi300x"}, "'mi300x' is a product", "gfx942"),
         ({"PYTORCH_ROCM_ARCH": "gfx950"}, "gfx950 (MI350) needs ROCm 7.0", "gfx942"),
     ],
