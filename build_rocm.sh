@@ -109,7 +109,8 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 from rocm_wheels.cli import main
 
-sys.exit(main())
+usage = "build_rocm.sh <flash-attn> <python> <torch> <rocm> [options]\n       build_rocm.sh --help"
+sys.exit(main(usage=usage))
 ' "$root" "$@"
 }
 

@@ -47,9 +47,12 @@ CELL = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback."""
-    arguments = _parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
+    """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback.
+
+    `usage` is that of the script which took the command line, to be shown instead of the verb's where it is wrong.
+    """
+    arguments = _parser(usage).parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
     return exit_code(lambda: arguments.run(arguments))
 
@@ -206,7 +209,7 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(usage: str = "") -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m rocm_wheels", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
@@ -215,6 +218,8 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
     build = verbs.add_parser("build", help="build the wheel of one cell")
+    for script in (parser, plan, build) if usage else ():
+        script.usage, script.prog = usage, usage.split()[0]
     environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
     for verb in (plan, build, environment):
         for name, dest, text in CELL:

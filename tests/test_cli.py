@@ -448,10 +448,25 @@ def test_script_usage(tmp_path: Path) -> None:
     done = script(cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: build_rocm.sh <flash-attn> <python> <torch> <rocm>")
-    assert script("2.8.3", cwd=tmp_path).returncode == 2
+    usage = done.stderr
     done = script("--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "PYTORCH_ROCM_ARCH" in done.stdout
+    assert (done.returncode, done.stdout, done.stderr) == (0, usage, "")
+    assert "PYTORCH_ROCM_ARCH" in usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (CELL[:2], "the following arguments are required: torch, rocm"),
+        ((*CELL, "--bogus"), "unrecognized arguments: --bogus"),
+        ((*CELL, "--backend"), "argument --backend: expected one argument"),
+    ],
+)
+def test_a_wrong_command_line_gets_the_usage_of_the_script(arguments: Sequence[str], what: str, tmp_path: Path) -> None:
+    done = script(*arguments, cwd=tmp_path)
+    own, *_ = script("--help", cwd=tmp_path).stdout.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{own}\n       build_rocm.sh --help\nbuild_rocm.sh: error: {what}\n"
 
 
 def _fake_path(directory: Path, **programs: str) -> str:
