@@ -134,6 +134,18 @@ def test_the_minimal_forward(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "the result is wrong" in capsys.readouterr().out
 
 
+def test_the_minimal_forward_without_flash_attn_is_one_line(
+    prove: ModuleType,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert importlib.import_module("test_fa3").main([]) == 1
+    assert capsys.readouterr().out == (
+        f"FA3 did not run: flash_attn is not installed in {sys.executable}; pip install torch and the wheel\n"
+    )
+
+
 @needs_no_gpu
 @pytest.mark.parametrize(
     ("script", "said"),

@@ -81,6 +81,24 @@ def test_cases_are_drawn_and_told_apart(
     assert upstream.run(root / "tests" / "absent.py", "test_some", 1, 0, 60.0).failures
 
 
+@pytest.mark.parametrize(
+    ("module", "options", "package"),
+    [("flash_attn", [], "the wheel"), ("flash_attn_interface", ["--fa3"], "the wheel of flash-attn-3")],
+)
+def test_what_is_not_installed_is_one_line(
+    upstream: ModuleType,
+    module: str,
+    options: list[str],
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else name)
+    assert upstream.main(["an archive", *options]) == 2
+    expected = f"error: {module} is not installed in {sys.executable}; pip install {package}\n"
+    assert capsys.readouterr() == ("", expected)
+
+
 def test_what_is_no_source_distribution_is_refused(upstream: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tests/\*\.py: give flash-attn's source distribution"):
         upstream.unpack(distribution(tmp_path, {"setup.py": ""}), tmp_path)

@@ -12,8 +12,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from helpers import TOLERANCE, Device, devices, error, inputs, reference
+if TYPE_CHECKING:
+    from helpers import Device
 
 BACKEND = "flash_attn.backends.triton"
 VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
@@ -37,9 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("index", type=int, nargs="?", default=0, help="of the GPU (0)")
     index = parser.parse_args(argv).index
     os.environ[VARIABLE] = "TRUE"
-    import torch
-    from flash_attn import backends, flash_attn_func
-
+    try:
+        import torch
+        from flash_attn import backends, flash_attn_func
+        from helpers import TOLERANCE, devices, error, inputs, reference
+    except ModuleNotFoundError as missing:
+        print(f"FA3 did not run: {missing.name} is not installed in {sys.executable}; pip install torch and the wheel")
+        return 1
     device = next((each for each in devices() if each.index == index), None)
     q, k, v, _ = inputs(2, 512, 512, 8, 8, 64, torch.bfloat16, "cpu" if device is None else f"cuda:{device.index}")
     out = flash_attn_func(q, k, v, causal=True)

@@ -5,6 +5,7 @@
 
 Exit code 0: all passed; 1: some failed, and which; 2: nothing could be run. The archive is flash-attn's source
 distribution. Its tests have half a million cases: of each function so many are drawn, others with another --seed.
+They want pytest and einops.
 """
 
 from __future__ import annotations
@@ -130,6 +131,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes on the one GPU (4)")
     parser.add_argument("--fa3", action="store_true", help="FlashAttention-3's tests too; wants flash-attn-3")
     options = parser.parse_args(argv)
+    wanted = {name: name for name in ("torch", "pytest", "einops")} | {"flash_attn": "the wheel"}
+    if options.fa3:
+        wanted["flash_attn_interface"] = "the wheel of flash-attn-3"
+    for module, package in wanted.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"error: {module} is not installed in {sys.executable}; pip install {package}", file=sys.stderr)
+            return 2
     import flash_attn
     import torch
 
