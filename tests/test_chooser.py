@@ -216,7 +216,9 @@ def test_a_cell_that_is_missing_gets_the_nearest_the_build_and_the_form(browser:
         answer = page.locator("#answer")
         expect(answer).to_contain_text("No such wheel yet")
         expect(answer).to_contain_text("The nearest differs in Python: Python 3.")
-        expect(answer).to_contain_text('PYTORCH_ROCM_ARCH="gfx1100" ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2')
+        expect(answer).to_contain_text(
+            f'PYTORCH_ROCM_ARCH="gfx1100" ./build_rocm.sh {wheelhouse.NEWEST} 3.11 2.5.1 6.2'
+        )
         form = f"{REPOSITORY}/issues/new?template=request_wheel.yml&python=3.11&torch=2.5&rocm=6.2&gpu=gfx1100"
         expect(answer.get_by_role("link", name="ask for it")).to_have_attribute("href", form)
 
@@ -268,7 +270,7 @@ def test_with_the_keyboard_alone(browser: Browser, sites: Sites) -> None:
 def test_before_the_first_release(browser: Browser, sites: Sites) -> None:
     with Visit(browser, f"{sites.empty}#python=3.12&torch=2.5&rocm=6.2") as page:
         expect(page.locator("#none")).to_contain_text("No wheel is published yet.")
-        expect(page.locator("#answer")).to_contain_text("./build_rocm.sh 2.8.3 3.12 2.5.1 6.2")
+        expect(page.locator("#answer")).to_contain_text(f"./build_rocm.sh {wheelhouse.NEWEST} 3.12 2.5.1 6.2")
         expect(page.get_by_role("link", name="ask for it")).to_be_visible()
 
 

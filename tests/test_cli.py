@@ -25,7 +25,7 @@ from rocm_wheels.versions import Versions
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "build_rocm.sh"
-CELL = ("2.8.3", "3.11", "2.5.1", "6.2")
+CELL = (wheelhouse.NEWEST, "3.11", "2.5.1", "6.2")
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ def test_what_cannot_be_written_is_refused_at_once(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["2.8.4", "3.11", "2.5.1", "6.2"], 2, "error: flash-attn '2.8.4' is not known\nNearest: 2.8.3."),
+        (["latest", *CELL[1:]], 2, f"error: flash-attn 'latest' is not known\nNearest: {wheelhouse.NEWEST}."),
         (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest cell that exists: 2.8.3 3.11 2.6.0 6.2\n"),
         (["3.11", "2.8.3", "2.5.1", "6.2"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         (["2.8.3", "3.11", "6.2", "2.5.1"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
@@ -229,7 +229,7 @@ def test_build_runs_the_stages_in_order(
     assert stages.compiled == {
         "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi"
     }  # fmt: skip
-    wheel = tmp_path / "out/flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
+    wheel = tmp_path / f"out/flash_attn-{wheelhouse.NEWEST}+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" for gfx90a, gfx942 (all common targets), 3 jobs")
     assert [line.split()[0] for line in lines[1:7]] == ["check", "compile", "assemble", "repair", "interface", "verify"]
@@ -266,7 +266,7 @@ def test_the_triton_wheel_too_or_alone(
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 0
     assert stages.calls.count("verify") == len(labels)
     found = sorted(path.name.split("-")[1] for path in tmp_path.glob("flash_attn-*.whl"))
-    assert found == [f"2.8.3+{label}" for label in labels]
+    assert found == [f"{wheelhouse.NEWEST}+{label}" for label in labels]
 
 
 def test_a_bad_verdict_fails_the_build(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,9 +157,10 @@ def test_wheels_without_their_interface_are_built_again(data: Versions, whole: d
         has = [*there, *(f"{name}.verdict.json" for name in there), *more]
         return [str(cell) for cell in matrix.select(data, {"rocm": whole}, only=only, has=has).cells]
 
-    label = "rocm62torch2.5triton"
-    assert left("2.8.3 3.1[12] 2.5.1 6.2 triton") == ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.12 2.5.1 6.2"]
-    assert left("2.8.3 3.11 2.5.1 6.2 triton", f"flash_attn_3-3.0.0+{label}-py3-none-any.whl") == []
+    label, newest = "rocm62torch2.5triton", data.flash_attn[-1]
+    whole["flash_attn"] = ["2.7.4", newest]
+    assert left(f"{newest} 3.1[12] 2.5.1 6.2 triton") == [f"{newest} 3.11 2.5.1 6.2", f"{newest} 3.12 2.5.1 6.2"]
+    assert left(f"{newest} 3.11 2.5.1 6.2 triton", f"flash_attn_3-3.0.0+{label}-py3-none-any.whl") == []
     assert left("2.7.4 3.11 2.5.1 6.2 triton") == [], "it has none"
 
 
@@ -225,7 +226,7 @@ def test_a_version_that_nobody_knows_is_an_error(
     capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]
 ) -> None:
     assert matrix.main({"rocm": {**whole, "torch": ["9.9.9"]}}, []) == 2
-    assert capsys.readouterr().err.startswith("error: torch '9.9.9' is not known\nNearest: 2.9.1.")
+    assert capsys.readouterr().err.startswith("error: torch '9.9.9' is not known\nNearest: 2.9.")
 
 
 def test_a_number_in_the_matrix_is_an_error(capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]) -> None:

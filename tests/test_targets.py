@@ -74,7 +74,7 @@ def test_a_target_may_need_a_newer_rocm(data: Versions, cell: Cell) -> None:
         "gfx950 (MI350) needs ROCm 7.0 or newer with the triton backend, this cell has ROCm 6.2"
     )
     assert caught.value.remedy.startswith("Take ROCm 7.0 or 7.1 or 7.2")
-    assert "(torch 2.10.0, 2.11.0, 2.14.0" in caught.value.remedy
+    assert "(torch 2.10.0, " in caught.value.remedy
     assert caught.value.remedy.endswith(", or the nearest target of this cell: gfx942 (MI300).")
 
 

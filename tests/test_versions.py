@@ -165,9 +165,9 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             "",
             id="wavefront",
         ),
-        pytest.param('"2.8.3"]', '"2.8.x"]', "versions.toml: flash_attn: '2.8.x' is not a dotted", "", id="version"),
-        pytest.param('"2.8.3"]', '"2.6.3"]', "versions.toml: flash_attn: '2.6.3' is listed twice", "", id="twice"),
-        pytest.param('"2.8.3"]', "283]", "versions.toml: flash_attn: 283 is int, not str", "", id="list type"),
+        pytest.param('"2.7.4"', '"2.7.x"', "versions.toml: flash_attn: '2.7.x' is not a dotted", "", id="version"),
+        pytest.param('"2.7.4"', '"2.6.3"', "versions.toml: flash_attn: '2.6.3' is listed twice", "", id="twice"),
+        pytest.param('"2.7.4"', "274", "versions.toml: flash_attn: 274 is int, not str", "", id="list type"),
         pytest.param("[torch.", "[[torch.", "versions.toml: not valid TOML", "", id="syntax"),
     ],
 )

@@ -121,7 +121,7 @@ def test_lines(
         (MI300X._replace(hip="6.1.0"), "nearest  Python 3.12, torch 2.5, ROCm 6.2, ck"),
         (
             MI300X._replace(gpus=("gfx1030",)),
-            'build    PYTORCH_ROCM_ARCH="gfx1030" ./build_rocm.sh 2.8.3 3.12 2.5.1 6.2'
+            f'build    PYTORCH_ROCM_ARCH="gfx1030" ./build_rocm.sh {wheelhouse.NEWEST} 3.12 2.5.1 6.2'
             "  # in a clone of https://github.com/owner/name\nrequest  ",
         ),
         (MI300X._replace(gpus=("gfx906",)), "\nreason   There are no kernels for gfx906 (none at all).\n"),
@@ -164,7 +164,8 @@ def test_without_any_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     index.build([], tmp_path / "site", versions=versions_of_this_repository(), home=home)
     code, out, err = run(tmp_path / "site", MI300X, monkeypatch, capsys)
     assert (code, out) == (1, "")
-    assert 'no wheel is published yet\nbuild    PYTORCH_ROCM_ARCH="gfx942" ./build_rocm.sh 2.8.3 3.12 2.5.1 6.2' in err
+    build = f'PYTORCH_ROCM_ARCH="gfx942" ./build_rocm.sh {wheelhouse.NEWEST} 3.12 2.5.1 6.2'
+    assert f"no wheel is published yet\nbuild    {build}" in err
 
 
 def test_sites_that_do_not_answer(
@@ -297,7 +298,7 @@ def test_what_they_say_can_be_built_is_what_build_rocm_sh_builds(site: Path, pag
                     planned(data, f"2.8.3 {wanted['python']} {full} {wanted['rocm']}", [], backend)
             continue
         line = which.build_line(known, wanted)
-        assert js(page, "buildLine", {**wanted, "flash_attn": ""}, known, "2.8.3") == line
+        assert js(page, "buildLine", {**wanted, "flash_attn": ""}, known, wheelhouse.NEWEST) == line
         match = re.fullmatch(r'(?:PYTORCH_ROCM_ARCH="(\S+)" )?\./build_rocm\.sh (.*?)(?: --backend (\w+))?', line)
         assert match is not None
         plan = planned(data, match[2], (match[1] or "").split(";"), match[3])

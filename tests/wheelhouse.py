@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import catalogue, names
+from rocm_wheels import catalogue, names, versions
 from rocm_wheels.cells import Cell
 from rocm_wheels.verdict import GPU, PASSED
 
+NEWEST = versions.load().flash_attn[-1]
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
