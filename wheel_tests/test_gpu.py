@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from flash_attn import flash_attn_fp8_func, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.runtime.variants import fp8_format
 from helpers import TOLERANCE, Device, check, error, fresh, inputs, reference
 
 Record = Callable[[str, object], None]
@@ -137,7 +138,7 @@ def test_kvcache(seqlen_q: int, dim: int, paged: bool, dtype: torch.dtype) -> No
 def test_fp8_or_why_not(fitting: list[Device]) -> None:
     """Near fp32 attention on a GPU with matrix units for FP8; others say which have them."""
     q, k, v, _ = (x.detach() for x in inputs(2, 300, 300, 4, 2, 128, torch.bfloat16, "cuda"))
-    if not fitting[0].target.startswith(("gfx942", "gfx950", "gfx12", "sm_90")):
+    if fp8_format(fitting[0].target) is None:
         with pytest.raises(NotImplementedError, match="gfx942, gfx950"):
             flash_attn_fp8_func(q, k, v)
         return
