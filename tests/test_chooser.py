@@ -107,6 +107,10 @@ def test_without_a_choice_all_is_shown(browser: Browser, sites: Sites) -> None:
         assert shown(page) == [wheel.version for wheel in sites.wheels]
         expect(page.locator("#answer")).to_contain_text("Choose Python, torch and ROCm to get your line.")
         expect(page.locator("#count")).to_have_text("24 of 24")
+        expect(page.get_by_label("flash-attn").locator("option:checked")).to_have_text("any, newest first")
+        page.get_by_label("flash-attn").select_option(label="2.8.3")
+        expect(page.locator("#count")).to_have_text("12 of 24")
+        expect(page.locator("#answer")).to_contain_text("12 wheels match.")
 
 
 @pytest.mark.parametrize(
