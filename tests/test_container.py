@@ -113,11 +113,14 @@ def test_without_docker_it_says_so(tmp_path: Path) -> None:
 
 
 def test_files_that_the_images_copy_exist() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()[1:]
+    assert "build" in ignored, "gigabytes of environments"
     for dockerfile in DOCKER.glob("*/Dockerfile"):
         context = ROOT if "docker/user" not in str(dockerfile) else dockerfile.parent
         for sources in re.findall(r"^COPY (?:--\S+ )?(.+) \S+$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE):
             for source in sources.split():
                 assert source.startswith("${") or (context / source).exists(), f"{dockerfile}: {source}"
+                assert source.partition("/")[0] not in ignored
 
 
 def test_images_end_as_an_ordinary_user_except_the_one_of_cibuildwheel() -> None:
