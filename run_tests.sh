@@ -42,4 +42,4 @@ check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona pedantic .
-exec python -m pytest --numprocesses=2 --dist=loadfile "$@"
+exec python -m pytest --numprocesses=2 --dist=loadfile --durations=25 "$@"
