@@ -37,10 +37,10 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     vec = VEC[dtype]
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     if cu_seqlens_q is None:
-        lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
+        lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
         lse_b, lse_h = nheads * seqlen_q, seqlen_q
     else:
-        lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
+        lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
         lse_b, lse_h = 0, q.shape[0]
     page_size = k_cache.shape[1]
     table_stride = 0 if block_table is None else block_table.stride(0)
@@ -78,12 +78,9 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if num_splits > 1:
         if lse.numel() * head_dim >= 1 << 31:
             raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim}")
-        partial = torch.empty((num_splits, *lse.shape, head_dim), dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty((num_splits, *lse.shape), dtype=torch.float32, device=q.device)
-    if out is None:
-        result = torch.empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype, device=q.device)
-    else:
-        result = aligned(out, vec)
+        partial = lse.new_empty((num_splits, *lse.shape, head_dim))
+        partial_lse = lse.new_empty((num_splits, *lse.shape))
+    result = q.new_empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype) if out is None else aligned(out, vec)
     descales = (lse, lse, lse)
     if call.descales is not None:
         flags |= HAS_DESCALE
