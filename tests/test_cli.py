@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -415,25 +414,16 @@ def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["targets"] == ["gfx942"]
 
 
-def _cpu_seconds() -> float:
-    """CPU time of the finished children: unlike the clock, it does not grow on a busy machine."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def test_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
     copy = tmp_path / "repository"
     shutil.copytree(ROOT / "rocm_wheels", copy / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SCRIPT, copy)
-    before = _cpu_seconds()
     done = subprocess.run(
         [copy / SCRIPT.name, "2.8.3", "3.11", "2.6", "6.3"], capture_output=True, text=True, check=False
     )
-    took = _cpu_seconds() - before
     assert done.returncode == 3
     assert done.stderr.startswith("error: torch 2.6.0 has no wheels for ROCm 6.3")
     assert not (copy / "build").exists()
-    assert took < 1  # 0.3 s on two cores of a virtual machine
 
 
 def test_script_checks_the_places_it_writes_to(tmp_path: Path) -> None:

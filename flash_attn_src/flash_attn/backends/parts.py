@@ -22,13 +22,13 @@ _LEAST_KEYS = 512
 # Times in that of 64 keys in the forward kernel, where a multiprocessor has one block of queries; measured on an H200
 # (2026-11-22; 1 to 64 sequences, 1 to 1024 queries, 1024 to 16384 keys, dims 64 to 256): a block of `decode`, one of
 # `extend` by head dim, starting either, joining a row of the parts, starting the forward, and a block of the forward
-# where a multiprocessor has several.
-_DECODE = 0.5
+# where a multiprocessor has several: to compute, and to read the keys of a head once.
+_DECODE = 1.3
 _EXTEND = ((64, 1.0), (128, 1.3), (256, 2.1))
 _START_DECODE, _START_EXTEND, _START_FORWARD = 13.0, 26.0, 8.0
 _JOIN = 0.01
-_FORWARD = 0.7
-# What has to be gained where the forward is one launch: parts take the host 52 us instead of 23.
+_FORWARD, _READ = 0.7, 1.25
+# What has to be gained where the forward is one launch: parts take the host 49 us instead of 22.
 _HOST = 20.0
 
 
@@ -57,7 +57,7 @@ def are_faster(
     parts = block * programs * blocks / units
     if programs < RESIDENT * units:
         parts += start + _JOIN * batch * seqlen_q * heads
-    whole = _FORWARD * -(-seqlen_q // block_m) * heads * batch / units
+    whole = max(_FORWARD * -(-seqlen_q // block_m) * heads, _READ * heads_k) * batch / units
     return 1.1 * parts + least < blocks * max(1.0, whole) + _START_FORWARD
 
 
