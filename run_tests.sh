@@ -43,5 +43,4 @@ check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona pedantic .
 # In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.
-# Three processes for two cores, as some wait for disks and for what they start.
-exec python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"
+exec python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"

@@ -104,22 +104,22 @@ def units(
 def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
     variants = sources.module("runtime.variants")
     launches = sources.module("kernels.launches")
+    data, made_by = versions.load(), compiler()
     for target in targets:
         for variant in variants.table(target):
             if only is not None and not fnmatch.fnmatch(variant.name, only):
                 continue
             specification = launches.specification(variant, target)
-            files = (f"flash_attn/kernels/{name}.py" for name in (specification.module, "common", "lengths"))
             ingredients = {
                 "variant": list(variant),
                 "target": target,
-                "wavefront": wavefront(versions.load(), target),
+                "wavefront": wavefront(data, target),
                 "constants": specification.constants,
                 "options": specification.options,
                 "arguments": variants.TYPES,
                 "aligned": variants.ALIGNED,
-                "compiler": compiler(),
-                "sources": sources.digest(*files, "flash_attn/kernels/flags.py"),
+                "compiler": made_by,
+                "sources": sources.digest(*sources.kernel_files(specification.module)),
                 "recipe": _recipe(triton_compiler, isa, codeobject),
             }
             yield Unit(
@@ -134,14 +134,16 @@ def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
 
 
 def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Iterator[Unit]:
-    served = [target for target in targets if has_kernels(versions.load(), target, "ck")]
+    data = versions.load()
+    served = [target for target in targets if has_kernels(data, target, "ck")]
+    made_by, headers = ck_toolchain.find(toolchain).version, ck_sources.load().key
     for name, instances in ck_instances.units(only):
         for target in served:
             ingredients = {
                 "unit": ck_compiler.source(instances),
                 "target": target,
-                "compiler": ck_toolchain.find(toolchain).version,
-                "headers": ck_sources.load().key,
+                "compiler": made_by,
+                "headers": headers,
                 "sources": sources.digest(*ck_compiler.SOURCES),
                 "recipe": _recipe(ck_compiler, ck_toolchain, isa, codeobject),
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import sys
@@ -27,6 +28,30 @@ def module(name: str) -> Any:
         package.__path__ = [str(FLASH_ATTN_SRC / "flash_attn")]
         sys.modules["flash_attn"] = package
     return importlib.import_module(f"flash_attn.{name}")
+
+
+@cache
+def kernel_files(name: str) -> tuple[str, ...]:
+    """The files of a kernel module and of every kernel module whose code it takes, itself or through others."""
+    found = {name}
+    missing = [name]
+    while missing:
+        for other in _kernel_imports(missing.pop()) - found:
+            found.add(other)
+            missing.append(other)
+    return tuple(f"flash_attn/kernels/{each}.py" for each in sorted(found))
+
+
+def _kernel_imports(name: str) -> set[str]:
+    package = "flash_attn.kernels"
+    tree = ast.parse((FLASH_ATTN_SRC / f"flash_attn/kernels/{name}.py").read_text(encoding="utf-8"))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
+            found.add(node.module.removeprefix(f"{package}."))
+    return found
 
 
 @cache

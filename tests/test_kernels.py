@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import codeobject, inspect_store, kernels
+from rocm_wheels import codeobject, inspect_store, kernels, sources
 from rocm_wheels.errors import CompileFailed, DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +120,47 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changed", "others", "same"),
+    [
+        ("tiles", ("fwd-bf16-d64", "bwd-dq-bf16-d64", "decode-bf16-d64"), "combine-bf16-d64"),
+        ("dropout", ("fwd-bf16-d64", "probabilities-fp16-d64"), "decode-bf16-d64"),
+        ("lengths", ("decode-bf16-d64", "append-bf16-d64"), "fwd-bf16-d64"),
+        ("common", ("fwd-bf16-d64", "cross-entropy-fwd-fp16-d4096"), "norm-fwd-bf16-d1024"),
+        ("forward", ("fwd-bf16-d64",), "bwd-dq-bf16-d64"),
+    ],
+)
+def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
+    changed: str,
+    others: tuple[str, ...],
+    same: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    folder = "flash_attn/kernels"
+    shutil.copytree(sources.FLASH_ATTN_SRC / folder, tmp_path / folder)
+
+    def read_anew() -> None:
+        sources.digest.cache_clear()
+        sources.kernel_files.cache_clear()
+
+    request.addfinalizer(read_anew)
+
+    def keys() -> dict[str, str]:
+        read_anew()
+        return {unit.name: unit.key for unit in kernels.units(["gfx942"])}
+
+    before = keys()
+    monkeypatch.setattr(sources, "FLASH_ATTN_SRC", tmp_path)
+    assert keys() == before
+    with (tmp_path / folder / f"{changed}.py").open("a") as file:
+        file.write("# and more")
+    after = keys()
+    assert all(after[name] != before[name] for name in others)
+    assert after[same] == before[same]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
