@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, to be read and committed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First what compiles for minutes and then waits for installers, while the other tests run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with the file of that name in tests/golden."""
