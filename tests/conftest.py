@@ -31,11 +31,12 @@ def cell() -> Cell:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the Triton kernels of gfx942: compiled once for the tests that build wheels, whichever process runs them."""
+    """With the Triton kernels of gfx1030: compiled once for the tests that build wheels, whichever process runs them.
+    Half the time of gfx942's."""
     base = tmp_path_factory.getbasetemp()
     cache = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "kernel-cache"
     cache.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--cache", str(cache)]
+    command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx1030", "--cache", str(cache)]
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import inspect_store
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -22,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def environment(kernel_cache: Path) -> dict[str, str]:
     """Of a user with one GPU target in mind."""
     keep = {key: value for key, value in os.environ.items() if key not in ("GPU_ARCHS", "BUILD_TRITON_BACKEND")}
-    asked = {"PYTORCH_ROCM_ARCH": "gfx942", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
+    asked = {"PYTORCH_ROCM_ARCH": "gfx1030", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
     return {**keep, **asked, "ROCM_WHEELS_CACHE": str(kernel_cache)}
 
 
@@ -54,19 +52,12 @@ def test_the_command_of_the_readme_ends_with_a_tested_wheel(first: tuple[str, Pa
     )
     for word in (
         str(wheel),
-        "gfx942",
+        "gfx1030",
         "pip install",
         "MiB" if wheel.stat().st_size >= 2**20 else "KiB",
         "passed",
     ):
         assert word in output
-
-
-def test_no_kernel_of_the_wheel_spills_to_memory(first: tuple[str, Path]) -> None:
-    _, wheel = first
-    table = inspect_store.report(wheel)
-    assert table.startswith("gfx942: ")
-    assert " 0 with spills to memory" in table.splitlines()[0]
 
 
 def test_another_cell_compiles_nothing_and_holds_the_same_kernels(
@@ -78,6 +69,6 @@ def test_another_cell_compiles_nothing_and_holds_the_same_kernels(
 
     def store(path: Path) -> bytes:
         with zipfile.ZipFile(path) as archive:
-            return archive.read("flash_attn/_kernels/gfx942.zip")
+            return archive.read("flash_attn/_kernels/gfx1030.zip")
 
     assert store(wheel) == store(first[1])

@@ -195,6 +195,13 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_attention_of_an_mi300_spills_no_register_to_memory(tmp_path: Path) -> None:
+    stores = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=2, only="[fb]w*-bf16-d128*")
+    table = inspect_store.report(stores["gfx942"]).splitlines()
+    assert len(table) > 15
+    assert " 0 with spills to memory" in table[0]
+
+
 def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     _, stores = built
     table = inspect_store.report(stores["gfx942"])

@@ -25,7 +25,7 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> t
         github={"event_name": "workflow_dispatch", "run_id": "1", "run_attempt": "1", "ref": "refs/heads/main"},
         environment={**base_environment(), "GITHUB_REPOSITORY": "owner/name"},
     )
-    inputs = {"tag": "v1.2.3", "dry-run": True, "only": CELL, "targets": "gfx942"}
+    inputs = {"tag": "v1.2.3", "dry-run": True, "only": CELL, "targets": "gfx1030"}
     jobs = runner.workflow("build.yml", inputs, only={*BUILDING, "smoke", *REHEARSING})
     return runner, jobs
 
@@ -40,7 +40,7 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
     verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
     assert wheel.name.startswith(f"{WHEEL}-cp311-manylinux")
     assert verdict["ok"]
-    assert verdict["targets"] == ["gfx942"]
+    assert verdict["targets"] == ["gfx1030"]
     assert verdict["stages"]["gpu"]["status"].startswith("not run: ")
 
 
@@ -49,7 +49,7 @@ def test_the_wheel_is_assembled_from_kernels_of_another_job(rehearsal: tuple[Run
     assert jobs["build_kernels"].log.count("$ build/env/bin/python -m rocm_wheels compile") == 1
     assert "--cached-kernels" in jobs["build_wheels_rocm"].log
     assert "  compiled" not in jobs["build_wheels_rocm"].log
-    assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx942-1").glob("*/*.co"))
+    assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx1030-1").glob("*/*.co"))
 
 
 def test_every_step_of_the_jobs_ran(rehearsal: tuple[Runner, dict[str, Job]]) -> None:
