@@ -21,8 +21,8 @@ from flash_attn.backends.ck_calls import (
     shape_fields,
     window_of,
 )
+from flash_attn.backends.ck_kvcache import attend, lacking_of
 from flash_attn.backends.ck_kvcache import kvcache as kvcache
-from flash_attn.backends.ck_kvcache import lacking_of
 from flash_attn.backends.parts import DECODE_ROWS, as_cache_call
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
@@ -77,7 +77,7 @@ def forward(
     elif block_table is not None and (dropout_p > 0.0 or q.shape[-1] not in DIMS):
         reason = f"block_table: not with dropout or head_dim {q.shape[-1]}"
     if block_table is not None and return_softmax and dropout_p > 0.0:
-        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there")
+        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there, leave one of them out")
     if reason is not None:
         return instead("forward", reason, *given)
 
@@ -88,7 +88,7 @@ def forward(
             None, max_seqlen_q, max_seqlen_k, seqused_k, None, None,
         )  # fmt: skip
         if call is not None and lacking_of(call) is None:
-            return *kvcache(call), None, rng_state
+            return *attend(call), None, rng_state
     group = cu_seqlens_q is not None
     batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if not group:

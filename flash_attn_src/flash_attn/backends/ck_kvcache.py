@@ -26,6 +26,11 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache, as in `backends.torch.kvcache`: (out, softmax_lse)."""
     if (reason := lacking_of(call)) is not None:
         return instead("kvcache", reason, call)
+    return attend(call)
+
+
+def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """`kvcache` of a call of which nothing is lacking."""
     q, k_cache, v_cache, k, v, block_table = call.q, call.k_cache, call.v_cache, call.k, call.v, call.block_table
     rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.alibi_slopes, call.lengths
     if isinstance(call.cache_seqlens, int):

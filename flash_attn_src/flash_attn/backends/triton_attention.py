@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.backends.parts import as_cache_call
-from flash_attn.backends.triton_decode import attend_in_parts
+from flash_attn.backends.triton_decode import MAX_PAGE_UNITS, attend_in_parts
 from flash_attn.backends.triton_kernels import (
     VEC,
     alibi_stride_of,
@@ -66,7 +66,7 @@ def forward(
     kernel, NotImplementedError for S_dmask of a paged cache.
     """
     if return_softmax and dropout_p > 0.0 and block_table is not None:
-        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there")
+        raise NotImplementedError("return_attn_probs with block_table: S_dmask of a paged cache is not there, leave one of them out")
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
@@ -75,7 +75,7 @@ def forward(
     (kernel,) = find(ops, device, dtype, head_dim, kind)
     vec = VEC[dtype]
     q, k, v = aligned(q, vec), aligned(k, vec), aligned(v, vec)
-    if dropout_p == 0.0:
+    if dropout_p == 0.0 and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS):
         call = as_cache_call(
             kernel.block_m, q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes,
             cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table,

@@ -22,7 +22,7 @@ from flash_attn.runtime.launch import compute_units
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
-_MAX_PAGE_UNITS = 1 << 22
+MAX_PAGE_UNITS = 1 << 22
 # The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
 _ENDLESS = 1 << 30
 
@@ -60,9 +60,9 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
                 table = torch.arange(batch, dtype=torch.int32, device=q.device)
             page_size, table_stride = _ENDLESS, table.stride(0)
     unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
-    if block_table is not None and capacity // unit >= _MAX_PAGE_UNITS:
+    if block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
         raise ValueError(
-            f"block_table: got room for {capacity} keys a sequence, wanted less than {_MAX_PAGE_UNITS * unit} "
+            f"block_table: got room for {capacity} keys a sequence, wanted less than {MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
         )
     left, right = window_of(call.causal, call.window_left, call.window_right)
