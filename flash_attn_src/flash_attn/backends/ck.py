@@ -77,7 +77,7 @@ def forward(
     elif block_table is not None and (dropout_p > 0.0 or q.shape[-1] not in DIMS):
         reason = f"block_table: not with dropout or head_dim {q.shape[-1]}"
     if block_table is not None and return_softmax and dropout_p > 0.0:
-        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one of them out")
+        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
     if reason is not None:
         return instead("forward", reason, *given)
 

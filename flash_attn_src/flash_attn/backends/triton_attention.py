@@ -66,7 +66,7 @@ def forward(
     kernel, NotImplementedError for S_dmask of a paged cache.
     """
     if return_softmax and dropout_p > 0.0 and block_table is not None:
-        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one of them out")
+        raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
     dtype = q.dtype
     device = q.get_device()
     head_dim = q.shape[-1]
