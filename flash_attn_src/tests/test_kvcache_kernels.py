@@ -11,7 +11,7 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_kernels, triton_kvcache
+from flash_attn.backends import triton_decode, triton_kernels, triton_kvcache
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
@@ -36,7 +36,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     def config(target: str, variant: variants.Variant) -> decode_tuning.Config:
         if variant.op in variants.IN_PIECES:
             return real(target, variant)._replace(block_n=4)
-        return decode_tuning.Config(16 if variant.op != "extend" else 32, 32, 4, 1, depth=depth)
+        return decode_tuning.Config(32 if variant.op.startswith("extend") else 16, 32, 4, 1, depth=depth)
 
     monkeypatch.setattr(decode_tuning, "config", config)
     monkeypatch.setattr(launch, "_kernels", {})
@@ -46,12 +46,12 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 # Every option by its name; _call knows what each means.
 OPTIONS = (
     "append", "rotary", "rotary halves", "rotary_seqlens", "causal", "window", "softcap", "alibi", "leftpad",
-    "lines", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k", "many queries",
-    "whole keys", "int length", "whole cache",
+    "lines", "pages of 32", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k",
+    "many queries", "whole keys", "int length", "whole cache",
 )  # fmt: skip
 CONFLICTS = [
     {"rotary", "rotary halves"},
-    {"lines", "pages of 16", "pages of 48", "pages of 7"},
+    {"lines", "pages of 32", "pages of 16", "pages of 48", "pages of 7"},
     {"int length", "whole cache"},
     {"append", "whole cache"},
     {"rotary", "whole cache"},
@@ -160,14 +160,14 @@ def test_grouped_heads(heads: int, heads_k: int, option: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [8, 20, 136])
-@pytest.mark.parametrize("option", ["rotary", "pages of 16"])
+@pytest.mark.parametrize("option", ["rotary", "pages of 32", "pages of 16"])
 def test_head_dims(dim: int, option: str) -> None:
     """Also one that is no multiple of 8: the caches still change in place."""
     _call((option, "append", "splits"), torch.float32, dim, 2, 1)
 
 
 @pytest.mark.parametrize("_small_tiles", [16], indirect=True)
-@pytest.mark.parametrize("option", ["append", "pages of 16", "many queries"])
+@pytest.mark.parametrize("option", ["append", "pages of 32", "pages of 16", "many queries"])
 def test_head_dim_in_pieces(option: str) -> None:
     _call((option, "causal"), torch.float32, 40, 4, 2)
 
@@ -183,6 +183,16 @@ def test_head_dim_in_pieces(option: str) -> None:
 def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kvcache, "attend_in_parts", lambda *_: pytest.fail("the keys were split"))
     _call((*options, "whole keys", "causal"), torch.float32, 24, 4, 2)
+
+
+@pytest.mark.parametrize("option", ["append", "lines", "pages of 32", "many queries"])
+def test_without_reading_numbers_in_the_main_loop(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where such kernels do not compile, each key looks for its page, or line."""
+    monkeypatch.setattr(triton_decode, "follows_pages", lambda _: False)
+    asked = []
+    monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[0]) or triton_kernels.find_one(*key))
+    _call((option, "leftpad", "splits", "causal"), torch.float32, 24, 4, 2)
+    assert asked[-2:] == ["extend-paged" if option == "many queries" else "decode-paged", "combine"]
 
 
 @pytest.mark.parametrize("queries", [4, 70])
@@ -288,7 +298,7 @@ def test_offsets_beyond_32_bits(rows: int, queries: int) -> None:
 @pytest.mark.parametrize("units", [80, 132, 304])
 def test_splits_fill_the_machine_and_no_more(units: int) -> None:
     for programs, blocks in itertools.product([1, 4, 8, 32, 512, 4096], [0, 1, 2, 7, 64, 2048]):
-        count = decode_tuning.splits(programs, blocks, units)
+        count = decode_tuning.splits(programs, blocks, units, 16)
         assert 1 <= count <= max(blocks, 1)
         if programs >= 8 * units:
             assert count <= 4

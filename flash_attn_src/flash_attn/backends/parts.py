@@ -7,6 +7,7 @@ as decoding makes them with a cache of its own or without, would else leave most
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -19,15 +20,28 @@ DECODE_ROWS = 16
 _EXTEND_ROWS = 64
 # Keys below which nothing is asked: the host's time is all that there is to gain.
 _LEAST_KEYS = 512
-# Times in that of 64 keys in the forward kernel, where a multiprocessor has one block of queries; measured on an H200
-# (2026-11-22; 1 to 64 sequences, 1 to 1024 queries, 1024 to 16384 keys, dims 64 to 256): a block of `decode`, one of
-# `extend` by head dim, starting either, joining a row of the parts, starting the forward, and a block of the forward
-# where a multiprocessor has several: to compute, and to read the keys of a head once.
-_DECODE = 1.3
-_EXTEND = ((64, 1.0), (128, 1.3), (256, 2.1))
-_START_DECODE, _START_EXTEND, _START_FORWARD = 13.0, 26.0, 8.0
-_JOIN = 0.01
-_FORWARD, _READ = 0.7, 1.25
+
+
+class _Block(NamedTuple):
+    """Times of 64 keys, in microseconds of one multiprocessor."""
+
+    alone: float  # in the forward kernel, where a multiprocessor has one tile of queries
+    tile: float  # each tile, where it has several
+    read: float  # keys and values that the tiles of a head share
+    decode: float  # in `decode`
+    extend: float  # in `extend`
+
+
+# By head dim; fitted to 1314 calls on an H200 (2026-11-22; bf16, 1 to 64 sequences, 1 to 256 queries, 600 to 16384
+# keys, heads 32:8, 32:32 and 64:8): the kernel that they choose took 0.4 % longer than the better one in the mean.
+_BLOCKS = (
+    (64, _Block(0.58, 0.36, 0.5, 0.43, 0.5)),
+    (128, _Block(0.8, 0.62, 0.9, 0.97, 0.85)),
+    (256, _Block(2.05, 2.5, 2.9, 1.83, 2.07)),
+)
+# Microseconds of a call beside its blocks, and to join a row of 128 columns.
+_START_FORWARD, _START_DECODE, _START_EXTEND = 4.0, 8.0, 10.0
+_JOIN = 0.0005
 # What has to be gained where the forward is one launch: parts take the host 49 us instead of 22.
 _HOST = 20.0
 
@@ -44,21 +58,22 @@ def are_faster(
     units: int,
     least: float = 0.0,
 ) -> bool:
-    """Whether parts of the keys are faster than the forward kernel, whose tiles have block_m rows, by at least so much
-    on a GPU of so many multiprocessors."""
+    """Whether parts of the keys are faster than the forward kernel, whose tiles have block_m rows, by at least so many
+    microseconds on a GPU of so many multiprocessors."""
+    times = next(times for dim, times in _BLOCKS if head_dim <= dim)
     blocks = -(-seqlen_k // 64)
     shared = seqlen_q * (heads // heads_k)
     if shared <= DECODE_ROWS:
-        rows, block, start = DECODE_ROWS, _DECODE, _START_DECODE
+        rows, block, parts = DECODE_ROWS, times.decode, _START_DECODE
     else:
-        rows, start = _EXTEND_ROWS, _START_EXTEND
-        block = next(time for dim, time in _EXTEND if head_dim <= dim)
+        rows, block, parts = _EXTEND_ROWS, times.extend, _START_EXTEND
     programs = -(-shared // rows) * heads_k * batch
-    parts = block * programs * blocks / units
+    parts += block * programs * blocks / units
     if programs < RESIDENT * units:
-        parts += start + _JOIN * batch * seqlen_q * heads
-    whole = max(_FORWARD * -(-seqlen_q // block_m) * heads, _READ * heads_k) * batch / units
-    return 1.1 * parts + least < blocks * max(1.0, whole) + _START_FORWARD
+        parts += _JOIN * batch * seqlen_q * heads * head_dim / 128
+    tiles = -(-seqlen_q // block_m) * heads * batch
+    whole = _START_FORWARD + blocks * max(times.alone, times.tile * tiles / units, times.read * heads_k * batch / units)
+    return 1.05 * parts + least < whole
 
 
 def as_cache_call(

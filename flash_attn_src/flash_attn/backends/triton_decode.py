@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton_append import COLUMNS
 from flash_attn.backends.triton_kernels import (
     VEC,
     alibi_stride_of,
@@ -17,20 +16,23 @@ from flash_attn.backends.triton_kernels import (
 )
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.decode_tuning import splits
-from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_DESCALE
-from flash_attn.runtime.launch import compute_units
+from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
+from flash_attn.runtime.launch import compute_units, follows_pages
+from flash_attn.runtime.variants import bucket
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
 MAX_PAGE_UNITS = 1 << 22
-# The page size of a cache without pages, which the kernel for many queries takes for one page a sequence.
+# The page size of a cache without pages: each of its lines is one that does not end.
 _ENDLESS = 1 << 30
+# More parts than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
+_MANY_PARTS, _FEW_ROWS = 16, 256
 
 
 def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of few queries to what the cache held and the new keys, in parts that are joined."""
     q, k_cache, v_cache, out, block_table = call.q, call.k_cache, call.v_cache, call.out, call.block_table
-    cu_seqlens_q, cache_batch_idx, alibi_slopes = call.cu_seqlens_q, call.cache_batch_idx, call.alibi_slopes
+    cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
     dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
     batch = call.batch
@@ -42,23 +44,27 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
         lse_b, lse_h = 0, q.shape[0]
-    page_size = k_cache.shape[1]
-    table_stride = 0 if block_table is None else block_table.stride(0)
     flags = flags_of(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes)
-    if cache_batch_idx is not None:
-        flags |= HAS_CACHE_BATCH_IDX
     kind = "plain" if call.softcap == 0.0 and alibi_slopes is None else "any"
-    kernel = find_one("decode" if block_table is None else "decode-paged", device, dtype, head_dim, kind)
     group = nheads // nheads_k
     m_rows = seqlen_q * group
-    table = block_table
+    table, page_size = block_table, max(k_cache.shape[1], 1)
+    if block_table is None:
+        table, page_size = call.cache_batch_idx, _ENDLESS
+    op = "decode"
+    kernel = find_one(op, device, dtype, head_dim, kind)
     if m_rows > kernel.block_m:
-        kernel = find_one("extend", device, dtype, head_dim, kind)
+        op = "extend"
+        kernel = find_one(op, device, dtype, head_dim, kind)
+    padded = block_table is not None and call.cache_leftpad is not None
+    if page_size % kernel.block_n or padded or not follows_pages(kernel):
+        kernel = find_one(f"{op}-paged", device, dtype, head_dim, kind)
         if table is None:
-            table = cache_batch_idx
-            if table is None:
-                table = torch.arange(batch, dtype=torch.int32, device=q.device)
-            page_size, table_stride = _ENDLESS, table.stride(0)
+            table = torch.arange(batch, dtype=torch.int32, device=q.device)
+    table_stride = 0
+    if table is not None:
+        flags |= HAS_BLOCK_TABLE
+        table_stride = table.stride(0)
     unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
     if block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
         raise ValueError(
@@ -71,7 +77,7 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-min(length + added, capacity, left + right + seqlen_q) // kernel.block_n)
     num_splits = call.num_splits
     if num_splits == 0:
-        num_splits = splits(programs, blocks, max(compute_units(device) - call.sm_margin, 1))
+        num_splits = splits(programs, blocks, max(compute_units(device) - call.sm_margin, 1), kernel.block_m)
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse
@@ -95,7 +101,7 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         pointer(q), pointer(k_cache), pointer(v_cache), pointer(result), pointer(lse),
         pointer(partial), pointer(partial_lse),
         *kernel.optional(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes),
-        *kernel.optional(table, cache_batch_idx), *map(pointer, descales),
+        *kernel.optional(table), *map(pointer, descales),
         call.softmax_scale, call.softcap, unit / max(page_size, 1),
         *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
         *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
@@ -138,10 +144,11 @@ def _join(
 ) -> None:
     """Launches `attn_combine` with its strides."""
     device = out.get_device()
-    kernel = find_one("combine", device, out.dtype, head_dim)
+    kind = "wide" if num_splits > _MANY_PARTS and lse.numel() <= _FEW_ROWS else "plain"
+    kernel = find_one("combine", device, out.dtype, head_dim, kind)
     pointer = kernel.pointer
     kernel.launch(
-        device, current_stream(device), lse.numel(), -(-head_dim // COLUMNS), 1,
+        device, current_stream(device), lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1,
         pointer(partial), pointer(partial_lse), pointer(out), pointer(lse),
         *strides, nheads, seqlen, head_dim, num_splits,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from flash_attn.kernels.common import (
     HAS_ALIBI,
-    HAS_CACHE_BATCH_IDX,
+    HAS_BLOCK_TABLE,
     HAS_DESCALE,
     LN2,
     LOG2E,
@@ -22,7 +22,7 @@ from flash_attn.kernels.common import (
     row_stride,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
-from flash_attn.kernels.tiles import load_tile
+from flash_attn.kernels.tiles import ROWS, WHOLE_BLOCKS, load_tile
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _seen(position, sk, window_left, window_right, chunk):
 @triton.jit
 def _block(
     acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
-    table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+    page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
     MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
@@ -80,6 +80,12 @@ def _block(
     cols = n + offs_n
     limit = sk if MASK else n + BLOCK_N
     inside = cols < limit
+    start = n
+    if PAGED == WHOLE_BLOCKS:
+        start = n % page_size
+        limit -= n - start
+        k += page.to(tl.int64) * stride_kp
+        v += page.to(tl.int64) * stride_vp
     if DEPTH < BLOCK_D:
         s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for d in tl.range(0, BLOCK_D, DEPTH):
@@ -87,30 +93,30 @@ def _block(
             q_part = tl.load(
                 q_rows[:, None] + part[None, :], mask=real[:, None] & (part[None, :] < head_dim), other=0.0
             )
-            if PAGED:
+            if PAGED == ROWS:
                 k_part = _load_paged(
                     k + d, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
                     stride_kp, stride_kn, head_dim - d, DEPTH,
                 )  # fmt: skip
             else:
-                k_part = load_tile(k + d, n, offs_n, stride_kn, limit, head_dim - d, DEPTH)
+                k_part = load_tile(k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)
             s = tl.dot(_wide(q_part), tl.trans(_wide(k_part)), s, input_precision="ieee")
     else:
-        if PAGED:
+        if PAGED == ROWS:
             k_tile = _load_paged(
                 k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
                 stride_kp, stride_kn, head_dim, BLOCK_D,
             )  # fmt: skip
         else:
-            k_tile = load_tile(k, n, offs_n, stride_kn, limit, head_dim, BLOCK_D)
+            k_tile = load_tile(k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D)
         s = tl.dot(_wide(q_tile), tl.trans(_wide(k_tile)), input_precision="ieee")
-    if PAGED:
+    if PAGED == ROWS:
         v_tile = _load_paged(
             v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
             stride_vp, stride_vn, head_dim, BLOCK_D,
         )  # fmt: skip
     else:
-        v_tile = load_tile(v, n, offs_n, stride_vn, limit, head_dim, BLOCK_D)
+        v_tile = load_tile(v, start, offs_n, stride_vn, limit, head_dim, BLOCK_D)
     v_tile = _wide(v_tile)
     s *= scale
     if SHAPED:
@@ -135,7 +141,7 @@ def _block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_decode(
     q, k, v, out, lse, partial, partial_lse,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, block_table, cache_batch_idx,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, block_table,
     q_descale, k_descale, v_descale,
     scale, softcap, page_inverse,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
@@ -154,7 +160,8 @@ def attn_decode(
     keys are seen in the query's own chunk of so many only. FP8 numbers are widened to fp16, which holds them all;
     descales are (batch, nheads_k), and out then is bf16. With num_splits > 1 the results go to partial,
     (num_splits, lse_rows, head_dim), and partial_lse, both laid out as lse, -inf where a part holds no key.
-    SHAPED: there may be softcap and ALiBi.
+    PAGED: with WHOLE_BLOCKS no block of BLOCK_N keys crosses a page; a line of a cache without pages, from its padding
+    on, is one page. SHAPED: there may be softcap and ALiBi.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -212,15 +219,10 @@ def attn_decode(
     kv_head = (key_head * VEC).to(tl.int64)
     k += kv_head * stride_kh
     v += kv_head * stride_vh
-    table = block_table
-    if PAGED:
-        table += batch64 * stride_tb
-    else:
-        line = batch
-        if flags & HAS_CACHE_BATCH_IDX:
-            line = tl.load(cache_batch_idx + batch)
-        k += line.to(tl.int64) * stride_kb * VEC + leftpad.to(tl.int64) * stride_kn
-        v += line.to(tl.int64) * stride_vb * VEC + leftpad.to(tl.int64) * stride_vn
+    table = block_table + batch64 * stride_tb
+    if PAGED == WHOLE_BLOCKS:
+        k += leftpad.to(tl.int64) * stride_kn
+        v += leftpad.to(tl.int64) * stride_vn
     stride_kp = stride_kb.to(tl.int64) * VEC
     stride_vp = stride_vb.to(tl.int64) * VEC
 
@@ -243,18 +245,29 @@ def attn_decode(
     full_hi = tl.minimum(hi, full_hi + 1) // BLOCK_N * BLOCK_N
     full_lo = tl.minimum(full_lo, tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N) * BLOCK_N + lo)
     full_hi = tl.maximum(full_hi, full_lo)
+    page = batch
+    in_pages = (flags & HAS_BLOCK_TABLE) != 0
+    if PAGED == WHOLE_BLOCKS:
+        page = tl.load(table + full_lo // page_size, mask=in_pages & (full_lo < full_hi), other=batch)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
+        next_page = page
+        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
+            ahead = n + BLOCK_N
+            next_page = tl.load(table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         acc, m_i, l_i = _block(
             acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
-            table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, False, SHAPED, HALF_UP,
         )  # fmt: skip
+        page = next_page
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
+        if PAGED == WHOLE_BLOCKS:
+            page = tl.load(table + n // page_size, mask=in_pages, other=batch)
         acc, m_i, l_i = _block(
             acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
-            table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
         )  # fmt: skip
 

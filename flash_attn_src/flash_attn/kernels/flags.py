@@ -18,6 +18,8 @@ HAS_DESCALE = 128
 ROTARY_INTERLEAVED = 256
 ROTARY_MOVES = 512
 
+HAS_BLOCK_TABLE = 1024
+
 # Wider than any sequence (which must be shorter), and so small that a position, a shift and a window add up
 # within an int32.
 OPEN_WINDOW = 1 << 29

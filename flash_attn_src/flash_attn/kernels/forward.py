@@ -24,6 +24,8 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.dropout import dropped, keep_mask
 from flash_attn.kernels.tiles import (
+    ROWS,
+    WHOLE_BLOCKS,
     add_product,
     clear_outside,
     deep_dot,
@@ -35,10 +37,6 @@ from flash_attn.kernels.tiles import (
     store_pair,
     zero_pair,
 )
-
-# How the keys of a cache in pages are found.
-ROWS = tl.constexpr(1)
-WHOLE_BLOCKS = tl.constexpr(2)
 
 
 @triton.jit

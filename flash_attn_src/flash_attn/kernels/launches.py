@@ -19,6 +19,12 @@ _OF_A_CACHE = {
     "fp8": (),
 }
 
+# How keys find their page: tiles.ROWS, tiles.WHOLE_BLOCKS; 0 where there are none.
+_PAGED = {
+    **dict.fromkeys(("fwd-paged", "decode-paged", "extend-paged"), 1),
+    **dict.fromkeys(("fwd-paged-whole", "decode", "extend"), 2),
+}
+
 
 class Specification(NamedTuple):
     """Everything but the argument types, which `runtime.variants` knows."""
@@ -47,7 +53,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
     if cached:
         constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
-        constants |= {"PAGED": variant.op != "decode", "SHAPED": variant.kind != "plain"}
+        constants |= {"PAGED": _PAGED.get(variant.op, 0), "SHAPED": variant.kind != "plain"}
         constants["HALF_UP"] = tuning.half_up(target)
         taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
         return Specification(module, symbol, taken, options)
@@ -64,7 +70,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
                 "HALF_UP": tuning.half_up(target),
             }
         if symbol == "attn_fwd":
-            constants["PAGED"] = {"fwd-paged": 1, "fwd-paged-whole": 2}.get(variant.op, 0)  # see forward.py
+            constants["PAGED"] = _PAGED.get(variant.op, 0)
     return Specification(module, symbol, constants, options)
 
 

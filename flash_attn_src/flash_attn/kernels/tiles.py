@@ -10,6 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# How the keys of a cache in pages are found: each looks for its page, or each block of keys does.
+ROWS = tl.constexpr(1)
+WHOLE_BLOCKS = tl.constexpr(2)
+
 
 @triton.jit
 def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):

@@ -23,6 +23,7 @@ OPS = {
     "decode": ("decode", "attn_decode"),
     "decode-paged": ("decode", "attn_decode"),
     "extend": ("decode", "attn_decode"),
+    "extend-paged": ("decode", "attn_decode"),
     "combine": ("combine", "attn_combine"),
     "append": ("append", "attn_append"),
     "fp8-amax": ("fp8", "fp8_amax"),
@@ -78,10 +79,11 @@ _LARGEST_UNEVEN = 4096
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
 _FEWER_KINDS = {
-    **dict.fromkeys(("bwd-delta", "combine", "append"), ("plain",)),
+    **dict.fromkeys(("bwd-delta", "append"), ("plain",)),
+    "combine": ("plain", "wide"),  # many parts of few rows
     **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
     "probabilities": ("any",),
-    **dict.fromkeys(("decode", "decode-paged", "extend", "fp8-fwd"), ("plain", "any")),
+    **dict.fromkeys(("decode", "decode-paged", "extend", "extend-paged", "fp8-fwd"), ("plain", "any")),
     **dict.fromkeys(BLOCKS, LAYER_KINDS),
 }
 
@@ -89,9 +91,10 @@ _FEWER_KINDS = {
 # rarely called.
 IN_PIECES = ("combine", "append", "fp8-amax", "fp8-cast", "fp8-cast-v")
 BUCKETS = {
-    **dict.fromkeys(("decode", "decode-paged", "extend", "fp8-fwd"), (64, 128, 256)),
+    **dict.fromkeys(("decode", "decode-paged", "extend", "extend-paged", "fp8-fwd"), (64, 128, 256)),
     **dict.fromkeys(("bwd-delta", "probabilities"), (32, 64, 128, 256)),
     **dict.fromkeys(IN_PIECES, (64,)),
+    "combine": (128,),
 }
 
 # Argument name -> type. "T" stands for the variant's element type; what is not named here is an int32.
@@ -175,7 +178,7 @@ def fp8_format(target: str) -> str | None:
 def dtypes(op: str, target: str) -> tuple[str, ...]:
     """The element types in which an operation exists ahead of time for a target."""
     small = fp8_format(target)
-    if op in ("decode", "decode-paged", "extend", "append", "fp8-cast-v") and small is not None:
+    if op in ("decode", "decode-paged", "extend", "extend-paged", "append", "fp8-cast-v") and small is not None:
         return (*DTYPES, small)
     if op in FP32_ARGUMENTS or op == "fwd-paged-whole":
         return tuple(dtype for dtype in DTYPES if dtype != "fp32")
