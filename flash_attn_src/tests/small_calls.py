@@ -1,0 +1,23 @@
+"""Small arguments for tests of the public functions, and how to compile them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def qkv(dtype: torch.dtype = torch.float32, dim: int = 16) -> tuple[torch.Tensor, ...]:
+    """q (2, 6, 4, dim), k and v (2, 9, 2, dim)."""
+    torch.manual_seed(0)
+    return tuple(torch.randn(2, n, h, dim, dtype=dtype) for n, h in ((6, 4), (9, 2), (9, 2)))
+
+
+def offsets(*ends: int) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def in_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")

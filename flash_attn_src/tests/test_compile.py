@@ -1,0 +1,189 @@
+"""torch.compile, torch.export, opcheck and meta tensors: what traces the public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn import dispatch
+from small_calls import in_one_graph, offsets, qkv
+
+torch.set_num_threads(2)
+
+# Dynamo itself makes an instance of torch.autograd.Function, at which torch warns.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@pytest.mark.parametrize("dim", [16, 13])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True, "window_size": (3, 0), "softcap": 2.0}, {"deterministic": True}],
+    ids=str,
+)
+def test_compile_dense(dim: int, options: dict[str, Any]) -> None:
+    tensors = [x.requires_grad_() for x in qkv(dim=dim)]
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q * 2, k, v, **options).cos()
+
+    _same_compiled(block, tensors)
+
+
+def _same_compiled(block: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    results = []
+    for function in (block, in_one_graph(block)):
+        out = function(*tensors)
+        results.append((out, *torch.autograd.grad(out.sum(), tensors)))
+    for got, wanted in zip(*reversed(results), strict=True):
+        assert_close("compiled", got, wanted, tiny=1e-6)
+
+
+def test_compile_packed_and_varlen() -> None:
+    torch.manual_seed(0)
+    cu = offsets(0, 3, 9)
+
+    def block(qkv: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        first = flash_attn.flash_attn_qkvpacked_func(qkv[None], causal=True)[0]
+        second = flash_attn.flash_attn_varlen_qkvpacked_func(qkv, cu, 6)
+        third = flash_attn.flash_attn_varlen_kvpacked_func(first + second, kv, cu, cu, 6, 6, causal=True)
+        fourth = flash_attn.flash_attn_kvpacked_func(third[None], kv[None])[0]
+        return flash_attn.flash_attn_varlen_func(fourth, *kv.unbind(1), cu, cu, 6, 6)
+
+    _same_compiled(block, [torch.randn(9, n, 2, 8, requires_grad=True) for n in (3, 2)])
+
+
+def test_compile_returns_statistics() -> None:
+    q, k, v = qkv()
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+
+    for tensors in ((q, k, v), (q.requires_grad_(), k, v)):
+        for got, wanted in zip(in_one_graph(block)(*tensors), block(*tensors), strict=True):
+            assert torch.equal(got, wanted)
+            assert got.requires_grad == wanted.requires_grad
+
+
+def test_compile_with_dynamic_shapes() -> None:
+    def block(q: torch.Tensor) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q, q, q, causal=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seqlen in (5, 17):
+        q = torch.randn(2, seqlen, 2, 8, requires_grad=True)
+        out = compiled(q)
+        out.sum().backward()
+        assert_close("dynamic", out, block(q), tiny=1e-6)
+
+
+def test_compile_with_a_scale_that_changes() -> None:
+    q, k, v = qkv()
+    new = q[:, :1, :2].contiguous()
+    tables = torch.rand(9, 8)
+
+    def attend(q: torch.Tensor, scale: float) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q, k, v, softmax_scale=scale, alibi_slopes=torch.ones(4), softcap=scale)
+
+    def attend_to_cache(q: torch.Tensor, scale: float) -> torch.Tensor:
+        return flash_attn.flash_attn_with_kvcache(
+            q, k.clone(), v.clone(), new, new, tables, tables, cache_seqlens=3, softmax_scale=scale, softcap=scale
+        )
+
+    for function, scales in ((attend, (0.1, 0.2, 1.0)), (attend, (1, 2, 3)), (attend_to_cache, (0.1, 0.2, 1.0))):
+        for dynamic in (None, True):
+            torch.compiler.reset()
+            compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=dynamic)
+            for scale in scales:
+                assert_close("scaled", compiled(q, scale), function(q, scale))
+
+
+def _dense_in_a_window(q: torch.Tensor) -> torch.Tensor:
+    return flash_attn.flash_attn_func(q, q, q, causal=True, window_size=(5, 1 << 40))
+
+
+def _one_sequence(q: torch.Tensor) -> torch.Tensor:
+    rows, cu = q.flatten(0, 1), torch.arange(2, dtype=torch.int32) * q.shape[1]
+    return flash_attn.flash_attn_varlen_func(rows, rows, rows, cu, cu, q.shape[1], cu.max(), window_size=(5, -1))
+
+
+def _cached(q: torch.Tensor) -> torch.Tensor:
+    cache = q.repeat(1, 2, 1, 1)
+    return flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=q.shape[1] + 1)
+
+
+@pytest.mark.parametrize("function", [_dense_in_a_window, _one_sequence, _cached], ids=lambda f: f.__name__)
+def test_export_with_a_dynamic_seqlen(function: Callable[..., torch.Tensor]) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return function(q)
+
+    shapes = ({1: torch.export.Dim("seqlen")},)
+    exported = torch.export.export(Module(), (torch.randn(1, 9, 2, 8),), dynamic_shapes=shapes, strict=False).module()
+    for seqlen in (9, 3, 30):
+        q = torch.randn(1, seqlen, 2, 8)
+        assert_close("exported", exported(q), function(q))
+
+
+OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_opcheck(dropout_p: float) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    # A mask drawn anew differs between the runs that some checks compare.
+    checks = OPCHECKS if dropout_p == 0.0 else OPCHECKS[:3]
+    options = (dropout_p, 0.25, True, 4, -1, 2.0, torch.rand(4))
+    op = torch.ops.flash_attn._flash_attn_forward.default
+    torch.library.opcheck(op, (q, k, v, *options, True), test_utils=checks)
+    out, lse, _, rng_state = op(q, k, v, *options, True)
+    saved = (x.detach() for x in (q, k, v, out, lse))
+    tensors = (torch.randn_like(out), *saved, *(torch.empty(x.shape) for x in (q, k, v)))
+    op = torch.ops.flash_attn._flash_attn_backward.default
+    torch.library.opcheck(op, (*tensors, *options, False, rng_state), test_utils=OPCHECKS)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_opcheck_varlen(dropout_p: float) -> None:
+    q, k, v = (x.flatten(0, 1).requires_grad_() for x in qkv())
+    checks = OPCHECKS if dropout_p == 0.0 else OPCHECKS[:3]
+    lengths = (offsets(0, 2, 12), offsets(0, 9, 18), 10, 9)
+    options = (dropout_p, 0.25, True, 4, -1, 2.0, torch.rand(2, 4))
+    op = torch.ops.flash_attn._flash_attn_varlen_forward.default
+    torch.library.opcheck(op, (q, k, v, *lengths, *options, True), test_utils=checks)
+    out, lse, _, rng_state = op(q, k, v, *lengths, *options, True)
+    saved = (x.detach() for x in (q, k, v, out, lse))
+    tensors = (torch.randn_like(out), *saved, *(torch.empty(x.shape) for x in (q, k, v)))
+    op = torch.ops.flash_attn._flash_attn_varlen_backward.default
+    torch.library.opcheck(op, (*tensors, *lengths, *options, False, rng_state), test_utils=OPCHECKS)
+
+
+def test_meta_tensors() -> None:
+    q, k, v = (x.to("meta").requires_grad_() for x in qkv())
+    out = flash_attn.flash_attn_func(q, k, v)
+    out.sum().backward()
+    assert out.shape == q.shape
+    assert k.grad.shape == k.shape
+
+
+def test_ops_are_bypassed_in_eager_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = dispatch._wrapped_flash_attn_forward
+    monkeypatch.setattr(dispatch, "_wrapped_flash_attn_forward", lambda *a: calls.append(1) or real(*a))
+    q, k, v = qkv()
+    flash_attn.flash_attn_func(q, k, v)
+    flash_attn.flash_attn_func(torch.nn.Parameter(q), k, v)
+    assert not calls
+
+    class Tagged(torch.Tensor):
+        pass
+
+    flash_attn.flash_attn_func(q.as_subclass(Tagged), k, v)
+    assert len(calls) == 1
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        flash_attn.flash_attn_func(q, k, v)
+    assert len(calls) == 2

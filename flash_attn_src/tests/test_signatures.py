@@ -1,0 +1,90 @@
+"""The public functions and the custom ops take what upstream's take, in its order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from flash_attn import flash_attn_interface as interface
+
+torch.set_num_threads(2)
+
+TAIL = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
+    "deterministic=False, return_attn_probs=False"
+)
+LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
+SIGNATURES = {
+    "flash_attn_func": f"q, k, v, {TAIL}",
+    "flash_attn_qkvpacked_func": f"qkv, {TAIL}",
+    "flash_attn_kvpacked_func": f"q, kv, {TAIL}",
+    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {TAIL}, block_table=None",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {TAIL}",
+    "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {TAIL}",
+    "flash_attn_with_kvcache": (
+        "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+        "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, "
+        "window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, "
+        "return_softmax_lse=False"
+    ),
+}
+_WINDOW = "causal, window_size_left, window_size_right, softcap, alibi_slopes"
+_GRADIENTS = "dout, q, k, v, out, softmax_lse, dq, dk, dv"
+OP_SIGNATURES = {
+    "_flash_attn_forward": f"q, k, v, dropout_p, softmax_scale, {_WINDOW}, return_softmax",
+    "_flash_attn_varlen_forward": (
+        f"q, k, v, {LENGTHS}, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, "
+        "softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, "
+        "seqused_k=None, zero_tensors=False"
+    ),
+    "_flash_attn_backward": (f"{_GRADIENTS}, dropout_p, softmax_scale, {_WINDOW}, deterministic, rng_state=None"),
+    "_flash_attn_varlen_backward": (
+        f"{_GRADIENTS}, {LENGTHS}, dropout_p, softmax_scale, {_WINDOW}, deterministic, rng_state=None, "
+        "zero_tensors=False"
+    ),
+}
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    parts = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parts.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
+    return ", ".join(parts)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_public_signatures(name: str) -> None:
+    assert _signature(getattr(flash_attn, name)) == SIGNATURES[name]
+    assert name in flash_attn.__all__
+    assert getattr(interface, name) is getattr(flash_attn, name)
+
+
+@pytest.mark.parametrize("name", OP_SIGNATURES)
+def test_op_signatures(name: str) -> None:
+    op = getattr(interface, name)
+    assert _signature(op._init_fn) == OP_SIGNATURES[name]
+    packet = getattr(torch.ops.flash_attn, name)
+    assert getattr(interface, "_wrapped" + name) is packet
+    schema = packet.default._schema
+    assert [argument.name for argument in schema.arguments] == [
+        part.split("=")[0] for part in OP_SIGNATURES[name].split(", ")
+    ]
+    written = [argument.name for argument in schema.arguments if argument.alias_info is not None]
+    assert written == (["dq", "dk", "dv"] if "backward" in name else [])
+
+
+def test_autograd_functions_take_upstream_order() -> None:
+    for name, function in SIGNATURES.items():
+        if name == "flash_attn_with_kvcache":
+            continue
+        words = name.removeprefix("flash_attn_").removesuffix("func").strip("_").split("_")
+        spelled = {"qkvpacked": "QKVPacked", "kvpacked": "KVPacked", "varlen": "Varlen", "": ""}
+        cls = getattr(interface, f"FlashAttn{''.join(spelled[word] for word in words)}Func")
+        wanted = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
+        wanted[wanted.index("return_attn_probs")] = "return_softmax"
+        assert list(inspect.signature(cls.forward).parameters) == ["ctx", *wanted, "is_grad_enabled"]
