@@ -125,7 +125,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("changed", "others", "same"),
     [
-        ("tiles", ("fwd-bf16-d64", "bwd-dq-bf16-d64", "decode-bf16-d64"), "combine-bf16-d64"),
+        ("tiles", ("fwd-bf16-d64", "bwd-dq-bf16-d64", "decode-bf16-d64"), "combine-bf16-d128"),
         ("dropout", ("fwd-bf16-d64", "probabilities-fp16-d64"), "decode-bf16-d64"),
         ("lengths", ("decode-bf16-d64", "append-bf16-d64"), "fwd-bf16-d64"),
         ("common", ("fwd-bf16-d64", "cross-entropy-fwd-fp16-d4096"), "norm-fwd-bf16-d1024"),

@@ -108,5 +108,5 @@ def get_scheduler_metadata(
         packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
         units = compute_units(cache_seqlens.get_device())
         blocks = -(-(max_seqlen_k + max_seqlen_k_new) // 64)
-        num_splits = splits(packed * num_heads_kv * batch_size, blocks, max(units - sm_margin, 1))
+        num_splits = splits(packed * num_heads_kv * batch_size, blocks, max(units - sm_margin, 1), 16)
     return torch.full((1,), num_splits, dtype=torch.int32, device=cache_seqlens.device)

@@ -4,8 +4,8 @@ cuda: measured on an H200 (2026-11-22): 16-bit types by 6 shapes of decoding and
 fp32 by 3; FP8 chosen so that no register spills (`python benchmarks/decode.py --sweep`).
 cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory, and
 for FP8 and `extend` on cdna those whose main loop counts least for a key (vector instructions, LDS, matrix). On rdna
-some spill: 63 to 89 registers `extend` in fp32 with dim 128, 209 `decode-paged` in fp16 with dim 128 on rdna2, others
-up to 18.
+some spill: 63 to 89 registers `extend-paged` in fp32 with dim 128, 209 `decode-paged` in fp16 with dim 128 on rdna2,
+others up to 18.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
         ("decode", 32, 64): C(16, 32, 4, 2),
         ("decode", 32, 128): C(16, 32, 4, 2),
         ("decode", 32, 256): C(16, 16, 4, 2),
-        ("extend", 16, 64): C(64, 64, 4, options=_ROWS_OF_16),
-        ("extend", 16, 128): C(64, 64, 4, options=_ROWS_OF_16),
-        ("extend", 16, 256): C(64, 32, 4, options=_ROWS_OF_16),
-        ("extend", 32, 64): C(64, 32, 4),
-        ("extend", 32, 128): C(32, 32, 4),
-        ("extend", 32, 256): C(16, 16, 4),
+        ("extend", 16, 64): C(64, 64, 4, 2, options=_ROWS_OF_16),
+        ("extend", 16, 128): C(64, 64, 4, 2, options=_ROWS_OF_16),
+        ("extend", 16, 256): C(64, 32, 4, 2, options=_ROWS_OF_16),
+        ("extend", 32, 64): C(64, 32, 4, 2),
+        ("extend", 32, 128): C(32, 32, 4, 2),
+        ("extend", 32, 256): C(32, 16, 4, 2),
     },
     "rdna2": {
         ("decode", 16, 64): C(16, 32, 8, depth=16),
