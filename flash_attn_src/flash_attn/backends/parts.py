@@ -22,23 +22,32 @@ _EXTEND_ROWS = 64
 _LEAST_KEYS = 512
 
 
-class _Block(NamedTuple):
+class _Forward(NamedTuple):
+    """Times of 64 keys in the forward kernel, in microseconds of one multiprocessor."""
+
+    alone: float  # where it has one tile of queries
+    tile: float  # each tile, where it has several
+    read: float  # keys and values, which the tiles of a head share
+
+
+class _Parts(NamedTuple):
     """Times of 64 keys, in microseconds of one multiprocessor."""
 
-    alone: float  # in the forward kernel, where a multiprocessor has one tile of queries
-    tile: float  # each tile, where it has several
-    read: float  # keys and values that the tiles of a head share
-    decode: float  # in `decode`
-    extend: float  # in `extend`
+    decode: float
+    extend: float
 
 
-# By head dim; fitted to 1314 calls on an H200 (2026-11-22; bf16, 1 to 64 sequences, 1 to 256 queries, 600 to 16384
-# keys, heads 32:8, 32:32 and 64:8): the kernel that they choose took 0.4 % longer than the better one in the mean.
-_BLOCKS = (
-    (64, _Block(0.58, 0.36, 0.5, 0.43, 0.5)),
-    (128, _Block(0.8, 0.62, 0.9, 0.97, 0.85)),
-    (256, _Block(2.05, 2.5, 2.9, 1.83, 2.07)),
+# By the head dim up to which they hold. Fitted to 1734 calls on an H200 (2026-11-22; 16-bit types, 1 to 64 sequences,
+# 1 to 256 queries, 600 to 30000 keys, 1 to 32 key heads): the chosen kernel took 0.4 % longer than the better one in
+# the mean.
+_FORWARD = (
+    (64, _Forward(0.59, 0.36, 0.5)),
+    (96, _Forward(1.61, 1.14, 1.37)),
+    (128, _Forward(0.82, 0.62, 0.93)),
+    (192, _Forward(1.67, 1.89, 2.49)),
+    (256, _Forward(2.04, 2.55, 2.95)),
 )
+_PARTS = ((64, _Parts(0.43, 0.5)), (128, _Parts(0.93, 0.84)), (256, _Parts(1.8, 2.11)))
 # Microseconds of a call beside its blocks, and to join a row of 128 columns.
 _START_FORWARD, _START_DECODE, _START_EXTEND = 4.0, 8.0, 10.0
 _JOIN = 0.0005
@@ -60,19 +69,21 @@ def are_faster(
 ) -> bool:
     """Whether parts of the keys are faster than the forward kernel, whose tiles have block_m rows, by at least so many
     microseconds on a GPU of so many multiprocessors."""
-    times = next(times for dim, times in _BLOCKS if head_dim <= dim)
+    forward = next(times for dim, times in _FORWARD if head_dim <= dim)
+    in_parts = next(times for dim, times in _PARTS if head_dim <= dim)
     blocks = -(-seqlen_k // 64)
     shared = seqlen_q * (heads // heads_k)
     if shared <= DECODE_ROWS:
-        rows, block, parts = DECODE_ROWS, times.decode, _START_DECODE
+        rows, block, parts = DECODE_ROWS, in_parts.decode, _START_DECODE
     else:
-        rows, block, parts = _EXTEND_ROWS, times.extend, _START_EXTEND
+        rows, block, parts = _EXTEND_ROWS, in_parts.extend, _START_EXTEND
     programs = -(-shared // rows) * heads_k * batch
     parts += block * programs * blocks / units
     if programs < RESIDENT * units:
         parts += _JOIN * batch * seqlen_q * heads * head_dim / 128
     tiles = -(-seqlen_q // block_m) * heads * batch
-    whole = _START_FORWARD + blocks * max(times.alone, times.tile * tiles / units, times.read * heads_k * batch / units)
+    busy = max(forward.tile * tiles, forward.read * heads_k * batch) / units
+    whole = _START_FORWARD + blocks * max(forward.alone, busy)
     return 1.05 * parts + least < whole
 
 
