@@ -6,6 +6,7 @@ import torch
 
 from flash_attn.backends.triton_kernels import (
     VEC,
+    Kernel,
     alibi_stride_of,
     aligned,
     current_stream,
@@ -31,7 +32,7 @@ _MANY_PARTS, _FEW_ROWS = 16, 256
 
 def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of few queries to what the cache held and the new keys, in parts that are joined."""
-    q, k_cache, v_cache, out, block_table = call.q, call.k_cache, call.v_cache, call.out, call.block_table
+    q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
     dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
@@ -45,28 +46,15 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
         lse_b, lse_h = 0, q.shape[0]
     flags = flags_of(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes)
-    kind = "plain" if call.softcap == 0.0 and alibi_slopes is None else "any"
     group = nheads // nheads_k
     m_rows = seqlen_q * group
-    table, page_size = block_table, max(k_cache.shape[1], 1)
-    if block_table is None:
-        table, page_size = call.cache_batch_idx, _ENDLESS
-    op = "decode"
-    kernel = find_one(op, device, dtype, head_dim, kind)
-    if m_rows > kernel.block_m:
-        op = "extend"
-        kernel = find_one(op, device, dtype, head_dim, kind)
-    padded = block_table is not None and call.cache_leftpad is not None
-    if page_size % kernel.block_n or padded or not follows_pages(kernel):
-        kernel = find_one(f"{op}-paged", device, dtype, head_dim, kind)
-        if table is None:
-            table = torch.arange(batch, dtype=torch.int32, device=q.device)
+    kernel, table, page_size = _kernel(call, m_rows)
     table_stride = 0
     if table is not None:
         flags |= HAS_BLOCK_TABLE
         table_stride = table.stride(0)
     unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
-    if block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
+    if call.block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
         raise ValueError(
             f"block_table: got room for {capacity} keys a sequence, wanted less than {MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
@@ -102,7 +90,7 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         pointer(partial), pointer(partial_lse),
         *kernel.optional(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes),
         *kernel.optional(table), *map(pointer, descales),
-        call.softmax_scale, call.softcap, unit / max(page_size, 1),
+        call.softmax_scale, call.softcap, unit / page_size,
         *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
         *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
         page_size, 4 if unit == _PAGE_UNIT else 0,
@@ -120,6 +108,27 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if out is not None and result is not out:
         result = out.copy_(result)
     return result, lse
+
+
+def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, int]:
+    """The kernel for so many rows of a key head, the table in which it looks for pages, and their size. A cache without
+    pages has one to a line, and no table where the lines are in order."""
+    key = call.q.get_device(), call.q.dtype, call.q.shape[-1]
+    kind = "plain" if call.softcap == 0.0 and call.alibi_slopes is None else "any"
+    table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
+    padded = table is not None and call.cache_leftpad is not None
+    if table is None:
+        table, page_size = call.cache_batch_idx, _ENDLESS
+    op = "decode"
+    kernel = find_one(op, *key, kind)
+    if m_rows > kernel.block_m:
+        op = "extend"
+        kernel = find_one(op, *key, kind)
+    if page_size % kernel.block_n or padded or not follows_pages(kernel):
+        kernel = find_one(f"{op}-paged", *key, kind)
+        if table is None:
+            table = torch.arange(call.batch, dtype=torch.int32, device=call.q.device)
+    return kernel, table, page_size
 
 
 def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

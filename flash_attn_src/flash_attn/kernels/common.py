@@ -15,9 +15,9 @@ HAS_ALIBI = tl.constexpr(flags.HAS_ALIBI)
 HAS_CACHE_BATCH_IDX = tl.constexpr(flags.HAS_CACHE_BATCH_IDX)
 HAS_ROTARY_SEQLENS = tl.constexpr(flags.HAS_ROTARY_SEQLENS)
 HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
+HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
 ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
 ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
-HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
 
 MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
 

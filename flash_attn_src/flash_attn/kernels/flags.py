@@ -12,13 +12,12 @@ HAS_ALIBI = 16
 HAS_CACHE_BATCH_IDX = 32
 HAS_ROTARY_SEQLENS = 64
 HAS_DESCALE = 128
+HAS_BLOCK_TABLE = 1024
 
 # How rotary embedding turns: pairs (0, 1), (2, 3), ... instead of (i, i + rotary_half); query i by the angle of its
 # own place instead of the first one's.
 ROTARY_INTERLEAVED = 256
 ROTARY_MOVES = 512
-
-HAS_BLOCK_TABLE = 1024
 
 # Wider than any sequence (which must be shorter), and so small that a position, a shift and a window add up
 # within an int32.
