@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from flash_attn.backends import ck_dropout
+from flash_attn.backends import ck_calls, ck_dropout
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.ck_calls import (
     DIMS,
     NO_TENSOR,
     address,
     aligned,
+    by_triton,
     fields,
     instead,
     lacking,
@@ -21,9 +22,9 @@ from flash_attn.backends.ck_calls import (
     shape_fields,
     window_of,
 )
-from flash_attn.backends.ck_kvcache import attend, lacking_of
+from flash_attn.backends.ck_kvcache import attend, lacking_of, splits_of
 from flash_attn.backends.ck_kvcache import kvcache as kvcache
-from flash_attn.backends.parts import DECODE_ROWS, as_cache_call
+from flash_attn.backends.parts import DECODE_ROWS, as_cache_call, pay
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -81,18 +82,24 @@ def forward(
     if reason is not None:
         return instead("forward", reason, *given)
 
+    group = cu_seqlens_q is not None
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    if not group:
+        max_seqlen_q, max_seqlen_k = q.shape[1], k.shape[1]
+    few = dropout_p == 0.0 and max_seqlen_q * q.shape[-2] <= DECODE_ROWS * k.shape[-2]
+    # Packed keys begin at any row, where the parts of Triton's kernels may.
+    if few and group and block_table is None and not ck_calls.alone:
+        span = batch, max_seqlen_q, max_seqlen_k, causal, window_left, window_right
+        if pay(_FORWARD_ROWS, q, k, *span):
+            return by_triton("forward", *given)
     q, k, v = aligned(q), aligned(k), aligned(v)
-    if dropout_p == 0.0 and cu_seqlens_q is None and q.shape[1] * q.shape[2] <= DECODE_ROWS * k.shape[2]:
+    if few and not group:
         call = as_cache_call(
             _FORWARD_ROWS, q, k, v, out, softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, None,
             None, max_seqlen_q, max_seqlen_k, seqused_k, None, None,
         )  # fmt: skip
         if call is not None and lacking_of(call) is None:
             return *attend(call), None, rng_state
-    group = cu_seqlens_q is not None
-    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
-    if not group:
-        max_seqlen_q, max_seqlen_k = q.shape[1], k.shape[1]
     result = torch.empty_like(q) if out is None else aligned(out)
     lse_shape = (q.shape[1], q.shape[0]) if group else (batch, q.shape[2], max_seqlen_q)
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
@@ -114,7 +121,8 @@ def forward(
     if batch and max_seqlen_q and max_seqlen_k:
         try:
             if block_table is not None:
-                _over_pages(q, k, v, result, lse, shape, block_table, seqused_k)
+                splits = splits_of(q, batch * q.shape[-2] * -(-max_seqlen_q // 64), max_seqlen_k)
+                _over_pages(q, k, v, result, lse, shape, block_table, seqused_k, splits)
             else:
                 tensors = (*fields(q), *fields(k), *fields(v), *fields(result))
                 rest = (lse.data_ptr(), address(seqused_k), *ck_dropout.fields(random))
@@ -141,14 +149,15 @@ def _over_pages(
     shape: tuple[int | float, ...],
     block_table: torch.Tensor,
     seqused_k: torch.Tensor | None,
+    splits: int,
 ) -> None:
-    """Sequences of several lengths over pages: the kernels of the decoding, without splitting the keys."""
-    split_out = torch.empty((q.shape[1], q.shape[0], q.shape[2]), dtype=torch.float32, device=q.device)
-    split_lse = torch.empty_like(lse)
+    """Sequences of several lengths over pages: the kernels of the decoding."""
+    split_out = torch.empty((splits, *lse.shape, q.shape[2]), dtype=torch.float32, device=q.device)
+    split_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     parameters = ck_planner.DECODE.pack(
         *shape, *fields(q), *fields(k), *fields(v), *fields(out), *NO_TENSOR, *NO_TENSOR,
         lse.data_ptr(), 0, address(seqused_k), 0, block_table.data_ptr(), block_table.stride(0), q.shape[0],
-        0, 0, 0, 0, 0, k.shape[1], 1, 0, split_out.data_ptr(), split_lse.data_ptr(),
+        0, 0, 0, 0, 0, k.shape[1], splits, 0, split_out.data_ptr(), split_lse.data_ptr(),
     )  # fmt: skip
     run(q, "decode", parameters)
 

@@ -44,6 +44,11 @@ def instead(call: str, reason: str, *arguments: Any, **options: Any) -> Any:
             RuntimeWarning,
             stacklevel=5,
         )
+    return by_triton(call, *arguments, **options)
+
+
+def by_triton(call: str, *arguments: Any, **options: Any) -> Any:
+    """The call by the Triton kernels of the same wheel."""
     if recording.current is not None:
         recording.current.add([Launch(f"triton.{call}", (1, 1, 1), b"")])
         return getattr(torch_backend, call)(*arguments, **options)

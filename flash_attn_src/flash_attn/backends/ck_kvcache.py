@@ -54,7 +54,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         folded_q, folded_out = (tensor.view(batch, nheads_k, group, head_dim).transpose(1, 2) for tensor in (q, result))
         lse_strides = (lse.stride(0), group)
     rows, heads = folded_q.shape[1:3]
-    splits = call.num_splits or _splits(q, batch * heads * -(-rows // 64), seqlen_k)
+    splits = call.num_splits or splits_of(q, batch * heads * -(-rows // 64), seqlen_k)
     split_out = torch.empty((splits, batch, nheads, seqlen_q, head_dim), dtype=torch.float32, device=q.device)
     split_lse = torch.empty((splits, batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
     shape = shape_fields(
@@ -98,7 +98,7 @@ def lacking_of(call: CacheCall) -> str | None:
     return lacking(call.q)
 
 
-def _splits(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:
+def splits_of(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:
     """Parts of the keys such that their blocks fill the compute units once, each part 256 keys or more."""
     units = compute_units(q.get_device())
     return max(1, min(units // max(1, blocks), -(-seqlen_k // 256), ck_planner.MAX_SPLITS))

@@ -87,6 +87,27 @@ def are_faster(
     return 1.05 * parts + least < whole
 
 
+def pay(
+    block_m: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    batch: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+) -> bool:
+    """Whether a forward without dropout is enough faster in parts to pay for what they cost the host."""
+    if max_seqlen_k < _LEAST_KEYS:
+        return False
+    seen = max_seqlen_k
+    if window_left >= 0 and (causal or window_right >= 0):
+        seen = min(seen, window_left + max_seqlen_q + (0 if causal else window_right))
+    units = compute_units(q.get_device())
+    return are_faster(batch, max_seqlen_q, seen, q.shape[-2], k.shape[-2], q.shape[-1], block_m, units, _HOST)
+
+
 def as_cache_call(
     block_m: int,
     q: torch.Tensor,
@@ -114,13 +135,7 @@ def as_cache_call(
         max_seqlen_k = k.shape[1] if block_table is None else max_seqlen_k
     else:
         batch = cu_seqlens_q.shape[0] - 1
-    if max_seqlen_k < _LEAST_KEYS:
-        return None
-    seen = max_seqlen_k
-    if window_left >= 0 and (causal or window_right >= 0):
-        seen = min(seen, window_left + max_seqlen_q + (0 if causal else window_right))
-    units = compute_units(q.get_device())
-    if not are_faster(batch, max_seqlen_q, seen, q.shape[-2], k.shape[-2], q.shape[-1], block_m, units, _HOST):
+    if not pay(block_m, q, k, batch, max_seqlen_q, max_seqlen_k, causal, window_left, window_right):
         return None
     lengths, lines = seqused_k, None
     if cu_seqlens_k is not None:
