@@ -295,6 +295,23 @@ def test_offsets_beyond_32_bits(rows: int, queries: int) -> None:
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.parametrize(("parts", "seqlen", "kind"), [(3, 5, "plain"), (20, 5, "wide"), (20, 130, "plain")])
+def test_parts_are_joined(parts: int, seqlen: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many parts of few rows by a kernel of their own; parts without keys hold anything."""
+    torch.manual_seed(5)
+    asked = []
+    monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[-1]) or triton_kernels.find_one(*key))
+    partial = torch.randn(parts, 2, seqlen, 1, 136, device=DEVICE)
+    lse = torch.randn(parts, 2, 1, seqlen, device=DEVICE).transpose(2, 3) * 4
+    lse[1, 0] = lse[:, 1, 2] = -torch.inf
+    partial[1, 0] = torch.nan
+    outs = [torch.empty(2, seqlen, 1, 136, dtype=torch.float16, device=DEVICE) for _ in range(2)]
+    found, wanted = (one.combine(partial, lse, out) for one, out in zip((backend, oracle), outs, strict=True))
+    assert asked == [kind]
+    assert_close("out", *outs, tiny=1e-3)
+    assert_close("lse", found, wanted, tiny=1e-5)
+
+
 @pytest.mark.parametrize("units", [80, 132, 304])
 def test_splits_fill_the_machine_and_no_more(units: int) -> None:
     for programs, blocks in itertools.product([1, 4, 8, 32, 512, 4096], [0, 1, 2, 7, 64, 2048]):
