@@ -112,13 +112,14 @@ def test_fp8(target: str, form: str) -> None:
     assert float((out.float() - exact).square().mean() / exact.square().mean()) ** 0.5 < 0.08
 
 
-def test_a_paged_cache() -> None:
+@pytest.mark.parametrize(("page_size", "op"), [(128, "decode"), (16, "decode-paged")])
+def test_a_paged_cache(page_size: int, op: str) -> None:
     """Appends a token with rotary embedding to sequences in pages, then attends in parts."""
     q, k, v = tensors((2, 1, 4, 64), (2, 1, 2, 64), (2, 1, 2, 64), dtype=torch.float16)
-    pages = tensors((6, 128, 2, 64), (6, 128, 2, 64), dtype=torch.float16)
+    pages = tensors(*((768 // page_size, page_size, 2, 64),) * 2, dtype=torch.float16)
     cos, sin = tensors((256, 16), (256, 16), dtype=torch.float16)
     lengths = torch.tensor([130, 40], dtype=torch.int32)
-    table = torch.tensor([[4, 1], [0, 3]], dtype=torch.int32)
+    table = torch.randperm(768 // page_size)[: 512 // page_size].int().view(2, -1)
 
     def call(caches: list[torch.Tensor]) -> torch.Tensor:
         return flash_attn_with_kvcache(
@@ -129,7 +130,7 @@ def test_a_paged_cache() -> None:
     mine, theirs = [page.clone() for page in pages], [page.clone() for page in pages]
     with simulated_gpu.pretend("gfx942") as launched:
         found = call(mine)
-    assert [name.partition("-fp16")[0] for name in launched] == ["append", "decode-paged", "combine"]
+    assert [name.partition("-fp16")[0] for name in launched] == ["append", op, "combine"]
     assert_close("out", found, call(theirs).float(), tiny=2e-3)
     for one, other in zip(mine, theirs, strict=True):
         assert_close("cache", one, other.float(), tiny=2e-3)
