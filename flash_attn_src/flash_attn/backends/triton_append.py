@@ -9,9 +9,6 @@ from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_ROTARY_SEQLENS, ROTARY_INTERLEAVED, ROTARY_MOVES
 from flash_attn.runtime.variants import bucket
 
-# Columns of the head dim that one program takes.
-_COLUMNS = bucket(0, "append")
-
 
 def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Writes k and v into the caches of a call, whose rows start on 16 bytes; returns its q, turned where there is
@@ -47,7 +44,8 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     k_blocks = -(-added * nheads_k // kernel.block_m)
     pointer = kernel.pointer
     kernel.launch(
-        device, current_stream(device), (k_blocks + q_blocks) * call.batch, -(-head_dim // _COLUMNS), 1,
+        device, current_stream(device),
+        (k_blocks + q_blocks) * call.batch, -(-head_dim // bucket(head_dim, "append")), 1,
         pointer(k), pointer(v), pointer(call.k_cache), pointer(call.v_cache), pointer(q), pointer(turned),
         pointer(q if rotary_cos is None else rotary_cos), pointer(q if rotary_sin is None else rotary_sin),
         *kernel.optional(call.cu_seqlens_q, call.cu_seqlens_k_new, lengths, block_table),

@@ -1,7 +1,7 @@
 """Tiles of the kernels for a cache of keys and values, and how many parts the keys are split into.
 
-cuda: measured on an H200 (2026-11-22): 16-bit types by 6 shapes of decoding and 12 of more queries, dims 64 to 256,
-fp32 by 3; FP8 chosen so that no register spills (`python benchmarks/decode.py --sweep`).
+cuda: measured on an H200 (2026-11-22): bf16 by 6 shapes of decoding and 12 of more queries, dims 64 to 256, which
+fp16 follows, fp32 by 2 or 3; FP8 chosen so that no register spills (`python benchmarks/decode.py --sweep`).
 cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory, and
 for FP8 and `extend` on cdna those whose main loop counts least for a key (vector instructions, LDS, matrix). On rdna
 some spill: 63 to 89 registers `extend-paged` in fp32 with dim 128, 209 `decode-paged` in fp16 with dim 128 on rdna2,
@@ -79,6 +79,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
         ("decode-paged", 16, 64): C(16, 128, 4, 5),
         ("decode-paged", 16, 128): C(16, 64, 4, 5),
         ("decode-paged", 16, 256): C(16, 32, 4, 5),
+        ("decode-paged", 32, 64): C(16, 64, 4, 2),
         ("extend", 16, 64): C(64, 64, 4, 4),
         ("extend", 16, 128): C(64, 64, 4, 3),
         ("extend", 16, 256): C(64, 32, 4, 2),
