@@ -215,9 +215,13 @@ def test_score_options(extra: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("causal", [False, True])
-def test_varlen_equals_dense_calls(causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k"),
+    [([37, 0, 5, 20], [30, 9, 0, 61]), ([1, 0, 5, 2, 140, 3, 1], [1, 0, 9, 150, 60, 0, 2])],
+    ids=["as long as the longest", "packed blocks"],
+)
+def test_varlen_equals_dense_calls(lengths_q: list[int], lengths_k: list[int], causal: bool) -> None:
     """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each."""
-    lengths_q, lengths_k = [37, 0, 5, 20], [30, 9, 0, 61]
     torch.manual_seed(0)
     q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
     k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)
@@ -244,11 +248,15 @@ def _unwritten_is_nan() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_tiles", "_unwritten_is_nan")
 @pytest.mark.parametrize("dim", [64, 72])
-@pytest.mark.parametrize("bounds", [[0, 5, 9], [3, 40, 40, 77], [0, 0], [100, 100], [0]], ids=str)
+@pytest.mark.parametrize(
+    "bounds",
+    [[0, 5, 9], [3, 40, 40, 77], [*range(150, 160), 159, 300], [0, 0], [100, 100], [0]],
+    ids=str,
+)
 def test_rows_outside_every_sequence(bounds: list[int], dim: int) -> None:
     """Their results and gradients are 0, as those of no key; the others are not touched by them."""
-    q, dout = (torch.randn(100, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
-    k, v = (torch.randn(120, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    q, dout = (torch.randn(400, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    k, v = (torch.randn(420, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
     longest = max((b - a for a, b in itertools.pairwise(bounds)), default=0)
     found = _run(q, k, v, dout, Options(), None, Lengths(cu_seqlens, cu_seqlens, longest, longest))
@@ -258,6 +266,38 @@ def test_rows_outside_every_sequence(bounds: list[int], dim: int) -> None:
         outside[bounds[0] : bounds[-1]] = False
         assert (rows[outside] == (torch.inf if name == "lse" else 0.0)).all(), name
         assert rows[~outside].isfinite().all(), name
+
+
+def test_blocks_of_a_grid() -> None:
+    """As many for each sequence as the longest has, or those of all rows where these are fewer by a third."""
+    assert triton_kernels.grid_of(64, 100, 3, 5, 300) == (2, 15, 0)
+    assert triton_kernels.grid_of(64, 640, 3, 5, 3 * 640) == (10, 15, 0)
+    assert triton_kernels.grid_of(64, 640, 4, 5, 900) == (18, 5, flags.PACKED_BLOCKS)
+    assert triton_kernels.grid_of(64, 0, 4, 5, 900) == (0, 20, 0)
+    assert triton_kernels.grid_of(64, 100, 0, 5, 900) == (2, 0, 0)
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_more_sequences_than_are_looked_at_at_once() -> None:
+    """A program finds its own among them: one key is the whole result, which a few long sequences interrupt."""
+    lengths = [1] * 300
+    lengths[0], lengths[255], lengths[299] = 40, 33, 140
+    torch.manual_seed(9)
+    q, k, v = torch.randn(3, sum(lengths), 1, 16, device=DEVICE)
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+    lengths_of = Lengths(cu_seqlens, cu_seqlens, 140, 140)
+    common = (0.25, True, -1, -1, 0.0, None, 0.0)
+    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *lengths_of, None, None, None)
+    pieces = zip(lengths, *(x.split(lengths) for x in (q, k, v, out)), lse.split(lengths, dim=1), strict=True)
+    for length, one_q, one_k, one_v, one_out, one_lse in pieces:
+        if length == 1:
+            assert torch.equal(one_out, one_v)
+            torch.testing.assert_close(one_lse[0, 0], 0.25 * (one_q * one_k).sum())
+        else:
+            dense = (x[None] for x in (one_q, one_k, one_v))
+            wanted, wanted_lse, _, _ = backend.forward(*dense, None, *common, False, None, *DENSE, None, None, None)
+            assert torch.equal(one_out, wanted[0])
+            assert torch.equal(one_lse, wanted_lse[0])
 
 
 @pytest.mark.usefixtures("_tiles")

@@ -14,6 +14,7 @@ from flash_attn.backends.triton_kernels import (
     current_stream,
     find,
     flags_of,
+    grid_of,
     score_kind,
     strides_of,
     window_of,
@@ -90,6 +91,7 @@ def forward(
         max_seqlen_k = k.shape[1]
         lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
+        total_q = batch * max_seqlen_q
     else:
         total_q, nheads, _ = q.shape
         batch = cu_seqlens_q.shape[0] - 1
@@ -103,12 +105,11 @@ def forward(
     window_left, window_right = window_of(causal, window_left, window_right)
     pointer = kernel.pointer
     stream = current_stream(device)
-    m_blocks = -(-max_seqlen_q // kernel.block_m)
-    planes = nheads * batch
+    m_blocks, planes, packed = grid_of(kernel.block_m, max_seqlen_q, batch, nheads, total_q)
     if m_blocks * planes == 0:  # no program, which would clear the rows outside of every sequence
         result.zero_()
         lse.fill_(float("inf"))
-    flags = flags_of(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes)
+    flags = packed | flags_of(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes)
     group = nheads // nheads_k
     table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
     kernel.launch(
@@ -119,7 +120,7 @@ def forward(
         *strides_of(q, vec), *strides_of(k, vec), *strides_of(v, vec), *strides_of(result, vec),
         lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride, page_size,
         nheads, group, max_seqlen_q, max_seqlen_k, head_dim // vec, window_left, window_right,
-        m_blocks, planes, chunk_of(planes, even, kernel), flags,
+        m_blocks, nheads * batch, chunk_of(planes, even, kernel), flags,
     )  # fmt: skip
     if out is not None and result is not out:
         out.copy_(result)
@@ -181,12 +182,13 @@ def backward(
         batch, max_seqlen_q, nheads, _ = q.shape
         max_seqlen_k, nheads_k = k.shape[1], k.shape[2]
         lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
-        delta = torch.empty_like(softmax_lse)
+        total_q, total_k = batch * max_seqlen_q, batch * max_seqlen_k
     else:
         total_q, nheads, _ = q.shape
-        batch, nheads_k = cu_seqlens_q.shape[0] - 1, k.shape[1]
-        delta = torch.zeros_like(softmax_lse)  # its kernel writes the rows of sequences alone
+        batch = cu_seqlens_q.shape[0] - 1
+        total_k, nheads_k, _ = k.shape
         lse_b, lse_h = 0, total_q
+    delta = torch.empty_like(softmax_lse)
     even = (not causal or window_left >= 0) and cu_seqlens_q is None
     window_left, window_right = window_of(causal, window_left, window_right)
     flags = flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes)
@@ -199,15 +201,14 @@ def backward(
     heads = nheads, group, max_seqlen_q, max_seqlen_k
     window = head_dim // vec, window_left, window_right
 
-    m_blocks = -(-max_seqlen_q // delta_kernel.block_m)
+    m_blocks = -(-lse_h // delta_kernel.block_m)
     delta_kernel.launch(
-        device, stream, m_blocks * nheads * batch, 1, 1,
-        pointer(out), pointer(dout), pointer(delta), optional[0],
+        device, stream, m_blocks * nheads * (batch if cu_seqlens_q is None else 1), 1, 1,
+        pointer(out), pointer(dout), pointer(delta),
         *strides_of(out, vec), *g_strides, lse_b, lse_h,
-        nheads, max_seqlen_q, head_dim // vec, m_blocks, flags,
+        nheads, lse_h, head_dim // vec, m_blocks,
     )  # fmt: skip
-    n_blocks = -(-max_seqlen_k // dkdv_kernel.block_n)
-    planes = nheads_k * batch
+    n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, max_seqlen_k, batch, nheads_k, total_k)
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()
@@ -216,10 +217,10 @@ def backward(
         pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta),
         pointer(dk), pointer(dv), *optional, softmax_scale, softcap, dropout_p,
         *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dk, vec), *strides_of(dv, vec),
-        *strides, *heads, k.shape[0], *window, n_blocks, planes, chunk_of(planes, even, dkdv_kernel), flags,
+        *strides, *heads, total_k, *window,
+        n_blocks, nheads_k * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,
     )  # fmt: skip
-    m_blocks = -(-max_seqlen_q // dq_kernel.block_m)
-    planes = nheads * batch
+    m_blocks, planes, packed = grid_of(dq_kernel.block_m, max_seqlen_q, batch, nheads, total_q)
     if m_blocks * planes == 0:
         dq.zero_()
     dq_kernel.launch(
@@ -227,7 +228,7 @@ def backward(
         pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(dq),
         *optional, softmax_scale, softcap, dropout_p,
         *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dq, vec),
-        *strides, *heads, *window, m_blocks, planes, chunk_of(planes, even, dq_kernel), flags,
+        *strides, *heads, *window, m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,
     )  # fmt: skip
     for grad, computed in zip(given, (dq, dk, dv), strict=True):
         if grad is not computed:

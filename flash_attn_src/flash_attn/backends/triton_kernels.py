@@ -16,6 +16,7 @@ from flash_attn.kernels.flags import (
     HAS_SEQUSED_K,
     MAX_ROW_STRIDE,
     OPEN_WINDOW,
+    PACKED_BLOCKS,
 )
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant, bucket, serving
@@ -124,6 +125,20 @@ def flags_of(
 def alibi_stride_of(alibi_slopes: torch.Tensor | None) -> int:
     """Elements from one batch entry's slopes to the next; (heads,) slopes serve every entry."""
     return alibi_slopes.stride(0) if alibi_slopes is not None and alibi_slopes.dim() == 2 else 0
+
+
+def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> tuple[int, int, int]:
+    """(blocks, planes, flag) of a grid of blocks * planes programs. As many blocks for each sequence and head as the
+    longest sequence has; or, where far fewer hold all packed `rows`, these for each head: see `common.locate`.
+
+    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): at two thirds of
+    the blocks that pays; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as long.
+    """
+    blocks = -(-max_seqlen // block)
+    packed = rows // block + batch
+    if 3 * packed < 2 * blocks * batch:
+        return packed, heads, PACKED_BLOCKS
+    return blocks, heads * batch, 0
 
 
 def chunk_of(planes: int, even: bool, kernel: Kernel) -> int:

@@ -21,8 +21,8 @@ from flash_attn.kernels.common import (
     hide,
     key_bounds,
     key_span,
+    locate,
     narrow,
-    place,
     query_bounds,
     query_span,
     row_stride,
@@ -44,29 +44,26 @@ from flash_attn.kernels.tiles import (
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_delta(
     out, dout, delta,
-    cu_seqlens_q,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
-    nheads, seqlen_q, head_dim, m_blocks, flags,
+    nheads, seqlen_q, head_dim, m_blocks,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(dout * out) in fp32, laid out as lse is. Grid: m_blocks * nheads * batch."""
+    """delta = rowsum(dout * out) in fp32, laid out as lse is; packed sequences are one. Grid: m_blocks * nheads *
+    batch."""
     pid = tl.program_id(0)
     m_block = pid % m_blocks
     plane = pid // m_blocks
     head = plane % nheads
     batch = plane // nheads
-    q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
-    if first >= sq:
-        return
     batch64 = batch.to(tl.int64)
-    row64 = (q_start + first).to(tl.int64)
+    row64 = first.to(tl.int64)
     head64 = (head * VEC).to(tl.int64)
     out += batch64 * stride_ob * VEC + head64 * stride_oh + row64 * stride_om * VEC
     dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm * VEC
     delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
     offs_m = tl.arange(0, BLOCK_M)
-    rows = sq - first
+    rows = seqlen_q - first
     o_tile = load_tile(out, 0, offs_m, row_stride(stride_om, VEC), rows, head_dim * VEC, BLOCK_D)
     g_tile = load_tile(dout, 0, offs_m, row_stride(stride_gm, VEC), rows, head_dim * VEC, BLOCK_D)
     tl.store(delta + offs_m, tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1), mask=offs_m < rows)
@@ -164,11 +161,11 @@ def attn_bwd_dkdv(
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one key head, all query heads of its group.
-    Grid: n_blocks * planes, planes = (nheads / group) * batch. Units as in `attn_fwd`."""
-    n_block, plane = place(n_blocks, planes, chunk, DIES)
+    Grid: see `common.locate`. Units as in `attn_fwd`."""
     nheads_k = nheads // group
-    kv_head = plane % nheads_k
-    batch = plane // nheads_k
+    n_block, blocks, batch, kv_head = locate(n_blocks, planes, nheads_k, chunk, cu_seqlens_k, flags, BLOCK_N, DIES)
+    if (n_block < 0) | (n_block >= blocks):
+        return
 
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
     first = n_block * BLOCK_N
@@ -180,7 +177,7 @@ def attn_bwd_dkdv(
     dv += batch64 * stride_dvb * VEC + head64 * stride_dvh
     if flags & HAS_CU_SEQLENS_K:
         is_last = batch == planes // nheads_k - 1
-        step = n_blocks * BLOCK_N
+        step = blocks * BLOCK_N
         clear_outside(
             dk, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
             BLOCK_N, BLOCK_D, TAIL,
@@ -307,10 +304,11 @@ def attn_bwd_dq(
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
-    m_block, plane = place(m_blocks, planes, chunk, DIES)
-    m_block = m_blocks - 1 - m_block
-    head = plane % nheads
-    batch = plane // nheads
+    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
+    if (m_block < 0) | (m_block >= blocks):
+        return
+    m_block = blocks - 1 - m_block
+    plane = batch * nheads + head
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
     batch64 = batch.to(tl.int64)
@@ -320,7 +318,7 @@ def attn_bwd_dq(
     if flags & HAS_CU_SEQLENS_Q:  # then stride_lh is the number of all rows
         clear_outside(
             dq, 0.0, stride_dqm, q_start, sq, stride_lh, batch == 0, batch == planes // nheads - 1,
-            first, m_blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, TAIL,
+            first, blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, TAIL,
         )  # fmt: skip
     if first >= sq:
         return

@@ -16,10 +16,14 @@ HAS_CACHE_BATCH_IDX = tl.constexpr(flags.HAS_CACHE_BATCH_IDX)
 HAS_ROTARY_SEQLENS = tl.constexpr(flags.HAS_ROTARY_SEQLENS)
 HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
 HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
+PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
 ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
 ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
 
 MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
+
+# How many sequences `locate` looks at at once.
+_SCAN = tl.constexpr(256)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -72,6 +76,36 @@ def place(blocks, planes, chunk, DIES: tl.constexpr):
         if here % DIES == 0:
             plane = plane % DIES * (here // DIES) + plane // DIES
     return rest // here, first + plane
+
+
+@triton.jit
+def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr, DIES: tl.constexpr):
+    """What this program works on, as (block, blocks, batch, head): block `block` of the `blocks` of one sequence.
+    Grid: blocks * planes, planes = heads * batch; with PACKED_BLOCKS blocks * heads.
+
+    PACKED_BLOCKS: sequence b has the packed blocks from cu_seqlens[b] // BLOCK + b to where the next one's begin. That
+    is one for each BLOCK rows that it starts, or one more, and asks for no sum over the sequences before. `block` is
+    outside of [0, blocks) in a program that has no sequence.
+    """
+    packed = (flags & PACKED_BLOCKS) != 0
+    block, plane = place(blocks, tl.where(packed, heads, planes), chunk, DIES)
+    head = plane % heads
+    batch = plane // heads
+    if packed:  # the last sequence that begins at this block or before: a search by _SCAN parts at once
+        batch = 0
+        step = 1
+        while step * _SCAN < planes // heads:
+            step *= _SCAN
+        while step > 0:
+            later = batch + step * (1 + tl.arange(0, _SCAN))
+            inside = later < planes // heads
+            start = tl.load(cu_seqlens + later, mask=inside, other=0)
+            batch += tl.sum((inside & (start // BLOCK + later <= block)).to(tl.int32), 0) * step
+            step //= _SCAN
+        begin = tl.load(cu_seqlens + batch) // BLOCK + batch
+        blocks = tl.load(cu_seqlens + batch + 1) // BLOCK + batch + 1 - begin
+        block -= begin
+    return block, blocks, batch, head
 
 
 @triton.jit

@@ -14,6 +14,9 @@ HAS_ROTARY_SEQLENS = 64
 HAS_DESCALE = 128
 HAS_BLOCK_TABLE = 1024
 
+# The blocks of the grid are those of the packed rows, not as many for each sequence as the longest has.
+PACKED_BLOCKS = 2048
+
 # How rotary embedding turns: pairs (0, 1), (2, 3), ... instead of (i, i + rotary_half); query i by the angle of its
 # own place instead of the first one's.
 ROTARY_INTERLEAVED = 256

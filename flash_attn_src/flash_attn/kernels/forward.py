@@ -17,8 +17,8 @@ from flash_attn.kernels.common import (
     hide,
     key_bounds,
     key_span,
+    locate,
     narrow,
-    place,
     query_span,
     row_stride,
 )
@@ -131,7 +131,7 @@ def attn_fwd(
     TAIL: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M query rows of one head. Grid: m_blocks * planes, planes = nheads * batch.
+    """One program: BLOCK_M query rows of one head. Grid: see `common.locate`.
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
@@ -139,11 +139,12 @@ def attn_fwd(
     its page. WHOLE_BLOCKS: blocks of BLOCK_N do, as no block crosses a page and nothing pads the left.
     KIND: see `variants.KINDS`; `any` tests for softcap and dropout when it runs.
     """
-    m_block, plane = place(m_blocks, planes, chunk, DIES)
-    head = plane % nheads
-    batch = plane // nheads
+    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
+    if (m_block < 0) | (m_block >= blocks):
+        return
     # The last rows see the most keys when causal: start them first, so that the short ones fill the tail.
-    m_block = m_blocks - 1 - m_block
+    m_block = blocks - 1 - m_block
+    plane = batch * nheads + head
 
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
@@ -153,7 +154,7 @@ def attn_fwd(
     lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh
     if flags & HAS_CU_SEQLENS_Q:  # then stride_lh is the number of all rows
         is_last = batch == planes // nheads - 1
-        step = m_blocks * BLOCK_M
+        step = blocks * BLOCK_M
         clear_outside(
             out, 0.0, stride_om, q_start, sq, stride_lh, batch == 0, is_last, first, step, head_dim * VEC,
             BLOCK_M, BLOCK_D, TAIL,
