@@ -180,9 +180,38 @@ def test_head_dim_in_pieces(dim: int, mask: str) -> None:
 
 
 @pytest.mark.usefixtures("_tiles")
-@pytest.mark.parametrize(("heads", "heads_k"), [(4, 4), (6, 2), (5, 1)])
-def test_grouped_heads(heads: int, heads_k: int) -> None:
-    _check(2, 35, 40, heads, heads_k, 32, torch.float32, Options(causal=True))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("heads", "heads_k"), [(4, 4), (6, 2), (5, 1), (8, 1)])
+def test_grouped_heads(heads: int, heads_k: int, dtype: torch.dtype) -> None:
+    _check(2, 35, 40, heads, heads_k, 32, dtype, Options(causal=True))
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """dk and dv of a group's parts are added up, into tensors of any layout."""
+    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: parts)
+    _check(2, 20, 35, 8, 2, 24, torch.float16, Options(causal=True, alibi=2))
+    q, dout = torch.randn(2, 1, 20, 8, 16, device=DEVICE)
+    k, v = torch.randn(2, 1, 30, 2, 16, device=DEVICE)
+    common = (0.25, False, -1, -1, 0.0, None, 0.0)
+    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *DENSE, None, None, None)
+    grads = torch.empty(2, 1, 2, 30, 17, device=DEVICE)[..., 1:].transpose(2, 3)
+    dense = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    backend.backward(dout, q, k, v, out, lse, dense[0], *grads, *common, False, None, *DENSE)
+    backend.backward(dout, q, k, v, out, lse, *dense, *common, False, None, *DENSE)
+    assert torch.equal(grads, torch.stack(dense[1:]))
+
+
+def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as there are programs enough with, of those that divide the group; none of no program."""
+    monkeypatch.setattr(launch, "compute_units", lambda _: 100)
+    assert [triton_kernels.parts_of(8, programs, 0) for programs in (0, 1, 40, 100, 150, 299, 300)] == [
+        1, 8, 8, 4, 2, 2, 1
+    ]  # fmt: skip
+    assert triton_kernels.parts_of(6, 101, 0) == 3
+    assert triton_kernels.parts_of(7, 200, 0) == 7
+    assert triton_kernels.parts_of(1, 1, 0) == 1
 
 
 EXTRAS = {
@@ -220,8 +249,12 @@ def test_score_options(extra: str, dtype: torch.dtype) -> None:
     [([37, 0, 5, 20], [30, 9, 0, 61]), ([1, 0, 5, 2, 140, 3, 1], [1, 0, 9, 150, 60, 0, 2])],
     ids=["as long as the longest", "packed blocks"],
 )
-def test_varlen_equals_dense_calls(lengths_q: list[int], lengths_k: list[int], causal: bool) -> None:
-    """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each."""
+def test_varlen_equals_dense_calls(
+    monkeypatch: pytest.MonkeyPatch, lengths_q: list[int], lengths_k: list[int], causal: bool
+) -> None:
+    """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each, where these do not
+    share out query heads in another way."""
+    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if causal else 1)
     torch.manual_seed(0)
     q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
     k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)

@@ -15,6 +15,7 @@ from flash_attn.backends.triton_kernels import (
     find,
     flags_of,
     grid_of,
+    parts_of,
     score_kind,
     strides_of,
     window_of,
@@ -175,8 +176,6 @@ def backward(
     delta_kernel, dkdv_kernel, dq_kernel = find(_BACKWARD, device, dtype, head_dim, kind)
     vec = VEC[dtype]
     dout, q, k, v, out = (aligned(tensor, vec) for tensor in (dout, q, k, v, out))
-    given = (dq, dk, dv)
-    dq, dk, dv = (aligned(grad, vec) for grad in given)
     softmax_lse = softmax_lse.contiguous()
     if cu_seqlens_q is None:
         batch, max_seqlen_q, nheads, _ = q.shape
@@ -198,7 +197,6 @@ def backward(
     q_strides, k_strides, v_strides, g_strides = (strides_of(tensor, vec) for tensor in (q, k, v, dout))
     optional = dq_kernel.optional(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state)
     strides = lse_b, lse_h, alibi_stride_of(alibi_slopes)
-    heads = nheads, group, max_seqlen_q, max_seqlen_k
     window = head_dim // vec, window_left, window_right
 
     m_blocks = -(-lse_h // delta_kernel.block_m)
@@ -209,28 +207,42 @@ def backward(
         nheads, lse_h, head_dim // vec, m_blocks,
     )  # fmt: skip
     n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, max_seqlen_k, batch, nheads_k, total_k)
+    parts = parts_of(group, n_blocks * planes, device)
+    planes *= parts
+    if parts == 1:
+        dk_parts, dv_parts = aligned(dk, vec), aligned(dv, vec)
+    else:
+        shape = (2, *k.shape[:-2], nheads_k * parts, head_dim)
+        dk_parts, dv_parts = torch.empty(shape, dtype=dtype, device=q.device)
     if n_blocks * planes == 0:
-        dk.zero_()
-        dv.zero_()
+        dk_parts.zero_()
+        dv_parts.zero_()
     dkdv_kernel.launch(
         device, stream, n_blocks * planes, 1, 1,
         pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta),
-        pointer(dk), pointer(dv), *optional, softmax_scale, softcap, dropout_p,
-        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dk, vec), *strides_of(dv, vec),
-        *strides, *heads, total_k, *window,
-        n_blocks, nheads_k * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,
+        pointer(dk_parts), pointer(dv_parts), *optional, softmax_scale, softcap, dropout_p,
+        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dk_parts, vec), *strides_of(dv_parts, vec),
+        *strides, nheads, group // parts, parts, max_seqlen_q, max_seqlen_k, total_k, *window,
+        n_blocks, nheads_k * parts * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,
     )  # fmt: skip
+    for grad, computed in ((dk, dk_parts), (dv, dv_parts)):
+        if parts > 1:
+            torch.sum(computed.unflatten(-2, (nheads_k, parts)), -2, out=grad)
+        elif grad is not computed:
+            grad.copy_(computed)
+
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, max_seqlen_q, batch, nheads, total_q)
+    computed = aligned(dq, vec)
     if m_blocks * planes == 0:
-        dq.zero_()
+        computed.zero_()
     dq_kernel.launch(
         device, stream, m_blocks * planes, 1, 1,
-        pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(dq),
+        pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(computed),
         *optional, softmax_scale, softcap, dropout_p,
-        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(dq, vec),
-        *strides, *heads, *window, m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,
+        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(computed, vec),
+        *strides, nheads, group, max_seqlen_q, max_seqlen_k, *window,
+        m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,
     )  # fmt: skip
-    for grad, computed in zip(given, (dq, dk, dv), strict=True):
-        if grad is not computed:
-            grad.copy_(computed)
+    if dq is not computed:
+        dq.copy_(computed)
     return delta

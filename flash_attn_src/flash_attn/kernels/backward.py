@@ -156,27 +156,29 @@ def attn_bwd_dkdv(
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     stride_lb, stride_lh, stride_ab,
-    nheads, group, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right, n_blocks, planes, chunk, flags,
+    nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
+    n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N keys of one key head, all query heads of its group.
-    Grid: see `common.locate`. Units as in `attn_fwd`."""
-    nheads_k = nheads // group
-    n_block, blocks, batch, kv_head = locate(n_blocks, planes, nheads_k, chunk, cu_seqlens_k, flags, BLOCK_N, DIES)
+    """One program: BLOCK_N keys of one head of dk and dv, of which each head of k and v has `parts`, and all query
+    heads of its `group`. Grid: see `common.locate`. Units as in `attn_fwd`."""
+    heads = nheads // group
+    n_block, blocks, batch, part = locate(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, DIES)
     if (n_block < 0) | (n_block >= blocks):
         return
 
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
     first = n_block * BLOCK_N
     batch64 = batch.to(tl.int64)
-    head64 = (kv_head * VEC).to(tl.int64)
+    head64 = (part // parts * VEC).to(tl.int64)
+    part64 = (part * VEC).to(tl.int64)
     stride_dkn = row_stride(stride_dkn, VEC)
     stride_dvn = row_stride(stride_dvn, VEC)
-    dk += batch64 * stride_dkb * VEC + head64 * stride_dkh
-    dv += batch64 * stride_dvb * VEC + head64 * stride_dvh
+    dk += batch64 * stride_dkb * VEC + part64 * stride_dkh
+    dv += batch64 * stride_dvb * VEC + part64 * stride_dvh
     if flags & HAS_CU_SEQLENS_K:
-        is_last = batch == planes // nheads_k - 1
+        is_last = batch == planes // heads - 1
         step = blocks * BLOCK_N
         clear_outside(
             dk, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
@@ -220,7 +222,7 @@ def attn_bwd_dkdv(
     dv_acc, dv_tail = zero_pair(BLOCK_N, BLOCK_D, TAIL)
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
     skipped = full_hi - full_lo
-    for head in range(kv_head * group, kv_head * group + group):
+    for head in range(part * group, part * group + group):
         q_head = q + head * (stride_qh.to(tl.int64) * VEC)
         g_head = dout + head * (stride_gh.to(tl.int64) * VEC)
         lse_head = lse + head * stride_lh.to(tl.int64)

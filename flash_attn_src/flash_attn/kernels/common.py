@@ -30,7 +30,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 # The JIT may not fold these into a kernel when they happen to be 1 or a multiple of 16: it would compile anew.
 RUNTIME_ARGUMENTS = (
-    "nheads", "group", "seqlen_q", "seqlen_k", "total_k", "head_dim", "window_left", "window_right",
+    "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "window_left", "window_right",
     "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bmnh"),
