@@ -20,7 +20,7 @@ from rocm_wheels.errors import CompileFailed, DataError
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("gfx942", "gfx1100", "sm_90")
-SMALL = "bwd-delta-*16-d*"
+SMALL = "probabilities-*16-d*"
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,9 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             names = sorted(manifest["kernels"])
-            assert names == sorted(f"bwd-delta-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256))
+            assert names == sorted(
+                f"probabilities-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256)
+            )
             assert sorted(archive.namelist()) == sorted(["manifest.json", *(f"{name}.co" for name in names)])
             for name in names:
                 image = archive.read(f"{name}.co")
@@ -45,7 +47,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
                 assert str(ROOT).encode() not in image
                 entry = manifest["kernels"][name]
                 assert entry["threads"] == 4 * (64 if target == "gfx942" else 32)
-                assert entry["params"].startswith("PPPP" + "i" * 8)
+                assert entry["params"].startswith("P" * 10 + "fff" + "i" * 6)
 
 
 def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +189,9 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
     """As on a full disk."""
-    (unit,) = kernels.units(["gfx942"], only="bwd-delta-fp16-d32")
+    (unit,) = kernels.units(["gfx942"], only="probabilities-fp16-d32")
     unit.path(tmp_path).with_suffix(".json").mkdir(parents=True)
-    with pytest.raises(CompileFailed, match="compiling bwd-delta-fp16-d32 for gfx942: Is a directory") as caught:
+    with pytest.raises(CompileFailed, match="compiling probabilities-fp16-d32 for gfx942: Is a directory") as caught:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=unit.name)
     assert f"Files go to {tmp_path} (--cache) and " in caught.value.remedy
     assert not list(tmp_path.rglob("*.tmp"))

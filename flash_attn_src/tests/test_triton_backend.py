@@ -439,7 +439,7 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
     kind = triton_kernels.score_kind(*arguments)
     assert variants.serving("fwd", "bf16", kind) == half
     assert variants.serving("bwd-dq", "fp32", kind) == single
-    assert variants.serving("bwd-delta", "bf16", kind) == "plain"
+    assert variants.serving("append", "bf16", kind) == "plain"
 
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1030", "gfx1201", "sm_90"])

@@ -85,7 +85,7 @@ def backward(*args: Any) -> torch.Tensor:
         max_q, max_k = q.shape[1], k.shape[1]
     kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
     shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
-    _choose(("bwd-delta", "bwd-dkdv", "bwd-dq"), q, kind, shape, lambda: backend.backward(*args))
+    _choose(("bwd-dq", "bwd-dkdv"), q, kind, shape, lambda: backend.backward(*args))
     return backend.backward(*args)
 
 
@@ -109,10 +109,7 @@ def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: 
             standing = tuple(launch.kernel(device, variant) for variant in variants)
             # All of one call are of one kind, which take their arguments in the same form.
             own = tuple(launch.JitKernel(variant, _target(device)) for variant in variants)
-            best = tuple(
-                own[index] if variant.op == "bwd-delta" else _best(index, variant, own, key, shape, call)
-                for index, variant in enumerate(variants)
-            )
+            best = tuple(_best(index, variant, own, key, shape, call) for index, variant in enumerate(variants))
             _kernels[tuned] = standing if best == own else best
         triton_kernels.remember(key, _kernels[tuned])
 

@@ -26,7 +26,7 @@ _FORWARD = ("fwd",)
 _PAGED = ("fwd-paged",)
 _WHOLE_BLOCKS = ("fwd-paged-whole",)
 _PROBABILITIES = ("probabilities",)
-_BACKWARD = ("bwd-delta", "bwd-dkdv", "bwd-dq")
+_BACKWARD = ("bwd-dq", "bwd-dkdv")
 
 
 def paged_ops(
@@ -173,7 +173,7 @@ def backward(
     device = q.get_device()
     head_dim = q.shape[-1]
     kind = score_kind(softcap, alibi_slopes, dropout_p, softmax_scale)
-    delta_kernel, dkdv_kernel, dq_kernel = find(_BACKWARD, device, dtype, head_dim, kind)
+    dq_kernel, dkdv_kernel = find(_BACKWARD, device, dtype, head_dim, kind)
     vec = VEC[dtype]
     dout, q, k, v, out = (aligned(tensor, vec) for tensor in (dout, q, k, v, out))
     softmax_lse = softmax_lse.contiguous()
@@ -199,13 +199,21 @@ def backward(
     strides = lse_b, lse_h, alibi_stride_of(alibi_slopes)
     window = head_dim // vec, window_left, window_right
 
-    m_blocks = -(-lse_h // delta_kernel.block_m)
-    delta_kernel.launch(
-        device, stream, m_blocks * nheads * (batch if cu_seqlens_q is None else 1), 1, 1,
-        pointer(out), pointer(dout), pointer(delta),
-        *strides_of(out, vec), *g_strides, lse_b, lse_h,
-        nheads, lse_h, head_dim // vec, m_blocks,
+    m_blocks, planes, packed = grid_of(dq_kernel.block_m, max_seqlen_q, batch, nheads, total_q)
+    computed = aligned(dq, vec)
+    if m_blocks * planes == 0:
+        computed.zero_()
+    dq_kernel.launch(
+        device, stream, m_blocks * planes, 1, 1,
+        pointer(q), pointer(k), pointer(v), pointer(out), pointer(dout), pointer(softmax_lse), pointer(delta),
+        pointer(computed), *optional, softmax_scale, softcap, dropout_p,
+        *q_strides, *k_strides, *v_strides, *strides_of(out, vec), *g_strides, *strides_of(computed, vec),
+        *strides, nheads, group, max_seqlen_q, max_seqlen_k, *window,
+        m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,
     )  # fmt: skip
+    if dq is not computed:
+        dq.copy_(computed)
+
     n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, max_seqlen_k, batch, nheads_k, total_k)
     parts = parts_of(group, n_blocks * planes, device)
     planes *= parts
@@ -230,19 +238,4 @@ def backward(
             torch.sum(computed.unflatten(-2, (nheads_k, parts)), -2, out=grad)
         elif grad is not computed:
             grad.copy_(computed)
-
-    m_blocks, planes, packed = grid_of(dq_kernel.block_m, max_seqlen_q, batch, nheads, total_q)
-    computed = aligned(dq, vec)
-    if m_blocks * planes == 0:
-        computed.zero_()
-    dq_kernel.launch(
-        device, stream, m_blocks * planes, 1, 1,
-        pointer(q), pointer(k), pointer(v), pointer(dout), pointer(softmax_lse), pointer(delta), pointer(computed),
-        *optional, softmax_scale, softcap, dropout_p,
-        *q_strides, *k_strides, *v_strides, *g_strides, *strides_of(computed, vec),
-        *strides, nheads, group, max_seqlen_q, max_seqlen_k, *window,
-        m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,
-    )  # fmt: skip
-    if dq is not computed:
-        dq.copy_(computed)
     return delta

@@ -1,4 +1,4 @@
-"""Backward attention in three kernels: delta, then dk and dv by blocks of keys, then dq by blocks of queries.
+"""Backward attention in two kernels: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
 With p = exp(s - lse) and delta = rowsum(dout * out): dv = p^T dout, ds = p * (dout v^T - delta),
 dq = scale * ds k, dk = scale * ds^T q (Dao et al., FlashAttention, 2022, algorithm 4). Each output element
@@ -32,41 +32,13 @@ from flash_attn.kernels.tiles import (
     add_product,
     clear_outside,
     deep_dot,
+    deep_row_sums,
     dot_pair,
     held_pair,
     load_pair,
-    load_tile,
     store_pair,
     zero_pair,
 )
-
-
-@triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
-def attn_bwd_delta(
-    out, dout, delta,
-    stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
-    nheads, seqlen_q, head_dim, m_blocks,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """delta = rowsum(dout * out) in fp32, laid out as lse is; packed sequences are one. Grid: m_blocks * nheads *
-    batch."""
-    pid = tl.program_id(0)
-    m_block = pid % m_blocks
-    plane = pid // m_blocks
-    head = plane % nheads
-    batch = plane // nheads
-    first = m_block * BLOCK_M
-    batch64 = batch.to(tl.int64)
-    row64 = first.to(tl.int64)
-    head64 = (head * VEC).to(tl.int64)
-    out += batch64 * stride_ob * VEC + head64 * stride_oh + row64 * stride_om * VEC
-    dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm * VEC
-    delta += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
-    offs_m = tl.arange(0, BLOCK_M)
-    rows = seqlen_q - first
-    o_tile = load_tile(out, 0, offs_m, row_stride(stride_om, VEC), rows, head_dim * VEC, BLOCK_D)
-    g_tile = load_tile(dout, 0, offs_m, row_stride(stride_gm, VEC), rows, head_dim * VEC, BLOCK_D)
-    tl.store(delta + offs_m, tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1), mask=offs_m < rows)
 
 
 @triton.jit
@@ -294,18 +266,18 @@ def _dq_tile(
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dq(
-    q, k, v, dout, lse, delta, dq,
+    q, k, v, out, dout, lse, delta, dq,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
     scale, softcap, p_dropout,
-    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
-    stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
+    stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
     stride_dqb, stride_dqm, stride_dqh,
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
+    """One program: BLOCK_M query rows of one head, whose delta it writes too. Grid and units as in `attn_fwd`."""
     m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
     if (m_block < 0) | (m_block >= blocks):
         return
@@ -330,11 +302,13 @@ def attn_bwd_dq(
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
     stride_vn = row_stride(stride_vn, VEC)
+    stride_om = row_stride(stride_om, VEC)
     stride_gm = row_stride(stride_gm, VEC)
 
     row64 = (q_start + first).to(tl.int64)
     kv_head = (head // group * VEC).to(tl.int64)
     q += batch64 * stride_qb * VEC + head64 * stride_qh + row64 * stride_qm
+    out += batch64 * stride_ob * VEC + head64 * stride_oh + row64 * stride_om
     dout += batch64 * stride_gb * VEC + head64 * stride_gh + row64 * stride_gm
     dq += row64 * stride_dqm
     k += batch64 * stride_kb * VEC + kv_head * stride_kh + k_start.to(tl.int64) * stride_kn
@@ -355,8 +329,19 @@ def attn_bwd_dq(
     g_tile, g_tail = load_pair(
         dout, 0, offs_m, stride_gm, sq - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
     )
+    if DEPTH < BLOCK_D + TAIL:
+        delta_row = deep_row_sums(
+            out, stride_om, dout, stride_gm, offs_m, sq - first, head_dim, BLOCK_M, BLOCK_D, TAIL, DEPTH
+        )
+    else:
+        o_tile, o_tail = load_pair(
+            out, 0, offs_m, stride_om, sq - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
+        )
+        delta_row = tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
+        if TAIL:
+            delta_row += tl.sum(o_tail.to(tl.float32) * g_tail.to(tl.float32), 1)
+    tl.store(delta + offs_m, delta_row, mask=rows < sq)
     lse_row = tl.load(lse + offs_m, mask=rows < sq, other=float("inf"))
-    delta_row = tl.load(delta + offs_m, mask=rows < sq, other=0.0)
     acc, acc_tail = zero_pair(BLOCK_M, BLOCK_D, TAIL)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     for n in tl.range(full_lo, full_hi, BLOCK_N):

@@ -57,20 +57,19 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         constants["HALF_UP"] = tuning.half_up(target)
         taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
         return Specification(module, symbol, taken, options)
-    if variant.op != "bwd-delta":
-        depth = min(config.depth or variant.block_d, variant.block_d)
-        constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "SHARED": tuning.dropout_bits(target)}
-        if variant.op != "probabilities":
-            power = 1 << (variant.block_d.bit_length() - 1)
-            constants |= {
-                "BLOCK_D": power,
-                "TAIL": variant.block_d - power,
-                "KIND": variant.kind,
-                "DIES": tuning.dies(target),
-                "HALF_UP": tuning.half_up(target),
-            }
-        if symbol == "attn_fwd":
-            constants["PAGED"] = _PAGED.get(variant.op, 0)
+    depth = min(config.depth or variant.block_d, variant.block_d)
+    constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "SHARED": tuning.dropout_bits(target)}
+    if variant.op != "probabilities":
+        power = 1 << (variant.block_d.bit_length() - 1)
+        constants |= {
+            "BLOCK_D": power,
+            "TAIL": variant.block_d - power,
+            "KIND": variant.kind,
+            "DIES": tuning.dies(target),
+            "HALF_UP": tuning.half_up(target),
+        }
+    if symbol == "attn_fwd":
+        constants["PAGED"] = _PAGED.get(variant.op, 0)
     return Specification(module, symbol, constants, options)
 
 

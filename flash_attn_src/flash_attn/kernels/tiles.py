@@ -184,6 +184,20 @@ def deep_dot(
 
 
 @triton.jit
+def deep_row_sums(
+    a, a_stride, b, b_stride, offsets, limit, head_dim,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Sums of a * b over each of their rows `offsets`, in pieces as `deep_dot`."""
+    sums = tl.zeros((ROWS,), tl.float32)
+    for d in tl.range(0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
+        a_part = load_tile(a + d, 0, offsets, a_stride, limit, head_dim - d, DEPTH)
+        b_part = load_tile(b + d, 0, offsets, b_stride, limit, head_dim - d, DEPTH)
+        sums += tl.sum(a_part.to(tl.float32) * b_part.to(tl.float32), 1)
+    return sums
+
+
+@triton.jit
 def deep_dot_paged(
     a, a_offsets, a_stride, a_limit, pages, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,

@@ -44,8 +44,6 @@ def family(target: str) -> str:
 
 def config(target: str, variant: Variant) -> Config:
     """The launch configuration of one variant on one target. Raises ValueError for an unknown target."""
-    if variant.op == "bwd-delta":
-        return Config(64 if variant.block_d <= 64 else 16, 0, 4)
     bits = 32 if variant.dtype == "fp32" else 16
     table = _TABLE[family(target)]
     if variant.op == "probabilities":

@@ -17,7 +17,6 @@ OPS = {
     "fwd-paged": ("forward", "attn_fwd"),
     "fwd-paged-whole": ("forward", "attn_fwd"),
     "probabilities": ("probabilities", "attn_probabilities"),
-    "bwd-delta": ("backward", "attn_bwd_delta"),
     "bwd-dkdv": ("backward", "attn_bwd_dkdv"),
     "bwd-dq": ("backward", "attn_bwd_dq"),
     "decode": ("decode", "attn_decode"),
@@ -79,7 +78,7 @@ _LARGEST_UNEVEN = 4096
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
 _FEWER_KINDS = {
-    **dict.fromkeys(("bwd-delta", "append"), ("plain",)),
+    "append": ("plain",),
     "combine": ("plain", "wide"),  # many parts of few rows
     **dict.fromkeys(("fp8-amax", "fp8-cast", "fp8-cast-v"), ("plain",)),
     "probabilities": ("any",),
@@ -92,7 +91,7 @@ _FEWER_KINDS = {
 IN_PIECES = ("combine", "append", "fp8-amax", "fp8-cast", "fp8-cast-v")
 BUCKETS = {
     **dict.fromkeys(("decode", "decode-paged", "extend", "extend-paged", "fp8-fwd"), (64, 128, 256)),
-    **dict.fromkeys(("bwd-delta", "probabilities"), (32, 64, 128, 256)),
+    "probabilities": (32, 64, 128, 256),
     **dict.fromkeys(IN_PIECES, (64,)),
     "combine": (128,),
 }
