@@ -98,9 +98,11 @@ def cases(dim: int) -> list[Case]:
 
     return [
         Case("GQA 8:1", causal, draw(2, SEQLEN, heads, dim, heads_k=heads // 8), causal, tensors),
+        Case("GQA 8:1, one key head", causal, draw(1, SEQLEN, 8, dim, heads_k=1), causal, draw(1, SEQLEN, 8, dim)),
         unequal("varlen, 8 of 2048", [2048] * 8, heads, dim),
         unequal("varlen, 8 of 100 to 4000", long, heads, dim),
         unequal("varlen, 32 of 100 to 1000", short, heads, dim),
+        unequal("varlen, 16384 and 255 of 128", [16384] + [128] * 255, heads, dim),
         beside(f"window of {WINDOW}", visible, window_size=(WINDOW, 0)),
         beside("dropout", dropout_p=0.1),
         beside("ALiBi", alibi_slopes=slopes),

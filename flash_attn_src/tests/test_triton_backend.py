@@ -204,14 +204,20 @@ def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, parts: int) -> 
 
 
 def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few as there are programs enough with, of those that divide the group; none of no program."""
+    """As few as there are programs enough with, of those that divide the group and leave each two query heads."""
     monkeypatch.setattr(launch, "compute_units", lambda _: 100)
-    assert [triton_kernels.parts_of(8, programs, 0) for programs in (0, 1, 40, 100, 150, 299, 300)] == [
-        1, 8, 8, 4, 2, 2, 1
-    ]  # fmt: skip
-    assert triton_kernels.parts_of(6, 101, 0) == 3
-    assert triton_kernels.parts_of(7, 200, 0) == 7
-    assert triton_kernels.parts_of(1, 1, 0) == 1
+    found = [triton_kernels.parts_of(8, programs, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    assert found == [1, 4, 4, 4, 4, 2, 2, 1]
+    assert [triton_kernels.parts_of(group, 101, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_parts_are_added_up(count: int) -> None:
+    parts = torch.randn(5, 3, count, 8)
+    result = torch.empty(5, 3, 9, dtype=torch.bfloat16)[..., 1:]
+    wanted = parts.double().sum(-2)
+    triton_kernels.add_parts(parts, result)
+    torch.testing.assert_close(result, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
 EXTRAS = {
@@ -324,7 +330,7 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
     pieces = zip(lengths, *(x.split(lengths) for x in (q, k, v, out)), lse.split(lengths, dim=1), strict=True)
     for length, one_q, one_k, one_v, one_out, one_lse in pieces:
         if length == 1:
-            assert torch.equal(one_out, one_v)
+            torch.testing.assert_close(one_out, one_v)
             torch.testing.assert_close(one_lse[0, 0], 0.25 * (one_q * one_k).sum())
         else:
             dense = (x[None] for x in (one_q, one_k, one_v))

@@ -8,6 +8,7 @@ from flash_attn.backends.parts import as_cache_call
 from flash_attn.backends.triton_decode import MAX_PAGE_UNITS, attend_in_parts
 from flash_attn.backends.triton_kernels import (
     VEC,
+    add_parts,
     alibi_stride_of,
     aligned,
     chunk_of,
@@ -220,8 +221,9 @@ def backward(
     if parts == 1:
         dk_parts, dv_parts = aligned(dk, vec), aligned(dv, vec)
     else:
-        shape = (2, *k.shape[:-2], nheads_k * parts, head_dim)
-        dk_parts, dv_parts = torch.empty(shape, dtype=dtype, device=q.device)
+        create = torch.empty if cu_seqlens_k is None else torch.zeros
+        sums = create((2, *k.shape[:-1], parts, head_dim), dtype=torch.float32, device=q.device)
+        dk_parts, dv_parts = sums.flatten(-3, -2)
     if n_blocks * planes == 0:
         dk_parts.zero_()
         dv_parts.zero_()
@@ -233,9 +235,9 @@ def backward(
         *strides, nheads, group // parts, parts, max_seqlen_q, max_seqlen_k, total_k, *window,
         n_blocks, nheads_k * parts * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,
     )  # fmt: skip
-    for grad, computed in ((dk, dk_parts), (dv, dv_parts)):
+    for index, (grad, computed) in enumerate(((dk, dk_parts), (dv, dv_parts))):
         if parts > 1:
-            torch.sum(computed.unflatten(-2, (nheads_k, parts)), -2, out=grad)
+            add_parts(sums[index], grad)
         elif grad is not computed:
             grad.copy_(computed)
     return delta

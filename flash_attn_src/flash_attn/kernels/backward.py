@@ -134,7 +134,8 @@ def attn_bwd_dkdv(
     DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, of which each head of k and v has `parts`, and all query
-    heads of its `group`. Grid: see `common.locate`. Units as in `attn_fwd`."""
+    heads of its `group`. With more than one part dk and dv really point at fp32, and rows outside of every sequence
+    are left alone. Grid: see `common.locate`. Units as in `attn_fwd`."""
     heads = nheads // group
     n_block, blocks, batch, part = locate(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, DIES)
     if (n_block < 0) | (n_block >= blocks):
@@ -147,17 +148,17 @@ def attn_bwd_dkdv(
     part64 = (part * VEC).to(tl.int64)
     stride_dkn = row_stride(stride_dkn, VEC)
     stride_dvn = row_stride(stride_dvn, VEC)
-    dk += batch64 * stride_dkb * VEC + part64 * stride_dkh
-    dv += batch64 * stride_dvb * VEC + part64 * stride_dvh
-    if flags & HAS_CU_SEQLENS_K:
+    dk_offset = batch64 * stride_dkb * VEC + part64 * stride_dkh
+    dv_offset = batch64 * stride_dvb * VEC + part64 * stride_dvh
+    if (flags & HAS_CU_SEQLENS_K) != 0 and parts == 1:
         is_last = batch == planes // heads - 1
         step = blocks * BLOCK_N
         clear_outside(
-            dk, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
+            dk + dk_offset, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
             BLOCK_N, BLOCK_D, TAIL,
         )  # fmt: skip
         clear_outside(
-            dv, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
+            dv + dv_offset, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
             BLOCK_N, BLOCK_D, TAIL,
         )  # fmt: skip
     if first >= sk:
@@ -174,8 +175,8 @@ def attn_bwd_dkdv(
     row64 = (k_start + first).to(tl.int64)
     k += batch64 * stride_kb * VEC + head64 * stride_kh + row64 * stride_kn
     v += batch64 * stride_vb * VEC + head64 * stride_vh + row64 * stride_vn
-    dk += row64 * stride_dkn
-    dv += row64 * stride_dvn
+    dk_offset += row64 * stride_dkn
+    dv_offset += row64 * stride_dvn
     q += batch64 * stride_qb * VEC + q_row64 * stride_qm
     dout += batch64 * stride_gb * VEC + q_row64 * stride_gm
     lse += batch64 * stride_lb + q_row64
@@ -225,8 +226,16 @@ def attn_bwd_dkdv(
     if KIND == "dropout" or KIND == "any":
         scale_v = 1.0 / (1.0 - p_dropout)
     scale *= scale_v
-    store_pair(dk, dk_acc * scale, dk_tail * scale, offs_n, stride_dkn, sk - first, head_dim, BLOCK_D, TAIL)
-    store_pair(dv, dv_acc * scale_v, dv_tail * scale_v, offs_n, stride_dvn, sk - first, head_dim, BLOCK_D, TAIL)
+    dk_acc, dk_tail, dv_acc, dv_tail = dk_acc * scale, dk_tail * scale, dv_acc * scale_v, dv_tail * scale_v
+    rows = sk - first
+    if parts > 1:
+        dk_part = dk.to(tl.pointer_type(tl.float32)) + dk_offset
+        dv_part = dv.to(tl.pointer_type(tl.float32)) + dv_offset
+        store_pair(dk_part, dk_acc, dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(dv_part, dv_acc, dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
+    else:
+        store_pair(dk + dk_offset, dk_acc, dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(dv + dv_offset, dv_acc, dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
 
 
 @triton.jit
