@@ -204,11 +204,13 @@ def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, parts: int) -> 
 
 
 def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few as there are programs enough with, of those that divide the group and leave each two query heads."""
+    """As few as there are programs enough with, of those that divide the group and leave each two query heads; one
+    where there is little to do."""
     monkeypatch.setattr(launch, "compute_units", lambda _: 100)
-    found = [triton_kernels.parts_of(8, programs, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    found = [triton_kernels.parts_of(8, programs, 512, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
     assert found == [1, 4, 4, 4, 4, 2, 2, 1]
-    assert [triton_kernels.parts_of(group, 101, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
+    assert triton_kernels.parts_of(8, 75, 511, 0) == 1
+    assert [triton_kernels.parts_of(group, 101, 4096, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
 
 
 @pytest.mark.parametrize("count", range(2, 10))

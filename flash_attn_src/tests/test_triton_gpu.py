@@ -47,18 +47,39 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
         call["alibi_slopes"] = torch.rand(6, device="cuda")
     wanted = {"window" if name == "window_size" else name: value for name, value in call.items()}
     for seqlen_q, seqlen_k in LENGTHS:
-        q, dout = _draw(2, seqlen_q, 6, dim, dtype=dtype), _draw(2, seqlen_q, 6, dim, dtype=dtype).detach()
-        k, v = _draw(2, seqlen_k, 2, dim, dtype=dtype), _draw(2, seqlen_k, 2, dim, dtype=dtype)
-        got = _results(q, k, v, dout, **call)
+        _check(2, seqlen_q, seqlen_k, 6, 2, dim, dtype, call, wanted)
 
-        def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
-            leaves = [x.detach().to(compute).requires_grad_() for x in (q, k, v)]  # noqa: B023
-            out, _ = reference.attention(*leaves, dtype=compute, **wanted)
-            return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))]  # noqa: B023
 
-        names = (f"{name} {seqlen_q}x{seqlen_k}" for name in ("out", "dq", "dk", "dv"))
-        for name, value, exact, rough in zip(names, got, by_the_book(torch.float64), by_the_book(dtype), strict=True):
-            assert_close(name, value, exact, rough=rough, dtype=dtype)
+def _check(
+    batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype,
+    call: dict[str, object], wanted: dict[str, object],
+) -> None:  # fmt: skip
+    """Forward and gradients of a call, against the reference with the arguments `wanted`."""
+    q, dout = (
+        _draw(batch, seqlen_q, heads, dim, dtype=dtype),
+        torch.randn(batch, seqlen_q, heads, dim).to("cuda", dtype),
+    )
+    k, v = _draw(batch, seqlen_k, heads_k, dim, dtype=dtype), _draw(batch, seqlen_k, heads_k, dim, dtype=dtype)
+    got = _results(q, k, v, dout, **call)
+
+    def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
+        leaves = [x.detach().to(compute).requires_grad_() for x in (q, k, v)]
+        out, _ = reference.attention(*leaves, dtype=compute, **wanted)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))]
+
+    names = (f"{name} {seqlen_q}x{seqlen_k}" for name in ("out", "dq", "dk", "dv"))
+    for name, value, exact, rough in zip(names, got, by_the_book(torch.float64), by_the_book(dtype), strict=True):
+        assert_close(name, value, exact, rough=rough, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [24, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_query_heads_shared_out(causal: bool, dim: int, dtype: torch.dtype) -> None:
+    """So few key heads that programs of dk and dv share out the query heads of each."""
+    torch.manual_seed(dim)
+    for batch, seqlen_q, seqlen_k, heads, heads_k in ((1, 1100, 300, 8, 1), (2, 400, 700, 24, 2)):
+        _check(batch, seqlen_q, seqlen_k, heads, heads_k, dim, dtype, {"causal": causal}, {"causal": causal})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -96,7 +117,7 @@ def test_dropout(option: str, dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("dim", "causal"), list(itertools.product([64, 128], [False, True])))
 def test_a_hundred_repeats_are_equal(dim: int, causal: bool) -> None:
     torch.manual_seed(0)
-    q, k, v = (_draw(2, 777, heads, dim, dtype=torch.bfloat16) for heads in (8, 2, 2))
+    q, k, v = (_draw(2, 777, heads, dim, dtype=torch.bfloat16) for heads in (16, 2, 2))
     dout = torch.randn_like(q)
     first = _results(q, k, v, dout, causal=causal)
     for _ in range(100):

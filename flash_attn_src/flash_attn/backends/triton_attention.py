@@ -216,7 +216,7 @@ def backward(
         dq.copy_(computed)
 
     n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, max_seqlen_k, batch, nheads_k, total_k)
-    parts = parts_of(group, n_blocks * planes, device)
+    parts = parts_of(group, n_blocks * planes, max_seqlen_q, device)
     planes *= parts
     if parts == 1:
         dk_parts, dv_parts = aligned(dk, vec), aligned(dv, vec)
