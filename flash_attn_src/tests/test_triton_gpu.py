@@ -55,12 +55,9 @@ def _check(
     call: dict[str, object], wanted: dict[str, object],
 ) -> None:  # fmt: skip
     """Forward and gradients of a call, against the reference with the arguments `wanted`."""
-    q, dout = (
-        _draw(batch, seqlen_q, heads, dim, dtype=dtype),
-        torch.randn(batch, seqlen_q, heads, dim).to("cuda", dtype),
-    )
+    q, dout = (_draw(batch, seqlen_q, heads, dim, dtype=dtype) for _ in range(2))
     k, v = _draw(batch, seqlen_k, heads_k, dim, dtype=dtype), _draw(batch, seqlen_k, heads_k, dim, dtype=dtype)
-    got = _results(q, k, v, dout, **call)
+    got = _results(q, k, v, dout.detach(), **call)
 
     def by_the_book(compute: torch.dtype) -> list[torch.Tensor]:
         leaves = [x.detach().to(compute).requires_grad_() for x in (q, k, v)]
