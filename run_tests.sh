@@ -18,7 +18,7 @@ done
 
 stamp="$(
     cat pyproject.toml
-    "$python" -I -c 'import sys; print(sys.executable, sys.version)'
+    "$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable), sys.version)'
     pwd -P
 )"
 if [[ ! -x $venv/bin/python || ! -f $venv/stamp || "$(<$venv/stamp)" != "$stamp" ]]; then

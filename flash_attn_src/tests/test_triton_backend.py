@@ -264,8 +264,8 @@ def test_varlen_equals_dense_calls(
     share out query heads in another way."""
     monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if causal else 1)
     torch.manual_seed(0)
-    q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
-    k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)
+    q, dout = torch.randn(2, sum(lengths_q), 2, 16, device=DEVICE)
+    k, v = torch.randn(2, sum(lengths_k), 1, 16, device=DEVICE)
     cu = [
         torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
         for lengths in (lengths_q, lengths_k)
