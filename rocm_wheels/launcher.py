@@ -56,6 +56,7 @@ def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = 
 
     with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
         compiled = Path(scratch) / FILE_NAME
+        headers += _split_configuration(headers, target, Path(scratch) / "include")
         _compile(compiled, target, headers, zig_cache=(Path(scratch) if cache is None else cache) / "zig")
         _put(compiled, output)
         if kept is not None:
@@ -91,6 +92,20 @@ def _header_directories() -> list[Path]:
             remedy=f"install python{python}-dev, or use a Python that brings its headers (uv python install)",
         )
     return directories
+
+
+def _split_configuration(headers: list[Path], target: str, scratch: Path) -> list[Path]:
+    """What else to search where a Linux distribution keeps pyconfig.h apart for each machine: Debian's includes
+    <x86_64-linux-gnu/python3.11/pyconfig.h>. That lies beside the headers of this machine's C library, which are not
+    the compiler's, so it gets a directory of its own, below `scratch`; one serves every target, all 64-bit Linux."""
+    machine = sysconfig.get_config_var("MULTIARCH")
+    apart = [directory.parent / str(machine) / directory.name / "pyconfig.h" for directory in headers]
+    for path in filter(Path.is_file, apart):
+        copy = scratch / target.partition(".")[0] / path.parent.name / path.name
+        copy.parent.mkdir(parents=True)
+        shutil.copyfile(path, copy)
+        return [scratch]
+    return []
 
 
 def _key(target: str, version: str) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -309,6 +310,22 @@ class TestBuild:
         with pytest.raises(CompileFailed, match="undeclared identifier 'nothing'"):
             launcher.build(tmp_path / "out", cache=cache)
         assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("machine", launcher.TARGETS)
+    def test_headers_as_debian_keeps_them(
+        self, machine: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """pyconfig.h names another of its machine, in a directory beside that of Python.h."""
+        own = Path(sysconfig.get_path("include"))
+        split = own.parent / str(sysconfig.get_config_var("MULTIARCH")) / own.name / "pyconfig.h"
+        include, apart = tmp_path / "include" / "python3", tmp_path / "include" / "host-linux-gnu" / "python3"
+        shutil.copytree(own, include)
+        apart.mkdir(parents=True)
+        shutil.copyfile(split if split.is_file() else own / "pyconfig.h", apart / "pyconfig.h")
+        (include / "pyconfig.h").write_text(f"#include <{machine}-linux-gnu/python3/pyconfig.h>\n")
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(include))
+        monkeypatch.setattr("sysconfig.get_config_var", lambda _: "host-linux-gnu")
+        assert launcher.build(tmp_path / "out", cache=cache / machine, machine=machine).is_file()
 
     def test_missing_headers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sysconfig.get_path", tmp_path.joinpath)
