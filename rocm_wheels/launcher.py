@@ -100,12 +100,13 @@ def _split_configuration(headers: list[Path], target: str, scratch: Path) -> lis
     the compiler's, so it gets a directory of its own, below `scratch`; one serves every target, all 64-bit Linux."""
     machine = sysconfig.get_config_var("MULTIARCH")
     apart = [directory.parent / str(machine) / directory.name / "pyconfig.h" for directory in headers]
-    for path in filter(Path.is_file, apart):
-        copy = scratch / target.partition(".")[0] / path.parent.name / path.name
-        copy.parent.mkdir(parents=True)
-        shutil.copyfile(path, copy)
-        return [scratch]
-    return []
+    path = next(filter(Path.is_file, apart), None)
+    if path is None:
+        return []
+    copy = scratch / target.partition(".")[0] / path.parent.name / path.name
+    copy.parent.mkdir(parents=True)
+    shutil.copyfile(path, copy)
+    return [scratch]
 
 
 def _key(target: str, version: str) -> str:

@@ -207,10 +207,11 @@ def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few as there are programs enough with, of those that divide the group and leave each two query heads; one
     where there is little to do."""
     monkeypatch.setattr(launch, "compute_units", lambda _: 100)
-    found = [triton_kernels.parts_of(8, programs, 512, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    found = [triton_kernels.parts_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
     assert found == [1, 4, 4, 4, 4, 2, 2, 1]
-    assert triton_kernels.parts_of(8, 75, 511, 0) == 1
-    assert [triton_kernels.parts_of(group, 101, 4096, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
+    assert triton_kernels.parts_of(8, 75, 511, 9, 0) == 1
+    assert [triton_kernels.parts_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
+    assert [triton_kernels.parts_of(group, 101, 4096, 9, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
 
 
 @pytest.mark.parametrize("count", range(2, 10))
@@ -264,8 +265,8 @@ def test_varlen_equals_dense_calls(
     share out query heads in another way."""
     monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if causal else 1)
     torch.manual_seed(0)
-    q, dout = torch.randn(2, sum(lengths_q), 2, 16, device=DEVICE)
-    k, v = torch.randn(2, sum(lengths_k), 1, 16, device=DEVICE)
+    q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
+    k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)
     cu = [
         torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
         for lengths in (lengths_q, lengths_k)
@@ -294,8 +295,10 @@ def _unwritten_is_nan() -> Iterator[None]:
     [[0, 5, 9], [3, 40, 40, 77], [*range(150, 160), 159, 300], [0, 0], [100, 100], [0]],
     ids=str,
 )
-def test_rows_outside_every_sequence(bounds: list[int], dim: int) -> None:
-    """Their results and gradients are 0, as those of no key; the others are not touched by them."""
+def test_rows_outside_every_sequence(monkeypatch: pytest.MonkeyPatch, bounds: list[int], dim: int) -> None:
+    """Their results and gradients are 0, as those of no key; the others are not touched by them. Nor do the parts of
+    dk and dv have other rows."""
+    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if dim == 72 else 1)
     q, dout = (torch.randn(400, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     k, v = (torch.randn(420, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)

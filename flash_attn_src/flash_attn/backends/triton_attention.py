@@ -188,7 +188,8 @@ def backward(
         batch = cu_seqlens_q.shape[0] - 1
         total_k, nheads_k, _ = k.shape
         lse_b, lse_h = 0, total_q
-    delta = torch.empty_like(softmax_lse)
+    # Its kernel writes the rows of sequences alone.
+    delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
     even = (not causal or window_left >= 0) and cu_seqlens_q is None
     window_left, window_right = window_of(causal, window_left, window_right)
     flags = flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes)
@@ -216,7 +217,9 @@ def backward(
         dq.copy_(computed)
 
     n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, max_seqlen_k, batch, nheads_k, total_k)
-    parts = parts_of(group, n_blocks * planes, max_seqlen_q, device)
+    # dk and dv of all parts, in fp32, take no more memory than dq would.
+    most = nheads * total_q // max(2 * nheads_k * total_k, 1)
+    parts = parts_of(group, n_blocks * planes, max_seqlen_q, most, device)
     planes *= parts
     if parts == 1:
         dk_parts, dv_parts = aligned(dk, vec), aligned(dv, vec)

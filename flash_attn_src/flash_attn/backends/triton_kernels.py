@@ -134,8 +134,8 @@ def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> t
     """(blocks, planes, flag) of a grid of blocks * planes programs. As many blocks for each sequence and head as the
     longest sequence has; or, where far fewer hold all packed `rows`, these for each head: see `common.locate`.
 
-    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): at two thirds of
-    the blocks that pays; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as long.
+    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): with 0.6 of the
+    blocks that pays, with 0.8 not; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as long.
     """
     blocks = -(-max_seqlen // block)
     packed = rows // block + batch
@@ -144,10 +144,10 @@ def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> t
     return blocks, heads * batch, 0
 
 
-def parts_of(group: int, programs: int, rows: int, device: int) -> int:
+def parts_of(group: int, programs: int, rows: int, most: int, device: int) -> int:
     """Into how many parts the query heads of a key head are shared out between programs of dk and dv, of which there
-    are `programs` without that, for `rows` queries each: as few as keep the GPU busy, and no more than half the group,
-    so that dk and dv of all parts in fp32 take no more memory than dq would.
+    are `programs` without that, for `rows` queries each: as few as keep the GPU busy, no more than half the group and
+    than `most`.
 
     Measured on an H200 (2026-11-22): three programs for each multiprocessor, where adding up takes less than is won.
     With 8 query heads to one key head of 128, causal, the whole backward of 2048 tokens takes 0.39 times as long, of
@@ -156,7 +156,7 @@ def parts_of(group: int, programs: int, rows: int, device: int) -> int:
     if programs == 0 or group * rows < _ROWS_WORTH_PARTS:
         return 1
     wanted = 3 * launch.compute_units(device)
-    possible = [parts for parts in range(1, group // 2 + 1) if group % parts == 0] or [1]
+    possible = [parts for parts in range(1, min(group // 2, most) + 1) if group % parts == 0] or [1]
     return next((parts for parts in possible if programs * parts >= wanted), possible[-1])
 
 
