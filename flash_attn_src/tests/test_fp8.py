@@ -84,10 +84,11 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("varlen", [False, True])
-def test_casts_are_those_of_pytorch(varlen: bool, dtype: torch.dtype, transposed: bool) -> None:
+@pytest.mark.parametrize("lengths", [None, [150, 0, 40], [300, 0, 40, 1, 3]], ids=["dense", "packed", "unequal"])
+def test_casts_are_those_of_pytorch(lengths: list[int] | None, dtype: torch.dtype, transposed: bool) -> None:
     """Bit for bit, one scale a sequence and head; transposed sequences start on 128 columns, zeros behind them."""
-    lengths = [150, 0, 40]
+    varlen = lengths is not None
+    lengths = lengths or [150]
     cu = _offsets(*lengths) if varlen else None
     x = _draw(sum(lengths), 2, 80, dtype=dtype) if varlen else _draw(2, 150, 2, 80, dtype=dtype)
     x[..., 1, :] *= 30.0
@@ -149,13 +150,18 @@ def test_forward(sq: int, sk: int, dim: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_varlen(causal: bool) -> None:
-    lengths_q, lengths_k = [37, 0, 5, 60], [140, 9, 0, 61]
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k"),
+    [([37, 0, 5, 60], [140, 9, 0, 61]), ([200, 1, 0, 9, 5, 3], [7, 300, 9, 0, 1, 64])],
+    ids=["alike", "unequal"],
+)
+def test_varlen(lengths_q: list[int], lengths_k: list[int], causal: bool) -> None:
     tensors = (
         _draw(sum(lengths_q), 4, 64), _draw(sum(lengths_k), 2, 64, seed=1), _draw(sum(lengths_k), 2, 64, seed=2)
     )  # fmt: skip
     cu = _offsets(*lengths_q), _offsets(*lengths_k)
-    (out, lse, *_), (wanted, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, (60, 140))
+    longest = max(lengths_q), max(lengths_k)
+    (out, lse, *_), (wanted, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, longest)
     assert _error(out, wanted) < 0.04
     assert torch.allclose(lse, wanted_lse, atol=2e-3)
 

@@ -8,9 +8,11 @@ from flash_attn.backends.triton_kernels import (
     FP8_TYPES,
     alibi_stride_of,
     aligned,
+    chunk_of,
     current_stream,
     find_one,
     flags_of,
+    grid_of,
     score_kind,
     strides_of,
     window_of,
@@ -19,7 +21,8 @@ from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import FP8_FORMATS, fp8_format, serving
 
-# Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: kernels/fp8.py.
+# Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
+# kernels/fp8_cast.py.
 _PIECE = 64
 _COLUMNS = 128
 _VEC = 16
@@ -69,20 +72,22 @@ def cast(
         *first, by_head, by_dim, _ = y.stride()
         y_strides = (first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC)
     kernel = find_one("fp8-cast-v" if transposed else "fp8-cast", device, x.dtype, head_dim)
-    blocks, pieces = -(-seqlen // kernel.block_m), -(-head_dim // _PIECE)
-    flags = 0 if cu_seqlens is None else HAS_CU_SEQLENS_Q
+    blocks, planes, flags = grid_of(kernel.block_m, seqlen, batch, nheads, x.numel() // (nheads * head_dim))
+    if cu_seqlens is not None:
+        flags |= HAS_CU_SEQLENS_Q
+    pieces = -(-head_dim // _PIECE)
     limit = float(torch.finfo(dtype).max)
-    grid = (blocks * nheads * batch, pieces, 1)
+    grid = (blocks * planes, pieces, 1)
     pointer = kernel.pointer
     stream = current_stream(device)
-    sizes = (nheads, seqlen, head_dim // vec, blocks, flags)
+    sizes = (nheads, seqlen, head_dim // vec, blocks, nheads * batch, 1, flags)
     if x.element_size() == 1:
         limit, amax = 0.0, None
     elif descale is not None:
         limit, amax = -limit, None
     else:
         descale = torch.empty((batch, nheads), dtype=torch.float32, device=x.device)
-        amax = torch.empty((batch, nheads, blocks, pieces), dtype=torch.float32, device=x.device)
+        amax = torch.empty((planes, blocks, pieces), dtype=torch.float32, device=x.device)
         find_one("fp8-amax", device, x.dtype, head_dim).launch(
             device, stream, *grid, pointer(x), pointer(amax), *kernel.optional(cu_seqlens),
             *strides_of(x, vec), *sizes,
@@ -156,18 +161,20 @@ def fp8_forward(
     kind = serving("fp8-fwd", FP8_TYPES[dtype], score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))
     kernel = find_one("fp8-fwd", device, dtype, head_dim, kind)
     pointer = kernel.pointer
+    even = (not causal or window_left >= 0) and cu_seqlens_q is None
     left, right = window_of(causal, window_left, window_right)
-    m_blocks = -(-max_seqlen_q // kernel.block_m)
+    m_blocks, planes, packed = grid_of(kernel.block_m, max_seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
     *first, by_head, by_dim, _ = v8.stride()
     kernel.launch(
-        device, current_stream(device), m_blocks * nheads * batch, 1, 1,
+        device, current_stream(device), m_blocks * planes, 1, 1,
         pointer(q8), pointer(k8), pointer(v8), pointer(out), pointer(lse), *map(pointer, factors),
         *kernel.optional(cu_seqlens_q, cu_seqlens_k, None),
         *kernel.optional(None, None, None, None, alibi_slopes, rng_state)[4:],
         softmax_scale, softcap, dropout_p, *strides_of(q8, _VEC), *strides_of(k8, _VEC),
         first[0] // _VEC if first else 0, by_dim // _VEC, by_head // _VEC, *strides_of(out, _VEC),
         lse_b, lse_h, alibi_stride_of(alibi_slopes),
-        nheads, nheads // nheads_k, max_seqlen_q, max_seqlen_k, head_dim // _VEC, left, right, m_blocks,
-        _KINDS[out_dtype], flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes),
+        nheads, nheads // nheads_k, max_seqlen_q, max_seqlen_k, head_dim // _VEC, left, right,
+        m_blocks, nheads * batch, chunk_of(planes, even, kernel), _KINDS[out_dtype],
+        packed | flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes),
     )  # fmt: skip
     return out, lse, rng_state, tuple(factors)

@@ -33,7 +33,7 @@ def config(target: str, variant: Variant) -> Config:
     if variant.op == "combine":
         return Config(1, 32, 4) if variant.kind == "wide" else Config(1, 8, 1)
     if variant.op in ("fp8-amax", "fp8-cast", "fp8-cast-v"):
-        return Config(128, 256, 4)  # 128: see fp8.COLUMNS
+        return Config(128, 256, 4)  # 128: see fp8_cast.COLUMNS
     if variant.op == "fp8-fwd":
         return _FP8[tuning.family(target), variant.block_d][variant.kind == "any"]
     bits = 32 if variant.dtype == "fp32" else 16

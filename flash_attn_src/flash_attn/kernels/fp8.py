@@ -1,134 +1,31 @@
-"""Attention in FP8: casting with one scale a batch entry and head, and the forward on matrix units of 8 bits."""
+"""Forward attention in FP8, on matrix units of 8 bits."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from flash_attn.kernels import common
 from flash_attn.kernels.common import (
     HAS_ALIBI,
-    HAS_CU_SEQLENS_Q,
     LN2,
     LOG2E,
+    RUNTIME_ARGUMENTS,
     alibi_bias,
     capped,
     hide,
     key_bounds,
     key_span,
+    locate,
     query_span,
     row_stride,
 )
-from flash_attn.kernels.dropout import keep_mask
+from flash_attn.kernels.dropout import dropped, keep_mask
+from flash_attn.kernels.fp8_cast import first_column
 from flash_attn.kernels.tiles import held_columns, load_rows, load_tile, store_tile
 
 # Probabilities, at most 1, are cast times 2 ** 7: below the largest number of both formats, 240 and 448, so that
 # small ones keep their bits. Their sum carries the factor too, and it cancels.
 _SHIFT = tl.constexpr(7.0)
-
-# A sequence of v, transposed, starts on a multiple of this many columns, and is zero up to the next multiple: no
-# block of keys reaches into another sequence, and none needs a mask along the columns.
-COLUMNS = 128
-_COLUMNS = tl.constexpr(COLUMNS)
-
-_RUNTIME_ARGUMENTS = (
-    *common.RUNTIME_ARGUMENTS,
-    "blocks", "seqlen", "limit", "kind", "stride_vd", *(f"stride_{tensor}{axis}" for tensor in "xy" for axis in "bmh"),
-)  # fmt: skip
-
-
-@triton.jit
-def _first_column(batch, start, flags):
-    """Where a sequence starts in transposed v: room for all before it, whatever their lengths."""
-    units = batch * 0
-    if flags & HAS_CU_SEQLENS_Q:
-        units = (start + batch * _COLUMNS) // _COLUMNS
-    return units * _COLUMNS
-
-
-@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
-def fp8_amax(
-    x, amax, cu_seqlens_q, stride_xb, stride_xm, stride_xh, nheads, seqlen, head_dim, blocks, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """The largest magnitude of BLOCK_M rows and BLOCK_D columns of a head, into amax (batch, nheads, blocks, pieces).
-
-    Grid: (blocks * nheads * batch, pieces of the head dim). x is (batch, seqlen, nheads, head_dim) or, with
-    cu_seqlens_q, packed; its strides and head_dim in units of VEC elements (16 bytes).
-    """
-    pid = tl.program_id(0)
-    block = pid % blocks
-    head = pid // blocks % nheads
-    batch = pid // blocks // nheads
-    start, length = query_span(batch, seqlen, cu_seqlens_q, flags)
-    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.program_id(1) * BLOCK_D
-    x += batch.to(tl.int64) * stride_xb * VEC + (head * VEC).to(tl.int64) * stride_xh + column
-    x += start.to(tl.int64) * stride_xm * VEC
-    row = row_stride(stride_xm, VEC).to(tl.int64)
-    tile = load_tile(x, 0, offs_m, row, length, head_dim * VEC - column, BLOCK_D)
-    largest = tl.max(tl.max(tl.abs(tile.to(tl.float32)), 1), 0)
-    tl.store(amax + pid * tl.num_programs(1) + tl.program_id(1), largest)
-
-
-@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
-def fp8_cast(
-    x, y, amax, descale, cu_seqlens_q, limit,
-    stride_xb, stride_xm, stride_xh, stride_yb, stride_ym, stride_yh, nheads, seqlen, head_dim, blocks, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FNUZ: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M rows and BLOCK_D columns of a head in FP8, scaled so that the head's largest magnitude is `limit`.
-
-    Grid, x and amax as `fp8_amax`. descale (batch, nheads) gets the factor that undoes the scale. limit < 0: the
-    factor is read from there instead, results are at most -limit. limit 0: x holds FP8 numbers and is only moved.
-    y is laid out as x, its strides in units of 16 elements. TRANSPOSED: it is (batch, nheads, head_dim, columns),
-    packed (nheads, head_dim, columns), stride_ym that from one dim to the next; see `_first_column`.
-    """
-    pid = tl.program_id(0)
-    block = pid % blocks
-    plane = pid // blocks
-    head = plane % nheads
-    batch = plane // nheads
-    piece = tl.program_id(1)
-    start, length = query_span(batch, seqlen, cu_seqlens_q, flags)
-    scale = 1.0
-    if limit > 0.0:
-        largest = 0.0
-        count = blocks * tl.num_programs(1)
-        for first in tl.range(0, count, BLOCK_N):
-            index = first + tl.arange(0, BLOCK_N)
-            part = tl.load(amax + plane * count + index, mask=index < count, other=0.0)
-            largest = tl.maximum(largest, tl.max(part, 0))
-        # 2 ** -100 keeps both factors finite where a head holds zeros only.
-        largest = tl.maximum(largest, 7.888609052210118e-31)
-        scale = limit / largest
-        if (block == 0) & (piece == 0):
-            tl.store(descale + plane, largest / limit)
-    elif limit < 0.0:
-        scale = 1.0 / tl.load(descale + plane)
-    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = piece * BLOCK_D
-    head_dim = head_dim * VEC - column
-    batch64 = batch.to(tl.int64)
-    x += batch64 * stride_xb * VEC + (head * VEC).to(tl.int64) * stride_xh + column
-    x += start.to(tl.int64) * stride_xm * VEC
-    row = row_stride(stride_xm, VEC).to(tl.int64)
-    tile = load_tile(x, 0, offs_m, row, length, head_dim, BLOCK_D).to(tl.float32) * scale
-    bound = tl.abs(limit)
-    if bound > 0.0:
-        tile = tl.minimum(tl.maximum(tile, -bound), bound)
-    small = tile.to(tl.float8e4b8 if FNUZ else tl.float8e4nv).to(tl.uint8, bitcast=True)
-    y += batch64 * stride_yb * 16 + (head * 16).to(tl.int64) * stride_yh
-    row = row_stride(stride_ym, 16).to(tl.int64)
-    if TRANSPOSED:
-        offs_d = tl.arange(0, BLOCK_D)
-        y += _first_column(batch, start, flags) + column * row
-        if block * BLOCK_M < length:
-            tl.store(y + (offs_d[:, None] * row + offs_m[None, :]), tl.trans(small), mask=(offs_d < head_dim)[:, None])
-    else:
-        y += start.to(tl.int64) * stride_ym * 16 + column
-        store_tile(y, small, offs_m, row, length, head_dim, BLOCK_D)
 
 
 @triton.jit
@@ -170,32 +67,33 @@ def _tile(
     acc = acc * alpha[:, None]
     if EXTRA:
         if p_dropout > 0.0:
-            p = tl.where(keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False), p, 0.0)
+            keep = keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False)
+            p = dropped(p, keep, p_dropout)
     acc = tl.dot(p.to(k.dtype), tl.trans(v), acc)
     return acc, m_new, l_i
 
 
-@triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
+@triton.jit(do_not_specialize=(*RUNTIME_ARGUMENTS, "kind", "stride_vd"))
 def fp8_fwd(
     q, k, v, out, lse, q_descale, k_descale, v_descale,
     cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, rng_state,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vd, stride_vh,
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh, stride_ab,
-    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, kind, flags,
+    nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, kind, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    EXTRA: tl.constexpr, SHARED: tl.constexpr,
+    EXTRA: tl.constexpr, DIES: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast` transposes it.
+    """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast.fp8_cast` transposes it.
 
     Strides and head_dim come in units of VEC (16) elements. q_descale is (batch, nheads), k_descale and v_descale
     (batch, nheads / group). kind: what `out` really points at, 0 bf16, 1 fp16, 2 fp32.
     """
-    pid = tl.program_id(0)
-    m_block = m_blocks - 1 - pid % m_blocks
-    plane = pid // m_blocks
-    head = plane % nheads
-    batch = plane // nheads
+    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
+    if (m_block < 0) | (m_block >= blocks):
+        return
+    m_block = blocks - 1 - m_block
+    plane = batch * nheads + head
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
     if first >= sq:
@@ -213,7 +111,7 @@ def fp8_fwd(
     kv_head = head // group
     k += batch64 * stride_kb * VEC + (kv_head * VEC).to(tl.int64) * stride_kh + k_start.to(tl.int64) * stride_kn
     v += batch64 * stride_vb * VEC + (kv_head * VEC).to(tl.int64) * stride_vh
-    v += _first_column(batch, k_start, flags)
+    v += first_column(batch, k_start, flags)
     place = batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
     lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
     kv_plane = plane // group

@@ -17,6 +17,7 @@ _OF_A_CACHE = {
     "combine": ("BLOCK_N", "BLOCK_D"),
     "append": ("VEC", "BLOCK_M", "BLOCK_D"),
     "fp8": (),
+    "fp8_cast": (),
 }
 
 # How keys find their page: tiles.ROWS, tiles.WHOLE_BLOCKS; 0 where there are none.
@@ -49,7 +50,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
         "BLOCK_D": variant.block_d,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
-    if module == "fp8":
+    if variant.op.startswith("fp8-"):
         return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
     if cached:
         constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
@@ -75,8 +76,8 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
 
 def _fp8_constants(variant: Variant, target: str, constants: dict[str, Any], config: tuning.Config) -> dict[str, Any]:
     if variant.op == "fp8-fwd":
-        extra = variant.kind != "plain"
-        return constants | {"BLOCK_N": config.block_n, "EXTRA": extra, "SHARED": tuning.dropout_bits(target)}
+        constants |= {"BLOCK_N": config.block_n, "EXTRA": variant.kind != "plain", "DIES": tuning.dies(target)}
+        return constants | {"SHARED": tuning.dropout_bits(target)}
     if variant.op == "fp8-amax":
         return constants
     fnuz = fp8_format(target) == "fp8e4b8"
