@@ -1,7 +1,8 @@
 """Tiles of the kernels for a cache of keys and values, and how many parts the keys are split into.
 
 cuda: measured on an H200 (2026-11-22): bf16 by 6 shapes of decoding and 12 of more queries, dims 64 to 256, which
-fp16 follows, fp32 by 2 or 3; FP8 chosen so that no register spills (`python benchmarks/decode.py --sweep`).
+fp16 follows, fp32 by 2 or 3 (`python benchmarks/decode.py --sweep`), and the forward in FP8 by 4 of kind plain and 6 of
+kind any; decoding FP8 follows bf16.
 cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory, and
 for FP8 and `extend` on cdna those whose main loop counts least for a key (vector instructions, LDS, matrix). On rdna
 some spill: 63 to 89 registers `extend-paged` in fp32 with dim 128, 209 `decode-paged` in fp16 with dim 128 on rdna2,
@@ -139,9 +140,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], Config]] = {
 
 # (family, head-dim bucket): (plain, any)
 _FP8: dict[tuple[str, int], tuple[Config, Config]] = {
-    ("cuda", 64): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
-    ("cuda", 128): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
-    ("cuda", 256): (C(128, 64, 8, 2), C(64, 32, 4, 2)),
+    ("cuda", 64): (C(128, 64, 4, 3), C(128, 64, 4, 3)),
+    ("cuda", 128): (C(64, 128, 4, 3), C(64, 64, 4, 3)),
+    ("cuda", 256): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
     ("cdna", 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 4)),
     ("cdna", 128): (C(128, 64, 4, 2), C(128, 64, 8, options=_ROWS_OF_16)),
     ("cdna", 256): (C(128, 64, 8, 2, options=_ROWS_OF_16), C(128, 64, 8, options=_ROWS_OF_16)),
