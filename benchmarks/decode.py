@@ -5,8 +5,7 @@
 One query a sequence attends to a full cache; a figure is the bytes of keys and values that the call must read,
 divided by its time: the GPU's own, by CUDA graphs, so that small shapes show the kernels and not the host. SDPA
 gets the same tensors with `enable_gqa`. The ratio is to the bandwidth of `Tensor.copy_` measured in the same run,
-reads and writes counted. `--func` decodes by flash_attn_func, as models without such a cache do. `--sweep` times tiles
-and stages of the decode kernel through Triton's JIT instead.
+reads and writes counted. `--func` decodes by flash_attn_func, as models without such a cache do.
 """
 
 from __future__ import annotations
@@ -45,27 +44,9 @@ class Shape(NamedTuple):
 
 
 def milliseconds(call: Callable[[], object], rounds: int) -> float:
-    """Median GPU time of one call, replayed from a graph of several."""
-    repeats = 10
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # which makes the tensors
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(repeats):
-            call()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / repeats)
-    return statistics.median(times)
+    """Median GPU time of one call."""
+    measure = measuring.replayed(call, 10)
+    return statistics.median(measure() for _ in range(rounds))
 
 
 def copy_bandwidth(rounds: int) -> float:
@@ -119,29 +100,6 @@ def measure(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> di
     return results
 
 
-def sweep(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> None:
-    """GB/s of the decode kernel for each tile and each number of stages and warps, compiled by Triton's JIT."""
-    from flash_attn.backends import triton_kernels
-    from flash_attn.kernels import decode_tuning
-    from flash_attn.runtime import launch, store
-
-    store.open_store = lambda *_: None  # type: ignore[assignment]  # every kernel from the JIT
-    real = decode_tuning.config
-    for block_n, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
-        chosen = decode_tuning.Config(16, block_n, warps, stages)
-        decode_tuning.config = lambda target, variant: (
-            chosen if variant.op.startswith("decode") else real(target, variant)  # noqa: B023
-        )
-        launch._kernels.clear()
-        triton_kernels._kernels.clear()
-        try:
-            rate = shape.cache_bytes / milliseconds(step(shape, dtype, options)["ours"], options.rounds) * 1e-6
-        except Exception as error:
-            print(f"  {block_n:4} keys {warps} warps {stages} stages: {str(error).splitlines()[0]}")
-            continue
-        print(f"  {block_n:4} keys {warps} warps {stages} stages: {rate:7.0f} GB/s", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
@@ -157,7 +115,6 @@ def main() -> None:
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="parts of the keys (0: chosen)")
     parser.add_argument("--func", action="store_true", help="flash_attn_func instead of flash_attn_with_kvcache")
     parser.add_argument("--no-sdpa", action="store_true", help="time this repository's alone")
-    parser.add_argument("--sweep", action="store_true", help="time tiles of the decode kernel instead")
     options = parser.parse_args()
     if options.func and (options.paged or options.append or options.num_splits):
         raise SystemExit("error: --func has no cache: leave out --paged, --append and --num-splits")
@@ -173,16 +130,11 @@ def main() -> None:
         f"{options.heads_k} key heads of {options.head_dim}, {kind}; a copy runs at {copy:.0f} GB/s"
     )
     titles = ("batch", "seqlen", "cache MiB", "ours GB/s", "of copy", "SDPA GB/s", "ours/SDPA", "host µs")
-    if not options.sweep:
-        print("".join(f"{title:>12}" for title in titles))
+    print("".join(f"{title:>12}" for title in titles))
     rows = []
     for batch, seqlen in itertools.product(options.batch, options.seqlen):
         shape = Shape(batch, seqlen, options.heads, options.heads_k, options.head_dim)
         if shape.cache_bytes > MAX_CACHE_BYTES:
-            continue
-        if options.sweep:
-            print(f"batch {batch}, seqlen {seqlen}")
-            sweep(shape, dtype, options)
             continue
         found = measure(shape, dtype, options)
         rows.append({**shape._asdict(), "results": found})

@@ -54,6 +54,22 @@ def milliseconds(call: Callable[[], object], repeats: int = 10, device: torch.de
     return start.elapsed_time(end) / repeats
 
 
+def replayed(call: Callable[[], object], repeats: int) -> Callable[[], float]:
+    """What measures the milliseconds of one call on the GPU each time it is called: a graph of several is replayed, so
+    that the host takes no part in it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes the tensors
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeats):
+            call()
+    return lambda: milliseconds(graph.replay, 1) / repeats
+
+
 def each_milliseconds(call: Callable[[], object], count: int, device: torch.device) -> list[float]:
     """Times of calls that follow each other; the GPU is waited for once, at the end."""
     if device.type == "cpu":

@@ -30,6 +30,8 @@ examples:
       the second quarter of the kernels of one target, into the cache
   python -m rocm_wheels compile --backend ck --target gfx942 --only 'fwd-bf16-d128-batch*'
       some kernels of Composable Kernel
+  python -m rocm_wheels compile --target gfx942 --only 'fwd-bf16-d128' --tiles
+      every tile that benchmarks/tune.py compares on the GPU
   python -m rocm_wheels inspect dist/flash_attn-*.whl
       targets, kernels and resources in a wheel
   python -m rocm_wheels which
@@ -125,6 +127,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         only=arguments.only,
         backend=backend.name,
         toolchain=toolchain_of(machine, backend.name),
+        tiles=arguments.tiles,
     )
     for target, store in stores.items():
         print(f"{target}  {store}")
@@ -245,6 +248,10 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
         "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
     )
     compile_.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-d128-*'")
+    compile_.add_argument(
+        "--tiles", action="store_true",
+        help="every tile that benchmarks/tune.py compares on a GPU, of Triton's kernels: the archive for it",
+    )  # fmt: skip
     compile_.add_argument(
         "--jobs",
         type=_jobs,

@@ -49,8 +49,9 @@ class Unit:
     """One run of a compiler for one GPU target: one code object with some kernels, and the digest of everything
     that it depends on.
 
-    `content` is the compiler's: a Triton variant as its fields, since a worker process cannot unpickle a class of a
-    package it has not found yet, or instances of Composable Kernel.
+    `content` is the compiler's: a Triton variant and, where it is not the table's, its launch configuration, each as
+    its fields, since a worker process cannot unpickle a class of a package it has not found yet; or instances of
+    Composable Kernel.
     """
 
     target: str
@@ -91,17 +92,21 @@ def units(
     only: str | None = None,
     backend: str = "triton",
     toolchain: str = "pypi",
+    tiles: bool = False,
 ) -> list[Unit]:
     """What to compile, in a fixed order. The shards 1/n to n/n have no unit in common and all of them together.
 
-    A store of the ck backend holds the Triton kernels too: what Composable Kernel cannot do goes to them.
+    A store of the ck backend holds the Triton kernels too: what Composable Kernel cannot do goes to them. tiles: of
+    Triton's, each configuration that a search on a GPU compares, as `<variant>@<configuration>`.
     """
+    if tiles and backend != "triton":
+        raise CompileFailed(f"the tiles of {backend} cannot be searched", remedy="--tiles is for --backend triton")
     index, count = shard
     found = [*_ck_units(targets, only, toolchain)] if backend == "ck" else []
-    return [*found, *_triton_units(targets, only)][index - 1 :: count]
+    return [*found, *_triton_units(targets, only, tiles)][index - 1 :: count]
 
 
-def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
+def _triton_units(targets: Sequence[str], only: str | None, tiles: bool) -> Iterator[Unit]:
     variants = sources.module("runtime.variants")
     launches = sources.module("kernels.launches")
     data, made_by = versions.load(), compiler()
@@ -109,28 +114,36 @@ def _triton_units(targets: Sequence[str], only: str | None) -> Iterator[Unit]:
         for variant in variants.table(target):
             if only is not None and not fnmatch.fnmatch(variant.name, only):
                 continue
-            specification = launches.specification(variant, target)
-            ingredients = {
-                "variant": list(variant),
-                "target": target,
-                "wavefront": wavefront(data, target),
-                "constants": specification.constants,
-                "options": specification.options,
-                "arguments": variants.TYPES,
-                "aligned": variants.ALIGNED,
-                "compiler": made_by,
-                "sources": sources.digest(*sources.kernel_files(specification.module)),
-                "recipe": _recipe(triton_compiler, isa, codeobject),
-            }
-            yield Unit(
-                target=target,
-                name=variant.name,
-                compiler="triton",
-                kernels=(variant.name,),
-                content=tuple(variant),
-                toolchain="pypi",
-                key=_key(ingredients),
-            )
+            for config in launches.candidates(variant, target) if tiles else [None]:
+                specification = launches.specification(variant, target, config)
+                name = variant.name if config is None else f"{variant.name}@{_spelled(config)}"
+                ingredients = {
+                    "variant": list(variant),
+                    "target": target,
+                    "wavefront": wavefront(data, target),
+                    "constants": specification.constants,
+                    "options": specification.options,
+                    "arguments": variants.TYPES,
+                    "aligned": variants.ALIGNED,
+                    "compiler": made_by,
+                    "sources": sources.digest(*sources.kernel_files(specification.module)),
+                    "recipe": _recipe(triton_compiler, isa, codeobject),
+                }
+                yield Unit(
+                    target=target,
+                    name=name,
+                    compiler="triton",
+                    kernels=(name,),
+                    content=(tuple(variant), None if config is None else tuple(config)),
+                    toolchain="pypi",
+                    key=_key(ingredients),
+                )
+
+
+def _spelled(config: Any) -> str:
+    """A launch configuration as part of a name: "128x64-w4-s2-waves_per_eu2"."""
+    options = "".join(f"-{name}{value}" for name, value in config.options)
+    return f"{config.block_m}x{config.block_n}-w{config.num_warps}-s{config.num_stages}{options}"
 
 
 def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Iterator[Unit]:
@@ -171,13 +184,15 @@ def compile_store(
     only: str | None = None,
     backend: str = "triton",
     toolchain: str = "pypi",
+    tiles: bool = False,
 ) -> dict[str, Path]:
     """Compile what the cache lacks and pack one archive a target. Returns target -> archive.
 
     With a shard of several the archives are not packed: the result is empty, the cache holds the shard's units.
+    tiles: see `units`; of these one that does not compile is left out, with its reason on stdout.
     Raises CompileFailed naming the kernel; what was compiled before stays in the cache.
     """
-    wanted = units(targets, shard=shard, only=only, backend=backend, toolchain=toolchain)
+    wanted = units(targets, shard=shard, only=only, backend=backend, toolchain=toolchain, tiles=tiles)
     if not wanted:
         raise CompileFailed(
             f"no kernel matches {only!r}",
@@ -187,7 +202,8 @@ def compile_store(
     lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
     print(f"  {total} kernels for {', '.join(targets)}: {total - lacking} cached", flush=True)
     if missing:
-        _compile(missing, cache, jobs)
+        failed = _compile(missing, cache, jobs, keep_going=tiles)
+        wanted = [unit for unit in wanted if unit not in failed]
     if shard[1] > 1:
         return {}
     made_by = compiler(backend, toolchain)
@@ -206,7 +222,9 @@ def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "trito
         )
 
 
-def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
+def _compile(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going: bool) -> list[Unit]:
+    """Returns what failed, where that is to be told and no error."""
+    failed = []
     if any(unit.compiler == "ck" for unit in missing):
         ck_sources.headers(cache)  # once, before the workers ask for them all at once
     progress = Progress(missing, jobs)
@@ -225,7 +243,11 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
                 ) from problem
             if problem is not None and not isinstance(problem, (RocmWheelsError, BrokenProcessPool)):
                 raise CompileFailed(f"compiling {unit.name} for {unit.target}: {problem!r}") from problem
-            future.result()
+            if keep_going and isinstance(problem, CompileFailed):
+                print(f"  left out: {str(problem).splitlines()[0]}", flush=True)
+                failed.append(unit)
+            else:
+                future.result()
             progress.count(unit)
     except BrokenProcessPool as error:
         raise CompileFailed(
@@ -239,6 +261,7 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int) -> None:
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         scratch.cleanup()
+    return failed
 
 
 def _prepare(scratch: str) -> None:
@@ -257,7 +280,7 @@ def _compile_unit(unit: Unit, cache: Path) -> None:
             unit.target, unit.name, unit.content, cache=cache, toolchain=unit.toolchain
         )
     else:
-        image, entry = triton_compiler.compile_variant(unit.target, unit.content)
+        image, entry = triton_compiler.compile_variant(unit.target, *unit.content)
         entries = {unit.name: entry}
     digest = hashlib.sha256(image).hexdigest()
     path = unit.path(cache)

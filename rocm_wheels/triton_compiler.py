@@ -27,13 +27,18 @@ def prepare(scratch: str) -> None:
     warnings.simplefilter("ignore")
 
 
-def compile_variant(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, Any]]:
-    """The code object of a variant, given by its fields, and its manifest entry. Raises CompileFailed."""
-    image, entry, _ = translate(target, fields)
+def compile_variant(
+    target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
+) -> tuple[bytes, dict[str, Any]]:
+    """The code object of a variant, given by its fields, and its manifest entry; with a launch configuration of the
+    caller's, or that of the tuning table. Raises CompileFailed."""
+    image, entry, _ = translate(target, fields, config)
     return image, entry
 
 
-def translate(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, Any], str]:
+def translate(
+    target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
+) -> tuple[bytes, dict[str, Any], str]:
     """As `compile_variant`, with the assembly text that the code object was made from (PTX on NVIDIA)."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -41,7 +46,8 @@ def translate(target: str, fields: tuple[Any, ...]) -> tuple[bytes, dict[str, An
 
     variants = sources.module("runtime.variants")
     variant = variants.Variant(*fields)
-    spec = sources.module("kernels.launches").specification(variant, target)
+    chosen = None if config is None else sources.module("kernels.tuning").Config(*config)
+    spec = sources.module("kernels.launches").specification(variant, target, chosen)
     function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)
     signature, constants, attributes, letters = {}, {}, {}, ""
     for position, name in enumerate(function.arg_names):

@@ -11,7 +11,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import autotune, triton, triton_kernels
-from flash_attn.kernels import tuning
+from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import table
 
@@ -103,10 +103,11 @@ def test_candidates_are_neighbours() -> None:
     for variant in table("gfx942"):
         if variant.op in ("fwd", "bwd-dkdv", "bwd-dq"):
             for target in ("gfx942", "gfx1100", "sm_90"):
-                own = tuning.config(target, variant)
-                found = tuning.candidates(target, variant)
-                assert found
+                own, *found = launches.candidates(variant, target)
+                assert own == tuning.config(target, variant)
+                assert len(found) > 10
                 assert own not in found
+                assert len(set(found)) == len(found)
                 assert all(min(one.block_m, one.block_n) >= 16 for one in found)
 
 

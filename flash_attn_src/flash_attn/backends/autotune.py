@@ -1,6 +1,6 @@
 """FLASH_ATTENTION_TRITON_AMD_AUTOTUNE=TRUE: searches the launch configuration of each kind of call on this GPU.
 
-The first call of a kind compiles and times the candidates of `tuning.candidates` with Triton's JIT, beside the
+The first call of a kind compiles and times the candidates of `launches.candidates` with Triton's JIT, beside the
 table's own configuration, and keeps the winner on disk, per device, kernel and shape class, so that the search
 happens once on a machine. Where none is faster, the wheel's kernels run. Any configuration gives a right result:
 tuning changes time alone.
@@ -26,7 +26,7 @@ from flash_attn.backends import triton as backend
 from flash_attn.backends import triton_attention, triton_kernels
 from flash_attn.backends.parts import as_cache_call
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
-from flash_attn.kernels import tuning
+from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant
@@ -134,7 +134,7 @@ def _best(
     else:
         return standing[index] if kept is None else launch.JitKernel(variant, target, kept)
 
-    candidates = tuning.candidates(target, variant)
+    candidates = launches.candidates(variant, target)[1:]
     triton_kernels.remember(key, standing)
     best, best_config, best_ms = standing[index], None, _milliseconds(call, device)
     for number, config in enumerate(candidates, 1):

@@ -20,6 +20,11 @@ _OF_A_CACHE = {
     "fp8_cast": (),
 }
 
+_SEARCHED = (
+    *("fwd", "fwd-paged", "fwd-paged-whole", "fp8-fwd", "bwd-dq", "bwd-dkdv"),
+    *("decode", "decode-paged", "extend", "extend-paged"),
+)
+
 # How keys find their page: tiles.ROWS, tiles.WHOLE_BLOCKS; 0 where there are none.
 _PAGED = {
     **dict.fromkeys(("fwd-paged", "decode-paged", "extend-paged"), 1),
@@ -36,6 +41,23 @@ class Specification(NamedTuple):
     options: dict[str, int]
 
 
+def configuration(variant: Variant, target: str) -> Config:
+    """The launch configuration of a variant of attention, by the table that has it. Raises ValueError for a target
+    without tuning."""
+    return (decode_tuning if OPS[variant.op][0] in _OF_A_CACHE else tuning).config(target, variant)
+
+
+def candidates(variant: Variant, target: str) -> list[Config]:
+    """What a search on a GPU compares, the table's own configuration first; of an operation whose tile is no choice
+    nothing. Raises ValueError for a target without tuning."""
+    if variant.op not in _SEARCHED:
+        return []
+    own = configuration(variant, target)
+    # A block of keys in FP8 must not reach beyond those of its sequence: fp8_cast.COLUMNS.
+    most = 128 if variant.op == "fp8-fwd" else 256
+    return [own, *(one for one in tuning.neighbours(target, own) if one.block_n <= most)]
+
+
 def specification(variant: Variant, target: str, config: Config | None = None) -> Specification:
     """The specification of a variant for a target, by its own configuration or that of the tuning table.
     Raises ValueError for a target without tuning."""
@@ -43,7 +65,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     if variant.op in BLOCKS:
         return Specification(module, symbol, *layers.launch(variant))
     cached = module in _OF_A_CACHE
-    config = config or (decode_tuning if cached else tuning).config(target, variant)
+    config = config or configuration(variant, target)
     constants: dict[str, Any] = {
         "VEC": {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
         "BLOCK_M": config.block_m,

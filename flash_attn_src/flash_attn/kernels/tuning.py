@@ -60,18 +60,18 @@ def config(target: str, variant: Variant) -> Config:
     return configs[min(kinds(variant.op, variant.dtype).index(variant.kind), len(configs) - 1)]
 
 
-def candidates(target: str, variant: Variant) -> list[Config]:
-    """What a search on the GPU tries beside the table's own: its neighbours in tile, warps and stages."""
-    own = config(target, variant)
-    found = []
+def neighbours(target: str, own: Config) -> list[Config]:
+    """What is near a configuration in tile, warps and stages, and its own tile with other bounds of the registers."""
+    found = [own._replace(options=(option,)) for option in _REGISTER_BOUNDS[family(target)]]
     for block_m, block_n in ((1, 1), (2, 1), (1, 2), (0.5, 1), (1, 0.5)):
-        for num_warps in (4, 8):
+        for num_warps in sorted({4, 8, own.num_warps}):
             for num_stages in (1, 2, 3):
                 tile = int(own.block_m * block_m), int(own.block_n * block_n)
-                one = own._replace(block_m=tile[0], block_n=tile[1], num_warps=num_warps, num_stages=num_stages)
-                if min(tile) >= 16 and max(tile) <= 256 and one != own:
-                    found.append(one)
-    return found
+                if min(tile) >= 16 and max(tile) <= 256:
+                    found.append(own._replace(
+                        block_m=tile[0], block_n=tile[1], num_warps=num_warps, num_stages=num_stages
+                    ))  # fmt: skip
+    return [one for one in found if one != own]
 
 
 def dies(target: str) -> int:
@@ -89,6 +89,12 @@ def half_up(target: str) -> bool:
     """Whether fp32 becomes bfloat16 by `common.narrow`: the AMD targets without an instruction for it."""
     return target.startswith("gfx") and target != "gfx950"
 
+
+# The compilers' options that trade registers of a program against programs beside it.
+_WAVES = tuple(("waves_per_eu", waves) for waves in (1, 2, 3, 4))
+_REGISTER_BOUNDS = {
+    "cuda": (("maxnreg", 128), ("maxnreg", 168)), "cdna": _WAVES, "rdna2": _WAVES, "rdna3": _WAVES,
+}  # fmt: skip
 
 # gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
 _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "rdna3"), ("gfx12", "rdna3"))

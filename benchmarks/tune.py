@@ -1,0 +1,255 @@
+"""Which tile of a kernel is fastest on this GPU: every one that `compile --tiles` made, with the wheel's own compiler.
+
+    python -m rocm_wheels compile --target gfx942 --only 'fwd-bf16-d128*' --tiles     # anywhere; prints the archive
+    python benchmarks/tune.py gfx942.zip [--json results.json] [--rounds 9] [--least 1.02]
+
+The archive needs no compiler here, only a wheel of the same sources. For each kernel in it all tiles are timed in a few
+calls (2 x 4096 tokens without a mask, causal, and with a window; 8192 and more keys of a cache), by graphs that are
+replayed, and checked against the result of the table's own; the best ones are then timed in turn with it. A figure is
+how many times as fast as the table's own a tile is, the geometric mean of the calls. What wins by --least is printed
+as the row that belongs into kernels/tuning.py or decode_tuning.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import measuring
+import torch
+
+Call = Callable[[], list[torch.Tensor]]
+FINALISTS = 5
+DEVICE = torch.device("cuda", 0)
+
+
+class Tile(NamedTuple):
+    """One candidate: its name in the archive, its row of the tuning table, and its kernel."""
+
+    name: str
+    row: Any
+    kernel: Any
+
+
+class Timed(NamedTuple):
+    """A tile, what times it, and how many times as fast as the table's own it is in each call."""
+
+    tile: Tile
+    graphs: dict[str, Callable[[], float]]
+    calls: dict[str, float]
+
+    def order(self) -> float:
+        """The fastest first."""
+        return -statistics.geometric_mean(self.calls.values())
+
+
+def tiles(path: Path) -> dict[Any, list[Tile]]:
+    """The tiles of every kernel in an archive that fit this GPU, the table's own first. SystemExit where the archive
+    is not of this GPU and this wheel."""
+    from flash_attn.kernels import launches
+    from flash_attn.runtime import launch, store, variants
+
+    target = launch.device_target(0)
+    archive, installed = store.Store(path), store.open_store(target)
+    if archive.target != target:
+        raise SystemExit(f"error: {path} is for {archive.target}, this GPU is {target}")
+    if installed is None:
+        raise SystemExit(f"error: the flash_attn here has no kernels for {target}: install a wheel that has")
+    known = {variant.name: variant for variant in variants.table(target)}
+    found: dict[Any, list[Tile]] = {}
+    for name, entry in archive.kernels.items():
+        variant = known.get(name.partition("@")[0])
+        if variant is None or installed.kernels.get(variant.name, {}).get("params") != entry["params"]:
+            raise SystemExit(f"error: {name} is not of the sources of the flash_attn here: make both from the same")
+        options = dict(entry["options"])
+        depth = entry["constants"].get("DEPTH", 0) % variant.block_d
+        row = launches.configuration(variant, target)._replace(
+            block_m=entry["constants"]["BLOCK_M"], block_n=entry["constants"]["BLOCK_N"], depth=depth,
+            num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
+        )  # fmt: skip
+        try:
+            found.setdefault(variant, []).append(Tile(name, row, launch.StoreKernel(archive, name)))
+        except RuntimeError as error:  # more shared memory than a program may have
+            print(f"  {name}: {error}", flush=True)
+    for variant, those in found.items():
+        own = launches.configuration(variant, target)
+        own = own._replace(depth=own.depth % variant.block_d)
+        those.sort(key=lambda tile: tile.row != own)
+        if those[0].row != own:
+            raise SystemExit(f"error: {path} lacks the table's own tile of {variant.name}: make it with `--tiles`")
+    return found
+
+
+def calls(variant: Any, tokens: int = 4096) -> dict[str, Call]:
+    """What a kernel is timed in. Raises NotImplementedError for an operation that is not called here."""
+    torch.manual_seed(0)
+    if variant.op.startswith(("decode", "extend")):
+        return dict(_of_a_cache(variant, tokens))
+    if variant.op.startswith(("fwd", "bwd", "fp8-fwd")):
+        return dict(_of_attention(variant, tokens))
+    raise NotImplementedError(f"{variant.name}: no call for it")
+
+
+def _of_attention(variant: Any, tokens: int) -> Iterator[tuple[str, Call]]:
+    from flash_attn.backends import triton as backend
+    from flash_attn.backends import triton_fp8
+
+    op, kind, dim = variant.op, variant.kind, variant.block_d
+    dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
+    tokens //= 4 if dtype is torch.float32 else 1
+    heads = max(2048 // dim, 8)
+    q, k, v, dout = (torch.randn(2, tokens, heads, dim, device=DEVICE, dtype=dtype) for _ in range(4))
+    slopes = torch.rand(heads, device=DEVICE) if kind in ("alibi", "any") else None
+    softcap, dropout_p = 20.0 * (kind in ("softcap", "any")), 0.1 * (kind == "dropout")
+    random = torch.zeros(2, dtype=torch.int64, device=DEVICE) if dropout_p else None
+    table = None
+    page = {"fwd-paged": 16, "fwd-paged-whole": 256}.get(op)
+    paged = [k, v]
+    if page is not None:
+        table = torch.randperm(2 * tokens // page, device=DEVICE).int().view(2, -1)
+        paged = [x.view(-1, page, heads, dim) for x in paged]
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    for name, causal, left in (("full", False, -1), ("causal", True, -1), ("window", True, tokens // 4)):
+        masks = dim**-0.5, causal, left, -1, softcap, slopes, dropout_p
+        forward = partial(
+            backend.forward, q, *paged, None, *masks, False, random, None, None, tokens, tokens, None, None, table
+        )
+        if op.startswith("fwd"):
+            yield name, lambda forward=forward: list(forward()[:2])
+        elif op == "fp8-fwd":
+            cast = [triton_fp8.cast(x, backend.format_of(q), None, None, tokens, False) for x in (q, k, v)]
+            small, factors = zip(*cast, strict=True)
+            fp8 = partial(backend.fp8_forward, *small, factors, dtype, *masks, random, None, None, tokens, tokens)
+            yield name, lambda fp8=fp8: list(fp8()[:2])
+        else:
+            out, lse, *_ = forward()
+            backward = partial(
+                backend.backward, dout, q, k, v, out, lse, dq, dk, dv, *masks, False, random, None, None, tokens, tokens
+            )
+            yield name, lambda backward=backward: [backward(), dq, dk, dv]
+
+
+def _of_a_cache(variant: Any, tokens: int) -> Iterator[tuple[str, Call]]:
+    from flash_attn.backends.triton_decode import attend_in_parts
+    from flash_attn.cache_call import CacheCall
+
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
+    if dtype is None:
+        raise NotImplementedError(f"{variant.name}: a cache in FP8 takes the tiles of bf16")
+    queries = 1 if variant.op.startswith("decode") else 32
+    slopes = torch.rand(32, device=DEVICE) if variant.kind == "any" else None
+    for batch, length in ((64, tokens // 2), (16, 2 * tokens), (1, 8 * tokens)):
+        q = torch.randn(batch, queries, 32, variant.block_d, device=DEVICE, dtype=dtype)
+        k, v = (torch.randn(batch, length, 4, variant.block_d, device=DEVICE, dtype=dtype) for _ in range(2))
+        table = None
+        if variant.op.endswith("-paged"):
+            table = torch.randperm(batch * length // 16, device=DEVICE).int().view(batch, -1)
+            k, v = (x.view(-1, 16, 4, variant.block_d) for x in (k, v))
+        call = CacheCall(
+            q, k, v, variant.block_d**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes
+        )
+        yield f"{batch} x {length}", lambda call=call: list(attend_in_parts(call))
+
+
+def install(variant: Any, tile: Tile) -> None:
+    """Makes a tile the kernel that the next calls take."""
+    from flash_attn.backends import triton_kernels
+    from flash_attn.runtime import launch
+
+    launch._kernels[0, variant] = tile.kernel
+    triton_kernels._kernels.clear()
+
+
+def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    """Whether results differ by no more than another order of sums does: RMS error below a hundredth of the RMS."""
+    return all(
+        bool((one - other).float().nan_to_num().square().mean() <= 1e-4 * other.float().nan_to_num().square().mean())
+        for one, other in zip(results, wanted, strict=True)
+    )
+
+
+def graphs(variant: Any, tile: Tile, timed: dict[str, Call]) -> dict[str, Callable[[], float]]:
+    """Milliseconds of each call with a tile, as what measures it once."""
+    install(variant, tile)
+    return {name: measuring.replayed(call, 3) for name, call in timed.items()}
+
+
+def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]:
+    """How fast the best tiles are beside the first, the fastest first."""
+    timed = calls(variant)
+    install(variant, those[0])
+    wanted = {name: [x.clone() for x in call()] for name, call in timed.items()}
+    own = graphs(variant, those[0], timed)
+    best: list[Timed] = []
+    for tile in those:
+        try:
+            install(variant, tile)
+            if not all(same(call(), wanted[name]) for name, call in timed.items()):
+                print(f"  {tile.name}: a wrong result, left out", flush=True)
+                continue
+            mine = graphs(variant, tile, timed)
+        except RuntimeError as error:  # what a driver refuses to start
+            print(f"  {tile.name}: {str(error).splitlines()[0]}", flush=True)
+            continue
+        best = sorted([*best, Timed(tile, mine, speeds(own, mine, 2))], key=Timed.order)[:FINALISTS]
+    final = sorted((each._replace(calls=speeds(own, each.graphs, rounds)) for each in best), key=Timed.order)
+    return [
+        {"tile": each.tile.name, "row": each.tile.row, "speed": -each.order(), "calls": each.calls} for each in final
+    ]  # fmt: skip
+
+
+def speeds(own: dict[str, Callable[[], float]], other: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Of each call the median of own time / other time, timed in turn."""
+    return {name: statistics.median(own[name]() / other[name]() for _ in range(rounds)) for name in own}
+
+
+def spelled(row: Any) -> str:
+    """A launch configuration as the tables write it."""
+    text = ", ".join(map(str, row[:4]))
+    if row.depth:
+        text += f", depth={row.depth}"
+    return f"C({text}{f', options={row.options}' if row.options else ''})"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path, help="what `python -m rocm_wheels compile --tiles` printed")
+    parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="times the best tiles are measured (9)")
+    parser.add_argument("--least", type=float, default=1.02, metavar="X", help="what a new row has to win (1.02)")
+    options = parser.parse_args(argv)
+    label = measuring.installed()
+    measuring.chosen_device(None)
+    found = tiles(options.archive)
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_attn {label}; the table's own tile: 1")
+    rows, changes = [], []
+    for variant, those in found.items():
+        try:
+            ranked = search(variant, those, options.rounds)
+        except NotImplementedError as error:
+            print(f"  {error}", flush=True)
+            continue
+        print(f"{variant.name}: {len(those)} tiles", flush=True)
+        for one in ranked:
+            each = "  ".join(f"{name} {speed:.2f}" for name, speed in one["calls"].items())
+            print(f"  {one['speed']:.3f}  {one['tile'].partition('@')[2]:32} {each}", flush=True)
+        rows.append({"kernel": variant.name, "tiles": len(those), "best": ranked})
+        if ranked[0]["speed"] >= options.least:
+            bits = 32 if variant.dtype == "fp32" else 8 if variant.op.startswith("fp8") else 16
+            key = (variant.op, bits, variant.block_d)
+            changes.append(f"{key} {variant.kind}: {spelled(ranked[0]['row'])}  # {ranked[0]['speed']:.3f}")
+    print("\n".join(changes) if changes else f"no row changes: nothing is {options.least} times as fast as it is")
+    if options.json is not None:
+        machine, config = measuring.environment(DEVICE), {"rounds": options.rounds, "archive": options.archive.name}
+        measuring.write(options.json, measuring.results(
+            "tune", machine, config, metrics=rows, summary={"rows": changes}, samples={}
+        ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
