@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(
 def searching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache directory of the test's own, two candidates, and no memory of earlier searches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tuning, "candidates", lambda _target, _variant: [Config(16, 16, 4), Config(32, 32, 4)])
+    own = Config(64, 64, 4)
+    monkeypatch.setattr(launches, "candidates", lambda _variant, _target: [own, Config(16, 16, 4), Config(32, 32, 4)])
     monkeypatch.setattr(autotune, "_ROUNDS", 1)
     monkeypatch.setattr(autotune, "_kernels", {})
     monkeypatch.setattr(triton_kernels, "_kernels", {})
