@@ -164,10 +164,10 @@ def install(variant: Any, tile: Tile) -> None:
     triton_kernels._kernels.clear()
 
 
-def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
-    """Whether results differ by no more than another order of sums does: RMS error below a hundredth of the RMS."""
+def same(results: list[torch.Tensor], wanted: list[torch.Tensor], most: float) -> bool:
+    """Whether results differ by an RMS error of at most so much of their RMS; NaN does."""
     return all(
-        bool((one - other).float().nan_to_num().square().mean() <= 1e-4 * other.float().nan_to_num().square().mean())
+        bool((one - other).float().square().mean().sqrt() <= most * other.float().square().mean().sqrt())
         for one, other in zip(results, wanted, strict=True)
     )
 
@@ -184,11 +184,13 @@ def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]
     install(variant, those[0])
     wanted = {name: [x.clone() for x in call()] for name, call in timed.items()}
     own = graphs(variant, those[0], timed)
+    # What another order of sums changes, and in FP8 other maxima by which the probabilities are rounded.
+    most = 0.05 if variant.op == "fp8-fwd" else 0.01
     best: list[Timed] = []
     for tile in those:
         try:
             install(variant, tile)
-            if not all(same(call(), wanted[name]) for name, call in timed.items()):
+            if not all(same(call(), wanted[name], most) for name, call in timed.items()):
                 print(f"  {tile.name}: a wrong result, left out", flush=True)
                 continue
             mine = graphs(variant, tile, timed)

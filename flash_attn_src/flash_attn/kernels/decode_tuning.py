@@ -1,8 +1,8 @@
 """Tiles of the kernels for a cache of keys and values, and how many parts the keys are split into.
 
 cuda: measured on an H200 (2026-11-22): bf16 by 6 shapes of decoding and 12 of more queries, dims 64 to 256, which
-fp16 follows, fp32 by 2 or 3, and the forward in FP8 by 4 of kind plain and 6 of kind any (now `benchmarks/tune.py` does
-that); decoding FP8 follows bf16.
+fp16 and decoding in FP8 follow, fp32 by 2 or 3; the forward in FP8 by `benchmarks/tune.py`, which measures rows of
+this table too.
 cdna, rdna2, rdna3: no such GPU was at hand; the largest tiles of a list that spill no vector register to memory, and
 for FP8 and `extend` on cdna those whose main loop counts least for a key (vector instructions, LDS, matrix). On rdna
 some spill: 63 to 89 registers `extend-paged` in fp32 with dim 128, 209 `decode-paged` in fp16 with dim 128 on rdna2,

@@ -1,9 +1,9 @@
 """Launch parameters of every kernel per GPU family, operation, element size and head-dim bucket.
 
-One table, read by the ahead-of-time compiler and by the JIT path.
+One table, read by the ahead-of-time compiler and by the JIT path. `benchmarks/tune.py` measures its rows on a GPU.
 
-cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-21, bf16, dims 64 to 256, full, causal and window, and the
-kinds that have a tile of their own); dim 32 and fp32 follow by size.
+cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-22, bf16, full, causal and window, and the kinds that have
+a tile of their own); fp16 follows bf16, fp32 by size.
 cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
 types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
 LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
@@ -107,7 +107,7 @@ C = Config
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest
     "cuda": {
-        ("fwd", 16, 32): (C(128, 64, 4, 3), C(64, 64, 4, 3)),
+        ("fwd", 16, 32): (C(64, 64, 4, 3),),
         ("fwd", 16, 64): (
             C(64, 64, 4, 3, options=(("maxnreg", 128),)),
             C(64, 64, 4, 3, options=(("maxnreg", 128),)),
@@ -123,7 +123,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 64): (C(32, 32, 4, 2),),
         ("fwd", 32, 128): (C(32, 32, 4, 2),),
         ("fwd", 32, 256): (C(16, 16, 4),),
-        ("bwd-dkdv", 16, 32): (C(64, 128, 8, 2), C(64, 64, 4, 2)),
+        ("bwd-dkdv", 16, 32): (C(32, 128, 4, 3), C(64, 64, 4, 2)),
         ("bwd-dkdv", 16, 64): (
             C(64, 64, 4, 3),
             C(32, 64, 4, 3, options=(("maxnreg", 168),)),
@@ -133,12 +133,12 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 16, 96): (C(32, 64, 4, 3),),
         ("bwd-dkdv", 16, 128): (*(C(32, 64, 4, 3),) * 4, C(32, 64, 4, 2)),
         ("bwd-dkdv", 16, 192): (C(32, 128, 8, 3),),
-        ("bwd-dkdv", 16, 256): (C(32, 64, 8, 3),),
+        ("bwd-dkdv", 16, 256): (C(64, 64, 8, 2), C(32, 64, 8, 3)),
         ("bwd-dkdv", 32, 32): (C(32, 32, 4, 2),),
         ("bwd-dkdv", 32, 64): (C(32, 32, 4, 2),),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4, 2),),
         ("bwd-dkdv", 32, 256): (C(16, 16, 4),),
-        ("bwd-dq", 16, 32): (C(128, 64, 8, 3), C(64, 64, 4, 2)),
+        ("bwd-dq", 16, 32): (C(64, 64, 4, 3), C(64, 64, 4, 2)),
         ("bwd-dq", 16, 64): (
             C(128, 64, 8, 3, options=(("maxnreg", 128),)),
             C(64, 64, 4, 3, options=(("maxnreg", 168),)),
@@ -146,7 +146,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dq", 16, 96): (C(128, 64, 8, 3), C(64, 64, 4, 3)),
         ("bwd-dq", 16, 128): (*(C(128, 64, 8, 3),) * 4, C(64, 64, 4, 2)),
         ("bwd-dq", 16, 192): (C(128, 64, 8, 2),),
-        ("bwd-dq", 16, 256): (C(128, 32, 8, 2),),
+        ("bwd-dq", 16, 256): (C(128, 32, 8, 3), C(128, 32, 8, 2)),
         ("bwd-dq", 32, 32): (C(32, 32, 4, 2),),
         ("bwd-dq", 32, 64): (C(32, 32, 4, 2),),
         ("bwd-dq", 32, 128): (C(32, 32, 4, 2),),
