@@ -105,6 +105,7 @@ def run(
     monkeypatch.setattr(tune, "calls", lambda _: {"full": gpu.call, "causal": gpu.call})
     monkeypatch.setattr(tune.measuring, "replayed", gpu.replayed)
     monkeypatch.setattr(tune.measuring, "chosen_device", lambda _: None)
+    monkeypatch.setattr(tune.measuring, "installed", lambda: "2.8.3")
     monkeypatch.setattr(tune.measuring, "environment", lambda _: {"device": "fake"})
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "fake")
     tune.main([str(archive), *arguments])
