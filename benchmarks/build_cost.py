@@ -28,7 +28,7 @@ from rocm_wheels.cells import Cell  # noqa: E402
 from rocm_wheels.errors import setup  # noqa: E402
 
 try:
-    from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, versions, wheel
+    from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, units, versions, wheel
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: {error.name} is not installed\n{setup()}") from None
 
@@ -79,7 +79,7 @@ def main() -> None:
     cells = matrix.select(data, {"rocm": create_matrix.ROCM_MATRIX}, only=f"* {arguments.backend}").cells
     served = {cell: rows.row_targets(data, cell, None) for cell in cells}
     targets = list(dict.fromkeys(target for each in served.values() for target in each))
-    every, some = (kernels.units(targets[:1], only=only, backend=arguments.backend) for only in (None, arguments.only))
+    every, some = (units.find(targets[:1], only=only, backend=arguments.backend) for only in (None, arguments.only))
     scale = sum(len(unit.kernels) for unit in every) / sum(len(unit.kernels) for unit in some)
 
     with tempfile.TemporaryDirectory() as directory:

@@ -8,7 +8,7 @@ Data flows downwards:
 | what is asked for | cells, targets, names, machine, plan | a plan: one cell, its targets, label and wheel |
 | in a release | matrix, rows, published, refresh | rows of the workflow's jobs, without what a release has |
 | checks | toolchain, interpreters, container | a machine that can carry the plan out, or a container |
-| compile | kernels, progress, sources, isa, codeobject | a kernel store for each target, from the cache |
+| compile | units, kernels, progress, sources, isa, codeobject | a kernel store for each target, from the cache |
 | - of Triton | triton_compiler | |
 | - of Composable Kernel | ck_instances, ck_sources, ck_toolchain, ck_compiler | |
 | assemble | launcher, ck_planner, sbom, wheel | a wheel |

@@ -7,7 +7,6 @@ shards of one build can run on different machines, and a build for another Pytho
 from __future__ import annotations
 
 import ctypes
-import fnmatch
 import hashlib
 import json
 import multiprocessing
@@ -18,161 +17,16 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from rocm_wheels import (
-    ck_compiler,
-    ck_instances,
-    ck_sources,
-    ck_toolchain,
-    codeobject,
-    isa,
-    sources,
-    triton_compiler,
-    versions,
-)
-from rocm_wheels.errors import CompileFailed, MissingTool, RocmWheelsError, setup
+from rocm_wheels import ck_compiler, ck_sources, triton_compiler, units
+from rocm_wheels.errors import CompileFailed, RocmWheelsError
 from rocm_wheels.progress import Progress
-from rocm_wheels.targets import has_kernels, wavefront
+from rocm_wheels.units import Unit
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """One run of a compiler for one GPU target: one code object with some kernels, and the digest of everything
-    that it depends on.
-
-    `content` is the compiler's: a Triton variant and, where it is not the table's, its launch configuration, each as
-    its fields, since a worker process cannot unpickle a class of a package it has not found yet; or instances of
-    Composable Kernel.
-    """
-
-    target: str
-    name: str
-    compiler: str
-    kernels: tuple[str, ...]
-    content: tuple[Any, ...]
-    toolchain: str
-    key: str
-
-    def path(self, cache: Path) -> Path:
-        """Where the cache keeps the code object; the manifest entries of its kernels lie beside it as .json."""
-        return cache / "kernels" / self.key[:2] / f"{self.key}.co"
-
-
-def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str]:
-    """Name and version of what compiles the kernels of a backend's store. Raises MissingTool."""
-    if backend == "ck":
-        name, _, rest = ck_toolchain.find(toolchain).version.partition(" ")
-        return name, rest
-    try:
-        return "triton", version("triton")
-    except PackageNotFoundError:
-        raise MissingTool("the kernel compiler is missing: no `triton` in this environment", remedy=setup()) from None
-
-
-@cache
-def _recipe(*modules: ModuleType) -> str:
-    """Digest of the code that turns a kernel into an object and its manifest entry."""
-    files = (Path(str(module.__file__)) for module in modules)
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def units(
-    targets: Sequence[str],
-    *,
-    shard: tuple[int, int] = (1, 1),
-    only: str | None = None,
-    backend: str = "triton",
-    toolchain: str = "pypi",
-    tiles: bool = False,
-) -> list[Unit]:
-    """What to compile, in a fixed order. The shards 1/n to n/n have no unit in common and all of them together.
-
-    A store of the ck backend holds the Triton kernels too: what Composable Kernel cannot do goes to them. tiles: of
-    Triton's, each configuration that a search on a GPU compares, as `<variant>@<configuration>`.
-    """
-    if tiles and backend != "triton":
-        raise CompileFailed(f"the tiles of {backend} cannot be searched", remedy="--tiles is for --backend triton")
-    index, count = shard
-    found = [*_ck_units(targets, only, toolchain)] if backend == "ck" else []
-    return [*found, *_triton_units(targets, only, tiles)][index - 1 :: count]
-
-
-def _triton_units(targets: Sequence[str], only: str | None, tiles: bool) -> Iterator[Unit]:
-    variants = sources.module("runtime.variants")
-    launches = sources.module("kernels.launches")
-    data, made_by = versions.load(), compiler()
-    for target in targets:
-        for variant in variants.table(target):
-            if only is not None and not fnmatch.fnmatch(variant.name, only):
-                continue
-            for config in launches.candidates(variant, target) if tiles else [None]:
-                specification = launches.specification(variant, target, config)
-                name = variant.name if config is None else f"{variant.name}@{_spelled(config)}"
-                ingredients = {
-                    "variant": list(variant),
-                    "target": target,
-                    "wavefront": wavefront(data, target),
-                    "constants": specification.constants,
-                    "options": specification.options,
-                    "arguments": variants.TYPES,
-                    "aligned": variants.ALIGNED,
-                    "compiler": made_by,
-                    "sources": sources.digest(*sources.kernel_files(specification.module)),
-                    "recipe": _recipe(triton_compiler, isa, codeobject),
-                }
-                yield Unit(
-                    target=target,
-                    name=name,
-                    compiler="triton",
-                    kernels=(name,),
-                    content=(tuple(variant), None if config is None else tuple(config)),
-                    toolchain="pypi",
-                    key=_key(ingredients),
-                )
-
-
-def _spelled(config: Any) -> str:
-    """A launch configuration as part of a name: "128x64-w4-s2-waves_per_eu2"."""
-    options = "".join(f"-{name}{value}" for name, value in config.options)
-    return f"{config.block_m}x{config.block_n}-w{config.num_warps}-s{config.num_stages}{options}"
-
-
-def _ck_units(targets: Sequence[str], only: str | None, toolchain: str) -> Iterator[Unit]:
-    data = versions.load()
-    served = [target for target in targets if has_kernels(data, target, "ck")]
-    made_by, headers = ck_toolchain.find(toolchain).version, ck_sources.load().key
-    for name, instances in ck_instances.units(only):
-        for target in served:
-            ingredients = {
-                "unit": ck_compiler.source(instances),
-                "target": target,
-                "compiler": made_by,
-                "headers": headers,
-                "sources": sources.digest(*ck_compiler.SOURCES),
-                "recipe": _recipe(ck_compiler, ck_toolchain, isa, codeobject),
-            }
-            yield Unit(
-                target=target,
-                name=name,
-                compiler="ck",
-                kernels=tuple(instance.name for instance in instances),
-                content=instances,
-                toolchain=toolchain,
-                key=_key(ingredients),
-            )
-
-
-def _key(ingredients: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
 
 
 def compile_store(
@@ -189,10 +43,10 @@ def compile_store(
     """Compile what the cache lacks and pack one archive a target. Returns target -> archive.
 
     With a shard of several the archives are not packed: the result is empty, the cache holds the shard's units.
-    tiles: see `units`; of these one that does not compile is left out, with its reason on stdout.
+    tiles: see `units.find`; of these one that does not compile is left out, with its reason on stdout.
     Raises CompileFailed naming the kernel; what was compiled before stays in the cache.
     """
-    wanted = units(targets, shard=shard, only=only, backend=backend, toolchain=toolchain, tiles=tiles)
+    wanted = units.find(targets, shard=shard, only=only, backend=backend, toolchain=toolchain, tiles=tiles)
     if not wanted:
         raise CompileFailed(
             f"no kernel matches {only!r}",
@@ -206,13 +60,13 @@ def compile_store(
         wanted = [unit for unit in wanted if unit not in failed]
     if shard[1] > 1:
         return {}
-    made_by = compiler(backend, toolchain)
+    made_by = units.compiler(backend, toolchain)
     return {target: _pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}
 
 
 def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "triton", toolchain: str = "pypi") -> None:
     """Raises CompileFailed unless the cache has every kernel of the targets."""
-    wanted = units(targets, backend=backend, toolchain=toolchain)
+    wanted = units.find(targets, backend=backend, toolchain=toolchain)
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
     if missing:
         raise CompileFailed(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rocm_wheels import versions
 
 if TYPE_CHECKING:
-    from rocm_wheels.kernels import Unit
+    from rocm_wheels.units import Unit
 
 
 class Progress:

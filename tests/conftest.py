@@ -16,6 +16,10 @@ from rocm_wheels.versions import Versions, load
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# The package itself, before a test of the compile stage has a bare one in its place.
+sys.path.append(str(ROOT / "flash_attn_src"))
+import flash_attn  # noqa: E402, F401
+
 
 @pytest.fixture(scope="session")
 def data() -> Versions:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import codeobject, inspect_store, kernels, sources
+from rocm_wheels import codeobject, inspect_store, kernels, sources, units
 from rocm_wheels.errors import CompileFailed, DataError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,7 @@ def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(
 ) -> None:
     cache, stores = built
     before = stores["gfx942"].read_bytes()
-    damaged = kernels.units(["gfx942"], only=SMALL)[0].path(cache)
+    damaged = units.find(["gfx942"], only=SMALL)[0].path(cache)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     kernels.compile_store(["gfx942"], cache=cache, jobs=1, only=SMALL)
     assert stores["gfx942"].read_bytes() == before
@@ -153,7 +153,7 @@ def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
 
     def keys() -> dict[str, str]:
         read_anew()
-        return {unit.name: unit.key for unit in kernels.units(["gfx942"])}
+        return {unit.name: unit.key for unit in units.find(["gfx942"])}
 
     before = keys()
     monkeypatch.setattr(sources, "FLASH_ATTN_SRC", tmp_path)
@@ -167,8 +167,8 @@ def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_the_shards_are_a_partition_of_the_whole(count: int) -> None:
-    whole = kernels.units(["gfx90a", "gfx942"])
-    shards = [kernels.units(["gfx90a", "gfx942"], shard=(index, count)) for index in range(1, count + 1)]
+    whole = units.find(["gfx90a", "gfx942"])
+    shards = [units.find(["gfx90a", "gfx942"], shard=(index, count)) for index in range(1, count + 1)]
     assert sorted(unit.key for shard in shards for unit in shard) == sorted(unit.key for unit in whole)
     assert len({unit.key for unit in whole}) == len(whole)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -189,7 +189,7 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
     """As on a full disk."""
-    (unit,) = kernels.units(["gfx942"], only="probabilities-fp16-d32")
+    (unit,) = units.find(["gfx942"], only="probabilities-fp16-d32")
     unit.path(tmp_path).with_suffix(".json").mkdir(parents=True)
     with pytest.raises(CompileFailed, match="compiling probabilities-fp16-d32 for gfx942: Is a directory") as caught:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=unit.name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rocm_wheels import progress
-from rocm_wheels.kernels import Unit
+from rocm_wheels.units import Unit
 from rocm_wheels.versions import Versions
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocm_wheels import kernels, sources
+from rocm_wheels import kernels, sources, units
 from rocm_wheels.errors import CompileFailed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,20 +48,20 @@ def test_candidates_are_kernels_of_a_store(archive: Path) -> None:
 
 
 def test_the_first_candidate_is_the_kernel_of_the_wheel() -> None:
-    (own,) = kernels.units(["gfx942"], only=NAME)
-    first, *others = kernels.units(["gfx942"], only=NAME, tiles=True)
+    (own,) = units.find(["gfx942"], only=NAME)
+    first, *others = units.find(["gfx942"], only=NAME, tiles=True)
     assert first.name == OWN
     assert first.key == own.key
     assert len({unit.name for unit in others}) == len({unit.key for unit in others}) == len(others) > 20
 
 
 def test_casts_have_no_candidates() -> None:
-    assert kernels.units(["gfx942"], only="fp8-cast*", tiles=True) == []
+    assert units.find(["gfx942"], only="fp8-cast*", tiles=True) == []
 
 
 def test_composable_kernel_is_not_searched() -> None:
     with pytest.raises(CompileFailed, match="the tiles of ck cannot be searched"):
-        kernels.units(["gfx942"], backend="ck", tiles=True)
+        units.find(["gfx942"], backend="ck", tiles=True)
 
 
 class Gpu:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_parts import library, plan, store
 
-from rocm_wheels import build, cli, kernels, verdict, verify, wheel
+from rocm_wheels import build, cli, kernels, units, verdict, verify, wheel
 from rocm_wheels.errors import CompileFailed, DataError, VerifyFailed
 from rocm_wheels.plan import Plan
 from rocm_wheels.verdict import Stage, Verdict
@@ -119,7 +119,7 @@ def test_cibuildwheel_passes_on_every_variable_of_a_cell() -> None:
 
 
 def test_a_kernel_that_the_cache_lacks_is_not_compiled_but_named(tmp_path: Path) -> None:
-    wanted = kernels.units(["gfx942"])
+    wanted = units.find(["gfx942"])
     with pytest.raises(CompileFailed) as caught:
         kernels.require_cached(["gfx942"], cache=tmp_path)
     assert caught.value.message == (
