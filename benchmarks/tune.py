@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import measuring
 import torch
+from kernel_calls import Call, calls
 
-Call = Callable[[], list[torch.Tensor]]
 FINALISTS = 5
 DEVICE = torch.device("cuda", 0)
 
@@ -84,84 +84,34 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
     return found
 
 
-def calls(variant: Any, tokens: int = 4096) -> dict[str, Call]:
-    """What a kernel is timed in. Raises NotImplementedError for an operation that is not called here."""
-    torch.manual_seed(0)
-    if variant.op.startswith(("decode", "extend")):
-        return dict(_of_a_cache(variant, tokens))
-    if variant.op.startswith(("fwd", "bwd", "fp8-fwd")):
-        return dict(_of_attention(variant, tokens))
-    raise NotImplementedError(f"{variant.name}: no call for it")
-
-
-def _of_attention(variant: Any, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends import triton as backend
-    from flash_attn.backends import triton_fp8
-
-    op, kind, dim = variant.op, variant.kind, variant.block_d
-    dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
-    tokens //= 4 if dtype is torch.float32 else 1
-    heads = max(2048 // dim, 8)
-    q, k, v, dout = (torch.randn(2, tokens, heads, dim, device=DEVICE, dtype=dtype) for _ in range(4))
-    slopes = torch.rand(heads, device=DEVICE) if kind in ("alibi", "any") else None
-    softcap, dropout_p = 20.0 * (kind in ("softcap", "any")), 0.1 * (kind == "dropout")
-    random = torch.zeros(2, dtype=torch.int64, device=DEVICE) if dropout_p else None
-    table = None
-    page = {"fwd-paged": 16, "fwd-paged-whole": 256}.get(op)
-    paged = [k, v]
-    if page is not None:
-        table = torch.randperm(2 * tokens // page, device=DEVICE).int().view(2, -1)
-        paged = [x.view(-1, page, heads, dim) for x in paged]
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    for name, causal, left in (("full", False, -1), ("causal", True, -1), ("window", True, tokens // 4)):
-        masks = dim**-0.5, causal, left, -1, softcap, slopes, dropout_p
-        forward = partial(
-            backend.forward, q, *paged, None, *masks, False, random, None, None, tokens, tokens, None, None, table
-        )
-        if op.startswith("fwd"):
-            yield name, lambda forward=forward: list(forward()[:2])
-        elif op == "fp8-fwd":
-            cast = [triton_fp8.cast(x, backend.format_of(q), None, None, tokens, False) for x in (q, k, v)]
-            small, factors = zip(*cast, strict=True)
-            fp8 = partial(backend.fp8_forward, *small, factors, dtype, *masks, random, None, None, tokens, tokens)
-            yield name, lambda fp8=fp8: list(fp8()[:2])
-        else:
-            out, lse, *_ = forward()
-            backward = partial(
-                backend.backward, dout, q, k, v, out, lse, dq, dk, dv, *masks, False, random, None, None, tokens, tokens
-            )
-            yield name, lambda backward=backward: [backward(), dq, dk, dv]
-
-
-def _of_a_cache(variant: Any, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends.triton_decode import attend_in_parts
-    from flash_attn.cache_call import CacheCall
-
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
-    if dtype is None:
-        raise NotImplementedError(f"{variant.name}: a cache in FP8 takes the tiles of bf16")
-    queries = 1 if variant.op.startswith("decode") else 32
-    slopes = torch.rand(32, device=DEVICE) if variant.kind == "any" else None
-    for batch, length in ((64, tokens // 2), (16, 2 * tokens), (1, 8 * tokens)):
-        q = torch.randn(batch, queries, 32, variant.block_d, device=DEVICE, dtype=dtype)
-        k, v = (torch.randn(batch, length, 4, variant.block_d, device=DEVICE, dtype=dtype) for _ in range(2))
-        table = None
-        if variant.op.endswith("-paged"):
-            table = torch.randperm(batch * length // 16, device=DEVICE).int().view(batch, -1)
-            k, v = (x.view(-1, 16, 4, variant.block_d) for x in (k, v))
-        call = CacheCall(
-            q, k, v, variant.block_d**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes
-        )
-        yield f"{batch} x {length}", lambda call=call: list(attend_in_parts(call))
-
-
 def install(variant: Any, tile: Tile) -> None:
-    """Makes a tile the kernel that the next calls take."""
+    """Makes a tile the kernel that the next calls take, on the GPU or, where there is none, in Triton's interpreter."""
     from flash_attn.backends import triton_kernels
     from flash_attn.runtime import launch
 
-    launch._kernels[0, variant] = tile.kernel
+    launch._kernels[0 if torch.cuda.is_available() else -1, variant] = tile.kernel
     triton_kernels._kernels.clear()
+
+
+class _TakenError(Exception):
+    """A kernel was about to run that only tells so."""
+
+
+def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
+    """Raises NotImplementedError where a call takes another kernel, whose time would say nothing."""
+
+    def refuse(*_: object) -> None:
+        raise _TakenError
+
+    parts = ("block_m", "block_n", "dies", "pointer", "optional")
+    kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
+    install(variant, tile._replace(kernel=kernel))
+    for name, call in timed.items():
+        try:
+            call()
+        except _TakenError:
+            continue
+        raise NotImplementedError(f"{variant.name}: the call {name!r} takes another kernel")
 
 
 def same(results: list[torch.Tensor], wanted: list[torch.Tensor], most: float) -> bool:
@@ -180,7 +130,8 @@ def graphs(variant: Any, tile: Tile, timed: dict[str, Call]) -> dict[str, Callab
 
 def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]:
     """How fast the best tiles are beside the first, the fastest first."""
-    timed = calls(variant)
+    timed = calls(variant, DEVICE)
+    check_taken(variant, those[0], timed)
     install(variant, those[0])
     wanted = {name: [x.clone() for x in call()] for name, call in timed.items()}
     own = graphs(variant, those[0], timed)

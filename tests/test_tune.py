@@ -65,17 +65,21 @@ def test_composable_kernel_is_not_searched() -> None:
 
 
 class Gpu:
-    """A GPU on which a tile takes a given time and gives a given result: the kernel that the last call took."""
+    """A GPU on which the tile that is installed takes a given time and gives a given result."""
 
-    def __init__(self, times: dict[str, float], wrong: str = "", refused: str = "") -> None:
-        self.times, self.wrong, self.refused = times, wrong, refused
+    def __init__(self, times: dict[str, float], wrong: str = "", refused: str = "", other: bool = False) -> None:
+        """other: calls run another kernel than the one that is installed."""
+        self.times, self.wrong, self.refused, self.other = times, wrong, refused, other
         self.current = OWN
+        self.launch: Any = None
 
     def install(self, _: object, tile: Any) -> None:
-        self.current = tile.name
+        self.current, self.launch = tile.name, tile.kernel.launch
 
     def call(self) -> list[Any]:
         torch = importlib.import_module("torch")
+        if not self.other:
+            self.launch()
         if self.current == self.refused:
             raise RuntimeError("out of shared memory")
         return [torch.ones(3) * (1.0 + 0.1 * (self.current == self.wrong))]
@@ -92,6 +96,11 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tune")
 
 
+def kernel(*_: object) -> SimpleNamespace:
+    """What a code object of the archive becomes."""
+    return SimpleNamespace(block_m=64, block_n=64, dies=1, pointer=None, optional=None, launch=lambda: None)
+
+
 def run(
     tune: ModuleType, gpu: Gpu, archive: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, target: str = "gfx942"
 ) -> None:
@@ -99,10 +108,10 @@ def run(
     store = importlib.import_module("flash_attn.runtime.store")
     installed = SimpleNamespace(kernels={NAME: store.Store(archive).kernels[OWN]})
     monkeypatch.setattr(launch, "device_target", lambda _: target)
-    monkeypatch.setattr(launch, "StoreKernel", lambda _, name: name)
+    monkeypatch.setattr(launch, "StoreKernel", kernel)
     monkeypatch.setattr(store, "open_store", lambda _: installed)
     monkeypatch.setattr(tune, "install", gpu.install)
-    monkeypatch.setattr(tune, "calls", lambda _: {"full": gpu.call, "causal": gpu.call})
+    monkeypatch.setattr(tune, "calls", lambda *_: {"full": gpu.call, "causal": gpu.call})
     monkeypatch.setattr(tune.measuring, "replayed", gpu.replayed)
     monkeypatch.setattr(tune.measuring, "chosen_device", lambda _: None)
     monkeypatch.setattr(tune.measuring, "installed", lambda: "2.8.3")
@@ -135,6 +144,13 @@ def test_a_tile_that_is_wrong_or_does_not_run_is_no_row(
     assert text.splitlines()[-1] == "no row changes: nothing is 1.02 times as fast as it is"
 
 
+def test_a_call_of_another_kernel_is_not_timed(
+    tune: ModuleType, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, Gpu({}, other=True), archive, monkeypatch)
+    assert f"{NAME}: the call 'full' takes another kernel" in capsys.readouterr().out
+
+
 def test_an_archive_of_another_gpu_or_other_sources_is_refused(
     tune: ModuleType, archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -152,7 +168,7 @@ def test_an_archive_of_another_gpu_or_other_sources_is_refused(
     own = SimpleNamespace(kernels={NAME: store_module.Store(archive).kernels[OWN]})
     launch = importlib.import_module("flash_attn.runtime.launch")
     monkeypatch.setattr(launch, "device_target", lambda _: "gfx942")
-    monkeypatch.setattr(launch, "StoreKernel", lambda _, name: name)
+    monkeypatch.setattr(launch, "StoreKernel", kernel)
     monkeypatch.setattr(store_module, "open_store", lambda _: own)
     with pytest.raises(SystemExit, match=f"{WIDE} is not of the sources of the flash_attn here"):
         tune.tiles(other)

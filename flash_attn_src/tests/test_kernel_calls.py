@@ -1,0 +1,40 @@
+"""What benchmarks/tune.py times a kernel in: calls that take this kernel, of every operation that is searched."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from flash_attn.backends import triton_kernels
+from flash_attn.kernels import launches
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import Variant
+
+# numpy warns where the interpreter computes what a GPU computes silently: log2(0).
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["plain", "any"])
+@pytest.mark.parametrize("op", launches._SEARCHED)
+def test_calls_take_the_kernel(op: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    tune, kernel_calls = (importlib.import_module(name) for name in ("tune", "kernel_calls"))
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
+    variant = Variant(op, "fp8e4nv" if op == "fp8-fwd" else "fp16", 256, kind)  # of fewest heads
+    timed = kernel_calls.calls(variant, DEVICE, 32)
+    assert len(timed) == 3
+    tile = tune.Tile(variant.name, None, launch.kernel(DEVICE.index if DEVICE.index is not None else -1, variant))
+    tune.check_taken(variant, tile, timed)
+
+
+def test_other_operations_have_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    kernel_calls = importlib.import_module("kernel_calls")
+    with pytest.raises(NotImplementedError, match="append-fp16-d64: no call for it"):
+        kernel_calls.calls(Variant("append", "fp16", 64, "plain"), DEVICE)
