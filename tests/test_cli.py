@@ -301,11 +301,12 @@ def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[s
         "fwd*",
         "--jobs",
         "2",
+        "--tiles",
     ]
     assert cli.main(["compile", *arguments, "--cache", str(tmp_path)]) == 0
     assert stages.compiled == {
         "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*",
-        "backend": "triton", "toolchain": "pypi",
+        "backend": "triton", "toolchain": "pypi", "tiles": True,
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[0] == f"gfx942  {tmp_path / 'gfx942.zip'}"
     assert cli.main(["compile", "--target", "gfx94a"]) == 4
