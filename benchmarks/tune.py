@@ -54,7 +54,10 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
     from flash_attn.runtime import launch, store, variants
 
     target = launch.device_target(0)
-    archive, installed = store.Store(path), store.open_store(target)
+    try:
+        archive, installed = store.Store(path), store.open_store(target)
+    except store.KernelError as error:
+        raise SystemExit(f"error: {error.__cause__ or error}: give what `compile --tiles` printed") from None
     if archive.target != target:
         raise SystemExit(f"error: {path} is for {archive.target}, this GPU is {target}")
     if installed is None:
@@ -114,11 +117,13 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
         raise NotImplementedError(f"{variant.name}: the call {name!r} takes another kernel")
 
 
-def same(results: list[torch.Tensor], wanted: list[torch.Tensor], most: float) -> bool:
+def right(call: Call, wanted: list[torch.Tensor], most: float) -> bool:
     """Whether results differ by an RMS error of at most so much of their RMS; NaN does."""
+    for result in call():
+        result.fill_(float("nan"))  # what a kernel leaves out must not be right by what lay there before
     return all(
         bool((one - other).float().square().mean().sqrt() <= most * other.float().square().mean().sqrt())
-        for one, other in zip(results, wanted, strict=True)
+        for one, other in zip(call(), wanted, strict=True)
     )
 
 
@@ -141,7 +146,7 @@ def search(variant: Any, those: list[Tile], rounds: int) -> list[dict[str, Any]]
     for tile in those:
         try:
             install(variant, tile)
-            if not all(same(call(), wanted[name], most) for name, call in timed.items()):
+            if not all(right(call, wanted[name], most) for name, call in timed.items()):
                 print(f"  {tile.name}: a wrong result, left out", flush=True)
                 continue
             mine = graphs(variant, tile, timed)

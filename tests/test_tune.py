@@ -102,8 +102,10 @@ def kernel(*_: object) -> SimpleNamespace:
 
 
 def run(
-    tune: ModuleType, gpu: Gpu, archive: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, target: str = "gfx942"
-) -> None:
+    tune: ModuleType, gpu: Gpu, archive: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str,
+    target: str = "gfx942", given: Path | None = None,
+) -> None:  # fmt: skip
+    """The search, with a wheel that has the archive's kernel; `given` instead of the archive."""
     launch = importlib.import_module("flash_attn.runtime.launch")
     store = importlib.import_module("flash_attn.runtime.store")
     installed = SimpleNamespace(kernels={NAME: store.Store(archive).kernels[OWN]})
@@ -117,7 +119,7 @@ def run(
     monkeypatch.setattr(tune.measuring, "installed", lambda: "2.8.3")
     monkeypatch.setattr(tune.measuring, "environment", lambda _: {"device": "fake"})
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "fake")
-    tune.main([str(archive), *arguments])
+    tune.main([str(given or archive), *arguments])
 
 
 def test_the_fastest_tile_is_a_row(
@@ -154,21 +156,24 @@ def test_a_call_of_another_kernel_is_not_timed(
 def test_an_archive_of_another_gpu_or_other_sources_is_refused(
     tune: ModuleType, archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    gpu = Gpu({})
+    with pytest.raises(SystemExit, match=r"No such file.*give what `compile --tiles` printed"):
+        run(tune, gpu, archive, monkeypatch, given=tmp_path / "gfx90a.zip")
     with pytest.raises(SystemExit, match="is for gfx942, this GPU is gfx90a"):
-        run(tune, Gpu({}), archive, monkeypatch, target="gfx90a")
+        run(tune, gpu, archive, monkeypatch, target="gfx90a")
     other = tmp_path / "gfx942.zip"
     with zipfile.ZipFile(archive) as store, zipfile.ZipFile(other, "w") as changed:
         manifest = json.loads(store.read("manifest.json"))
         manifest["kernels"][WIDE]["params"] += "i"
         changed.writestr("manifest.json", json.dumps(manifest))
-    monkeypatch.undo()
-    for directory in (ROOT / "benchmarks", ROOT / "flash_attn_src"):
-        monkeypatch.syspath_prepend(str(directory))
-    store_module = importlib.import_module("flash_attn.runtime.store")
-    own = SimpleNamespace(kernels={NAME: store_module.Store(archive).kernels[OWN]})
-    launch = importlib.import_module("flash_attn.runtime.launch")
-    monkeypatch.setattr(launch, "device_target", lambda _: "gfx942")
-    monkeypatch.setattr(launch, "StoreKernel", kernel)
-    monkeypatch.setattr(store_module, "open_store", lambda _: own)
     with pytest.raises(SystemExit, match=f"{WIDE} is not of the sources of the flash_attn here"):
-        tune.tiles(other)
+        run(tune, gpu, archive, monkeypatch, given=other)
+
+
+def test_what_a_kernel_leaves_out_is_not_right(tune: ModuleType) -> None:
+    """A result from before stands where it did not write."""
+    torch = importlib.import_module("torch")
+    result = torch.arange(4.0)
+    wanted = [result.clone()]
+    assert not tune.right(lambda: [result], wanted, 0.01)
+    assert tune.right(lambda: [result.copy_(wanted[0])], wanted, 0.01)
