@@ -201,6 +201,8 @@ def main(argv: list[str] | None = None) -> None:
             bits = 32 if variant.dtype == "fp32" else 8 if variant.op.startswith("fp8") else 16
             key = (variant.op, bits, variant.block_d)
             changes.append(f"{key} {variant.kind}: {spelled(ranked[0]['row'])}  # {ranked[0]['speed']:.3f}")
+    if not rows:
+        raise SystemExit("error: nothing was timed, as said above")
     print("\n".join(changes) if changes else f"no row changes: nothing is {options.least} times as fast as it is")
     if options.json is not None:
         machine, config = measuring.environment(DEVICE), {"rounds": options.rounds, "archive": options.archive.name}

@@ -147,7 +147,8 @@ def test_a_tile_that_is_wrong_or_does_not_run_is_no_row(
 def test_a_call_of_another_kernel_is_not_timed(
     tune: ModuleType, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, Gpu({}, other=True), archive, monkeypatch)
+    with pytest.raises(SystemExit, match="nothing was timed"):
+        run(tune, Gpu({}, other=True), archive, monkeypatch)
     assert f"{NAME}: the call 'full' takes another kernel" in capsys.readouterr().out
 
 

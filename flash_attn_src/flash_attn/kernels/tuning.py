@@ -3,7 +3,7 @@
 One table, read by the ahead-of-time compiler and by the JIT path. `benchmarks/tune.py` measures its rows on a GPU.
 
 cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-22, bf16, full, causal and window, and the kinds that have
-a tile of their own); fp16 follows bf16, fp32 by size.
+a tile of their own, of dim 32 plain alone); fp16 follows bf16, fp32 by size.
 cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
 types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
 LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
