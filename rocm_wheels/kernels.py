@@ -60,6 +60,11 @@ def compile_store(
         wanted = [unit for unit in wanted if unit not in failed]
     if shard[1] > 1:
         return {}
+    if empty := [target for target in targets if all(unit.target != target for unit in wanted)]:
+        raise CompileFailed(
+            f"no kernel for {', '.join(empty)} matches {only!r} and compiles",
+            remedy="`python -m rocm_wheels inspect` shows the names in a wheel.",
+        )
     made_by = units.compiler(backend, toolchain)
     return {target: _pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}
 

@@ -187,6 +187,12 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*")
 
 
+def test_a_target_without_a_match_is_an_error(built: tuple[Path, dict[str, Path]]) -> None:
+    cache, _ = built
+    with pytest.raises(CompileFailed, match=r"no kernel for gfx1100 matches 'fp8-amax-fp16\*'"):
+        kernels.compile_store(["gfx942", "gfx1100"], cache=cache, jobs=1, only="fp8-amax-fp16*")
+
+
 def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
     """As on a full disk."""
     (unit,) = units.find(["gfx942"], only="probabilities-fp16-d32")

@@ -80,6 +80,7 @@ def cast(
     grid = (blocks * planes, pieces, 1)
     pointer = kernel.pointer
     stream = current_stream(device)
+    # In chunks of one plane: no two programs read the same rows.
     sizes = (nheads, seqlen, head_dim // vec, blocks, nheads * batch, 1, flags)
     if x.element_size() == 1:
         limit, amax = 0.0, None
