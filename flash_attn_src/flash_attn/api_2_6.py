@@ -10,7 +10,7 @@ from flash_attn.arguments import as_int, check_dense, check_varlen
 
 Window = tuple[int, int]
 Forward = tuple[torch.Tensor, ...]
-Backward = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]
+Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
@@ -98,11 +98,13 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: torch.Tensor | None = None,
 ) -> Backward:
-    """Writes dq, dk, dv; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q, k, v."""
+    """Writes dq, dk, dv, new ones for None; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q,
+    k, v."""
     left, right = check_dense(
         q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False
     )
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
+    dq, dk, dv = custom_ops._gradients((q, k, v), (dq, dk, dv))
     softmax_d = custom_ops._flash_attn_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
         *(softcap, alibi_slopes, deterministic, rng_state),
@@ -139,6 +141,7 @@ def _flash_attn_varlen_backward(
         dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False, None,
     )  # fmt: skip
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
+    dq, dk, dv = custom_ops._gradients((q, k, v), (dq, dk, dv))
     softmax_d = custom_ops._flash_attn_varlen_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *(dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, deterministic, rng_state),

@@ -19,10 +19,14 @@ Window = tuple[int, int]
 
 # The head dimension that backends get is a multiple of this.
 _HEAD_DIM_STEP = 8
+# Tensors that a backward needs besides what autograd gave the forward.
+_SAVED = 6
 
 
-def _pad(x: torch.Tensor) -> torch.Tensor:
-    return pad(x, (0, -x.shape[-1] % _HEAD_DIM_STEP))
+def _served(x: torch.Tensor) -> torch.Tensor:
+    """x as backends take it: its last dimension dense, and a multiple of 8."""
+    missing = -x.shape[-1] % _HEAD_DIM_STEP
+    return pad(x, (0, missing)) if missing else maybe_contiguous(x)
 
 
 def attend(
@@ -43,20 +47,17 @@ def attend(
     deterministic: bool,
     return_softmax: bool,
     block_table: torch.Tensor | None,
+    packed: tuple[torch.Tensor, ...] | None = None,
 ) -> Result:
-    """The forward of every function here; with a ctx it keeps what the backward needs."""
+    """The forward of every function here; with a ctx it keeps what the backward needs.
+
+    packed: what autograd knows of q, k, v, where they are parts of it: (qkv,) or (q, kv).
+    """
     head_dim = q.shape[-1]
     if softmax_scale is None:
         softmax_scale = head_dim**-0.5
-    if head_dim % _HEAD_DIM_STEP:
-        q, k, v = _pad(q), _pad(k), _pad(v)
-    else:
-        if q.stride(-1) != 1:
-            q = q.contiguous()
-        if k.stride(-1) != 1:
-            k = k.contiguous()
-        if v.stride(-1) != 1:
-            v = v.contiguous()
+    given = packed or (q, k, v)
+    q, k, v = _served(q), _served(k), _served(v)
     left, right = window_size
     padded, softmax_lse, dmask, rng_state = dispatch.forward(
         q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p,
@@ -64,7 +65,7 @@ def attend(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
     )  # fmt: skip
     if ctx is not None:
-        ctx.save_for_backward(q, k, v, padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+        ctx.save_for_backward(padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given)
         ctx.options = (softmax_scale, causal, left, right, softcap, dropout_p, deterministic)
         ctx.lengths = (max_seqlen_q, max_seqlen_k)
         ctx.head_dim = head_dim
@@ -85,34 +86,37 @@ class _OnceOnly(torch.autograd.Function):
     """Passes gradients through; a derivative of them raises instead of coming out as zero."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
-        return tuple(x.view_as(x) for x in gradients)
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        """The first `count` of tensors are the gradients; they depend on the others, and on a leaf."""
+        return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:  # noqa: ARG004
         raise RuntimeError("flash_attn has no second derivative")
 
 
-def _gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.Tensor, ...]:
+def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What _first_gradients gives, guarded against a second derivative where one may be asked for."""
     if is_compiling() or not torch.is_grad_enabled():
-        return _first_gradients(ctx, dout, packed)
+        return _first_gradients(ctx, dout)
     with torch.no_grad():
-        gradients = _first_gradients(ctx, dout, packed)
-    return _OnceOnly.apply(torch.zeros((), requires_grad=True), *gradients)
+        gradients = _first_gradients(ctx, dout)
+    given = ctx.saved_tensors[_SAVED:]
+    return _OnceOnly.apply(len(gradients), *gradients, dout, *given, torch.zeros((), requires_grad=True))
 
 
-def _first_gradients(ctx: Any, dout: torch.Tensor, packed: int) -> tuple[torch.Tensor, ...]:
-    """The gradients of the last `packed` of q, k, v in one tensor, stacked before the heads; 1 is none."""
+def _first_gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
     if ctx.paged:
         raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
-    q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given = ctx.saved_tensors
+    packed = 4 - len(given)  # how many of q, k, v the last of given holds
     head_dim = ctx.head_dim
     padded = head_dim % _HEAD_DIM_STEP != 0
-    if padded:
-        dout = _pad(dout)
-    elif not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
-        dout = maybe_contiguous(dout)
+    parts = given if packed == 1 else [*given[:-1], *given[-1].unbind(-3)]
+    if padded or not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
+        dout, *parts = (_served(x) for x in (dout, *parts))
+    q, k, v = parts
     results: tuple[torch.Tensor, ...]
     if packed == 1:
         results = dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -165,7 +169,7 @@ class FlashAttnFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 1), *(None,) * 9
+        return *_gradients(ctx, dout), *(None,) * 9
 
 
 class FlashAttnQKVPackedFunc(torch.autograd.Function):
@@ -189,12 +193,12 @@ class FlashAttnQKVPackedFunc(torch.autograd.Function):
         return attend(
             ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
             dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None,
+            return_softmax, None, (qkv,),
         )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 3), *(None,) * 9
+        return *_gradients(ctx, dout), *(None,) * 9
 
 
 class FlashAttnKVPackedFunc(torch.autograd.Function):
@@ -219,12 +223,12 @@ class FlashAttnKVPackedFunc(torch.autograd.Function):
         return attend(
             ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
             dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None,
+            return_softmax, None, (q, kv),
         )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 2), *(None,) * 9
+        return *_gradients(ctx, dout), *(None,) * 9
 
 
 class FlashAttnVarlenFunc(torch.autograd.Function):
@@ -259,7 +263,7 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 1), *(None,) * 14
+        return *_gradients(ctx, dout), *(None,) * 14
 
 
 class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
@@ -285,12 +289,12 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
         return attend(
             ctx if is_grad_enabled else None, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
             dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None,
+            return_softmax, None, (qkv,),
         )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 3), *(None,) * 11
+        return *_gradients(ctx, dout), *(None,) * 11
 
 
 class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
@@ -319,9 +323,9 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
         return attend(
             ctx if is_grad_enabled else None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
             dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None,
+            return_softmax, None, (q, kv),
         )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout, 2), *(None,) * 13
+        return *_gradients(ctx, dout), *(None,) * 13

@@ -71,7 +71,7 @@ def _put(name: str, values: torch.Tensor, indices: torch.Tensor, rows: int) -> t
 
 def index_first_axis_residual(x: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows of x at indices, x itself for a residual connection)."""
-    return index_first_axis(x, indices), x.detach()
+    return index_first_axis(x, indices), x.view_as(x)
 
 
 class IndexFirstAxis:

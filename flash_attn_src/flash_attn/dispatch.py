@@ -2,15 +2,18 @@
 
 In eager mode they call the backend itself, as dispatching through a custom op costs more than a small kernel. Under
 torch.compile, torch.export, a dispatch mode or with a tensor subclass they go through the ops, which carry fakes.
+With dropout the seed is drawn here, outside of an op: what compiles a graph may merge calls of an op with the same
+arguments, and make one anew for the backward.
 Shapes, dtypes and units: flash_attn.backends.torch.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from flash_attn import dmask
+from flash_attn import dmask, rng
 from flash_attn.backends import select
 from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
@@ -18,16 +21,30 @@ from flash_attn.custom_ops import (
     _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
 )
+from flash_attn.dropout_op import dropout_forward
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state  # of torch.jit.trace
 
 
-def is_traced(q: torch.Tensor) -> bool:
-    """Whether the call has to go through the custom ops."""
-    if is_compiling():
+def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
+    """Whether a call with these has to go through the custom ops.
+
+    The tensors are on one device. NotImplementedError for a tangent of forward-mode differentiation on a GPU, of which
+    a kernel knows nothing.
+    """
+    if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None:
         return True
-    kind = type(q)
-    return (kind is not torch.Tensor and kind is not torch.nn.Parameter) or _dispatch_modes() > 0 or q.is_meta
+    if forward_ad._current_level >= 0:
+        _refuse_tangents((x, *more))
+    return type(x) not in _PLAIN or x.is_meta or not _PLAIN.issuperset(map(type, more))
+
+
+def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
+    for x in tensors:
+        if x is not None and x.is_cuda and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError("flash_attn has no forward-mode derivative on a GPU; take reverse mode, or a CPU")
 
 
 def forward(
@@ -49,7 +66,14 @@ def forward(
     block_table: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(out, softmax_lse, S_dmask or None or (0,), rng_state or None), eager or traced."""
-    if is_traced(q):
+    rng_state = rng.draw(q.device) if dropout_p > 0.0 else None
+    if is_traced(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        if rng_state is not None:
+            out, softmax_lse, s_dmask = dropout_forward(
+                q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, return_softmax,
+                rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
+            )  # fmt: skip
+            return out, softmax_lse, s_dmask, rng_state
         if cu_seqlens_q is None or cu_seqlens_k is None:
             return _wrapped_flash_attn_forward(
                 q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
@@ -60,7 +84,7 @@ def forward(
         )
     out, softmax_lse, probabilities, rng_state = select(q).forward(
         q, k, v, None, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, return_softmax,
-        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
+        rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
     )  # fmt: skip
     s_dmask = None if probabilities is None else dmask.scaled(probabilities, q.shape[-1])
     return out, softmax_lse, s_dmask, rng_state
@@ -91,7 +115,7 @@ def backward(
     max_seqlen_k: int,
 ) -> None:
     """Writes dq, dk, dv, eager or traced."""
-    if is_traced(q):
+    if is_traced(dout, q, k, v, cu_seqlens_q, cu_seqlens_k):
         gradients = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
         options = (
             dropout_p,

@@ -7,7 +7,7 @@ softmax_scale    factor of q @ k^T; default head_dim ** -0.5
 causal           query i sees keys up to i + seqlen_k - seqlen_q: aligned to the bottom right
 window_size      (left, right), in keys: query i sees keys i + seqlen_k - seqlen_q - left to ... + right;
                  negative is open
-softcap          > 0: scores become softcap * tanh(score / softcap)
+softcap          > 0, up to 4096: scores become softcap * tanh(score / softcap)
 alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqlen_q - j| is added to scores
 deterministic    the backward gives the same bits every time
 return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is

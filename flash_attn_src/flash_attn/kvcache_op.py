@@ -78,7 +78,7 @@ def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
 
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse), eager or traced."""
-    if not is_traced(call.q):
+    if not is_traced(call.q, call.k_cache, call.v_cache, call.k, call.v):
         return _run(call)
     lengths = call.cache_seqlens if isinstance(call.cache_seqlens, torch.Tensor) else None
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(

@@ -1,6 +1,7 @@
-"""Gradients of the forward ops of flash_attn.custom_ops: from out and, which the public functions lack, softmax_lse.
+"""Gradients of the forward ops of attention: from out and, which the public functions lack, softmax_lse.
 
-`keep_*` saves what a backward needs (torch.library's setup_context), `*_backward` calls the backward op.
+`keep_*` saves what a backward of flash_attn.custom_ops needs (torch.library's setup_context), `*_backward` calls the
+backward op.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 
-def _differentiate(
+def differentiate(
     op: Any,
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
@@ -59,7 +60,7 @@ def dense_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     *tensors, alibi_slopes, rng_state = ctx.saved_tensors
     op = torch.ops.flash_attn._flash_attn_backward
-    gradients = _differentiate(op, dout, dlse, tensors, (), ctx.options, alibi_slopes, rng_state)
+    gradients = differentiate(op, dout, dlse, tensors, (), ctx.options, alibi_slopes, rng_state)
     return *gradients, *(None,) * 8
 
 
@@ -82,7 +83,7 @@ def varlen_backward(
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state = ctx.saved_tensors
     lengths = (cu_seqlens_q, cu_seqlens_k, *ctx.lengths)
-    gradients = _differentiate(
+    gradients = differentiate(
         torch.ops.flash_attn._flash_attn_varlen_backward,
         dout,
         dlse,

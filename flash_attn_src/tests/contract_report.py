@@ -70,11 +70,14 @@ def results(version: str) -> dict[str, tuple[int, bool]]:
         found[f"_flash_attn{words}_forward"] = (count(given), right)
 
         backward: Callable[..., Any] = getattr(interface, f"_flash_attn{words}_backward")
-        buffers = [torch.empty_like(x) for x in (padded_q, padded_k, padded_v)]
+        makes_buffers = varlen and version.startswith("2.6")
+        buffers = [None if makes_buffers else torch.empty_like(x) for x in (padded_q, padded_k, padded_v)]
         given = backward(
             shaped(dout), padded_q, padded_k, padded_v, padded_out, lse, *buffers, *lengths,
             0.0, scale, True, *window, 0.0, None, False, None,
         )  # fmt: skip
+        if makes_buffers:
+            buffers = given[:3]
         right = all(near(got[..., :dim], shaped(want)) for got, want in zip(buffers, gradients, strict=True))
         found[f"_flash_attn{words}_backward"] = (count(given), right)
     given = bert_padding.unpad_input(torch.randn(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]]))

@@ -259,6 +259,9 @@ _RIGHT: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {
     (("unpad_input",), "unused_mask"): ("float", "int16", "every second"),
     (("unpad_input_for_concatenated_sequences",), "attention_mask_in_length"): ("int16", "every second"),
     (("rms_norm", "ops.rms_norm.RMSNorm.forward"), "x"): ("one dimension more", "one row more"),
+    (("layer_norm_fn", "rms_norm_fn", "layer_norm_ref", "rms_norm_ref", "dropout_add_rms_norm"), "rowscale"): (
+        "one dimension more",
+    ),
     (("apply_rotary", "apply_rotary, varlen"), "x"): _ROWS,
     (("apply_rotary, varlen",), "seqlen_offsets"): ("every second",),
     (("RotaryEmbedding.forward",), "qkv"): (*_ROWS, "another float", "another device"),  # its tables follow qkv

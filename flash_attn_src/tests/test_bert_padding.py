@@ -96,6 +96,11 @@ def test_rows_with_the_residual() -> None:
     rows, residual = index_first_axis_residual(x, torch.tensor([2, 0]))
     assert torch.equal(rows, x[[2, 0]])
     assert torch.equal(residual, x)
+    x.requires_grad_()
+    rows, residual = index_first_axis_residual(x, torch.tensor([2, 0]))
+    (rows.sum() + 10.0 * residual.sum()).backward()
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == [11.0, 10.0, 11.0, 10.0]
 
 
 def _there_and_back(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -246,6 +246,15 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
     assert operations(done) == [*(["appendkv"] if new else []), "splitkv", "combine"]
 
 
+def test_rotary_tables_shorter_than_the_cache_are_refused() -> None:
+    q, cache = tensors((1, 1, 2, 64), (1, 256, 2, 64))
+    table = torch.rand(16, 16).to(BF16)
+    lengths = torch.tensor([3], dtype=torch.int32)
+    with recording.record("gfx942") as launches, pytest.raises(ValueError, match=r"rotary_cos: got 16 .* at least 256"):
+        flash_attn_with_kvcache(q, cache, cache.clone(), q, q, table, table, cache_seqlens=lengths)
+    assert not launches
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_few_queries_share_out_the_keys(
     done: list[ck_planner.Launch], causal: bool, monkeypatch: pytest.MonkeyPatch

@@ -11,11 +11,14 @@ import torch
 from assert_close import assert_close
 from flash_attn import dispatch
 from small_calls import in_one_graph, offsets, qkv
+from torch.utils.checkpoint import checkpoint
 
 torch.set_num_threads(2)
 
-# Dynamo itself makes an instance of torch.autograd.Function, at which torch warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# Dynamo itself makes an instance of torch.autograd.Function, and what compiles uses torch.jit: torch warns at both.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:.*torch.jit:DeprecationWarning"
+)
 
 
 @pytest.mark.parametrize("dim", [16, 13])
@@ -162,6 +165,71 @@ def test_opcheck_varlen(dropout_p: float) -> None:
     torch.library.opcheck(op, (*tensors, *lengths, *options, False, rng_state), test_utils=OPCHECKS)
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+def test_opcheck_dropout(varlen: bool) -> None:
+    """With its seed as an argument it is a pure function."""
+    q, k, v = (x.requires_grad_() for x in qkv())
+    lengths = (None, None, 6, 9)
+    if varlen:
+        q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v))
+        lengths = (offsets(0, 2, 12), offsets(0, 9, 18), 10, 9)
+    options = (0.25, True, 4, -1, 2.0, torch.rand(4), 0.5, True, torch.tensor([3, 4]))
+    op = torch.ops.flash_attn._dropout_forward.default
+    torch.library.opcheck(op, (q, k, v, *options, *lengths, None), test_utils=OPCHECKS)
+
+
+def _attend_with_dropout(varlen: bool) -> Callable[..., torch.Tensor]:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if not varlen:
+            return flash_attn.flash_attn_func(q, k, v, dropout_p=0.5)
+        rows = [x.flatten(0, 1) for x in (q, k, v)]
+        cu_seqlens = [torch.arange(3, dtype=torch.int32) * x.shape[1] for x in (q, k)]
+        return flash_attn.flash_attn_varlen_func(*rows, *cu_seqlens, 6, 9, dropout_p=0.5).view(q.shape)
+
+    return attend
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_compiled_dropout_draws_for_every_call(varlen: bool) -> None:
+    attend = _attend_with_dropout(varlen)
+    tensors = qkv()
+
+    def twice(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(*tensors), attend(*tensors)
+
+    torch.compiler.reset()
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager_decomp_partition")
+    torch.manual_seed(1)
+    first, second = compiled(*tensors)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(first, attend(*tensors))
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_compiled_checkpoint_keeps_the_mask(varlen: bool) -> None:
+    """out is linear in v, so that its gradient at w, times v, is out times w: by one mask."""
+    q, k, v = qkv(torch.float64)
+    v.requires_grad_()
+    attend = _attend_with_dropout(varlen)
+    torch.compiler.reset()
+    block = torch.compile(
+        lambda *tensors: checkpoint(attend, *tensors, use_reentrant=False), backend="aot_eager_decomp_partition"
+    )
+    out = block(q, k, v)
+    w = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, v, w)
+    difference = (gradient * v).sum() - (out * w).sum()
+    assert abs(difference.item()) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace() -> None:
+    q, k, v = qkv()
+    traced = torch.jit.trace(lambda q: flash_attn.flash_attn_func(q, k, v), (q,))
+    assert_close("traced", traced(q + 1.0), flash_attn.flash_attn_func(q + 1.0, k, v))
+
+
 def test_meta_tensors() -> None:
     q, k, v = (x.to("meta").requires_grad_() for x in qkv())
     out = flash_attn.flash_attn_func(q, k, v)
@@ -182,8 +250,9 @@ def test_ops_are_bypassed_in_eager_mode_only(monkeypatch: pytest.MonkeyPatch) ->
     class Tagged(torch.Tensor):
         pass
 
-    flash_attn.flash_attn_func(q.as_subclass(Tagged), k, v)
-    assert len(calls) == 1
+    for index in range(3):  # as of a value that is still on its way from another rank
+        flash_attn.flash_attn_func(*(x.as_subclass(Tagged) if i == index else x for i, x in enumerate((q, k, v))))
+        assert len(calls) == index + 1
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         flash_attn.flash_attn_func(q, k, v)
-    assert len(calls) == 2
+    assert len(calls) == 4

@@ -41,7 +41,7 @@ DENSE_ERRORS = {
     "negative scale that rounds to 0": ({"softmax_scale": -1e-50}, ValueError, "softmax_scale: got -1e-50"),
     "scale beyond fp32": ({"softmax_scale": -1e39}, ValueError, r"softmax_scale: got -1e\+39"),
     "softcap that rounds to 0": ({"softcap": 1e-50}, ValueError, r"softcap: got 1e-50, wanted 0 \(off\) or"),
-    "softcap beyond fp32": ({"softcap": 1e39}, ValueError, r"softcap: got 1e\+39"),
+    "softcap that loses scores": ({"softcap": 4097.0}, ValueError, r"softcap: got 4097.0, wanted 0 \(off\) or .* 4096"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p: got -0.1"),
     "dropout nan": ({"dropout_p": float("nan")}, ValueError, "dropout_p: got nan"),
     "dropout type": ({"dropout_p": "0.1"}, TypeError, "dropout_p: got '0.1'"),
@@ -195,11 +195,26 @@ def test_max_seqlen_may_be_a_tensor() -> None:
     assert torch.equal(got, wanted)
 
 
-def test_no_second_derivative() -> None:
-    q = torch.randn(1, 4, 2, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(flash_attn.flash_attn_func(q, q, q).sum(), q, create_graph=True)
+@pytest.mark.parametrize("dim", [8, 5])
+@pytest.mark.parametrize("packed", [1, 2, 3])
+def test_no_second_derivative(packed: int, dim: int) -> None:
+    """It raises also where torch would take what is not there for zero."""
+    x = torch.randn(1, 4, packed, 2, dim)
+    q = torch.randn(1, 4, 2, dim)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        if packed == 3:
+            return flash_attn.flash_attn_qkvpacked_func(x).sum()
+        if packed == 2:
+            return flash_attn.flash_attn_kvpacked_func(q, x).sum()
+        return flash_attn.flash_attn_func(x[:, :, 0], q, q).sum()
+
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(total(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.functional.hessian(total, x.detach())
 
 
 def test_gradient_is_skipped_where_none_is_asked() -> None:

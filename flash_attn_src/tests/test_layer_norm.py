@@ -113,6 +113,8 @@ def test_gradients(is_rms: bool) -> None:
     scaled = layer_norm_fn(x, weight, bias, rowscale=scale, is_rms_norm=is_rms)
     wanted = layer_norm_fn(x * scale[..., None], weight, bias, is_rms_norm=is_rms)
     assert torch.equal(scaled, wanted)
+    for shape in ((12,), (3, 4, 1)):
+        assert torch.equal(layer_norm_fn(x, weight, bias, rowscale=scale.view(shape), is_rms_norm=is_rms), wanted)
 
 
 def test_results_come_in_upstream_order() -> None:

@@ -178,6 +178,23 @@ def test_gradients(offsets: int | torch.Tensor, interleaved: bool) -> None:
     assert check(lambda x: apply_rotary_emb(x, cos, sin, interleaved, False, offsets, ends, 4), (flat,))
 
 
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+def test_second_derivative(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turning is linear: of |turned x|^2 the gradient at x times the Hessian is twice the gradient."""
+    if kernel:
+        monkeypatch.setattr(rotary, "reference", rotary.launch)
+    cos, sin = _tables(6, 4, torch.float32)
+    for turned, shape in (
+        (lambda x: apply_rotary_emb(x, cos, sin), (1, 6, 2, 8)),
+        (lambda x: apply_rotary_emb_qkv_(x.clone(), cos, sin), (1, 6, 3, 2, 8)),
+        (lambda x: apply_rotary_emb_kv_(x.clone(), cos, sin), (1, 6, 2, 2, 8)),
+    ):
+        x = torch.randn(shape, device=DEVICE, requires_grad=True)
+        (gradient,) = torch.autograd.grad(turned(x).square().sum(), x, create_graph=True)
+        (twice,) = torch.autograd.grad(gradient, x, gradient.detach())
+        assert_close("second", twice, 2.0 * gradient.detach(), tiny=1e-5)
+
+
 def test_a_gradient_that_others_share_is_left_alone() -> None:
     cos, sin = (table.cpu() for table in _tables(4, 2, torch.float32))
     x, other = torch.randn(2, 1, 4, 1, 4).requires_grad_().unbind(0)

@@ -281,6 +281,29 @@ def test_seqused_and_leftpad() -> None:
     assert bool((lse[1] == torch.inf).all())
 
 
+def test_seqused_says_the_lengths_of_sequences_with_gaps() -> None:
+    """As xformers' masks of keys with gaps, and serving engines with pages: cu_seqlens_k is where room begins."""
+    (q, k, v), (cu_seqlens_q, room, _, _) = _varlen([1, 1], [32, 32])
+    used = torch.tensor([5, 7], dtype=torch.int32)
+    out = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
+        q, k, v, cu_seqlens_q, room, 1, 7, 0.0, 0.25, True, seqused_k=used
+    )[0]
+    pages = [x.view(4, 16, *x.shape[1:]) for x in (k, v)]
+    table = torch.arange(4, dtype=torch.int32).view(2, 2)
+    paged = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
+        q, *pages, cu_seqlens_q, torch.zeros_like(room), 1, 7, 0.0, 0.25, True, seqused_k=used, block_table=table
+    )[0]
+    for index, (start, length) in enumerate(((0, 5), (32, 7))):
+        keys = slice(start, start + length)
+        wanted, _ = reference.attention(q[None, index : index + 1], k[None, keys], v[None, keys], softmax_scale=0.25)
+        assert_close("out", out[index : index + 1], wanted[0])
+        assert_close("paged", paged[index : index + 1], wanted[0])
+    with pytest.raises(ValueError, match="seqused_k: got 33 at index 1, wanted 0 to 32"):
+        flash_attn.flash_attn_interface._flash_attn_varlen_forward(
+            q, k, v, cu_seqlens_q, room, 1, 33, 0.0, 0.25, True, seqused_k=used + torch.tensor([0, 26]).int()
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

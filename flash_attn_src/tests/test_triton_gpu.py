@@ -9,6 +9,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func
+from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 
@@ -140,6 +141,16 @@ def test_huge_scores_make_no_nan() -> None:
     dout = torch.randn_like(q)
     for value in _results(*scaled, dout, causal=True):
         assert value.isfinite().all()
+
+
+def test_forward_mode_differentiation_is_refused() -> None:
+    q = torch.randn(1, 16, 2, 64, device="cuda", dtype=torch.float16)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        for arguments in ((dual, q, q), (q, q, dual)):
+            with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+                flash_attn_func(*arguments)
+        assert flash_attn_func(q, q, q).shape == q.shape
 
 
 def test_dropout_in_a_graph_draws_anew_at_each_replay() -> None:

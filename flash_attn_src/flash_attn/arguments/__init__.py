@@ -16,7 +16,7 @@ from flash_attn.arguments.diagnosis import (
     is_number,
 )
 from flash_attn.arguments.gradients import check_gradients
-from flash_attn.arguments.kvcache import check_kvcache, check_places
+from flash_attn.arguments.kvcache import check_kvcache, check_places, check_tables
 
 __all__ = [
     "as_int",
@@ -28,6 +28,7 @@ __all__ = [
     "check_packed",
     "check_per_sequence",
     "check_places",
+    "check_tables",
     "check_varlen",
     "check_whole",
     "check_window",

@@ -13,6 +13,7 @@ from flash_attn.arguments.diagnosis import (
     LEAST,
     MAX_HEAD_DIM,
     MOST,
+    MOST_SOFTCAP,
     check_block_table,
     check_index,
     check_whole,
@@ -58,7 +59,7 @@ def check_dense(
             and device == k.device
             and device == v.device
             and 0.0 <= dropout_p < BELOW_ONE
-            and (softcap == 0.0 or LEAST <= softcap <= MOST)
+            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None
@@ -137,7 +138,7 @@ def check_varlen(
             and cu_seqlens_k.is_contiguous()
             and (is_compiling() or (0 <= max_seqlen_q <= INT32_MAX and 0 <= max_seqlen_k <= INT32_MAX))
             and 0.0 <= dropout_p < BELOW_ONE
-            and (softcap == 0.0 or LEAST <= softcap <= MOST)
+            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
             and alibi_slopes is None

@@ -13,6 +13,8 @@ INT32_MAX = 0x7FFFFFFF
 # Kernels compute in fp32. It holds these sizes of a scale or a cap, with room for a factor of log2(e), and rounds a
 # probability from BELOW_ONE on to 1.
 LEAST, MOST = 2.0**-126, 2.0**127
+# The kernels' tanh errs by 2**-23, a score by softcap times as much: here by the rounding of an fp16 score of 1.
+MOST_SOFTCAP = 4096.0
 BELOW_ONE = 1.0 - 2.0**-25
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DENSE = torch.strided
@@ -88,8 +90,8 @@ def diagnose_options(
             raise TypeError(f"{name}: got {number!r}, wanted a float")
     if not 0.0 <= dropout_p < BELOW_ONE:
         raise ValueError(f"dropout_p: got {dropout_p}, wanted 0 <= dropout_p < 1 in fp32")
-    if not (softcap == 0.0 or LEAST <= softcap <= MOST):
-        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or 2**-126 to 2**127, as fp32 holds")
+    if not (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP):
+        raise ValueError(f"softcap: got {softcap}, wanted 0 (off) or 2**-126 to {MOST_SOFTCAP:g}")
     window = check_window(window_size)
     if alibi_slopes is not None:
         if not isinstance(alibi_slopes, torch.Tensor) or alibi_slopes.dtype is not torch.float32:

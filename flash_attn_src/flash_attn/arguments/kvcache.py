@@ -10,6 +10,7 @@ from flash_attn.arguments.diagnosis import (
     LEAST,
     MAX_HEAD_DIM,
     MOST,
+    MOST_SOFTCAP,
     check_block_table,
     check_index,
     check_per_sequence,
@@ -73,7 +74,7 @@ def check_kvcache(
             and q.layout is k_cache.layout is v_cache.layout is DENSE
             and k_cache.stride(3) == 1
             and v_cache.stride(3) == 1
-            and (softcap == 0.0 or LEAST <= softcap <= MOST)
+            and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
             and rotary_cos is None
@@ -179,11 +180,24 @@ def check_places(call: CacheCall, cache_length: int) -> None:
             f"cache_seqlens: got {cache_length}, wanted 0 to {capacity - added}: the cache holds {capacity} keys, and "
             f"k appends {added}"
         )
-    if call.rotary_cos is not None and call.rotary_seqlens is None:
+    if call.rotary_seqlens is None:
+        check_tables(call)
+
+
+def check_tables(call: CacheCall) -> None:
+    """The rotary tables have a place for every row that may be turned: ValueError, before a kernel reads beyond them.
+
+    Where a device alone knows the lengths, those are all that the cache has room for.
+    """
+    if call.rotary_cos is None:
+        return
+    wanted = call.capacity
+    if call.lengths is None and call.rotary_seqlens is None:
+        added = call.added if call.cu_seqlens_k_new is None else 0
         queries = 0 if call.cu_seqlens_q is not None else call.seqlen_q if call.moving else min(call.seqlen_q, 1)
-        places, wanted = call.rotary_cos.shape[0], cache_length + max(added, queries)
-        if places < wanted:
-            raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
+        wanted = call.length + max(added, queries)
+    if call.rotary_cos.shape[0] < wanted:
+        raise ValueError(f"rotary_cos: got {call.rotary_cos.shape[0]} places, wanted at least {wanted}")
 
 
 def _is_index(index: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from flash_attn import rng
 from flash_attn.backends import triton as backend
 from flash_attn.backends import triton_attention, triton_kernels
 from flash_attn.backends.parts import as_cache_call
@@ -60,7 +61,7 @@ def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None
     q, k, _, _, scale, causal, left, right, softcap, slopes, dropout_p, _, rng_state, cu_q, _, max_q, max_k = args[:17]
     leftpad_k, block_table = args[18:20]
     if dropout_p > 0.0 and rng_state is None:  # drawn once: the search must not advance torch's generator
-        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+        rng_state = rng.draw(q.device)
     args = (*args[:12], rng_state, *args[13:])
     if cu_q is None:
         max_q, max_k = q.shape[1], k.shape[1] if block_table is None else max_k

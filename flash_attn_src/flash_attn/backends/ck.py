@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from flash_attn import rng
 from flash_attn.backends import ck_calls, ck_dropout
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.ck_calls import (
@@ -107,8 +108,7 @@ def forward(
         result.zero_()
         lse.fill_(torch.inf)
     if dropout_p > 0.0 and rng_state is None:
-        # Two words from torch's own generator: advances with it, and can be captured in a graph.
-        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+        rng_state = rng.draw(q.device)
     shape = shape_fields(
         q, batch=batch, nheads_k=k.shape[-2], seqlen_q=max_seqlen_q, seqlen_k=max_seqlen_k,
         window=window_of(causal, window_left, window_right, one_query=not group and max_seqlen_q == 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.arguments import check_tables
 from flash_attn.backends.ck_calls import (
     DIMS,
     NO_TENSOR,
@@ -31,6 +32,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """`kvcache` of a call of which nothing is lacking."""
+    check_tables(call)
     q, k_cache, v_cache, k, v, block_table = call.q, call.k_cache, call.v_cache, call.k, call.v, call.block_table
     rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.alibi_slopes, call.lengths
     if isinstance(call.cache_seqlens, int):

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import torch
 
+from flash_attn.arguments.diagnosis import INT32_MAX
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -60,14 +62,18 @@ def locate(
     if block_table is not None:
         capacity = block_table.shape[1] * k.shape[1]
         keys = [(0, capacity)] * len(queries)
-        if cu_seqlens_k is not None:
+        if cu_seqlens_k is not None and seqused_k is not None:  # which says the lengths: these may be anything
+            bounds("cu_seqlens_k", cu_seqlens_k, INT32_MAX, INT32_MAX)
+        elif cu_seqlens_k is not None:
             spans = bounds("cu_seqlens_k", cu_seqlens_k, capacity * len(queries), max_seqlen_k)
             keys = [(0, stop - start) for start, stop in spans]
             check_range("length of a paged sequence", [stop for _, stop in keys], 0, capacity)
     elif cu_seqlens_k is None:
         keys = [(i * k.shape[1], (i + 1) * k.shape[1]) for i in range(k.shape[0])]
     else:
-        keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+        # With seqused_k they are where sequences begin and the room that each has, used or not.
+        longest = max_seqlen_k if seqused_k is None else k.shape[0]
+        keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], longest)
     if seqused_k is not None:
         used = seqused_k.tolist()
         for index, ((start, stop), length) in enumerate(zip(keys, used, strict=True)):

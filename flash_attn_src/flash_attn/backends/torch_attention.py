@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn import rng
 from flash_attn.backends import sequences
 from flash_attn.backends import torch_tiles as tiles
 
@@ -38,7 +39,7 @@ def forward(
     """
     with torch.no_grad():
         if dropout_p > 0.0 and rng_state is None:
-            rng_state = torch.randint(1 << 62, (2,), dtype=torch.int64, device=q.device)
+            rng_state = rng.draw(q.device)
         options = options_of(softmax_scale, causal, window_left, window_right, softcap, dropout_p, rng_state)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

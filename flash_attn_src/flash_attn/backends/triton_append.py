@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.arguments import check_tables
 from flash_attn.backends.triton_kernels import VEC, aligned, current_stream, find_one, flags_of, strides_of
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_ROTARY_SEQLENS, ROTARY_INTERLEAVED, ROTARY_MOVES
@@ -13,6 +14,7 @@ from flash_attn.runtime.variants import bucket
 def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Writes k and v into the caches of a call, whose rows start on 16 bytes; returns its q, turned where there is
     rotary embedding."""
+    check_tables(call)
     q, device, head_dim = call.q, call.q.get_device(), call.q.shape[-1]
     nheads, nheads_k = q.shape[-2], call.k_cache.shape[2]
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
@@ -32,11 +34,6 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         rotary_cos, rotary_sin = rotary_cos.contiguous(), rotary_sin.contiguous()
         places, half = rotary_cos.shape
         table_row = half
-        wanted = capacity
-        if lengths is None and call.rotary_seqlens is None:
-            wanted = length + max(added, seqlen_q if call.moving else 1)
-        if places < wanted:
-            raise ValueError(f"rotary_cos: got {places} places, wanted at least {wanted}")
         if call.rotary_seqlens is not None:
             flags |= HAS_ROTARY_SEQLENS
         turned = torch.empty_like(q)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn import rng
 from flash_attn.backends.parts import as_cache_call
 from flash_attn.backends.triton_decode import MAX_PAGE_UNITS, attend_in_parts
 from flash_attn.backends.triton_kernels import (
@@ -100,8 +101,7 @@ def forward(
         lse = torch.empty((nheads, total_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, total_q
     if dropout_p > 0.0 and rng_state is None:
-        # Two words from torch's own generator: advances with it, and can be captured in a graph.
-        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+        rng_state = rng.draw(q.device)
 
     even = (not causal or window_left >= 0) and cu_seqlens_q is None
     window_left, window_right = window_of(causal, window_left, window_right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn import rng
 from flash_attn.backends.triton_kernels import (
     FP8_TYPES,
     alibi_stride_of,
@@ -158,7 +159,7 @@ def fp8_forward(
         out.zero_()  # no program writes rows outside of every sequence
         lse.fill_(float("inf"))
     if dropout_p > 0.0 and rng_state is None:
-        rng_state = torch.randint(0, 2**31 - 1, (2,), dtype=torch.int64, device=q.device)
+        rng_state = rng.draw(q.device)
     kind = serving("fp8-fwd", FP8_TYPES[dtype], score_kind(softcap, alibi_slopes, dropout_p, softmax_scale))
     kernel = find_one("fp8-fwd", device, dtype, head_dim, kind)
     pointer = kernel.pointer

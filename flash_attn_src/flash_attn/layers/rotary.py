@@ -100,7 +100,8 @@ class ApplyRotaryEmb(torch.autograd.Function):
         """Never in place: autograd may hand the same tensor to others."""
         cos, sin, offsets, cu_seqlens = ctx.saved_tensors
         offsets = ctx.offset if offsets is None else offsets
-        dx = apply_rotary(dout, cos, sin, offsets, cu_seqlens, ctx.max_seqlen, ctx.interleaved, False, True)
+        tracked = torch.is_grad_enabled()  # for a second derivative
+        dx = turn(dout, None, cos, sin, offsets, cu_seqlens, ctx.max_seqlen, ctx.interleaved, True, tracked)
         return dx, *(None,) * 7
 
 
@@ -145,7 +146,7 @@ def _turn_qkv(
         parts = (qkv[:, :, 0], qkv[:, :, 1])
     for index, part in enumerate(parts):
         c, s = (cos_k, sin_k) if index and cos_k is not None and sin_k is not None else (cos, sin)
-        turn(part, part, c, s, offsets, None, None, interleaved, conjugate)
+        turn(part, part, c, s, offsets, None, None, interleaved, conjugate, conjugate and torch.is_grad_enabled())
 
 
 def _check_qkv(
@@ -248,7 +249,7 @@ class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
         offsets = ctx.offset if offsets is None else offsets
         grad = dkv.clone(memory_format=torch.contiguous_format)
         keys = grad[:, :, 0]
-        apply_rotary(keys, cos, sin, offsets, interleaved=ctx.interleaved, inplace=True, conjugate=True)
+        turn(keys, keys, cos, sin, offsets, None, None, ctx.interleaved, True, torch.is_grad_enabled())
         return grad, *(None,) * 4
 
 

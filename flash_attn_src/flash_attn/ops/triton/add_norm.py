@@ -26,8 +26,8 @@ def add_norm(
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y in x's dtype, z = x + residual in kept_type, which is x's dtype or fp32, and residual's)."""
-    if x.is_cuda and not is_traced(x) and x.numel():
-        leaves = (x, residual, weight, bias)
+    leaves = (x, residual, weight, bias)
+    if x.is_cuda and not is_traced(*leaves) and x.numel():
         if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves):
             y, z = _AddNorm.apply(*leaves, eps, kept_type, zero_centered, is_rms)
         else:

@@ -54,7 +54,7 @@ def cross_entropy_loss(
     options = (smoothing, float(logit_scale), float(lse_square_scale), ignore_index)
     if logit_scale != 1.0 or smoothing != 0.0:
         precomputed_lse = None
-    if logits.is_cuda and not is_traced(logits):
+    if logits.is_cuda and not is_traced(logits, labels, precomputed_lse):
         return _CrossEntropy.apply(logits, labels, precomputed_lse, *options, inplace_backward, process_group)
     return reference(logits, labels, precomputed_lse, *options, process_group)
 

@@ -45,7 +45,8 @@ def layer_norm_fn(
 ) -> Result:
     """y = norm(z) * weight + bias with z = dropout(x * rowscale) + dropout(x1) + residual.
 
-    x, x1, residual   (..., dim); weight, bias, weight1, bias1 (dim,); rowscale (...)
+    x, x1, residual   (..., dim); weight, bias, weight1, bias1 (dim,); rowscale (...),
+                      or any shape of as many elements
     weight1, bias1    a second y of the same z
     prenorm           z is returned too, in the residual's dtype: that of residual, else fp32 if residual_in_fp32,
                       else x's
@@ -67,7 +68,7 @@ def layer_norm_fn(
     result_type = x.dtype if out_dtype is None else out_dtype
     wide = torch.promote_types(x.dtype, torch.float32)
     if rowscale is not None:
-        x = x * rowscale.unsqueeze(-1).to(x.dtype)
+        x = x * rowscale.reshape(*x.shape[:-1], 1).to(x.dtype)
     x, mask = _dropout(x, dropout_p)
     x1, mask1 = (None, None) if x1 is None else _dropout(x1, dropout_p)
     if x1 is not None:
@@ -178,7 +179,7 @@ def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
                      for name, a in arguments.items()}  # fmt: skip
     x, x1, residual, rowscale = (arguments[name] for name in ("x", "x1", "residual", "rowscale"))
     if rowscale is not None:
-        x = x * rowscale.unsqueeze(-1)
+        x = x * rowscale.reshape(*x.shape[:-1], 1)
     p = arguments["dropout_p"]
     x = _dropped(x, p, arguments["dropout_mask"])
     if x1 is not None:
@@ -348,7 +349,9 @@ def _check(
         if tensor is not None:
             check_tensor(name, tensor, like=x, shape=tuple(x.shape))
     if rowscale is not None:
-        check_tensor("rowscale", rowscale, like=x, shape=tuple(x.shape[:-1]))
+        check_tensor("rowscale", rowscale, like=x)
+        if rowscale.numel() * x.shape[-1] != x.numel():
+            raise ValueError(f"rowscale: got shape {tuple(rowscale.shape)}, wanted {tuple(x.shape[:-1])}")
     check_number("eps", eps, 0.0, float("inf"), below=True)
     check_number("dropout_p", dropout_p, 0.0, 1.0, below=True)
     if out_dtype is not None and out_dtype not in (*FLOATS, torch.float64):

@@ -60,12 +60,13 @@ def turn(
     max_seqlen: int | None,
     interleaved: bool,
     conjugate: bool,
+    tracked: bool = False,
 ) -> torch.Tensor:
-    """apply_rotary into y, which may be x; None makes a new tensor."""
+    """apply_rotary into y, which may be x; None makes a new tensor. tracked: autograd is told."""
     check_switches(interleaved=interleaved, conjugate=conjugate)
     longest = _check(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen)
     offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, torch.Tensor) else (seqlen_offsets, None)
-    if is_traced(x):
+    if tracked or is_traced(x, cos, sin):
         turned = torch.ops.flash_attn._apply_rotary(
             x, cos, sin, offset, offsets, cu_seqlens, longest, interleaved, conjugate
         )
