@@ -55,11 +55,12 @@ find_python() {
         "Install one: apt-get install python3 python3-venv, or any other."
 }
 
-# Creates an empty environment with pip in it; Debian splits venv's pip off into a package of its own.
+# Creates an empty environment of the Python $1 with pip in it; Debian splits venv's pip off into a package of its own.
 make_venv() {
-    if "$python" -I -m venv --clear "$venv" >/dev/null 2>&1; then
+    local base=$1
+    if "$base" -I -m venv --clear "$venv" >/dev/null 2>&1; then
         "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check "pip==$pip_version"
-    elif "$python" -I -m pip --version >/dev/null 2>&1 && "$python" -I -m venv --clear --without-pip "$venv"; then
+    elif "$python" -I -m pip --version >/dev/null 2>&1 && "$base" -I -m venv --clear --without-pip "$venv"; then
         "$python" -I -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check "pip==$pip_version"
     else
         fail "$python can neither make a virtual environment with pip nor run pip" \
@@ -69,18 +70,21 @@ make_venv() {
 
 # Makes the environment of a dependency group anew when what it is made from has changed; the stamp is written last.
 environment() {
-    local group=$1 stamp detail start=$SECONDS
+    local group=$1 base stamp detail start=$SECONDS
+    # The same Python has the same path inside and outside an activated environment: a build may be running in $venv.
+    base="$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     stamp="$(
         cat "$root/pyproject.toml"
-        printf '%s\n' "$pip_version" "$root"
-        "$python" -I -c 'import sys; print(sys.executable, sys.version)'
+        printf '%s\n' "$pip_version" "$root" "$base"
+        "$python" -I -c 'import sys; print(sys.version)'
     )"
     if [[ -x $venv/bin/python && -f $venv/stamp && "$(<"$venv/stamp")" == "$stamp" ]]; then
         detail="unchanged"
     else
-        make_venv
+        make_venv "$base"
         "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:$group"
-        printf '%s\n' "$root" >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
+        # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
+        echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"
         detail="made with $("$venv/bin/python" -I --version)"
     fi

@@ -547,6 +547,8 @@ case "$*" in
         rm -rf "$venv" && mkdir -p "$venv/bin"
         cp "$0" "$venv/bin/python" ;;
     *sysconfig*) dirname "$0" ;;
+    *realpath*) realpath "$0" ;;
+    *sys.executable*) echo "$0" ;;
     "-I --version") echo "Python 3.11.9" ;;
     *"-m pip"* | *"rocm_wheels build"*)
         echo "$*" >>"$LOG"
@@ -607,7 +609,7 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: 
     assert checkout.calls == made
     assert done.stdout.startswith("environment ")
     assert done.stdout.endswith("s  repository/build/env, made with Python 3.11.9\n")
-    assert (checkout.root / "build/env/bin/rocm_wheels.pth").read_text() == f"{checkout.root}\n"
+    assert (checkout.root / "build/env/bin/rocm_wheels.pth").read_text() == "../../../../..\n"
 
     done = checkout.run()
     assert checkout.calls == [build]
@@ -617,6 +619,44 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: 
         pyproject.write("# changed\n")
     checkout.run()
     assert checkout.calls == made
+
+
+def test_an_activated_environment_on_the_same_python_makes_none_anew(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.run()
+    activated = tmp_path / "activated/bin"
+    activated.mkdir(parents=True)
+    (activated / "python3").symlink_to(tmp_path / "bin/python3")
+    done = checkout.run(PATH=f"{activated}:{checkout.env['PATH']}")
+    assert done.stdout.endswith("s  repository/build/env, unchanged\n")
+
+
+# Makes real environments, in which pip installs nothing.
+PYTHON_WITHOUT_PIP = r"""
+case "$*" in
+    "-I -m venv --clear "*)
+        PYTHON -I -m venv --clear --without-pip "${!#}"
+        cd "${!#}"/lib/python*/site-packages
+        mkdir pip
+        touch pip/__{init,main}__.py ;;
+    *sys.executable*) echo "$0" ;;
+    *) exec PYTHON "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("group", ["build", "release"])
+def test_an_environment_finds_the_tools_whatever_the_path_and_the_locale(
+    checkout: Checkout, tmp_path: Path, group: str
+) -> None:
+    fake = "#!/usr/bin/env bash\n" + PYTHON_WITHOUT_PIP.replace("PYTHON", sys.executable)
+    (tmp_path / "bin/python3").write_text(fake)
+    root = checkout.root.rename(tmp_path / "dépôt")
+    env = {**checkout.env, "LC_ALL": "C"}
+    subprocess.run([root / SCRIPT.name, "--setup", group], env=env, capture_output=True, check=True)
+    python = root / "build" / ("env" if group == "build" else f"env-{group}") / "bin/python"
+    imported = "import rocm_wheels; print(ascii(rocm_wheels.__file__))"
+    done = subprocess.run([python, "-I", "-c", imported], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{str(root / 'rocm_wheels/__init__.py')!a}\n", done.stderr
 
 
 def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
