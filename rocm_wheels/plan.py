@@ -19,6 +19,8 @@ TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 BUILD_TRITON = "BUILD_TRITON_BACKEND"
 # uv's --torch-backend knows the same directories.
 TORCH_INDEX = "https://download.pytorch.org/whl"
+# 1980-01-01 and the end of 2107 in seconds since 1970, UTC: the dates that a zip file can hold.
+OLDEST_EPOCH, NEWEST_EPOCH = 315532800, 4354819199
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ def make_plan(
     ready and has kernels for a target named or found. UnknownVersion, ImpossibleCell, BadTarget or DataError
     (a malformed variable) if it cannot be built.
     """
+    source_date_epoch(env)  # malformed, it is refused now and not after hours
     triton_too = _flag(env, BUILD_TRITON)
     asked = backend or _asked(env)
     cell = resolve(
@@ -119,6 +122,19 @@ def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine, 
             remedy="Unset MAX_JOBS to let cores and memory decide.",
         )
     return int(text)
+
+
+def source_date_epoch(env: Mapping[str, str]) -> int | None:
+    """SOURCE_DATE_EPOCH, not before the oldest date of a zip file; None where unset. DataError if malformed."""
+    text = env.get("SOURCE_DATE_EPOCH", "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) > NEWEST_EPOCH:
+        raise DataError(
+            f"SOURCE_DATE_EPOCH={text!r} is not a number of seconds from 0 to {NEWEST_EPOCH}",
+            remedy="Unset it, or set it to a number such as $(date +%s).",
+        )
+    return max(int(text), OLDEST_EPOCH)
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:

@@ -13,11 +13,9 @@ from pathlib import Path
 from rocm_wheels import names
 from rocm_wheels.cells import Cell
 from rocm_wheels.errors import AssembleFailed
-from rocm_wheels.plan import Plan
+from rocm_wheels.plan import OLDEST_EPOCH, Plan, source_date_epoch
 
 SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src"
-# 1980-01-01 UTC in seconds: the oldest date that a zip file can hold.
-_OLDEST_EPOCH = 315532800
 _LOG_LINES = 25
 
 
@@ -56,23 +54,19 @@ def assemble_interface(plan: Plan, output: Path, *, source: Path = SOURCE) -> Pa
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
         expected = names.interface_wheel_name(plan.cell)
-        environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(_OLDEST_EPOCH)}
+        environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
         built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
         return built.replace(output / built.name)
 
 
-def source_date_epoch(source: Path = SOURCE) -> int:
+def wheel_date(source: Path = SOURCE) -> int:
     """Seconds since 1970 for every date in the wheel.
 
     SOURCE_DATE_EPOCH, else the time of the last commit, else (no git, no commit yet) 1980-01-01.
     """
-    if given := os.environ.get("SOURCE_DATE_EPOCH"):
-        if not given.isdigit():
-            raise AssembleFailed(
-                f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds",
-                remedy="unset it, or set it to a number such as $(date +%s)",
-            )
-        return max(int(given), _OLDEST_EPOCH)
+    given = source_date_epoch(os.environ)
+    if given is not None:
+        return given
     try:
         log = subprocess.run(
             # In a container the checkout belongs to another user, which git takes for an attack.
@@ -82,8 +76,8 @@ def source_date_epoch(source: Path = SOURCE) -> int:
             check=False,
         )
     except FileNotFoundError:
-        return _OLDEST_EPOCH
-    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else _OLDEST_EPOCH
+        return OLDEST_EPOCH
+    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else OLDEST_EPOCH
 
 
 def _check_inputs(plan: Plan, stores: Mapping[str, Path], libraries: Mapping[str, Path]) -> None:
@@ -144,7 +138,7 @@ def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
         **inherited,
         **cell_variables(plan.cell),
         "FLASH_ATTN_PYTHON": plan.cell.python,
-        "SOURCE_DATE_EPOCH": str(source_date_epoch(source)),
+        "SOURCE_DATE_EPOCH": str(wheel_date(source)),
     }
 
 

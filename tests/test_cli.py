@@ -31,7 +31,7 @@ CELL = (wheelhouse.NEWEST, "3.11", "2.5.1", "6.2")
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (
         *("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"),
-        *("BUILD_TRITON_BACKEND", "FLASH_ATTENTION_TRITON_AMD_ENABLE"),
+        *("BUILD_TRITON_BACKEND", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "SOURCE_DATE_EPOCH"),
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ROCM_WHEELS_CACHE", str(tmp_path / "cache"))

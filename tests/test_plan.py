@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,14 @@ def test_jobs(data: Versions, cores: int, available_mib: int, env: dict[str, str
 def test_max_jobs_is_checked(data: Versions, value: str) -> None:
     with pytest.raises(DataError, match=f"MAX_JOBS='{value}' is not a whole number above 0\nUnset MAX_JOBS"):
         plan(data, env={"MAX_JOBS": value})
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5e9", "²", "1750000000000"])
+def test_the_date_of_the_sources_is_checked(data: Versions, value: str) -> None:
+    with pytest.raises(DataError, match=re.escape(f"SOURCE_DATE_EPOCH={value!r} is not a number of seconds from 0 to")):
+        plan(data, env={"SOURCE_DATE_EPOCH": value})
+    for good in ("", "1750000000"):
+        assert plan(data, env={"SOURCE_DATE_EPOCH": good}) == plan(data)
 
 
 def test_the_default_backend_is_the_first_that_is_ready(data: Versions) -> None:

@@ -259,7 +259,7 @@ def test_wheels_are_added_to_a_release_with_an_interface_wheel(
     """The interface is built again with the wheel of another Python, later."""
     built = []
     for python, committed in (("3.11", 1700000000), ("3.12", 1700000002)):
-        monkeypatch.setattr(wheel, "source_date_epoch", lambda _, now=committed: now)
+        monkeypatch.setattr(wheel, "wheel_date", lambda _, now=committed: now)
         wheelhouse.write(tmp_path / python, wheelhouse.cell(f"2.8.3 {python} 2.5.1 6.2"))
         built.append(wheel.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python).name)
         publish(hub, tmp_path / python)
