@@ -202,7 +202,9 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
         from rocm_wheels.targets import known_targets
 
         data, machine = versions.load(), survey(os.environ)
-        requested = requested_targets(os.environ)
+        requested, notes = requested_targets(data, os.environ)
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
         targets = known_targets(data, machine.gpus if requested is None else requested)
         if not targets:
             raise SystemExit(

@@ -97,12 +97,15 @@ def _build(arguments: argparse.Namespace) -> int:
     from rocm_wheels import build
 
     build.check_writable(dist=dist, cache=cache)
-    if arguments.docker:
-        return container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
     say = partial(print, flush=True)
     for plan in plans:
         for note in plan.notes:
             say(f"note: {note}")
+        if arguments.docker:
+            code = container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
+            if code != 0:
+                return code
+            continue
         say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
         build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
     return 0

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocm_wheels.errors import DataError, MissingTool
-from rocm_wheels.plan import TARGET_VARIABLES, Plan
+from rocm_wheels.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 KFD = Path("/dev/kfd")
-# What decides about a build; docker passes those that are set.
-PASSED_ON = (*TARGET_VARIABLES, "MAX_JOBS", "BUILD_TRITON_BACKEND", "SOURCE_DATE_EPOCH")
+# What decides about a build besides its plan; docker passes those that are set.
+PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
 
 
 def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool) -> int:
@@ -75,6 +75,8 @@ def commands(
     for directory in dict.fromkeys((root, dist, cache)):
         start += ["--volume", f"{directory}:{directory}"]
     start += ["--volume", f"{root}/build/docker:{root}/build", "--env", f"HOME={root}/build"]
+    # The targets of the plan: the image has a PYTORCH_ROCM_ARCH of its own, and inside another GPU may be found.
+    start += ["--env", f"PYTORCH_ROCM_ARCH={';'.join(plan.targets)}", "--env", "GPU_ARCHS="]
     for name in PASSED_ON:
         if name in env:
             start += ["--env", name]

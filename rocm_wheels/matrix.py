@@ -105,8 +105,9 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
         event=arguments.event,
         has=published.files(arguments.missing) if arguments.missing else (),
     )
-    made = rows.rows(data, selected.cells, arguments.target or requested_targets(os.environ))
-    for line in selected.reasons():
+    requested, notes = (arguments.target, ()) if arguments.target else requested_targets(data, os.environ)
+    made = rows.rows(data, selected.cells, requested)
+    for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
         print(line, file=sys.stderr)
     print(_TEXTS[arguments.form](made, arguments.tag))
     return 0

@@ -10,11 +10,12 @@ from rocm_wheels import names
 from rocm_wheels.cells import Cell, resolve
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
 from rocm_wheels.machine import Machine, survey
-from rocm_wheels.targets import has_kernels, known_targets, served, targets
+from rocm_wheels.targets import has_kernels, known_targets, served, targets, without_kernels
 from rocm_wheels.versions import Backend, Versions
 
 STEPS = ("check", "compile", "assemble", "repair", "verify")
-TARGET_VARIABLES = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS")
+TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # torch's own: an image of rocm/pytorch sets it to what its torch was built for
+TARGET_VARIABLES = (TORCH_TARGETS, "GPU_ARCHS")
 TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 BUILD_TRITON = "BUILD_TRITON_BACKEND"
 # uv's --torch-backend knows the same directories.
@@ -68,16 +69,17 @@ def make_plan(
     cell = resolve(
         versions, flash_attn=flash_attn, python=python, torch=torch, rocm=rocm, backend=_backend(versions, asked)
     )
-    notes: tuple[str, ...] = ()
-    requested, source = _requested(env)
+    requested, source, notes = _requested(versions, env)
     if requested is not None and requested != ("native",):
         if asked is None:
-            cell, notes = _serving(versions, cell, known_targets(versions, requested))
+            cell, more = _serving(versions, cell, known_targets(versions, requested))
+            notes += more
         built = targets(versions, cell, requested)
     machine = machine or survey(env)
     if requested is None or requested == ("native",):
         if asked is None:
-            cell, notes = _serving(versions, cell, [gpu for gpu in machine.gpus if gpu in versions.targets])
+            cell, more = _serving(versions, cell, [gpu for gpu in machine.gpus if gpu in versions.targets])
+            notes += more
         found, source, more = _found(versions, cell, machine, native=requested is not None, variable=source)
         built = targets(versions, cell, found)
         notes += more
@@ -186,14 +188,17 @@ def check_backend(versions: Versions, name: str) -> None:
         )
 
 
-def requested_targets(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The targets that the environment names, None where it names none or "native"."""
-    found, _ = _requested(env)
-    return None if found == ("native",) else found
+def requested_targets(versions: Versions, env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The targets that the environment names, None where it names none or "native"; notes."""
+    found, _, notes = _requested(versions, env)
+    return None if found == ("native",) else found, notes
 
 
-def _requested(env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:
-    """The targets of the environment, in lower case, and the variable that names them."""
+def _requested(versions: Versions, env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str, tuple[str, ...]]:
+    """The targets of the environment, in lower case, the variable that names them, and notes.
+
+    What torch's variable alone names is left out where no backend has kernels for it, as long as others remain.
+    """
     lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower()))) for name in TARGET_VARIABLES}
     given = {name: entries for name, entries in lists.items() if entries}
     if len({frozenset(entries) for entries in given.values()}) > 1:
@@ -205,8 +210,12 @@ def _requested(env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:
                 f"{name}={';'.join(entries)} mixes native with targets",
                 remedy="Name native alone, or targets only.",
             )
-        return entries, name
-    return None, ""
+        left_out = without_kernels(versions, entries) if list(given) == [TORCH_TARGETS] else ()
+        if left_out and len(left_out) < len(entries):
+            note = f"{name}: {', '.join(left_out)} left out, for which no backend has kernels"
+            return tuple(entry for entry in entries if entry not in left_out), name, (note,)
+        return entries, name, ()
+    return None, "", ()
 
 
 def _found(

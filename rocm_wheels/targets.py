@@ -13,6 +13,7 @@ from rocm_wheels.tables import key
 from rocm_wheels.versions import Target, Versions
 
 CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
+_GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
 
 
 def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
@@ -38,6 +39,15 @@ def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ..
     names = {_known(versions, entry) for entry in requested}
     gfx = [name for name in versions.targets if name in names]
     return (*gfx, *sorted(names - set(gfx), key=lambda name: int(name.removeprefix("sm_"))))
+
+
+def without_kernels(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
+    """The requested targets that have the name of a GPU for which no backend has kernels, such as gfx900."""
+    return tuple(
+        entry
+        for entry in requested
+        if _GFX.fullmatch(strip_features(entry)) and strip_features(entry) not in versions.targets
+    )
 
 
 def served(versions: Versions, cell: Cell) -> list[Target]:

@@ -268,6 +268,29 @@ def test_the_triton_wheel_too_or_alone(
     assert found == [f"{wheelhouse.NEWEST}+{label}" for label in labels]
 
 
+def test_docker_builds_each_wheel_by_its_own_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[Plan] = []
+    codes = iter((0, 0, 3))
+
+    def run(plan: Plan, **_: object) -> int:
+        ran.append(plan)
+        return next(codes)
+
+    monkeypatch.setattr("rocm_wheels.container.run", run)
+    monkeypatch.setenv("BUILD_TRITON_BACKEND", "true")
+    command = ["build", *CELL, "--dist", str(tmp_path), "--docker"]
+    assert cli.main(command) == 0
+    assert [(plan.cell.backend, plan.targets) for plan in ran] == [
+        ("ck", ("gfx90a", "gfx942")),
+        ("triton", ("gfx90a", "gfx942", "gfx1030", "gfx1100")),
+    ]
+    assert capsys.readouterr().out.startswith("note: BUILD_TRITON_BACKEND: ")
+    assert cli.main(command) == 3
+    assert len(ran) == 3, "nothing after one that failed"
+
+
 def test_a_bad_verdict_fails_the_build(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages.failure = VerifyFailed("a kernel of gfx942 does not load", remedy="see the verdict")
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 9

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from fake_parts import plan
 from rocm_wheels import container, names
 from rocm_wheels.cells import resolve
 from rocm_wheels.errors import DataError
+from rocm_wheels.machine import Machine
+from rocm_wheels.plan import make_plan
 from rocm_wheels.versions import Versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,13 +27,13 @@ DOCKER = ROOT / "docker"
 
 def test_the_commands_of_a_cell() -> None:
     build, run = container.commands(
-        plan("gfx942"),
+        plan("gfx90a", "gfx942"),
         dist=Path("/out"),
         cache=Path("/cache"),
         cached_kernels=True,
         device_group=None,
         root=Path("/repository"),
-        env={"MAX_JOBS": "2", "HOME": "/home/someone"},
+        env={"MAX_JOBS": "2", "HOME": "/home/someone", "BUILD_TRITON_BACKEND": "true", "GPU_ARCHS": "gfx942 gfx90a"},
     )
     tag = "rocm-wheels-build:rocm6.2-ubuntu22.04-py3.10-pytorch-release-2.3.0-cp311"
     base = "BASE=rocm/pytorch:rocm6.2_ubuntu22.04_py3.10_pytorch_release_2.3.0"
@@ -42,10 +45,25 @@ def test_the_commands_of_a_cell() -> None:
         "docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", "/repository",
         "--volume", "/repository:/repository", "--volume", "/out:/out", "--volume", "/cache:/cache",
         "--volume", "/repository/build/docker:/repository/build", "--env", "HOME=/repository/build",
-        "--env", "MAX_JOBS", tag,
+        "--env", "PYTORCH_ROCM_ARCH=gfx90a;gfx942", "--env", "GPU_ARCHS=", "--env", "MAX_JOBS", tag,
         "/repository/build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--backend", "triton",
         "--dist", "/out", "--cache", "/cache", "--cached-kernels",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["ck", "triton"])
+def test_the_plan_inside_is_that_outside(data: Versions, backend: str) -> None:
+    """Whatever the variables of the image and the GPU that is found in it."""
+    cell = {"flash_attn": "2.8.3", "python": "3.11", "torch": "2.5.1", "rocm": "6.2", "backend": backend}
+    outside = make_plan(data, **cell, env={}, machine=Machine(cores=1, available_mib=1024))
+    _, run = container.commands(
+        outside, dist=Path("/d"), cache=Path("/c"), cached_kernels=False, device_group=1, root=Path("/r"), env={}
+    )
+    image = {"PYTORCH_ROCM_ARCH": "gfx900;gfx906;gfx90a;gfx1100", "GPU_ARCHS": "gfx908"}
+    given = dict(value.split("=") for option, value in itertools.pairwise(run) if option == "--env")
+    inside = make_plan(data, **cell, env=image | given, machine=Machine(cores=1, available_mib=1, gpus=("gfx1100",)))
+    assert inside.targets == outside.targets
+    assert ("gfx1100" in inside.targets) == (backend == "triton")
 
 
 def test_a_gpu_goes_into_the_container_with_its_group() -> None:

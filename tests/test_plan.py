@@ -78,6 +78,35 @@ def test_targets_of_the_environment(
     assert (made.targets, made.targets_from) == (expected, source)
 
 
+# ENV of rocm/pytorch with ROCm 6.2: what its torch was built for.
+IMAGE = "gfx900;gfx906;gfx908;gfx90a;gfx942;gfx1030;gfx1100"
+
+
+def test_targets_of_torch_without_kernels_are_left_out_with_a_note(data: Versions) -> None:
+    made = plan(data, replace(BARE, gpus=("gfx942",)), {"PYTORCH_ROCM_ARCH": IMAGE, "GPU_ARCHS": ""})
+    assert (made.cell.backend, made.targets, made.targets_from) == ("ck", COMMON, "PYTORCH_ROCM_ARCH")
+    assert made.notes == ("PYTORCH_ROCM_ARCH: gfx900, gfx906, gfx908 left out, for which no backend has kernels",)
+    alone = plan(data, env={"PYTORCH_ROCM_ARCH": "gfx900:xnack-;gfx1100"})
+    assert (alone.cell.backend, alone.targets, len(alone.notes)) == ("triton", ("gfx1100",), 2)
+    assert alone.notes[0].startswith("PYTORCH_ROCM_ARCH: gfx900:xnack- left out")
+
+
+@pytest.mark.parametrize(
+    ("env", "unknown"),
+    [
+        ({"PYTORCH_ROCM_ARCH": "gfx900;gfx906"}, "gfx900"),  # none is left
+        ({"PYTORCH_ROCM_ARCH": "gfx110;gfx942"}, "gfx110"),  # malformed
+        ({"PYTORCH_ROCM_ARCH": "gfx900;gfx94;gfx942"}, "gfx94"),
+        ({"PYTORCH_ROCM_ARCH": "gfx942;sm_9"}, "sm_9"),
+        ({"GPU_ARCHS": IMAGE}, "gfx900"),  # asked for by name
+        ({"GPU_ARCHS": IMAGE, "PYTORCH_ROCM_ARCH": IMAGE}, "gfx900"),
+    ],
+)
+def test_other_targets_without_kernels_are_refused(data: Versions, env: dict[str, str], unknown: str) -> None:
+    with pytest.raises(BadTarget, match=f"'{unknown}' is not a known GPU target"):
+        plan(data, env=env)
+
+
 def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
     machine = replace(BARE, gpus=("gfx1100",))
     assert plan(data, machine).targets == ("gfx1100",)

@@ -193,6 +193,16 @@ def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
     assert "Traceback (most recent call last)" not in done.stderr
 
 
+def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -> None:
+    """In an image of rocm/pytorch; the compile that would follow fails at once, without a directory for its cache."""
+    (tmp_path / "file").touch()
+    variables = {"PYTORCH_ROCM_ARCH": "gfx900;gfx906;gfx942", "ROCM_WHEELS_CACHE": str(tmp_path / "file/cache")}
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    assert done.returncode != 0
+    assert "note: PYTORCH_ROCM_ARCH: gfx900, gfx906 left out, for which no backend has kernels" in done.stderr
+    assert "is not a known GPU target" not in done.stdout + done.stderr
+
+
 def test_user_names_different_targets_in_both_variables(tmp_path: Path) -> None:
     done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PYTORCH_ROCM_ARCH": "gfx90a", "GPU_ARCHS": "gfx942"})
     assert done.returncode != 0

@@ -411,6 +411,9 @@ def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
         assert steps == {"Take over the wheel": given != "", "Build the wheel": given == ""}
     contexts["vars"] = {}
     assert not holds(measure["if"], contexts)
+    (build,) = (step for step in measure["steps"] if step["name"] == "Build the wheel")
+    # The image of the job has a PYTORCH_ROCM_ARCH of its own.
+    assert render(build["env"], {"matrix": row["include"][0]})["PYTORCH_ROCM_ARCH"] == row["include"][0]["targets"]
 
 
 @pytest.mark.parametrize(
