@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -163,7 +164,7 @@ def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[s
         asset["size"],
         beside(METADATA),
         verdict,
-        url=_escaped(asset["browser_download_url"]),
+        url=_address(asset["browser_download_url"], tag),
         release=tag,
         yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
     )
@@ -178,14 +179,16 @@ def _released_interface(
         name,
         asset_sha256(asset) or hashlib.sha256(fetch(asset)).hexdigest(),
         beside(METADATA),
-        url=_escaped(asset["browser_download_url"]),
+        url=_address(asset["browser_download_url"], tag),
         yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
     )
 
 
-def _escaped(url: str) -> str:
-    """The URL with its file name escaped in full: a "+" in it is "%2B"."""
+def _address(url: str, tag: str) -> str:
+    """The URL of an asset once its release is public, with its file name escaped in full: a "+" in it is "%2B"."""
     base, _, name = url.rpartition("/")
+    # That of a draft has "untagged-59c9e54950e6d2824cb8" in the place of the tag, until it is published.
+    base = re.sub(r"(?<=/download/)untagged-[0-9a-f]+$", lambda _: quote(tag), base)
     return f"{base}/{quote(unquote(name), safe='')}"
 
 

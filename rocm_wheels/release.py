@@ -11,7 +11,7 @@ from typing import Any
 
 from rocm_wheels import assets, catalogue, github, names, notes
 from rocm_wheels.assets import SUMS, Asset
-from rocm_wheels.catalogue import YANKED
+from rocm_wheels.catalogue import METADATA, YANKED
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.github import GitHub, Unanswered
@@ -150,6 +150,8 @@ def publish(api: GitHub, tag: str, dist: Path, *, index_url: str, say: Say) -> s
     release = Release(api, tag, say)
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     listing = release.remove_unfinished()
+    if not release.draft:
+        wanted = _without_public_interfaces(wanted, listing, say)
     release.check(wanted, listing)
     assets.check_count([*listing, *(asset.name for asset in wanted)])
     for number, asset in enumerate(wanted, start=1):
@@ -205,6 +207,19 @@ def _existing(api: GitHub, tag: str, say: Say) -> Release:
     if all(release["tag_name"] != tag for release in api.releases()):
         raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
     return Release(api, tag, say)
+
+
+def _without_public_interfaces(wanted: list[Asset], listing: Mapping[str, Any], say: Say) -> list[Asset]:
+    """What is wanted but for the wheels of flash-attn-3, and their metadata, that are public.
+
+    The same sources give other bytes under another version of the build backend, which writes it into the wheel.
+    """
+    public = {name for name in listing if names.is_interface(name)}
+    public |= {name + METADATA for name in public} & listing.keys()
+    for asset in wanted:
+        if asset.name in public:
+            say(f"{asset.name}: the one that is public stays")
+    return [asset for asset in wanted if asset.name not in public]
 
 
 def _write_notes(release: Release, wanted: list[Asset], index_url: str) -> int:

@@ -48,8 +48,8 @@ def assemble(
 def assemble_interface(plan: Plan, output: Path, *, source: Path = SOURCE) -> Path:
     """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
 
-    The same sources give the same bytes for every Python and at any time: wheels that are added to a release bring
-    the file that is published already. Raises AssembleFailed.
+    The same sources and the same hatchling give the same bytes, for every Python and at any time. Raises
+    AssembleFailed.
     """
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:

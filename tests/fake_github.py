@@ -87,12 +87,18 @@ class Hub:
             "size": len(content) if done else 0,
             "digest": f"sha256:{hashlib.sha256(content).hexdigest()}" if done and self.digests else None,
             "url": f"{self.url}/repos/{REPOSITORY}/releases/assets/{number}",
-            "browser_download_url": f"{self.url}/{REPOSITORY}/download/{release['tag_name']}/{quote(name, safe='')}",
         }
+        self.address(release, asset)
         release["assets"].append(asset)
         self.content[number] = content
         self.stored[name] += done
         return asset
+
+    def address(self, release: dict[str, Any], asset: dict[str, Any]) -> None:
+        """Until the release is public the asset's address has a number in the place of the tag."""
+        tag = f"untagged-{release['id']:020x}" if release["draft"] else release["tag_name"]
+        name = quote(asset["name"], safe="")
+        asset["browser_download_url"] = f"{self.url}/{REPOSITORY}/releases/download/{tag}/{name}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -232,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
             del self.hub.releases[number]
             return 204, None, {}
         self.hub.releases[number].update(given)
+        for asset in self.hub.releases[number]["assets"]:
+            self.hub.address(self.hub.releases[number], asset)
         if given.get("draft") is False:
             self.hub.releases[number]["published_at"] = f"2026-01-{number - 99:02}"
         return 200, self.hub.releases[number], {}

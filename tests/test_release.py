@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,9 @@ def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate:
     assert (found["draft"], found["prerelease"]) == (False, candidate)
     assert ("the package index leads nobody to it" in found["body"]) is candidate
     assert ("--extra-index-url" in found["body"]) is not candidate
+    urls = re.findall(r'pip install "(http[^"]+)"', found["body"])
+    assert len(urls) == candidate
+    assert set(urls) <= {asset["browser_download_url"] for asset in found["assets"]}, "those of the public release"
 
 
 def test_dry_run_asks_github_nothing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,16 +260,39 @@ def test_the_interface_wheel_goes_along(hub: Hub, tmp_path: Path) -> None:
 def test_wheels_are_added_to_a_release_with_an_interface_wheel(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interface is built again with the wheel of another Python, later."""
-    built = []
-    for python, committed in (("3.11", 1700000000), ("3.12", 1700000002)):
+    """The interface is built again with the wheel of another Python: later, then by a newer hatchling."""
+    built: list[Path] = []
+    said: list[str] = []
+    pythons = ("3.10", "3.11", "3.12")
+    for python, committed in zip(pythons, (1700000000, 1700000002, 1700000002), strict=True):
         monkeypatch.setattr(wheel, "wheel_date", lambda _, now=committed: now)
+        if python == "3.12":
+            newer = tmp_path / "site/sitecustomize.py"
+            newer.parent.mkdir()
+            newer.write_text("import hatchling.__about__\nhatchling.__about__.__version__ = '99.0'\n")
+            monkeypatch.setenv("PYTHONPATH", str(newer.parent))
         wheelhouse.write(tmp_path / python, wheelhouse.cell(f"2.8.3 {python} 2.5.1 6.2"))
-        built.append(wheel.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python).name)
-        publish(hub, tmp_path / python)
-    assert built[0] == built[1]
-    both = {asset.name for python in ("3.11", "3.12") for asset in assets.collect(tmp_path / python)[1]}
-    assert set(state(hub)["assets"]) == both | {assets.SUMS}
+        built.append(wheel.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python))
+        publish(hub, tmp_path / python, said.append)
+    first, later, other = built
+    assert first.read_bytes() == later.read_bytes() != other.read_bytes()
+    assert first.name == other.name
+    stays = [f"{first.name}.metadata: the one that is public stays", f"{first.name}: the one that is public stays"]
+    assert [line for line in said if "stays" in line] == 2 * stays
+    found = state(hub)["assets"]
+    assert set(found) == {asset.name for each in pythons for asset in assets.collect(tmp_path / each)[1]} | {
+        assets.SUMS
+    }
+    assert found[first.name] == catalogue.file_sha256(first)
+
+
+def test_an_interface_wheel_of_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> None:
+    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+    wheelhouse.write(tmp_path, cell)
+    interface = wheelhouse.write_interface(tmp_path, cell)
+    hub.add_asset(hub.add_release(TAG), interface.name, b"an earlier build")
+    publish(hub, tmp_path)
+    assert state(hub)["assets"] == expected(tmp_path)
 
 
 def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
