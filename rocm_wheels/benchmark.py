@@ -25,7 +25,7 @@ _SECONDS = 3600
 def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     """Measures a wheel on this machine's GPU; the results, each a JSON file of `output`.
 
-    VerifyFailed, after the others ran, with those that failed.
+    VerifyFailed without torch for ROCm, or, after the others ran, with those that failed.
     """
     plan = build.plan_of(wheel)
     python = interpreters.find(plan.cell.python)
@@ -34,7 +34,7 @@ def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     written, failed = [], []
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
         env = Path(work) / "env"
-        interpreter = verify.environment(verify.torch_source(plan), python, env)
+        interpreter = verify.environment(verify.torch_source(plan, require_gpu=True), python, env)
         verify.install(interpreter, [wheel], env)
         for script, flag in SUITE:
             result = output.resolve() / f"{Path(script).stem}.json"

@@ -111,7 +111,7 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
 
     check_writable(cache=cache)
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
-        found = verify.verify(wheel, plan_of(wheel), Path(work))
+        found = verify.verify(wheel, plan_of(wheel), Path(work), require_gpu=require_gpu)
     gpu = found.stages[verdict.GPU]
     if require_gpu and gpu.status != verdict.PASSED:
         raise VerifyFailed(

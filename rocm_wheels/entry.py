@@ -84,6 +84,11 @@ class Wheel(Link):
         return max(errors, default=None)
 
     @property
+    def beside_pypis_torch(self) -> bool:
+        """Whether it was tested with PyPI's torch, since the index of torch for ROCm did not answer."""
+        return str(self.verdict["torch_source"]).startswith("PyPI ")
+
+    @property
     def benchmarks(self) -> Mapping[str, Any] | None:
         """What benchmarks/trend.py found for it, None if it was not measured."""
         return self.verdict.get("benchmarks")

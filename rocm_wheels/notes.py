@@ -36,6 +36,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         interface_version=INTERFACE_VERSION,
         candidate=is_candidate(tag),
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
+        beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),
         sums=SUMS,
     )
     if len(text) > MAX_CHARACTERS:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import platform
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +24,7 @@ from rocm_wheels.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdic
 
 WHEEL_TESTS = Path(__file__).resolve().parent.parent / "wheel_tests"
 SMOKE = "test_smoke.py"
-_PROBE_SECONDS = 3
+_PROBES, _PROBE_SECONDS, _PAUSE_SECONDS = 3, 20, 5  # of the index: how many, how long each, between two
 _INSTALL_SECONDS = 1800
 _TEST_SECONDS = 1800
 _LOG_LINES = 40
@@ -40,16 +42,17 @@ class TorchSource:
     why: str = ""
 
 
-def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = ()) -> Verdict:
+def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), require_gpu: bool = False) -> Verdict:
     """Tests `wheel` as a user of `plan.cell` would meet it and writes <wheel>.verdict.json.
 
-    Wheels `beside` it are installed and tested with it.
+    Wheels `beside` it are installed and tested with it. With `require_gpu` torch is that of the ROCm index,
+    else VerifyFailed at once.
 
     Environments are made anew under `work`/envs. Raises VerifyFailed, after the verdict is written,
     with the names of the failing tests or the words of the installer; MissingTool without uv or Python.
     """
     python = interpreters.find(plan.cell.python)
-    source = torch_source(plan)
+    source = torch_source(plan, require_gpu=require_gpu)
     key = f"torch{plan.cell.torch}-{source.name}-{plan.cell.python_tag}"
     stages = {REPAIRED: _repaired(wheel)}
     problems = []
@@ -87,18 +90,42 @@ def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = ()) 
     return verdict
 
 
-def torch_source(plan: Plan) -> TorchSource:
-    """The ROCm index directory of the cell where it answers, else the same version from PyPI."""
-    torch, index = plan.cell.torch, f"{TORCH_INDEX}/{plan.torch_index}"
-    try:
-        with urllib.request.urlopen(f"{index}/torch/", timeout=_PROBE_SECONDS):
-            name = plan.torch_index
-            return TorchSource(requirement=f"torch=={torch}+{name}", index=index, name=name)
-    except urllib.error.HTTPError as error:
-        why = f"the ROCm index answered {error.code}"
-    except OSError:
-        why = "the ROCm index could not be reached"
+def torch_source(plan: Plan, *, require_gpu: bool = False) -> TorchSource:
+    """The ROCm index directory of the cell where it answers, else, with a note, the same version from PyPI.
+
+    PyPI's torch is for CUDA: with `require_gpu` VerifyFailed instead.
+    """
+    torch, index, name = plan.cell.torch, f"{TORCH_INDEX}/{plan.torch_index}", plan.torch_index
+    why = _unanswered(f"{index}/torch/")
+    if not why:
+        return TorchSource(requirement=f"torch=={torch}+{name}", index=index, name=name)
+    if require_gpu:
+        raise VerifyFailed(
+            f"there is no torch {torch} for ROCm to test with: {why}: {index}/torch/",
+            remedy="Run it again once the index answers: PyPI's torch is for CUDA and sees no AMD GPU.",
+        )
+    print(f"note: {why}: testing with PyPI's torch {torch}, which sees no AMD GPU", file=sys.stderr, flush=True)
     return TorchSource(requirement=f"torch=={torch}", index=None, name="pypi", why=why)
+
+
+def _unanswered(url: str) -> str:
+    """Why the ROCm index does not serve a page, "" if it does; asked again where that may be a matter of seconds."""
+    for attempt in range(_PROBES):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            with urllib.request.urlopen(url, timeout=_PROBE_SECONDS):
+                return ""
+        except urllib.error.HTTPError as error:
+            why, passing = f"the ROCm index answered {error.code}", error.code == 429 or error.code >= 500
+        except (OSError, http.client.HTTPException) as error:
+            why = "the ROCm index could not be reached"
+            reason = getattr(error, "reason", error)
+            # A name that is not resolved or a connection that is refused will be so in seconds, too.
+            passing = isinstance(reason, (TimeoutError, ConnectionResetError, http.client.HTTPException))
+        if not passing:
+            return why
+    return f"{why}, {_PROBES} times"
 
 
 def clean_environment() -> dict[str, str]:

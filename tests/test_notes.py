@@ -74,6 +74,16 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
     assert "**None of them has been run on an AMD GPU**" in render(others)
 
 
+def test_what_was_tested_with_another_torch_is_told(dist: Path) -> None:
+    pypi, *others = catalogue.from_directory(dist)
+    rocm = [
+        replace(each, verdict={**each.verdict, "torch_source": "https://x/rocm6.2 2.5.1+rocm6.2"}) for each in others
+    ]
+    assert "1 of 3 was tested with PyPI's torch of the same version, as the index" in render([pypi, *rocm])
+    assert "3 of 3 were tested with PyPI's torch" in render([pypi, *others])
+    assert "PyPI's torch" not in render(rocm)
+
+
 def test_what_is_new_is_markdown(dist: Path) -> None:
     page = render(catalogue.from_directory(dist), new="* **faster** <kernels>\n")
     assert "## What is new\n\n* **faster** <kernels>\n" in page

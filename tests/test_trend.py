@@ -191,7 +191,7 @@ def test_benchmarks_run_where_the_wheel_is_installed(
 
     monkeypatch.setattr(build, "plan_of", lambda _: fake_parts.plan("gfx942"))
     monkeypatch.setattr(interpreters, "find", lambda _: Path(sys.executable))
-    monkeypatch.setattr(verify, "torch_source", lambda _: None)
+    monkeypatch.setattr(verify, "torch_source", lambda _, require_gpu: require_gpu or pytest.fail("without ROCm"))
     monkeypatch.setattr(verify, "environment", environment)
     monkeypatch.setattr(verify, "install", lambda _python, wheels, _env: installed.extend(wheels))
     monkeypatch.setattr(benchmark, "SCRIPTS", tmp_path)

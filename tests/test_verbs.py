@@ -66,8 +66,8 @@ def test_verify_again(
 ) -> None:
     plans: list[Plan] = []
 
-    def verified(path: Path, planned: Plan, work: Path) -> Verdict:
-        assert path == built
+    def verified(path: Path, planned: Plan, work: Path, *, require_gpu: bool) -> Verdict:
+        assert (path, require_gpu) == (built, require)
         assert work.is_dir()
         plans.append(planned)
         return Verdict(

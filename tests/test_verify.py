@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fake_parts
 import pytest
@@ -154,9 +155,18 @@ def test_smoke_test_that_fails_under_uv_fails_the_wheel(
         verify.verify(repaired, fake_parts.plan("gfx90a"), tmp_path)
 
 
+SILENCE = 0
+
+
 class _Index(http.server.BaseHTTPRequestHandler):
+    first: ClassVar[list[int]] = []  # what the first requests are answered
+
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/whl/rocm6.2/torch/" else 403)
+        code = self.first.pop(0) if self.first else 200 if self.path == "/whl/rocm6.2/torch/" else 403
+        if code == SILENCE:
+            time.sleep(4 * verify._PROBE_SECONDS)
+            return
+        self.send_response(code)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -165,7 +175,10 @@ class _Index(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), _Index)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Index)
+    monkeypatch.setattr(_Index, "first", [])
+    monkeypatch.setattr(verify, "_PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(verify, "_PAUSE_SECONDS", 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}/whl"
@@ -182,11 +195,48 @@ def test_torch_comes_from_the_rocm_index_where_it_answers(index: str) -> None:
     assert verify._torch_words(source, None) == f"{index}/rocm6.2 torch==2.5.1+rocm6.2"
 
 
-@pytest.mark.usefixtures("index")
-def test_torch_comes_from_pypi_where_the_index_refuses() -> None:
-    source = verify.torch_source(fake_parts.plan("gfx90a", python="3.12", torch="2.6.0"))
-    assert (source.requirement, source.index, source.name) == ("torch==2.6.0", None, "pypi")
-    assert source.why == "the ROCm index answered 403"
+def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = fake_parts.plan("gfx90a", python="3.12", torch="2.6.0")
+    _Index.first = [404]
+    for code in (404, 403):
+        source = verify.torch_source(plan)
+        assert (source.requirement, source.index, source.name) == ("torch==2.6.0", None, "pypi")
+        assert source.why == f"the ROCm index answered {code}"
+        note = f"note: {source.why}: testing with PyPI's torch 2.6.0, which sees no AMD GPU\n"
+        assert capsys.readouterr().err == note
+    with pytest.raises(
+        VerifyFailed, match=r"no torch 2\.6\.0 for ROCm .* answered 403: http.*\nRun it again once"
+    ) as caught:
+        verify.torch_source(plan, require_gpu=True)
+    assert f"{index}/rocm6.2.4/torch/" in caught.value.message
+
+
+@pytest.mark.parametrize("hiccup", [500, 503, 429, SILENCE])
+def test_an_index_that_stumbles_is_asked_again(
+    index: str, hiccup: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = fake_parts.plan("gfx90a")
+    _Index.first = [hiccup, hiccup]
+    assert verify.torch_source(plan, require_gpu=True).index == f"{index}/rocm6.2"
+    assert capsys.readouterr() == ("", "")
+    _Index.first = [hiccup, hiccup, hiccup]
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    why = f"answered {hiccup}" if hiccup else "could not be reached"
+    assert verify.torch_source(plan).why == f"the ROCm index {why}, 3 times"
+    assert capsys.readouterr().err.startswith(f"note: the ROCm index {why}, 3 times: testing with PyPI's")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_a_machine_without_network_does_not_wait(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "TORCH_INDEX", f"{address}/whl")
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits"))
+    assert verify.torch_source(fake_parts.plan("gfx90a")).why == "the ROCm index could not be reached"
+    assert capsys.readouterr().err.startswith("note: the ROCm index could not be reached: testing with PyPI's")
+    with pytest.raises(VerifyFailed, match="could not be reached"):
+        verify.torch_source(fake_parts.plan("gfx90a"), require_gpu=True)
 
 
 def test_gpu_stage_that_failed_fails_the_wheel() -> None:
