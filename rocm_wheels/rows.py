@@ -90,7 +90,7 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
                 "torch-index": data.torch[cell.torch].rocm[cell.rocm],
                 "runner": jobs.runner,
                 **_container(data, cell.rocm),
-                "image": data.rocm[cell.rocm].image or "",
+                "image": _gpu_image(data, cell.rocm),
                 "gpu-runner": jobs.gpu_runner,
                 "gpu-options": GPU_OPTIONS,
                 "kernels": f"kernels-{cell.backend}-rocm_{rocm}-*",
@@ -126,6 +126,19 @@ def _container(data: Versions, rocm: str) -> Row:
     if data.jobs.container and image is None:
         raise DataError(f"versions.toml: rocm/{rocm}: no image, and jobs run in containers", remedy="Add its image.")
     return {"container": image if data.jobs.container and image else "", "container-options": CPU_OPTIONS}
+
+
+def _gpu_image(data: Versions, rocm: str) -> str:
+    """The image that a job on a GPU runs in: that of the nearest ROCm which has one, of two the newer.
+
+    torch's wheels bring the HIP runtime of their ROCm with them: the image gives Python and tools.
+    """
+    place = {version: position for position, version in enumerate(data.rocm)}
+    images = {version: each.image for version, each in data.rocm.items() if each.image}
+    if not images:
+        raise DataError("versions.toml: rocm: no version has an image, and GPU jobs run in one", remedy="Add an image.")
+    nearest = min(images, key=lambda version: (abs(place[version] - place[rocm]), -place[version]))
+    return images[nearest]
 
 
 def _split(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None, make: _Rows) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rocm_wheels import matrix, names, published, rows, versions
-from rocm_wheels.cells import MAX_ROWS
+from rocm_wheels.cells import MAX_ROWS, Cell
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.versions import Versions
 
@@ -96,6 +96,24 @@ def test_kernels_of_ck_depend_on_the_rocm_of_a_container(data: Versions, whole: 
     lacking = replace(inside, rocm={**inside.rocm, "6.1": replace(inside.rocm["6.1"], image=None)})
     with pytest.raises(DataError, match=r"rocm/6\.1: no image, and jobs run in containers"):
         rows.rows(lacking, matrix.select(lacking, {"rocm": whole}).cells)
+
+
+@pytest.mark.parametrize(
+    ("torch", "rocm", "image_of"), [("2.8.0", "6.3", "6.4"), ("2.10.0", "7.0", "7.1"), ("2.5.1", "6.1", "6.1")]
+)
+def test_a_gpu_job_has_an_image_whatever_its_rocm(data: Versions, torch: str, rocm: str, image_of: str) -> None:
+    def image(data: Versions) -> object:
+        (row,) = rows.wheel_rows(data, [cell])
+        assert row["container"] == "", "a hosted job has no room for one"
+        return row["image"]
+
+    cell = Cell(flash_attn="2.8.3", python="3.11", torch=torch, rocm=rocm, backend="triton")
+    assert image(data) == data.rocm[image_of].image
+    oldest = {version: replace(each, image=None) for version, each in data.rocm.items()}
+    oldest["6.1"] = data.rocm["6.1"]
+    assert image(replace(data, rocm=oldest)) == data.rocm["6.1"].image
+    with pytest.raises(DataError, match="no version has an image"):
+        image(replace(data, rocm={**oldest, "6.1": replace(oldest["6.1"], image=None)}))
 
 
 def test_a_platform_can_be_switched_off(data: Versions) -> None:
