@@ -165,15 +165,26 @@ def test_the_user_image_is_of_the_cell_that_its_readme_builds(data: Versions) ->
 
 
 @pytest.mark.parametrize(
-    ("wheels", "index", "installs"),
+    ("wheels", "index", "installs", "error"),
     [
-        (["flash_attn-1-py3-none-any.whl"], "", "--no-deps {}/flash_attn-1-py3-none-any.whl"),
-        ([], "https://index", "--no-deps --index-url https://index flash_attn==2.8.3+rocm62torch2.6triton"),
-        ([], "", None),
+        (["flash_attn-1-py3-none-any.whl"], "", "--no-deps {}/flash_attn-1-py3-none-any.whl", ""),
+        ([], "https://index", "--no-deps --index-url https://index flash_attn==2.8.3+rocm62torch2.6triton", ""),
+        ([], "", "", "no wheel in docker/user and no INDEX_URL\nBuild one: ./build_rocm.sh"),
+        (
+            [
+                "flash_attn-1+a-py3-none-any.whl",
+                "flash_attn-1+atriton-py3-none-any.whl",
+                "flash_attn_3-1-py3-none-any.whl",
+            ],
+            "https://index",
+            "",
+            "docker/user holds several wheels: flash_attn-1+a-py3-none-any.whl flash_attn-1+atriton-py3-none-any.whl\n"
+            "Leave the one to install there",
+        ),
     ],
 )
 def test_the_user_image_takes_a_wheel_or_an_index(
-    wheels: list[str], index: str, installs: str | None, tmp_path: Path
+    wheels: list[str], index: str, installs: str, error: str, tmp_path: Path
 ) -> None:
     text = (DOCKER / "user/Dockerfile").read_text(encoding="utf-8")
     script = text.partition("\nRUN shopt")[2].partition("\nRUN ")[0]
@@ -189,12 +200,19 @@ def test_the_user_image_takes_a_wheel_or_an_index(
         ["bash", "-euo", "pipefail", "-c", fake + script.replace("/tmp/wheels", str(tmp_path))],
         env={**os.environ, **variables}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if installs is None:
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: no wheel in docker/user and no INDEX_URL\nBuild one: ./build_rocm.sh")
+    if error:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"error: {error}")
     else:
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[0].endswith(installs.format(tmp_path))
+
+
+def test_both_pages_run_the_user_image_alike() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", DOCKER / "user/README.md")]
+    first, second = (re.findall(r"(?m)^    (docker run .*\\\n.* fa_triton)$", page) for page in pages)
+    assert first == second
+    assert len(first) == 1
 
 
 def test_the_runner_takes_one_job_and_alone_its_daemon_is_privileged() -> None:
