@@ -15,7 +15,7 @@ from rocm_wheels.versions import Backend, Versions
 
 STEPS = ("check", "compile", "assemble", "repair", "verify")
 TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # torch's own: an image of rocm/pytorch sets it to what its torch was built for
-TARGET_VARIABLES = (TORCH_TARGETS, "GPU_ARCHS")
+_TARGET_VARIABLES = ("GPU_ARCHS", TORCH_TARGETS)
 TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 BUILD_TRITON = "BUILD_TRITON_BACKEND"
 # uv's --torch-backend knows the same directories.
@@ -197,25 +197,27 @@ def requested_targets(versions: Versions, env: Mapping[str, str]) -> tuple[tuple
 def _requested(versions: Versions, env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str, tuple[str, ...]]:
     """The targets of the environment, in lower case, the variable that names them, and notes.
 
-    What torch's variable alone names is left out where no backend has kernels for it, as long as others remain.
+    flash-attn's own variable counts before torch's, which an image may have set. Of torch's, targets are left out for
+    which no backend has kernels, as long as others remain.
     """
-    lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower()))) for name in TARGET_VARIABLES}
+    lists = {name: tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower()))) for name in _TARGET_VARIABLES}
     given = {name: entries for name, entries in lists.items() if entries}
-    if len({frozenset(entries) for entries in given.values()}) > 1:
-        both = " and ".join(f"{name}={';'.join(entries)}" for name, entries in given.items())
-        raise BadTarget(f"{both} name different targets", remedy="Unset one of them, or make them equal.")
     for name, entries in given.items():
         if "native" in entries and len(entries) > 1:
             raise BadTarget(
                 f"{name}={';'.join(entries)} mixes native with targets",
                 remedy="Name native alone, or targets only.",
             )
-        left_out = without_kernels(versions, entries) if list(given) == [TORCH_TARGETS] else ()
-        if left_out and len(left_out) < len(entries):
-            note = f"{name}: {', '.join(left_out)} left out, for which no backend has kernels"
-            return tuple(entry for entry in entries if entry not in left_out), name, (note,)
+    if not given:
+        return None, "", ()
+    name, entries = next(iter(given.items()))
+    if any(set(others) != set(entries) for others in given.values()):
+        return entries, name, (f"{name} counts, not {TORCH_TARGETS}={';'.join(given[TORCH_TARGETS])}",)
+    left_out = without_kernels(versions, entries) if name == TORCH_TARGETS else ()
+    if not left_out or len(left_out) == len(entries):
         return entries, name, ()
-    return None, "", ()
+    note = f"{name}: {', '.join(left_out)} left out, for which no backend has kernels"
+    return tuple(entry for entry in entries if entry not in left_out), name, (note,)
 
 
 def _found(

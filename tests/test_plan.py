@@ -65,10 +65,10 @@ def test_the_plan_of_the_readme(data: Versions) -> None:
         (
             {"GPU_ARCHS": "gfx942 gfx90a", "PYTORCH_ROCM_ARCH": "gfx90a;gfx942"},
             ("gfx90a", "gfx942"),
-            "PYTORCH_ROCM_ARCH",
+            "GPU_ARCHS",
         ),
         ({"GPU_ARCHS": "sm_90"}, ("sm_90",), "GPU_ARCHS"),
-        ({"GPU_ARCHS": "gfx942:XNACK-", "PYTORCH_ROCM_ARCH": "GFX942:xnack-"}, ("gfx942",), "PYTORCH_ROCM_ARCH"),
+        ({"GPU_ARCHS": "gfx942:XNACK-", "PYTORCH_ROCM_ARCH": "GFX942:xnack-"}, ("gfx942",), "GPU_ARCHS"),
     ],
 )
 def test_targets_of_the_environment(
@@ -89,6 +89,13 @@ def test_targets_of_torch_without_kernels_are_left_out_with_a_note(data: Version
     alone = plan(data, env={"PYTORCH_ROCM_ARCH": "gfx900:xnack-;gfx1100"})
     assert (alone.cell.backend, alone.targets, len(alone.notes)) == ("triton", ("gfx1100",), 2)
     assert alone.notes[0].startswith("PYTORCH_ROCM_ARCH: gfx900:xnack- left out")
+
+
+def test_of_both_variables_that_of_flash_attn_counts(data: Versions) -> None:
+    """In an image of rocm/pytorch, where torch's is set, GPU_ARCHS=gfx942 is what upstream says to do."""
+    made = plan(data, env={"PYTORCH_ROCM_ARCH": IMAGE, "GPU_ARCHS": "gfx942"})
+    assert (made.targets, made.targets_from) == (("gfx942",), "GPU_ARCHS")
+    assert made.notes == (f"GPU_ARCHS counts, not PYTORCH_ROCM_ARCH={IMAGE}",)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +135,6 @@ def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
 @pytest.mark.parametrize(
     ("env", "message", "remedy"),
     [
-        (
-            {"PYTORCH_ROCM_ARCH": "gfx942", "GPU_ARCHS": "gfx90a"},
-            "PYTORCH_ROCM_ARCH=gfx942 and GPU_ARCHS=gfx90a name different targets",
-            "Unset one of them",
-        ),
         (
             {"GPU_ARCHS": "native"},
             "GPU_ARCHS=native, but this machine has no GPU that",
