@@ -111,7 +111,9 @@ def unpad_input(
     the longest sequence, an int (on a GPU it synchronises); tokens that count per sequence, (batch,) int32).
     """
     _check_padded(hidden_states)
-    masks = {"attention_mask": attention_mask} | ({} if unused_mask is None else {"unused_mask": unused_mask})
+    masks = {"attention_mask": attention_mask}
+    if unused_mask is not None:
+        masks["unused_mask"] = unused_mask
     for name, mask in masks.items():
         check_tensor(name, mask, like=hidden_states, shape=tuple(hidden_states.shape[:2]), dtypes=_MASKS)
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
