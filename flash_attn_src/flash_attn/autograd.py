@@ -57,7 +57,8 @@ def attend(
     if softmax_scale is None:
         softmax_scale = head_dim**-0.5
     given = packed or (q, k, v)
-    q, k, v = _served(q), _served(k), _served(v)
+    if head_dim % _HEAD_DIM_STEP or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = _served(q), _served(k), _served(v)
     left, right = window_size
     padded, softmax_lse, dmask, rng_state = dispatch.forward(
         q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p,
