@@ -2,9 +2,9 @@
 
 What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_splits where gradients are kept) never
 changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
--inf in rows that see no key. v may have another head dim than q and k, at the cost of the larger one. FP8 inputs come
-with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient. Raise
-NotImplementedError: qv, and attention_chunk in FP8.
+-inf in rows that see no key. v may have another head dim than q and k, at the cost of the larger one, v_cache not. FP8
+inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient.
+Raise NotImplementedError: qv, and attention_chunk in FP8.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ def _flash_attn_forward(
 
     With cu_seqlens_k, flash_attn_varlen_func; else with cu_seqlens_q or any of k_new, seqused_k, page_table,
     kv_batch_idx and leftpad_k, flash_attn_with_kvcache, k and v being the cache; else flash_attn_func. out_ is written
-    where given. out and window_size are older names, of out_ and of the window as one pair.
+    where given, and has no gradient. out and window_size are older names, of out_ and of the window as one pair.
     """
     window = one_window(window_size_left, window_size_right, window_size)
     descales = (q_descale, k_descale, v_descale)
@@ -398,6 +398,7 @@ def _flash_attn_forward(
     found, softmax_lse = result[0], result[1]
     if (given := out_ if out is None else out) is not None:
         check_alike("out_", given, found, "the result")
-        found = given.copy_(found)
+        with torch.no_grad():  # or the buffer would keep every call's history
+            found = given.copy_(found)
     nothing = softmax_lse.new_empty((0,))
     return found, softmax_lse, nothing, nothing

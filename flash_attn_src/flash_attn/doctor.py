@@ -88,7 +88,7 @@ def _wheel(facts: Facts) -> _Found:
 def _machine(facts: Facts) -> _Found:
     denied = [each for each in (facts.kfd, *facts.render) if each is not None and not each.allowed]
     hip = (facts.probe.get("torch") or {}).get("hip")
-    if (hip or facts.build.rocm) and denied:
+    if (hip or facts.build.rocm) and denied and not facts.probe.get("devices"):
         named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
         yield "no-permission", f"{facts.user} may not read and write {named}"
     elif hip and not facts.probe.get("devices"):

@@ -18,15 +18,24 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import dispatch
+from flash_attn import dispatch, fp8_op
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
 from flash_attn.backends import select
-from flash_attn.backends.torch_fp8 import Descales, is_fp8, round_trip
+from flash_attn.backends.torch_fp8 import FORMAT, Descales, is_fp8, round_trip
 from flash_attn.custom_ops import maybe_contiguous
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _format(device: int) -> torch.dtype:
+    """The FP8 type of a GPU, by its index; -1 is the CPU."""
+    if device < 0:
+        return FORMAT
+    x = torch.empty((), device=torch.device("cuda", device))
+    return select(x).format_of(x)
 
 
 class _Attention(torch.autograd.Function):
@@ -39,18 +48,17 @@ class _Attention(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         alibi_slopes: torch.Tensor | None,
-        cu_seqlens_q: torch.Tensor | None,
-        cu_seqlens_k: torch.Tensor | None,
+        cu_seqlens: tuple[torch.Tensor | None, torch.Tensor | None],  # in a tuple, as Dynamo takes no tensor twice
         lengths: tuple[int, int],
         options: tuple[float, bool, int, int, float, float, bool],
         descales: Descales,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         softmax_scale, causal, left, right, softcap, dropout_p, _ = options
-        out, softmax_lse, rng_state, factors = select(q).fp8_forward(
-            q, k, v, descales, torch.bfloat16 if is_fp8(q) else q.dtype, softmax_scale, causal, left, right, softcap,
-            alibi_slopes, dropout_p, None, cu_seqlens_q, cu_seqlens_k, *lengths,
+        out, softmax_lse, rng_state, factors = fp8_op.attend(
+            q, k, v, descales, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, *cu_seqlens,
+            *lengths,
         )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors)
+        ctx.save_for_backward(q, k, v, out, softmax_lse, rng_state, alibi_slopes, *cu_seqlens, *factors)
         ctx.lengths, ctx.options = lengths, options
         ctx.mark_non_differentiable(softmax_lse)
         return out, softmax_lse
@@ -60,7 +68,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = ctx.saved_tensors
         softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
-        dtype = select(q).format_of(q) if q.is_cuda else torch.float8_e4m3fn
+        dtype = _format(q.get_device())
         offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
         q, k, v = [
             round_trip(x, factor, dtype, cu).to(x.dtype)
@@ -71,7 +79,7 @@ class _Attention(torch.autograd.Function):
             maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
             alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
         )  # fmt: skip
-        return dq, dk, dv, *(None,) * 6
+        return dq, dk, dv, *(None,) * 5
 
 
 def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +107,7 @@ def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int
                 f"({batch}, {x.shape[-2]}) on {x.device}"
             )
     if any(small):
-        if tensors[0].is_cuda and tensors[0].dtype is not (wanted := select(tensors[0]).format_of(tensors[0])):
+        if tensors[0].is_cuda and tensors[0].dtype is not (wanted := _format(tensors[0].get_device())):
             raise TypeError(f"q: got {tensors[0].dtype}, wanted {wanted}, the format of this GPU")
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
@@ -142,7 +150,7 @@ def attend(
     else:
         q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     options = (softmax_scale, causal, *window, softcap, dropout_p, deterministic)
-    out, softmax_lse = _Attention.apply(q, k, v, alibi_slopes, *cu_seqlens, lengths, options, descales)
+    out, softmax_lse = _Attention.apply(q, k, v, alibi_slopes, cu_seqlens, lengths, options, descales)
     out = out[..., :head_dim] if head_dim % _HEAD_DIM_STEP else out
     return (out, softmax_lse, out.new_empty((0,))) if return_attn_probs else out
 

@@ -59,6 +59,8 @@ def torch(version: str, hip: str | None = None, cuda: str | None = None, **answe
     return probed(torch={"version": version, "hip": hip, "cuda": cuda}, **answers)
 
 
+_DENIED = replace(_KFD, path="/dev/dri/renderD128", allowed=False)
+
 # trouble, a machine that has it, and what the doctor must say of it
 CASES: list[tuple[str, Facts, str]] = [
     ("torch-missing", replace(HEALTHY, probe={"torch_error": ""}), "torch==2.5.* --index-url"),
@@ -73,7 +75,7 @@ CASES: list[tuple[str, Facts, str]] = [
     ("no-device", replace(probed(devices=[]), kfd=None), "there is no /dev/kfd"),
     ("no-device", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": ""}), "HIP_VISIBLE_DEVICES is set"),
     ("no-permission", replace(probed(devices=[]), kfd=replace(_KFD, allowed=False)), "/dev/kfd (root:render 660)"),
-    ("no-permission", replace(HEALTHY, render=(replace(_KFD, path="/dev/dri/renderD128", allowed=False),)), "D128"),
+    ("no-permission", replace(probed(devices=[]), render=(_DENIED,)), "D128"),
     ("no-driver", probed(info={"problems": ["no GPU driver: libamdhip64 is not there"]}), "libamdhip64 is not there"),
     (
         "two-hip-runtimes",
@@ -138,6 +140,8 @@ def test_a_healthy_machine_has_nothing_wrong() -> None:
         "6.0e-03",
     ):
         assert part in page
+    # Another GPU may be another user's.
+    assert doctor.examine(replace(HEALTHY, render=(*HEALTHY.render, _DENIED))) == []
     # A source tree on a machine without a GPU is no fault.
     plain = {"torch": {"version": "2.13.0+cpu", "hip": None, "cuda": None}, "devices": [], "call": _CALL}
     assert doctor.examine(Facts(probe=plain)) == []
@@ -178,6 +182,12 @@ def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) 
     text = 'print(\'{"torch": 1}\', flush=True); print("{", end="", flush=True); import os; os.kill(os.getpid(), 9)'
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
     assert survey.run_probe() == ({"torch": 1}, "ended with signal 9")
+    text = """import os
+os.write(1, b'Welcome\\n{2 users}\\n{"torch": 1}\\n')
+os.write(2, b"caf\\xe9 driver\\n")
+os._exit(3)"""
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert survey.run_probe() == ({"torch": 1}, "ended with exit code 3: caf\ufffd driver")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "import time; time.sleep(60)")
     assert survey.run_probe(seconds=1) == ({}, "did not end within 1 s")
 

@@ -311,6 +311,15 @@ def test_private_functions_equal_the_public_one(older: bool) -> None:
         assert_close(f"d{part}", got, wanted)
 
 
+def test_a_buffer_for_the_result_keeps_no_history() -> None:
+    q, k, v = (x.requires_grad_() for x in _qkv())
+    buffer = torch.empty_like(q).detach()
+    for _ in range(2):
+        fa3._flash_attn_forward(q, k, v, out_=buffer)
+        assert not buffer.requires_grad
+    assert fa3._flash_attn_forward(q, k, v)[0].requires_grad
+
+
 def test_private_functions_of_packed_sequences_with_padding() -> None:
     """By position as TransformerEngine calls them: lengths of padded sequences, and how many of their rows count."""
     q, k, v = (x.flatten(0, 1).requires_grad_() for x in _qkv())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from flash_attn import fp8_op
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import torch_fp8 as oracle
 from flash_attn.backends import triton as triton_backend
@@ -17,6 +18,7 @@ from flash_attn.backends import triton_kernels
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels import decode_tuning
 from flash_attn.runtime import launch, variants
+from small_calls import in_one_graph
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -164,6 +166,53 @@ def test_varlen(lengths_q: list[int], lengths_k: list[int], causal: bool) -> Non
     (out, lse, *_), (wanted, wanted_lse, *_) = _both(tensors, {"causal": causal}, cu, longest)
     assert _error(out, wanted) < 0.04
     assert torch.allclose(lse, wanted_lse, atol=2e-3)
+
+
+def test_one_tensor_for_several() -> None:
+    """v is laid out otherwise for the kernel, k and q are not, whether they are the same tensor or not."""
+    q, k = _draw(1, 70, 2, 64), _draw(1, 70, 2, 64, seed=1)
+    args = ((None, None, None), torch.float32, 0.125, True, -1, -1, 0.0, None, 0.0, None, None, None, 70, 70)
+    for shared, apart in (((q, k, k), (q, k, k.clone())), ((q, q, q), (q, q.clone(), q.clone()))):
+        (out, lse, *_), (wanted, wanted_lse, *_) = (backend.fp8_forward(*each, *args) for each in (shared, apart))
+        assert torch.equal(out, wanted)
+        assert torch.equal(lse, wanted_lse)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
+@pytest.mark.skipif(GPU, reason="pretends that a GPU's tensors are on the CPU")
+@pytest.mark.parametrize("varlen", [False, True])
+def test_the_kernels_in_one_compiled_graph(varlen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the backend is traced: it would read addresses of tensors that have none."""
+    monkeypatch.setattr(fp8_op, "select", lambda _: backend)
+    leaves = [_draw(2, 40, 2, 64, seed=seed).requires_grad_() for seed in range(3)]
+    if varlen:
+        leaves = [x.detach().flatten(0, 1).requires_grad_() for x in leaves]
+    cu = _offsets(30, 50)
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if varlen:
+            return flash_attn.flash_attn_varlen_fp8_func(q, k, v, cu, cu, 50, 50, causal=True).cos()
+        return flash_attn.flash_attn_fp8_func(q, k, v, causal=True).cos()
+
+    found = []
+    for function in (block, in_one_graph(block)):
+        out = function(*leaves)
+        found.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    for wanted, got in zip(*found, strict=True):
+        assert _error(got, wanted) < 1e-6
+
+
+def test_opcheck() -> None:
+    q, k, v = (_draw(1, 20, 2, 16, seed=seed) for seed in range(3))
+    descale = torch.rand(1, 2, device=DEVICE) + 0.5
+    options = (0.25, True, -1, -1, 0.0, None, 0.5, torch.tensor([3, 4], device=DEVICE))
+    op = torch.ops.flash_attn._fp8_forward.default
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(op, (q, k, v, None, descale, None, *options, None, None, 20, 20), test_utils=checks)
+    rows = (x.flatten(0, 1) for x in (q, k, v))
+    cu = _offsets(5, 15)
+    descale = descale.expand(2, 2)
+    torch.library.opcheck(op, (*rows, None, descale, None, *options, cu, cu, 15, 15), test_utils=checks)
 
 
 def test_given_factors_and_fp8_inputs_give_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -176,6 +177,19 @@ def test_gradients(offsets: int | torch.Tensor, interleaved: bool) -> None:
     ends = torch.tensor([0, 3, 7], dtype=torch.int32)
     flat = torch.randn(8, 2, 6, dtype=torch.float64, requires_grad=True)
     assert check(lambda x: apply_rotary_emb(x, cos, sin, interleaved, False, offsets, ends, 4), (flat,))
+
+
+def test_tables_that_could_not_grow_serve_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may be short once: whoever halves the batch and goes on has the tables made then."""
+    module = RotaryEmbedding(8)
+    module(torch.randn(1, 8, 3, 2, 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "outer", mock.Mock(side_effect=torch.OutOfMemoryError("once")))
+        with pytest.raises(torch.OutOfMemoryError):
+            module(torch.randn(1, 32, 3, 2, 8))
+    qkv = torch.randn(1, 20, 3, 2, 8)
+    wanted = RotaryEmbedding(8)(qkv.clone())
+    assert torch.equal(module(qkv), wanted)
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn import flash_attn_func
+from flash_attn import flash_attn_fp8_func, flash_attn_func
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import fp8_format
 from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
@@ -141,6 +144,20 @@ def test_huge_scores_make_no_nan() -> None:
     dout = torch.randn_like(q)
     for value in _results(*scaled, dout, causal=True):
         assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("function", [flash_attn_func, flash_attn_fp8_func])
+def test_compiled_in_one_graph(function: Callable[..., torch.Tensor]) -> None:
+    if function is flash_attn_fp8_func and fp8_format(launch.device_target(0)) is None:
+        pytest.skip("needs matrix units for FP8")
+    leaves = [_draw(2, 200, 4, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    found = []
+    torch.compiler.reset()
+    for each in (function, torch.compile(function, fullgraph=True)):
+        out = each(*leaves, causal=True)
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for wanted, got in zip(*found, strict=True):
+        assert_close("compiled", got, wanted)
 
 
 def test_forward_mode_differentiation_is_refused() -> None:

@@ -130,18 +130,18 @@ def fp8_forward(
     head_dim = q.shape[-1]
     dtype = format_of(q)
     small, factors = [], []
-    for x, descale, cu_seqlens, longest in (
-        (q, descales[0], cu_seqlens_q, max_seqlen_q),
-        (k, descales[1], cu_seqlens_k, max_seqlen_k),
-        (v, descales[2], cu_seqlens_k, max_seqlen_k),
+    for x, descale, cu_seqlens, longest, transposed in (
+        (q, descales[0], cu_seqlens_q, max_seqlen_q, False),
+        (k, descales[1], cu_seqlens_k, max_seqlen_k, False),
+        (v, descales[2], cu_seqlens_k, max_seqlen_k, True),
     ):
         if descale is not None:
             descale = descale.contiguous()
-        if x is not v and x.element_size() == 1:
+        if x.element_size() == 1 and not transposed:
             assert descale is not None
             small.append(aligned(x, _VEC))
         else:
-            y, descale = cast(x, dtype, descale, cu_seqlens, longest, x is v)
+            y, descale = cast(x, dtype, descale, cu_seqlens, longest, transposed)
             small.append(y)
         factors.append(descale)
     q8, k8, v8 = small

@@ -330,7 +330,6 @@ class RotaryEmbedding(torch.nn.Module):
             and not (self.training and not is_compiling() and present.is_inference())
         ):
             return
-        self._seq_len_cached = seqlen
         inv_freq = self.inv_freq
         if self.pos_idx_in_fp32:
             if inv_freq.dtype is not torch.float32:
@@ -342,11 +341,13 @@ class RotaryEmbedding(torch.nn.Module):
         cos, sin = angles.cos(), angles.sin()
         if self.scale is None or self.scale_base is None:
             self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
+            self._seq_len_cached = seqlen
             return
         power = (torch.arange(seqlen, device=device, dtype=torch.float32) - seqlen // 2) / self.scale_base
         scale = self.scale.to(device=device, dtype=torch.float32) ** power[:, None]
         self._cos_cached, self._sin_cached = (cos * scale).to(dtype), (sin * scale).to(dtype)
         self._cos_k_cached, self._sin_k_cached = (cos / scale).to(dtype), (sin / scale).to(dtype)
+        self._seq_len_cached = seqlen  # last, for who calls after a failure or in another thread
 
     @parameters(since={"num_heads_q": "2.7"})
     def forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import json
 import os
@@ -136,11 +137,12 @@ def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
     text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", text], capture_output=True, text=True, timeout=seconds, check=False
-        )
+            [sys.executable, "-c", text], capture_output=True, encoding="utf-8", errors="replace", timeout=seconds,
+            check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
-        answers = merged(output.decode() if isinstance(output, bytes) else output)
+        answers = merged(output.decode(errors="replace") if isinstance(output, bytes) else output)
         return answers, f"did not end within {seconds} s"
     last = done.stderr.strip().splitlines()[-1:]
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
@@ -149,11 +151,12 @@ def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
 
 
 def merged(output: str) -> dict[str, Any]:
-    """The probe's lines in one, whole lines alone: the last may be cut off where the process died."""
+    """The probe's lines in one: not what others print, nor a last line that is cut off where the process died."""
     answers: dict[str, Any] = {}
     for line in output.splitlines(keepends=True):
-        if line.endswith("\n"):
-            answers |= json.loads(line)
+        if line.startswith("{") and line.endswith("}\n"):
+            with contextlib.suppress(ValueError):
+                answers |= json.loads(line)
     return answers
 
 
