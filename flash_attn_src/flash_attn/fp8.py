@@ -21,21 +21,11 @@ from torch.nn.functional import pad
 from flash_attn import dispatch, fp8_op
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
-from flash_attn.backends import select
-from flash_attn.backends.torch_fp8 import FORMAT, Descales, is_fp8, round_trip
+from flash_attn.backends.torch_fp8 import Descales, is_fp8
 from flash_attn.custom_ops import maybe_contiguous
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _format(device: int) -> torch.dtype:
-    """The FP8 type of a GPU, by its index; -1 is the CPU."""
-    if device < 0:
-        return FORMAT
-    x = torch.empty((), device=torch.device("cuda", device))
-    return select(x).format_of(x)
 
 
 class _Attention(torch.autograd.Function):
@@ -68,12 +58,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = ctx.saved_tensors
         softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
-        dtype = _format(q.get_device())
         offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
-        q, k, v = [
-            round_trip(x, factor, dtype, cu).to(x.dtype)
-            for x, factor, cu in zip((q, k, v), factors, offsets, strict=True)
-        ]
+        q, k, v = [fp8_op.there_and_back(*each) for each in zip((q, k, v), factors, offsets, strict=True)]
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dispatch.backward(
             maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
@@ -106,11 +92,8 @@ def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int
                 f"descale_{name}: got {tuple(descale.shape)} on {descale.device}, {descale.layout}, wanted a dense "
                 f"({batch}, {x.shape[-2]}) on {x.device}"
             )
-    if any(small):
-        if tensors[0].is_cuda and tensors[0].dtype is not (wanted := _format(tensors[0].get_device())):
-            raise TypeError(f"q: got {tensors[0].dtype}, wanted {wanted}, the format of this GPU")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
+    if any(small) and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("FP8 inputs have no gradient: pass fp16, bf16 or fp32, or call under no_grad")
 
 
 def _check_packed(qkv: torch.Tensor, ndim: int) -> None:

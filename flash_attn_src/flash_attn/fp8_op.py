@@ -1,7 +1,7 @@
-"""The custom op flash_attn::_fp8_forward, and `attend`, which calls it or the backend itself.
+"""The custom ops of attention in FP8, and `attend` and `there_and_back`, which call them or what they do themselves.
 
-As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through the op, and the seed of dropout
-is drawn outside of it.
+As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through an op, and the seed of dropout is
+drawn outside of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends import select
-from flash_attn.backends.torch_fp8 import Descales, is_fp8
+from flash_attn.backends.torch_fp8 import FORMAT, Descales, is_fp8, round_trip
 from flash_attn.dispatch import is_traced
 
 _SCHEMA = (
@@ -84,3 +84,23 @@ def attend(
     else:
         out, softmax_lse, _, factors = select(q).fp8_forward(q, k, v, descales, _out_dtype(q), *options)
     return out, softmax_lse, rng_state, tuple(factors)
+
+
+def _there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """x (fp16, bf16 or fp32) as it comes out of the device's FP8, in its own type."""
+    dtype = select(x).format_of(x) if x.is_cuda else FORMAT
+    return round_trip(x, descale, dtype, cu_seqlens).to(x.dtype)
+
+
+_there_and_back_op = torch.library.custom_op(
+    "flash_attn::_fp8_there_and_back",
+    _there_and_back,
+    mutates_args=(),
+    schema="(Tensor x, Tensor descale, Tensor? cu_seqlens) -> Tensor",
+)
+_there_and_back_op.register_fake(lambda x, *_: torch.empty_like(x))
+
+
+def there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """_there_and_back, eager or traced."""
+    return (_there_and_back_op if is_traced(x, descale, cu_seqlens) else _there_and_back)(x, descale, cu_seqlens)

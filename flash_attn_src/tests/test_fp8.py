@@ -209,6 +209,8 @@ def test_opcheck() -> None:
     op = torch.ops.flash_attn._fp8_forward.default
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(op, (q, k, v, None, descale, None, *options, None, None, 20, 20), test_utils=checks)
+    round_trip = torch.ops.flash_attn._fp8_there_and_back.default
+    torch.library.opcheck(round_trip, (q, descale, None), test_utils=checks)
     rows = (x.flatten(0, 1) for x in (q, k, v))
     cu = _offsets(5, 15)
     descale = descale.expand(2, 2)

@@ -129,6 +129,8 @@ def fp8_forward(
     device = q.get_device()
     head_dim = q.shape[-1]
     dtype = format_of(q)
+    if q.element_size() == 1 and q.dtype is not dtype:
+        raise TypeError(f"q: got {q.dtype}, wanted {dtype}, the format of this GPU")
     small, factors = [], []
     for x, descale, cu_seqlens, longest, transposed in (
         (q, descales[0], cu_seqlens_q, max_seqlen_q, False),
