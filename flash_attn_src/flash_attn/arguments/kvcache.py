@@ -193,9 +193,8 @@ def check_tables(call: CacheCall) -> None:
         return
     wanted = call.capacity
     if call.lengths is None and call.rotary_seqlens is None:
-        added = call.added if call.cu_seqlens_k_new is None else 0
-        queries = 0 if call.cu_seqlens_q is not None else call.seqlen_q if call.moving else min(call.seqlen_q, 1)
-        wanted = call.length + max(added, queries)
+        queries = call.seqlen_q if call.moving else min(call.seqlen_q, 1)
+        wanted = call.length + max(min(call.added, call.capacity - call.length), queries)
     if call.rotary_cos.shape[0] < wanted:
         raise ValueError(f"rotary_cos: got {call.rotary_cos.shape[0]} places, wanted at least {wanted}")
 
