@@ -27,7 +27,7 @@ from unittest import mock
 
 import torch
 from amdgpu import assembly, machine
-from flash_attn import custom_ops, dispatch, fp8, kvcache_op
+from flash_attn import custom_ops, dispatch, dropout_op, fp8_op, kvcache_op
 from flash_attn.backends import triton, triton_fp8, triton_kernels
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
@@ -100,7 +100,7 @@ def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
 
     _known.clear()
     with ExitStack() as stack:
-        for module in (custom_ops, dispatch, fp8, kvcache_op):
+        for module in (custom_ops, dispatch, dropout_op, fp8_op, kvcache_op):
             stack.enter_context(mock.patch.object(module, "select", return_value=triton))
         for module, name, value in (
             (launch, "_find", find),
