@@ -58,6 +58,7 @@ def _uneven(_rank: int) -> list[torch.Tensor]:
 def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     queue.put((rank, [x.tolist() for x in work(rank)]))
+    dist.barrier()  # the other rank may still be connecting
     dist.destroy_process_group()
 
 
