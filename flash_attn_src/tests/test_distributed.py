@@ -1,4 +1,4 @@
-"""flash_attn.utils.distributed over two processes, against what they hold together."""
+"""flash_attn.utils.distributed and shared embeddings over two processes, against what they hold together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from flash_attn.modules.embedding import GPT2Embeddings, ParallelGPT2Embeddings, VocabParallelEmbedding
 from flash_attn.utils import distributed
 
 
@@ -53,6 +54,29 @@ def _uneven(_rank: int) -> list[torch.Tensor]:
     with pytest.raises(ValueError, match="input_: got 3 rows, wanted a multiple of 2"):
         distributed.reduce_scatter(torch.zeros(3), dist.group.WORLD)
     return []
+
+
+def _embeddings(rank: int) -> list[torch.Tensor]:
+    """Each rank's rows, with gradients, and all of them, of halves of the tables in _tables."""
+    found, (words, places), ids = [], _tables(), torch.tensor([[3, 0, 1], [2, 2, 1]])
+    for sequence_parallel in (True, False):
+        layer = ParallelGPT2Embeddings(4, 4, 5, dist.group.WORLD, sequence_parallel=sequence_parallel)
+        layer.word_embeddings.weight.data.copy_(words.chunk(2)[rank])
+        layer.position_embeddings.weight.data.copy_(places.chunk(2, 1)[rank])
+        out = layer(ids, combine_batch_seqlen_dim=sequence_parallel)
+        out.square().sum().backward()
+        found += [out.detach(), layer.word_embeddings.weight.grad, layer.position_embeddings.weight.grad]
+    with pytest.raises(IndexError, match="input: got 0 to 4, wanted 0 to 3"):
+        layer.word_embeddings(torch.tensor([4, 0]))
+    with pytest.raises(ValueError, match="num_embeddings: got 5, wanted a multiple of 2"):
+        VocabParallelEmbedding(5, 4, process_group=dist.group.WORLD)
+    with pytest.raises(ValueError, match="padding_idx: got 1, wanted None"):
+        VocabParallelEmbedding(4, 4, process_group=dist.group.WORLD, padding_idx=1)
+    return found
+
+
+def _tables() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(16.0).view(4, 4), torch.arange(20.0).view(5, 4) * 100
 
 
 def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any) -> None:
@@ -104,6 +128,20 @@ def test_parameters_and_gradients_of_a_model(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_divide(tmp_path: Path) -> None:
     _both(tmp_path, _uneven)
+
+
+def test_embeddings_are_shared_out(tmp_path: Path) -> None:
+    whole = GPT2Embeddings(4, 4, 5)
+    for each, table in zip((whole.word_embeddings, whole.position_embeddings), _tables(), strict=True):
+        each.weight.data.copy_(table)
+    wanted = whole(torch.tensor([[3, 0, 1], [2, 2, 1]]))
+    wanted.square().sum().backward()
+    words, places = whole.word_embeddings.weight.grad, whole.position_embeddings.weight.grad
+    for rank, (part, *gradients, all_rows, _, _) in enumerate(_both(tmp_path, _embeddings)):
+        assert torch.equal(part, wanted.view(6, 4)[rank * 3 : rank * 3 + 3])
+        assert torch.equal(all_rows, wanted)
+        assert torch.equal(gradients[0], words.chunk(2)[rank])
+        assert torch.equal(gradients[1], places.chunk(2, 1)[rank])
 
 
 def test_parts_of_a_dim() -> None:

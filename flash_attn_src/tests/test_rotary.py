@@ -233,6 +233,17 @@ def test_packed_forms_turn_queries_and_keys_alone() -> None:
     assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), wanted)
 
 
+def test_tables_of_inference_mode_are_not_trained_with() -> None:
+    for training in (True, False):
+        embedding = RotaryEmbedding(8).train(training)
+        with torch.inference_mode():
+            wanted = embedding(torch.ones(1, 4, 3, 2, 8))
+        qkv = torch.ones(1, 4, 3, 2, 8, requires_grad=True)
+        out = embedding(qkv * 1)
+        out.sum().backward()
+        assert torch.equal(out, wanted)
+
+
 def test_module_tables_grow_and_serve() -> None:
     torch.manual_seed(2)
     module = RotaryEmbedding(8, base=100.0)

@@ -327,7 +327,7 @@ class RotaryEmbedding(torch.nn.Module):
             and seqlen <= self._seq_len_cached
             and present.device == device
             and present.dtype == dtype
-            and not (self.training and not is_compiling() and present.is_inference())
+            and (is_compiling() or torch.is_inference_mode_enabled() or not present.is_inference())
         ):
             return
         inv_freq = self.inv_freq

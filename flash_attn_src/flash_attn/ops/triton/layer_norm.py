@@ -96,7 +96,7 @@ def layer_norm_fn(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-_newest = layer_norm_fn
+newest_layer_norm_fn = layer_norm_fn
 layer_norm_fn = parameters(since=_RELEASES)(layer_norm_fn)
 
 
@@ -121,7 +121,7 @@ def rms_norm_fn(
     residual_out: torch.Tensor | None = None,
 ) -> Result:
     """layer_norm_fn with is_rms_norm."""
-    return _newest(
+    return newest_layer_norm_fn(
         x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, residual_in_fp32,
         zero_centered_weight, True, return_dropout_mask, out_dtype, out, residual_out,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def layer_norm_linear_fn(
         check_tensor("linear_bias", linear_bias, like=x, shape=(linear_weight.shape[0],))
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    y, z = _newest(
+    y, z = newest_layer_norm_fn(
         x, norm_weight, norm_bias, residual, None, None, None, eps, 0.0, None, True, residual_in_fp32, False,
         is_rms_norm, False, dtype,
     )  # fmt: skip
@@ -283,7 +283,7 @@ class RMSNorm(torch.nn.Module):
     ) -> Result:
         """y, or (y, x + residual) if prenorm."""
         dropout_p = self.dropout_p if self.training else 0.0
-        return _newest(
+        return newest_layer_norm_fn(
             x, self.weight, None, residual, None, None, None, self.eps, dropout_p, None, prenorm, residual_in_fp32,
             self.zero_centered_weight, True, False, None, None, None,
         )  # fmt: skip
