@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.api import BEFORE_2_7
+from flash_attn.arguments import as_int
 from flash_attn.dispatch import is_traced
 from flash_attn.ops.checks import check_int, check_tensor
 
@@ -176,5 +177,5 @@ def unpad_input_for_concatenated_sequences(
 
 def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
     """The inverse of unpad_input: (total, ...) at indices of a zero (batch, seqlen, ...)."""
-    batch, seqlen = check_int("batch", batch, 0), check_int("seqlen", seqlen, 0)
+    batch, seqlen = check_int("batch", as_int("batch", batch), 0), check_int("seqlen", as_int("seqlen", seqlen), 0)
     return _put("hidden_states", hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

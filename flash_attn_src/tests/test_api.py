@@ -72,6 +72,10 @@ def test_extension_attribute(version: str, tmp_path: Path) -> None:
     done = run(install(version, tmp_path), "-c", code + "; assert m.fwd is extension.fwd; print(m.__name__)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "flash_attn.flash_attn_triton_amd.interface_v2"
+    code = (
+        "from flash_attn.flash_attn_triton_amd import interface_fa as v1, interface_v2 as v2; assert v1.fwd is v2.fwd"
+    )
+    assert run(tmp_path, "-c", code).returncode == 0
     other = {"flash_attn_cuda": "flash_attn_gpu", "flash_attn_gpu": "flash_attn_cuda"}[name]
     done = run(tmp_path, "-c", f"from flash_attn.flash_attn_interface import {other}")
     assert "ImportError" in done.stderr

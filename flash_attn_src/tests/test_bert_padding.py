@@ -48,6 +48,14 @@ def test_unused_tokens_keep_their_place_and_do_not_count() -> None:
     assert torch.equal(tokens, hidden.view(8, 3)[indices])
 
 
+def test_sizes_may_be_tensors() -> None:
+    tokens, indices = torch.randn(3, 2), torch.tensor([0, 2, 5])
+    wanted = pad_input(tokens, indices, 2, 4)
+    assert torch.equal(pad_input(tokens, indices, torch.tensor(2), torch.tensor(4)), wanted)
+    with pytest.raises(ValueError, match="seqlen: got -1"):
+        pad_input(tokens, indices, 2, torch.tensor(-1))
+
+
 def test_bool_masks() -> None:
     hidden = torch.randn(2, 4)
     mask = _mask([2, 4], 4)

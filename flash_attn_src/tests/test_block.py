@@ -1,4 +1,4 @@
-"""Transformer blocks against their formulas written out, and embeddings."""
+"""Transformer blocks against their formulas written out, and embeddings of tokens and images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from flash_attn.layers.patch_embed import PatchEmbed
 from flash_attn.modules.block import Block, ParallelBlock, StochasticDepth
 from flash_attn.modules.embedding import BertEmbeddings, GPT2Embeddings, ParallelGPT2Embeddings, VocabParallelEmbedding
 from flash_attn.modules.mha import MHA
@@ -194,6 +195,23 @@ def test_embeddings() -> None:
     torch.testing.assert_close(alone(ids), gpt(ids))
     torch.testing.assert_close(alone(ids, combine_batch_seqlen_dim=True), gpt(ids).view(6, 4))
     torch.testing.assert_close(VocabParallelEmbedding(5, 4, padding_idx=1)(ids)[0, 1], torch.zeros(4))
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_patches_are_a_convolution(flatten: bool) -> None:
+    images = _draw(2, 3, 8, 12)
+    layer = PatchEmbed((8, 12), (4, 2), 3, 5, norm_layer=nn.LayerNorm, flatten=flatten)
+    filters = layer.proj.weight.view(5, 3, 4, 2)
+    wanted = nn.functional.conv2d(images, filters, layer.proj.bias, stride=(4, 2)).permute(0, 2, 3, 1)
+    wanted = layer.norm(wanted)
+    torch.testing.assert_close(layer(images), wanted.flatten(1, 2) if flatten else wanted)
+    assert layer.num_patches == 12
+    with pytest.raises(ValueError, match=r"x: got an image of \(8, 8\), wanted \(8, 12\)"):
+        layer(images[..., :8])
+    with pytest.raises(ValueError, match=r"img_size: got \(9, 9\), wanted multiples of patch_size, \(4, 4\)"):
+        PatchEmbed(9, 4)
+    with pytest.raises(NotImplementedError, match="fused_bias_fc: got True"):
+        PatchEmbed(8, 4, fused_bias_fc=True)
 
 
 def test_embeddings_refuse() -> None:

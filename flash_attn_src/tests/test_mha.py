@@ -16,6 +16,7 @@ from flash_attn.modules.mha import (
     FlashCrossAttention,
     FlashSelfAttention,
     SelfAttention,
+    _update_kv_cache,
     get_alibi_slopes,
 )
 from flash_attn.utils.generation import InferenceParams
@@ -215,3 +216,15 @@ def test_errors() -> None:
         FlashSelfAttention()(torch.zeros(3, 3, 2, 8), cu_seqlens=ends)
     with pytest.raises(ValueError, match="max_seqlen, max_seqlen_k: got None"):
         FlashCrossAttention()(torch.zeros(3, 2, 8), torch.zeros(3, 2, 2, 8), cu_seqlens=ends, cu_seqlens_k=ends)
+
+
+def test_a_cache_takes_keys_and_values() -> None:
+    params = InferenceParams(max_seqlen=4, max_batch_size=3, batch_size_offset=1)
+    first, second = torch.randn(2, 2, 2, 1, 4), torch.randn(2, 1, 2, 1, 4)
+    assert torch.equal(_update_kv_cache(first, params, 7), first)
+    params.seqlen_offset = 2
+    assert torch.equal(_update_kv_cache(second, params, 7), torch.cat([first, second], 1))
+    assert params.key_value_memory_dict[7].shape == (3, 4, 2, 1, 4)
+    for wrong in (first[:, :1].expand(-1, 3, -1, -1, -1), torch.randn(3, 1, 2, 1, 4)):
+        with pytest.raises(ValueError, match="wanted at most 2 sequences of 2 tokens, as inference_params says"):
+            _update_kv_cache(wrong, params, 7)

@@ -233,6 +233,12 @@ def test_packed_forms_turn_queries_and_keys_alone() -> None:
     assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), wanted)
 
 
+def test_a_fraction_of_the_head_dim_is_a_dim() -> None:
+    assert RotaryEmbedding(64 * 0.5).dim == 32
+    with pytest.raises(TypeError, match=r"dim: got 32\.5, wanted an int"):
+        RotaryEmbedding(32.5)
+
+
 def test_tables_of_inference_mode_are_not_trained_with() -> None:
     for training in (True, False):
         embedding = RotaryEmbedding(8).train(training)

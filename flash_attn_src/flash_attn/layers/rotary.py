@@ -293,6 +293,8 @@ class RotaryEmbedding(torch.nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(dim, float) and float(dim).is_integer():  # head_dim times a fraction of it
+            dim = int(dim)
         if check_int("dim", dim, 2) % 2:
             raise ValueError(f"dim: got {dim}, wanted an even number")
         check_switches(interleaved=interleaved, pos_idx_in_fp32=pos_idx_in_fp32)

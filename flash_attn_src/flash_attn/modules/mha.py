@@ -41,6 +41,28 @@ def get_alibi_slopes(nheads: int) -> list[float]:
     return slopes if whole == nheads else slopes + get_alibi_slopes(2 * whole)[::2][: nheads - whole]
 
 
+def _cache(kv: torch.Tensor, inference_params: Any, layer_idx: int) -> torch.Tensor:
+    """The layer's cache for the sequences of kv (batch, seqlen, 2, heads, head_dim), made where there is none."""
+    caches, first = inference_params.key_value_memory_dict, inference_params.batch_size_offset
+    if layer_idx not in caches:
+        caches[layer_idx] = kv.new_empty(inference_params.max_batch_size, inference_params.max_seqlen, *kv.shape[2:])
+    return caches[layer_idx][first : first + kv.shape[0]]
+
+
+def _update_kv_cache(kv: torch.Tensor, inference_params: Any, layer_idx: int) -> torch.Tensor:
+    """kv (batch, seqlen, 2, heads, head_dim) goes into the layer's cache, at seqlen_offset of the sequences from
+    batch_size_offset on. Returns their keys and values so far."""
+    cache, start = _cache(kv, inference_params, layer_idx), inference_params.seqlen_offset
+    room = (cache.shape[0], cache.shape[1] - start)
+    if kv.shape[0] > room[0] or kv.shape[1] > room[1]:
+        raise ValueError(
+            f"kv: got shape {tuple(kv.shape)}, wanted at most {room[0]} sequences of {room[1]} tokens, as "
+            "inference_params says"
+        )
+    cache[:, start : start + kv.shape[1]] = kv
+    return cache[:, : start + kv.shape[1]]
+
+
 class MHA(nn.Module):
     """Multi-head attention with its projections.
 
@@ -235,12 +257,8 @@ class MHA(nn.Module):
 
     def _generate(self, q: torch.Tensor, kv: torch.Tensor, params: Any) -> torch.Tensor:
         """Attention over the cache of inference_params, after kv went into it."""
-        if self.layer_idx not in params.key_value_memory_dict:
-            params.key_value_memory_dict[self.layer_idx] = self.allocate_inference_cache(
-                params.max_batch_size, params.max_seqlen, kv.dtype
-            )
+        assert self.layer_idx is not None  # as _check_generation found
         rows = slice(params.batch_size_offset, params.batch_size_offset + q.shape[0])
-        cache = params.key_value_memory_dict[self.layer_idx][rows]
         lengths = params.lengths_per_sample
         offset = params.seqlen_offset if lengths is None else lengths[rows]
         inner = self.inner_cross_attn
@@ -257,9 +275,8 @@ class MHA(nn.Module):
         if first or not self.use_flash_attn:
             if lengths is not None and not first:
                 raise NotImplementedError("lengths_per_sample: wanted None where use_flash_attn is False")
-            end = params.seqlen_offset + kv.shape[1]
-            cache[:, params.seqlen_offset : end] = kv
-            return inner(q, cache[:, :end])
+            return inner(q, _update_kv_cache(kv, params, self.layer_idx))
+        cache = _cache(kv, params, self.layer_idx)
         assert isinstance(inner, FlashCrossAttention)
         out = flash_attn_with_kvcache(
             q, cache[:, :, 0], cache[:, :, 1], kv[:, :, 0], kv[:, :, 1], **rotary, cache_seqlens=offset,
