@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import tempfile
 import time
 import zipfile
@@ -141,16 +142,20 @@ def plan_of(wheel: Path) -> Plan:
 
 
 def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
-    cell = plan.cell
+    # The label of torch's version too: without it pip keeps another build of that version, such as PyPI's.
+    cell, torch = plan.cell, f"torch=={plan.cell.torch}+{plan.torch_index}"
     return [
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
         f"verdict  {wheel}.verdict.json",
         f"python   {cell.python}",
-        f"torch    pip install torch=={cell.torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
-        f"install  pip install '{wheel}'",
-        *(f"FA3      pip install '{path}'  # flash-attn-3: the module flash_attn_interface" for path in beside),
+        f"torch    pip install {torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
+        f"install  pip install {shlex.quote(str(wheel))}",
+        *(
+            f"FA3      pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"
+            for path in beside
+        ),
     ]
 
 

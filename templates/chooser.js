@@ -94,7 +94,8 @@ function impossible(want, known) {
 const indexOf = (wheel) => `rocm${wheel.rocm}/torch${wheel.torch}/simple/`;
 const pipLine = (wheel, site) => `pip install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
 
-const torchLine = (want, directory) => `pip install "torch==${want.torch}.*" --index-url https://download.pytorch.org/whl/${directory}`;
+// With the label of torch's version: without it pip keeps the other build of that version.
+const torchLine = (full, directory) => `pip install "torch==${full}+${directory}" --index-url https://download.pytorch.org/whl/${directory}`;
 
 function requestUrl(want, repository) {
   const query = ["python", "torch", "rocm", "gpu", "backend"].filter((axis) => want[axis])
@@ -159,7 +160,7 @@ function start(page) {
       return ["missing", [
         element("h3", {textContent: "Install torch for ROCm first"}),
         element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
-        ...(directory ? [command(torchLine(want, directory), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
+        ...(directory ? [command(torchLine(known.torch[want.torch].full, directory), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
       ]];
     }
     const {wheel, nearest} = choose(rows, want);

@@ -209,7 +209,7 @@ def test_a_torch_that_is_not_for_rocm_gets_no_line(browser: Browser, sites: Site
         page.locator("#paste").fill("python=3.12.1 torch=2.6.0+cu124 hip=None gpu=NVIDIA H200")
         page.get_by_label("ROCm of torch").select_option("6.2")
         expect(page.locator("#answer")).to_have_attribute("data-state", "missing")
-        line = 'pip install "torch==2.6.*" --index-url https://download.pytorch.org/whl/rocm6.2.4'
+        line = 'pip install "torch==2.6.0+rocm6.2.4" --index-url https://download.pytorch.org/whl/rocm6.2.4'
         expect(page.locator("#answer code")).to_have_text(line)
         page.locator("#paste").fill("python=3.12.1 torch=2.6.0+rocm6.1 hip=6.1.4 gpu=gfx942")
         expect(page.locator("#answer h3")).to_have_text("Your line")
