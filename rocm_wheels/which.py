@@ -22,7 +22,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 SITE = ""  # the address of the site whose copy this is
 TIMEOUT_SECONDS = 20
@@ -34,7 +34,8 @@ PASTE_COMMAND = (
     "'gpu=' + ','.join(c.get_device_properties(i).gcnArchName for i in range(c.device_count())))\""
 )
 
-Wheel = dict[str, Any]
+if TYPE_CHECKING:  # a Python that is too old for the wheels is told so, not that dict cannot be subscripted
+    Wheel = dict[str, Any]
 
 
 class Machine(NamedTuple):
@@ -97,7 +98,8 @@ def detect() -> Machine:
 def describe(machine: Machine) -> str:
     """One line for people."""
     gpus = ", ".join(machine.gpus) or "no AMD GPU"
-    return f"Python {machine.python}, torch {machine.torch}, HIP of torch {machine.hip}, ROCm {machine.rocm}, {gpus}"
+    torch, hip, rocm = (version or "none" for version in (machine.torch, machine.hip, machine.rocm))
+    return f"Python {machine.python}, torch {torch}, HIP of torch {hip}, ROCm {rocm}, {gpus}"
 
 
 def check_machine(machine: Machine) -> None:
@@ -113,7 +115,8 @@ def check_machine(machine: Machine) -> None:
     if machine.hip is None:
         raise NoWheel(
             f"torch {machine.torch} is not built for ROCm\n"
-            "Install its ROCm build: pip install torch --index-url https://download.pytorch.org/whl/rocm<version>"
+            "Install its ROCm build: pip install --force-reinstall torch --index-url"
+            " https://download.pytorch.org/whl/rocm<version>"
         )
 
 
@@ -369,7 +372,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Prints the line that installs flash_attn on this machine.")
+    parser = argparse.ArgumentParser(
+        prog="which.py", description="Prints the line that installs flash_attn on this machine."
+    )
     add_options(parser)
     return parser
 
