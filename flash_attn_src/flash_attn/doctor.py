@@ -63,10 +63,11 @@ def _torch(facts: Facts) -> _Found:
     torch, build = facts.probe.get("torch"), facts.build
     if torch is None:
         return
-    if build.rocm and torch["hip"] is None:
+    if build.for_rocm and torch["hip"] is None:
         kind = "cuda" if torch["cuda"] else "cpu"
         with_cuda = f" (CUDA {torch['cuda']})" if torch["cuda"] else ""
-        yield f"torch-{kind}", f"this wheel is for ROCm {build.rocm}, torch {torch['version']}{with_cuda} is not"
+        rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
+        yield f"torch-{kind}", f"this wheel is for {rocm}, torch {torch['version']}{with_cuda} is not"
     minor = ".".join(torch["version"].split(".")[:2])
     if build.torch_minor and minor != build.torch_minor:
         yield "torch-minor", f"this wheel is for torch {build.torch_minor}, torch {torch['version']} is installed"
@@ -88,7 +89,7 @@ def _wheel(facts: Facts) -> _Found:
 def _machine(facts: Facts) -> _Found:
     denied = [each for each in (facts.kfd, *facts.render) if each is not None and not each.allowed]
     hip = (facts.probe.get("torch") or {}).get("hip")
-    if (hip or facts.build.rocm) and denied and not facts.probe.get("devices"):
+    if (hip or facts.build.for_rocm) and denied and not facts.probe.get("devices"):
         named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
         yield "no-permission", f"{facts.user} may not read and write {named}"
     elif hip and not facts.probe.get("devices"):
@@ -151,7 +152,8 @@ def report(facts: Facts) -> str:
     build, probe = facts.build, facts.probe
     torch, call = probe.get("torch"), probe.get("call")
     devices = probe.get("devices", [])
-    label = f"{build.version}+{build.label}" if build.label else f"{build.version}, a source tree"
+    origin = "built by pip" if build.python else "a source tree"
+    label = f"{build.version}+{build.label}" if build.label else f"{build.version}, {origin}"
     lines = [
         ("flash_attn", f"{label} in {facts.location}"),
         ("backend", f"{build.backend}, compiled by {build.compiler}" if build.compiler else build.backend),

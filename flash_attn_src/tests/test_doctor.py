@@ -145,6 +145,18 @@ def test_a_healthy_machine_has_nothing_wrong() -> None:
     # A source tree on a machine without a GPU is no fault.
     plain = {"torch": {"version": "2.13.0+cpu", "hip": None, "cuda": None}, "devices": [], "call": _CALL}
     assert doctor.examine(Facts(probe=plain)) == []
+    assert "2.8.3, a source tree in" in doctor.report(Facts(probe=plain))
+
+
+def test_what_pip_compiled_for_amd_gpus_wants_torch_for_rocm() -> None:
+    built = BuildInfo(targets=("gfx942",), python="3.11", compiler="triton 3.7.1")
+    driver = {"launcher": None, "problems": ["no GPU driver: no CUDA driver; install the NVIDIA driver"]}
+    facts = replace(torch("2.5.1+cu124", cuda="12.4", devices=[], info=driver), build=built)
+    (finding,) = doctor.examine(facts)
+    assert finding.key == "torch-cuda"
+    assert finding.what == "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not"
+    assert "2.8.3, built by pip in" in doctor.report(facts)
+    assert not BuildInfo(targets=("gfx942", "sm_90")).for_rocm
 
 
 @pytest.mark.parametrize("key", LOGS)

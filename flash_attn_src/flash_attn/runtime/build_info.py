@@ -28,6 +28,11 @@ class BuildInfo:
         """Major and minor version of the wheel's torch, "2.5"; "" for any."""
         return ".".join(self.torch.split(".")[:2])
 
+    @property
+    def for_rocm(self) -> bool:
+        """Whether it needs torch for ROCm: its label says one, or pip compiled it for AMD GPUs alone."""
+        return bool(self.rocm) or (any(self.targets) and all(target.startswith("gfx") for target in self.targets))
+
 
 def read(path: Path) -> BuildInfo:
     """The build info in a file; the defaults if there is none. Keys that are not known here are left out."""

@@ -48,10 +48,11 @@ def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]
             f"this wheel was built for torch {build.torch_minor}, torch {running} is running: install torch "
             f"{build.torch_minor}, or the flash_attn wheel labelled torch{minor}"
         )
-    if build.rocm and hip is None:
+    if build.for_rocm and hip is None:
+        rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
         problems.append(
-            f"this wheel was built for ROCm {build.rocm}, torch {running} is not a ROCm build: install torch "
-            f"{build.torch_minor or minor} for ROCm {build.rocm}"
+            f"this wheel was built for {rocm}, torch {running} is not a ROCm build: install torch "
+            f"{build.torch_minor or minor} for {rocm}"
         )
     return problems
 
