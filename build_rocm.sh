@@ -51,7 +51,7 @@ find_python() {
             return
         fi
     done
-    fail "no Python from 3.10 to 3.14 is on PATH (python3: $(python3 --version 2>&1 || echo none))" \
+    fail "no Python from 3.10 to 3.14 is on PATH (python3: $(python3 --version 2>/dev/null || echo none))" \
         "Install one: apt-get install python3 python3-venv, or any other."
 }
 
@@ -94,7 +94,11 @@ environment() {
 # The environment of the group `build` is build/env, that of another group build/env-<group>. Of runs that start
 # together one makes it; the others wait and find it made.
 setup() {
-    local group=$1 lock
+    local group=$1 groups lock
+    groups="$(sed -n '/^\[dependency-groups\]/,/^\[tool/s/^\([a-z0-9-]*\) = .*/\1/p' "$root/pyproject.toml")"
+    if ! [[ $'\n'$groups$'\n' == *$'\n'"$group"$'\n'* ]]; then
+        fail "--setup: there is no dependency group '$group'" "Known: ${groups//$'\n'/, }."
+    fi
     [[ $group == build ]] || venv="$venv-$group"
     pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
     mkdir -p "${venv%/*}"
@@ -124,7 +128,7 @@ if [[ $# -eq 0 ]]; then
     usage >&2
     exit 2
 fi
-if [[ $1 == --setup ]]; then
+if [[ $1 == --setup && ${2-} != -h && ${2-} != --help ]]; then
     if [[ $# -gt 2 ]]; then
         usage >&2
         exit 2
@@ -133,7 +137,7 @@ if [[ $1 == --setup ]]; then
     setup "${2:-build}"
     exit 0
 fi
-plan_option=--check
+verb=check
 container=false
 for argument in "$@"; do
     case $argument in
@@ -141,14 +145,14 @@ for argument in "$@"; do
             usage
             exit 0
             ;;
-        --plan) plan_option=--plan ;;
+        --plan) verb=plan ;;
         --docker) container=true ;;
     esac
 done
 
 python="$(find_python)"
-bare plan "$plan_option" --dist "$root/dist" "$@"
-if [[ $plan_option == --plan ]]; then
+bare "$verb" --dist "$root/dist" "$@"
+if [[ $verb == plan ]]; then
     exit 0
 fi
 if [[ $container == true ]]; then

@@ -67,13 +67,15 @@ def default_cache() -> Path:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    plan = _planned(arguments)
-    if arguments.check:
-        from rocm_wheels import build
+    _print_plan(_planned(arguments))
+    return 0
 
-        build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
-        return 0
-    _print_plan(plan)
+
+def _check(arguments: argparse.Namespace) -> int:
+    from rocm_wheels import build
+
+    _planned(arguments)
+    build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
     return 0
 
 
@@ -209,6 +211,13 @@ def _shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def _directory(text: str) -> Path:
+    """An empty one is a variable that is not set; taken for the current directory, it would be filled."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the directory is empty")
+    return Path(text)
+
+
 def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -223,22 +232,23 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="<verb>", required=True)
 
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
+    check = verbs.add_parser("check", help="print nothing; refuse what cannot be built or written")
     build = verbs.add_parser("build", help="build the wheel of one cell")
-    for script in (parser, plan, build) if usage else ():
+    for script in (parser, plan, check, build) if usage else ():
         script.usage, script.prog = usage, usage.split()[0]
     environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
-    for verb in (plan, build, environment):
+    for verb in (plan, check, build, environment):
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
-    for verb in (plan, build):
-        verb.add_argument("--dist", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
+    for verb in (plan, check, build):
+        verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
         verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
-    plan.add_argument("--check", action="store_true", help="print nothing; refuse what cannot be built or written")
     plan.set_defaults(run=_plan)
+    check.set_defaults(run=_check)
     build.set_defaults(run=partial(_run, _build))
     environment.set_defaults(run=partial(_run, _environment))
 
@@ -297,13 +307,15 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
     inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
     inspect.set_defaults(run=partial(_run, _inspect))
     release_cli.add_verbs(verbs)
+    for verb in verbs.choices.values():
+        verb.allow_abbrev = False  # build_rocm.sh looks for --plan and --docker as they are
     return parser
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
-        type=Path,
+        type=_directory,
         default=default_cache(),
         metavar="DIR",
         help="compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE, else ~/.cache/rocm_wheels)",

@@ -19,6 +19,8 @@ def report(path: Path) -> str:
     Registers, spills and private memory come from the code object; the matrix instructions (MFMA, WMMA, WGMMA or
     MMA) are static counts that the compile stage took from the assembly.
     """
+    if not path.exists():
+        raise DataError(f"{path} is not there", remedy="name a .whl or a <target>.zip")
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is neither a wheel nor a kernel store", remedy="name a .whl or a <target>.zip")
     with zipfile.ZipFile(path) as archive:

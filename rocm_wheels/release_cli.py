@@ -142,7 +142,7 @@ def _index(arguments: argparse.Namespace) -> int:
 
         wheels, interfaces = catalogue.from_releases(public, fetch), catalogue.interfaces_of(public, fetch)
     index.build(wheels, arguments.out, interfaces=interfaces, versions=versions.load(), home=home, files=arguments.dir)
-    print(f"{arguments.out}: {len(wheels)} wheels, for {home.url}")
+    print(f"{arguments.out}: {len(wheels)} wheel{'s' * (len(wheels) != 1)}, for {home.url}")
     return 0
 
 

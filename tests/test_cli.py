@@ -150,8 +150,8 @@ def test_plan_prints_json_and_its_notes_to_stderr(
     assert err == "note: the ck backend has no kernels for gfx1100: this builds the triton wheel\n"
 
 
-def test_plan_check_is_silent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["plan", "--check", *CELL, "--dist", str(tmp_path / "dist")]) == 0
+def test_check_is_silent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["check", *CELL, "--dist", str(tmp_path / "dist")]) == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -160,12 +160,12 @@ def test_what_cannot_be_written_is_refused_at_once(
 ) -> None:
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "inside"
-    for verb in (["plan", "--check"], ["build"], ["build", "--docker"]):
+    for verb in (["check"], ["build"], ["build", "--docker"]):
         assert cli.main([*verb, *CELL, "--dist", str(place)]) == 10
         message = f"error: the directory of the wheel {place} cannot be written: Not a directory\nGive --dist"
         assert capsys.readouterr().err.startswith(message)
     monkeypatch.setenv("ROCM_WHEELS_CACHE", str(place))
-    for verb in (["plan", "--check", *CELL], ["build", *CELL], ["compile", "--target", "gfx942"]):
+    for verb in (["check", *CELL], ["build", *CELL], ["compile", "--target", "gfx942"]):
         assert cli.main(verb) == 10
         message = f"error: the cache {place} cannot be written: Not a directory\nSet ROCM_WHEELS_CACHE, or give --cache"
         assert capsys.readouterr().err.startswith(message)
@@ -389,7 +389,7 @@ sys.exit(code)
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
 def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), "plan", "--check", *CELL],
+        [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), "check", *CELL],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -474,6 +474,8 @@ def test_script_usage(tmp_path: Path) -> None:
         (CELL[:2], "the following arguments are required: torch, rocm"),
         ((*CELL, "--bogus"), "unrecognized arguments: --bogus"),
         ((*CELL, "--backend"), "argument --backend: expected one argument"),
+        ((*CELL, "--pl"), "unrecognized arguments: --pl"),
+        ((*CELL, "--cache", ""), "argument --cache: the name of the directory is empty"),
     ],
 )
 def test_a_wrong_command_line_gets_the_usage_of_the_script(arguments: Sequence[str], what: str, tmp_path: Path) -> None:
@@ -680,6 +682,15 @@ def test_an_environment_finds_the_tools_whatever_the_path_and_the_locale(
     imported = "import rocm_wheels; print(ascii(rocm_wheels.__file__))"
     done = subprocess.run([python, "-I", "-c", imported], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == f"{str(root / 'rocm_wheels/__init__.py')!a}\n", done.stderr
+
+
+@pytest.mark.parametrize("group", ["relase", "../../x", "--docker"])
+def test_script_makes_no_environment_of_a_group_that_is_not_there(checkout: Checkout, group: str) -> None:
+    setup = [str(checkout.root / SCRIPT.name), "--setup", group]
+    done = subprocess.run(setup, env=checkout.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith(f"error: --setup: there is no dependency group '{group}'\nKnown: build, release, ")
+    assert not (checkout.root / "build").exists()
 
 
 def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:

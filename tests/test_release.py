@@ -501,7 +501,7 @@ import sys
 for name in ("requests", "jinja2", "markupsafe", "packaging"):
     sys.modules[name] = None
 from rocm_wheels.cli import main
-assert main(["plan", "2.8.3", "3.11", "2.5.1", "6.2", "--check"]) == 0
+assert main(["check", "2.8.3", "3.11", "2.5.1", "6.2"]) == 0
 assert main(["which", "--site", ""]) == 1
 sys.exit(main(["publish", "--tag", "v1.0.0"]))
 """
