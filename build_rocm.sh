@@ -81,6 +81,7 @@ environment() {
     if [[ -x $venv/bin/python && -f $venv/stamp && "$(<"$venv/stamp")" == "$stamp" ]]; then
         detail="unchanged"
     else
+        echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
         make_venv "$base"
         "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:$group"
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
@@ -101,7 +102,10 @@ setup() {
     fi
     [[ $group == build ]] || venv="$venv-$group"
     pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
-    mkdir -p "${venv%/*}"
+    if ! { mkdir -p "${venv%/*}" && : >>"$venv.lock"; } 2>/dev/null; then
+        fail "${venv%/*} cannot be written, where the environment of a build is made" \
+            "Run the script from a clone in a directory that can."
+    fi
     exec {lock}>"$venv.lock"
     "$python" -I -c 'import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)' "$lock"
     environment "$group"

@@ -93,6 +93,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
             with log.stage("interface") as detail:
                 beside = [wheel.assemble_interface(plan, dist)]
                 detail.append(beside[0].name)
+        say(f"  testing it in two clean environments with torch {plan.cell.torch}, which may have to be downloaded")
         with log.stage("verify") as detail:
             verdict = verify.verify(repaired, plan, checks, beside=beside)
             detail.append("passed" if verdict.ok else "failed")

@@ -7,6 +7,7 @@ shards of one build can run on different machines, and a build for another Pytho
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -95,9 +96,10 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going: boo
         for future in as_completed(futures):
             unit = futures[future]
             problem = future.exception()
-            if isinstance(problem, OSError):
+            # Of a full disk a compiler's own error may tell.
+            if isinstance(problem, OSError) or os.strerror(errno.ENOSPC) in str(problem):
                 raise CompileFailed(
-                    f"compiling {unit.name} for {unit.target}: {problem.strerror or problem}",
+                    f"compiling {unit.name} for {unit.target}: {getattr(problem, 'strerror', None) or problem}",
                     remedy=f"Files go to {cache} (--cache) and {scratch.name} (TMPDIR). What was compiled is kept.",
                 ) from problem
             if problem is not None and not isinstance(problem, (RocmWheelsError, BrokenProcessPool)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import hashlib
 import importlib.util
 import io
@@ -86,7 +87,7 @@ def repair(wheel: Path, output: Path) -> Path:
 
 
 def _auditwheel(wheel: Path, plat: str, output: Path) -> str | None:
-    """None where auditwheel wrote the wheel, else what it said."""
+    """None where auditwheel wrote the wheel, else what it said. OSError where a disk is full."""
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat", "-w", str(output)]
     command += [part for pattern in EXCLUDED for part in ("--exclude", pattern)]
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
@@ -102,6 +103,9 @@ def _auditwheel(wheel: Path, plat: str, output: Path) -> str | None:
     )
     if done.returncode == 0 and any(output.glob("*.whl")):
         return None
+    full = os.strerror(errno.ENOSPC)
+    if full in done.stdout:
+        raise OSError(errno.ENOSPC, full, str(output.parent))
     said = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith("usage:")]
     return "\n".join(said[-10:]) or f"exit status {done.returncode}"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import sysconfig
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import fake_parts
 import pytest
@@ -121,6 +123,21 @@ def test_missing_library_is_told(tmp_path: Path) -> None:
 def test_wheel_without_a_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RepairFailed, match="auditwheel refuses flash_attn"):
         repair.repair(_wheel(tmp_path, b"not an ELF file"), tmp_path / "out")
+
+
+def test_a_full_disk_is_no_refusal(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run
+
+    def full(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "auditwheel" in command:
+            return subprocess.CompletedProcess(command, 1, f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}\n")
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        repair.repair(_wheel(tmp_path, plain), tmp_path / "out")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_size_gate(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
