@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 _ROOT = Path(__file__).resolve().parent
 _DEFAULT_VERSION = "2.8.3"
@@ -132,6 +132,13 @@ class MetadataHook(MetadataHookInterface):
                 raise UnknownVersion(
                     f"FLASH_ATTN_VERSION={request.version} is not known", remedy=f"known: {', '.join(known)}"
                 )
+        try:
+            Version(request.full_version)
+        except InvalidVersion:
+            raise SystemExit(
+                f"error: FLASH_ATTN_LOCAL_VERSION={request.label} is no label of a version\n"
+                "it takes letters and digits, with dots between them"
+            ) from None
         metadata["version"] = request.full_version
         metadata["dependencies"] = request.requires
 

@@ -103,7 +103,8 @@ def image_digest(repository: str, tag: str) -> str:
     digest = done.stdout.strip()
     if done.returncode != 0 or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise DataError(
-            f"docker gave no digest of {repository}:{tag}: {done.stderr.strip() or digest}", remedy="Try again later."
+            f"docker gave no digest of {repository}:{tag}: {done.stderr.strip() or digest}",
+            remedy="Install docker's buildx where that is missing, or try again later.",
         )
     return digest
 

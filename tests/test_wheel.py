@@ -228,6 +228,13 @@ def test_user_names_a_version_that_does_not_exist(tmp_path: Path) -> None:
     assert "FLASH_ATTN_VERSION=9.9.9 is not known\nknown: 2.6.3, 2.7.4, 2.8.3" in done.stdout + done.stderr
 
 
+def test_user_names_a_label_that_no_version_takes(tmp_path: Path) -> None:
+    variables = {"FLASH_ATTN_LOCAL_VERSION": "my build!", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    assert done.returncode != 0
+    assert "error: FLASH_ATTN_LOCAL_VERSION=my build! is no label of a version\n" in done.stdout + done.stderr
+
+
 def test_wheel_without_kernels(tmp_path: Path) -> None:
     done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})
     assert done.returncode == 0, done.stdout + done.stderr
