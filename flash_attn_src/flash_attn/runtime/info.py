@@ -20,7 +20,7 @@ def backend_info() -> dict[str, Any]:
     """
     build = load()
     device_targets = _device_targets()
-    launcher, problems = _launcher()
+    launcher, problems = _launcher(build)
     backend_problem = backends.problem()
     return {
         "backend": build.backend,
@@ -82,7 +82,7 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
     ]
 
 
-def _launcher() -> tuple[str | None, list[str]]:
+def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:
     platform = "hip" if torch.version.hip else "cuda" if torch.version.cuda else None
     if platform is None:
         return None, []
@@ -95,4 +95,6 @@ def _launcher() -> tuple[str | None, list[str]]:
     try:
         return module.bind(platform), []
     except RuntimeError as error:
+        if build.for_rocm and platform == "cuda":
+            return None, []  # it is torch for ROCm that is missing, as torch_problems says, and no NVIDIA driver
         return None, [f"no GPU driver: {error}"]
