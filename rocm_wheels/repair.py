@@ -62,7 +62,8 @@ def check() -> None:
 
 
 def repair(wheel: Path, output: Path) -> Path:
-    """Writes the manylinux form of `wheel` into `output`, for the oldest platform it can run on.
+    """Writes the manylinux form of `wheel` into `output`, for the oldest platform it can run on, and takes away the
+    verdict on another wheel of that name.
 
     The same input gives the same bytes. Raises RepairFailed with auditwheel's own words, or where
     the result holds a foreign library, a wrong RECORD or more bytes than a release takes.
@@ -82,6 +83,7 @@ def repair(wheel: Path, output: Path) -> Path:
             (repaired,) = Path(scratch).glob("*.whl")
             _normalize(repaired, like=wheel)
             _check_result(repaired, plat)
+            (output / f"{repaired.name}.verdict.json").unlink(missing_ok=True)
             return repaired.replace(output / repaired.name)
     raise RepairFailed(f"auditwheel refuses {wheel.name}:\n" + "\n".join(refusals))
 

@@ -73,6 +73,14 @@ def test_same_input_gives_same_bytes(tmp_path: Path, plain: bytes) -> None:
         assert {info.date_time for info in archive.infolist()} == {(2025, 1, 2, 3, 4, 6)}
 
 
+def test_a_verdict_goes_with_the_wheel_that_it_is_on(tmp_path: Path, plain: bytes) -> None:
+    first = repair.repair(_wheel(tmp_path / "1", plain), tmp_path / "out")
+    for name in (first.name, "another.whl"):
+        (tmp_path / "out" / f"{name}.verdict.json").touch()
+    repair.repair(_wheel(tmp_path / "2", plain), tmp_path / "out")
+    assert {each.name for each in first.parent.iterdir()} == {first.name, "another.whl.verdict.json"}
+
+
 def test_newer_glibc_gives_a_newer_platform(tmp_path: Path) -> None:
     """memfd_create came with glibc 2.27."""
     code = 'int memfd_create(const char *, unsigned);\nint open_one(void) { return memfd_create("x", 0); }\n'

@@ -46,3 +46,4 @@ def test_licenses_are_there(dist: metadata.Distribution) -> None:
     assert len(texts) == 2
     assert "BSD 3-Clause" in texts[0]
     assert "MIT License" in texts[1]
+    assert dist.metadata["License-Expression"] == "BSD-3-Clause AND MIT"
