@@ -65,6 +65,7 @@ class Table:
         return value
 
     def optional(self, name: str, read: Callable[[str], str]) -> str | None:
+        self.read.add(name)
         return read(name) if name in self.data else None
 
     def text(self, name: str) -> str:
