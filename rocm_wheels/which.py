@@ -313,14 +313,14 @@ def _gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[str,
     return tuple(sorted(found or _enumerated()))
 
 
-def _enumerated() -> list[str]:
+def _enumerated() -> set[str]:
     for tool in ("rocm_agent_enumerator", "/opt/rocm/bin/rocm_agent_enumerator"):
         try:
             done = subprocess.run([tool], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
-        return re.findall(r"^gfx(?!000$)[0-9a-f]+$", done.stdout.decode(), re.MULTILINE)
-    return []
+        return set(re.findall(r"^gfx(?!000$)[0-9a-f]+$", done.stdout.decode(), re.MULTILINE))
+    return set()
 
 
 def _with_options(machine: Machine, options: argparse.Namespace) -> Machine:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import platform
 import random
 import re
@@ -222,6 +223,15 @@ def test_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "nodes" / str(node)).mkdir(parents=True)
         (tmp_path / "nodes" / str(node) / "properties").write_text(f"simd_count 4\ngfx_target_version {version}\n")
     assert which._gpus(tmp_path / "nodes") == ("gfx1100", "gfx1201", "gfx90a", "gfx942")
+
+
+def test_without_the_kernel_driver_rocms_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under WSL. It prints a line for each card, and one for the CPU."""
+    tool = tmp_path / "rocm_agent_enumerator"
+    tool.write_text("#!/bin/sh\nprintf 'gfx000\\ngfx90a\\ngfx1100\\ngfx1100\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert which._gpus(tmp_path / "none") == ("gfx1100", "gfx90a")
 
 
 def test_the_default_backend_is_that_of_the_data(data: Versions) -> None:
