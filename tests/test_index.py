@@ -420,9 +420,11 @@ def test_from_a_release_as_from_the_directory(
         api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=lambda line: None)  # noqa: ARG005
         said: list[str] = []
         release.publish(api, "v1", tmp_path / "some", index_url=HOME.url, say=said.append)
-        release.yank(
-            api, "v1", "flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl", "bad", say=said.append
-        )
+        for name, reason in (
+            ("flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl", "bad"),
+            ("flash_attn_3-3.0.0+rocm71torch2.10triton-py3-none-any.whl", "bad too"),
+        ):
+            release.yank(api, "v1", name, reason, say=said.append)
         hub.add_release("v2")  # a draft is not to be indexed
         listing = tmp_path / "releases.json"
         listing.write_text(json.dumps([list(hub.releases.values())]))
@@ -437,7 +439,7 @@ def test_from_a_release_as_from_the_directory(
         found = anchors(pages / "flash-attn" / "index.html")
         assert [anchor.get("data-yanked") for anchor in found] == ["bad", None, None, None]
         beside = anchors(pages / "flash-attn-3" / "index.html")
-        assert len(beside) == 2
+        assert [anchor.get("data-yanked") for anchor in beside] == [None, "bad too"]
         for anchor in [*found, *beside]:
             url, _, digest = (anchor["href"] or "").partition("#sha256=")
             assert "%2B" in url

@@ -61,6 +61,16 @@ def test_table(dist: Path) -> None:
     assert '`"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
 
 
+def test_wheels_of_one_rocm_and_torch_stand_together(tmp_path: Path) -> None:
+    """Whatever their flash-attn, the newest first: of ROCm, of torch by number, of flash-attn."""
+    for text in ("2.8.3 3.12 2.9.1 6.4", "2.8.3 3.12 2.5.1 6.2", "2.7.4 3.12 2.10.0 7.1", "2.7.4 3.12 2.5.1 6.2"):
+        wheelhouse.write(tmp_path, wheelhouse.cell(text))
+    page = render(catalogue.from_directory(tmp_path))
+    headings = ["ROCm 7.1, torch 2.10", "ROCm 6.4, torch 2.9", "ROCm 6.2, torch 2.5"]
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == headings
+    assert [row[0] for row in rows(page)] == ["2.7.4", "2.8.3", "2.8.3", "2.7.4"]
+
+
 def names_of(dist: Path, tag: str) -> str:
     return next(path.name for path in dist.glob(f"*{tag}*.whl"))
 

@@ -402,7 +402,7 @@ def _foreign(path: Path) -> None:
         (lambda path: path.rmdir(), "is not a directory\nGive --dist"),
         (lambda path: None, "holds no wheel\nBuild one"),  # noqa: ARG005
         (_unverified, "has no verdict"),
-        (_other_bytes, "is about another file of that name"),
+        (_other_bytes, "_x86_64.whl is about another file of that name\nBuild it again."),
         (_stray, "holds what is no part of a release: notes.txt"),
         (_renamed, "GitHub would rename 'kernels of gfx942.zip'"),
         (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
