@@ -244,6 +244,20 @@ def test_pages_and_metadata() -> None:
     assert int(fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths, num_splits=5)) == 5
 
 
+def test_cache_batch_idx_chooses_rows_of_the_page_table() -> None:
+    q, k, v = _qkv()
+    options = {"cache_seqlens": _index(9, 9), "page_table": torch.arange(6, dtype=torch.int32).view(2, 3)}
+    pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
+    out = fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=_index(1, 0))
+    assert_close("out", out, fa3.flash_attn_func(q, k.flip(0), v.flip(0)))
+    for wrong in ((-1, 0), (0, 2)):
+        with pytest.raises(ValueError, match=r"cache_batch_idx: got \[.*\], wanted 0 to 1, rows of page_table"):
+            fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=_index(*wrong))
+    options["page_table"] = [[0, 1, 2]]
+    with pytest.raises(TypeError, match="page_table: got list, wanted an int32 tensor"):
+        fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=_index(0, 0))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_combine(packed: bool) -> None:
     """Of parts of the keys, one of them empty: what attention over all of them gives."""
