@@ -175,7 +175,11 @@ def _probability(name: str, p: float) -> float:
 
 
 def _check_switch(name: str, switch: bool) -> None:
-    if isinstance(switch, (str, bytes)) or switch not in (False, True):
+    try:
+        fine = not isinstance(switch, (str, bytes)) and switch in (False, True)
+    except (RuntimeError, TypeError, ValueError):  # of several elements
+        fine = False
+    if not fine:
         raise TypeError(f"{name}: got {switch!r}, wanted a bool")
 
 

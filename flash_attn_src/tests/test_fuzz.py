@@ -72,6 +72,7 @@ WRONG_NUMBERS: dict[str, Change] = {
 WRONG_SWITCHES: dict[str, Change] = {
     "text": lambda _: "False",
     "two": lambda _: 2,
+    "several": lambda _: torch.tensor([True, False]),
     "nothing": lambda _: None,
     "a list": lambda _: [],
 }
