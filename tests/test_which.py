@@ -125,6 +125,11 @@ def test_lines(
             f'build    PYTORCH_ROCM_ARCH="gfx1030" ./build_rocm.sh {wheelhouse.NEWEST} 3.12 2.5.1 6.2'
             "  # in a clone of https://github.com/owner/name\nrequest  ",
         ),
+        (
+            MI300X._replace(gpus=("gfx1030", "gfx1101")),
+            "is published for Python 3.12, torch 2.5, ROCm 6.2, gfx1030, gfx1101\nnearest",
+        ),
+        (MI300X._replace(gpus=("gfx1030", "gfx1101")), "&gpu=gfx1030%2Cgfx1101&backend=triton\n"),
         (MI300X._replace(gpus=("gfx906",)), "\nreason   There are no kernels for gfx906 (none at all).\n"),
         (
             MI300X._replace(hip="7.1.0"),

@@ -179,7 +179,8 @@ _INDEX = torch.zeros(2, dtype=torch.int32)
 KVCACHE_ERRORS = {
     "q type": ({"q": 3, "cache_seqlens": 4}, TypeError, "q: got int"),
     "q rank": ({"q": torch.zeros(()), "cache_seqlens": 4}, ValueError, r"q: got shape \(\)"),
-    "only k": ({"k": torch.zeros(2, 1, 2, 16)}, ValueError, "k, v: got only one"),
+    "only k": ({"k": torch.zeros(2, 1, 2, 16), "cache_seqlens": 4}, ValueError, "k, v: got only one"),
+    "only v": ({"v": torch.zeros(2, 1, 2, 16), "cache_seqlens": 4}, ValueError, "k, v: got only one"),
     "no place": (
         {"k": torch.zeros(2, 1, 2, 16), "v": torch.zeros(2, 1, 2, 16)},
         ValueError,
