@@ -65,8 +65,10 @@ def test_bool_masks() -> None:
     assert unpad_input(hidden, mask.bool(), unused)[3] == 4
 
 
-def test_pad_inverts_unpad() -> None:
-    hidden = torch.randn(3, 5, 2, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_pad_inverts_unpad(dtype: torch.dtype) -> None:
+    """Of what tokens stand for, and of their numbers."""
+    hidden = torch.randint(2, (3, 5, 2, 4)).to(dtype)
     mask = _mask([5, 1, 0], 5)
     tokens, indices, *_ = unpad_input(hidden, mask)
     assert torch.equal(pad_input(tokens, indices, 3, 5), hidden * mask[:, :, None, None])

@@ -263,7 +263,7 @@ def test_it_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
 
 def test_it_runs_with_another_torch(wheel: Path, tmp_path: Path) -> None:
     log = tmp_path / "build.log"
-    log.write_text("ninja: fatal: Killed\n", encoding="utf-8")
+    log.write_bytes(b"caf\xe9: no such locale\nninja: fatal: Killed\n")
     done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--json", "--log", str(log))
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
