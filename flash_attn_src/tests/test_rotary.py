@@ -263,7 +263,12 @@ def test_module_tables_grow_and_serve() -> None:
         assert_close("q", got_q, wanted_q, tiny=1e-5)
         assert_close("k", got_kv[:, :, 0], wanted_k, tiny=1e-5)
         assert torch.equal(got_kv[:, :, 1], kv[:, :, 1])
+    packed = module(torch.cat((q, kv.flatten(2, 3)), 2), seqlen_offset=20, num_heads_q=3)
+    assert torch.equal(packed, torch.cat((got_q, got_kv.flatten(2, 3)), 2))
     assert module._seq_len_cached == 26
+    made = module._cos_cached
+    module(q.clone(), kv.clone(), seqlen_offset=20)
+    assert module._cos_cached is made, "tables that serve are kept"
     rows = torch.tensor([3, 11])
     got, _ = module(q.clone(), kv.clone(), seqlen_offset=rows)
     assert torch.equal(got[1], module(q.clone(), kv.clone(), seqlen_offset=11)[0][1])
