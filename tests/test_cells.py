@@ -62,6 +62,7 @@ def test_properties(data: Versions) -> None:
             "Nearest: 2.8.3. Known: 2.6.3, 2.7.4, 2.8.3.",
         ),
         ("2 3.11 2.5.1 6.2", "flash-attn '2' is not known", "Nearest: 2.6.3."),
+        ("v2.7.3 3.11 2.5.1 6.2", "flash-attn 'v2.7.3' is not known", "Nearest: 2.7.4."),
         (
             "2.8.3 3.11.7 2.5.1 6.2",
             "Python '3.11.7' is not known (a wheel serves",
