@@ -33,7 +33,7 @@ Fetch = Callable[[Mapping[str, Any]], bytes]
 def from_directory(directory: Path) -> list[Wheel]:
     """The wheels of a directory; their URLs are their bare names.
 
-    DataError if a wheel is none of ours, has no verdict beside it, or the verdict is about other bytes.
+    DataError if a wheel is none of ours, has no verdict beside it or did not pass, or the verdict is about other bytes.
     """
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
@@ -56,6 +56,8 @@ def local_wheel(path: Path) -> Wheel:
     if not written.is_file():
         raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
     verdict = _verdict(written.name, written.read_bytes())
+    if not verdict["ok"]:
+        raise DataError(f"{path.name} did not pass its tests", remedy=f"See {written.name}.")
     return _wheel(
         path.name, file_sha256(path), path.stat().st_size, core_metadata(path), verdict, url=path.name, release=""
     )

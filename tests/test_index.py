@@ -292,6 +292,15 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
         catalogue.from_directory(tmp_path / "none")
 
 
+def test_a_wheel_that_failed_its_tests_is_not_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """which.py says of every wheel of a site that it passed."""
+    wheel = wheelhouse.write(tmp_path / "dist", wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), ok=False)
+    command = ["index", "--repo", "owner/name", "--dir", str(tmp_path / "dist"), "--out", str(tmp_path / "site")]
+    assert cli.main(command) == DataError.exit_code
+    assert f"{wheel.name} did not pass its tests\nSee {wheel.name}.verdict.json." in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
 def test_a_yanked_wheel_that_is_pinned_installs_with_its_reason(site: Site, tmp_path: Path) -> None:
     options = ["--no-deps", *for_python("3.12", tmp_path / "target")]
     done = pip(tmp_path, *options, "--index-url", site.simple("6.4", "2.9"), "flash_attn==2.8.3+rocm64torch2.9")
