@@ -159,11 +159,16 @@ def test_a_release_without_wheels_has_no_notes() -> None:
         render([])
 
 
-def test_command_line(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(
+    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "new.md").write_text("* more\n")
     command = ["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]
     assert cli.main([*command, "--new", str(tmp_path / "new.md")]) == 0
     assert capsys.readouterr().out == render(catalogue.from_directory(dist), new="* more")
+    monkeypatch.chdir(dist.parent)
+    assert cli.main(["notes", "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]) == 0
+    assert capsys.readouterr().out == render(catalogue.from_directory(dist)), "those of dist"
     assert cli.main(["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "name"]) == DataError.exit_code
     assert "the repository is 'name', not owner/name" in capsys.readouterr().err
 

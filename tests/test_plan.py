@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -301,6 +301,15 @@ def test_a_container_limits_cores_and_memory(tmp_path: Path, monkeypatch: pytest
     clang.touch()
     found = machines.survey({"ROCM_PATH": str(tmp_path)})
     assert (found.cores, found.available_mib, found.rocm) == (1, 2048, True)
+
+
+@pytest.mark.parametrize(
+    ("on", "values"),
+    [(True, ("1", "true", "ON", " yes ")), (False, ("0", "False", "off", "no", " "))],
+    ids=["on", "off"],
+)
+def test_flags(data: Versions, on: bool, values: Sequence[str]) -> None:
+    assert [wants_triton_too(plan(data), {"BUILD_TRITON_BACKEND": value}) for value in values] == [on] * len(values)
 
 
 def test_a_malformed_flag_is_refused(data: Versions) -> None:
