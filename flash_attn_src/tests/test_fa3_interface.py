@@ -244,6 +244,17 @@ def test_pages_and_metadata() -> None:
     assert int(fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths, num_splits=5)) == 5
 
 
+def test_metadata_splits_what_would_leave_units_idle() -> None:
+    def parts(batch: int, *shape: int, **options: int) -> int:
+        return int(fa3.get_scheduler_metadata(batch, *shape, 128, torch.zeros(batch, dtype=torch.int32), **options))
+
+    assert parts(1, 1, 64, 8, 1) == 1 < parts(1, 1, 1 << 16, 8, 1)
+    assert parts(1, 1, 64, 8, 1, max_seqlen_k_new=1 << 16) > 1
+    assert parts(64, 1, 1 << 16, 8, 1) == parts(1, 64, 1 << 16, 64, 1) == 1
+    with pytest.raises(ValueError, match="num_heads_q: got 4, wanted a multiple of num_heads_kv = 0"):
+        parts(1, 1, 64, 4, 0)
+
+
 def test_cache_batch_idx_chooses_rows_of_the_page_table() -> None:
     q, k, v = _qkv()
     options = {"cache_seqlens": _index(9, 9), "page_table": torch.arange(6, dtype=torch.int32).view(2, 3)}
