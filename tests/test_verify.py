@@ -224,6 +224,7 @@ def test_an_index_that_stumbles_is_asked_again(
     monkeypatch.setattr(time, "sleep", waits.append)
     why = f"answered {hiccup}" if hiccup else "could not be reached"
     assert verify.torch_source(plan).why == f"the ROCm index {why}, 3 times"
+    assert waits.count(verify._PAUSE_SECONDS) == 2
     assert capsys.readouterr().err.startswith(f"note: the ROCm index {why}, 3 times: testing with PyPI's")
 
 
@@ -274,6 +275,61 @@ def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.Monke
     found = verify.clean_environment()
     assert not [name for name in found if name.startswith(("PYTHON", "VIRTUAL", "FLASH", "TRITON"))]
     assert found["UV_CACHE_DIR"] == "/kept"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What uv was asked for, line by line; its check finds a requirement that is not met."""
+    tool, asked = tmp_path / "uv", tmp_path / "asked"
+    tool.write_text(
+        f'#!/bin/sh\necho "$PYTHONPATH$PYTHONNOUSERSITE $*" >>{asked}\n'
+        '[ "$2" != check ] || { echo "flash-attn requires einops"; exit 1; }\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(verify, "_uv", lambda: str(tool))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    return asked
+
+
+@pytest.mark.parametrize("index", ["https://example.org/rocm6.2", None])
+def test_torch_is_installed_from_its_index_alone(tmp_path: Path, asked: Path, index: str | None) -> None:
+    source = verify.TorchSource(requirement="torch==2.5.1", index=index, name="")
+    env = tmp_path / "env"
+    python = verify.environment(source, Path("/python3.11"), env, "pip==26.3")
+    assert python == env / "bin/python"
+    install = f"1 pip install --python {python}"
+    assert asked.read_text().splitlines() == [
+        f"1 venv --clear --no-project --python /python3.11 {env}",
+        *([f"{install} --index-url {index} torch==2.5.1"] if index else []),
+        f"{install} torch==2.5.1 pip==26.3 -r {verify.WHEEL_TESTS / 'requirements.txt'}",
+    ]
+
+
+def test_a_requirement_that_is_not_met_fails_the_installation(
+    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv installs in another directory, and not a wheel of that name that it has kept."""
+    monkeypatch.chdir(tmp_path)
+    (env := tmp_path / "env").mkdir()
+    with pytest.raises(VerifyFailed, match="uv pip check --python python` ended with 1:\nflash-attn requires einops"):
+        verify.install(Path("python"), [Path(NAME)], env)
+    first = asked.read_text().splitlines()[0]
+    assert first.endswith(f" --refresh-package flash-attn --refresh-package flash-attn-3 {tmp_path / NAME}")
+
+
+@pytest.mark.parametrize(
+    ("status", "written", "good"), [(0, True, True), (1, True, True), (5, True, False), (0, False, False)]
+)
+def test_a_run_of_tests_counts_with_its_report(tmp_path: Path, status: int, written: bool, good: bool) -> None:
+    python = tmp_path / "python"
+    write = "while [ $1 != --report ]; do shift; done; echo '{\"tests\": []}' >$2\n" if written else ""
+    python.write_text(f"#!/bin/sh\necho no tests ran\n{write}exit {status}\n")
+    python.chmod(0o755)
+    if good:
+        assert verify._tests(python, tmp_path, "tests") == {"tests": []}
+    else:
+        with pytest.raises(VerifyFailed, match=f"pytest ended with {status}:\nno tests ran"):
+            verify._tests(python, tmp_path, "tests")
 
 
 def test_every_wheel_test_speaks_for_a_stage() -> None:
