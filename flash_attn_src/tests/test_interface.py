@@ -69,10 +69,25 @@ def test_dense_errors(case: str) -> None:
         flash_attn.flash_attn_func(**arguments)
 
 
-def test_head_dim_beyond_256() -> None:
-    q = torch.zeros(1, 2, 1, 257)
-    with pytest.raises(ValueError, match="head_dim 257, wanted 1 to 256"):
-        flash_attn.flash_attn_func(q, q, q)
+@pytest.mark.parametrize(
+    ("heads", "heads_k", "head_dim", "match"),
+    [
+        (2, 2, 0, "q: got head_dim 0, wanted 1 to 256"),
+        (2, 2, 257, "q: got head_dim 257, wanted 1 to 256"),
+        (0, 2, 16, "q: got 0 heads, wanted a positive multiple of the 2"),
+        (2, 0, 16, "q: got 2 heads, wanted a positive multiple of the 0"),
+        (3, 2, 16, "q: got 3 heads, wanted a positive multiple of the 2"),
+    ],
+)
+def test_sizes_without_a_kernel(heads: int, heads_k: int, head_dim: int, match: str) -> None:
+    q, k = torch.zeros(2, 6, heads, head_dim), torch.zeros(2, 6, heads_k, head_dim)
+    rows, keys, lengths = q.flatten(0, 1), k.flatten(0, 1), offsets(0, 6, 12)
+    with pytest.raises(ValueError, match=match):
+        flash_attn.flash_attn_func(q, k, k)
+    with pytest.raises(ValueError, match=match):
+        flash_attn.flash_attn_varlen_func(rows, keys, keys, lengths, lengths, 6, 6)
+    with pytest.raises(ValueError, match=match):
+        flash_attn.flash_attn_with_kvcache(q, k, k, cache_seqlens=6)
 
 
 _VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
