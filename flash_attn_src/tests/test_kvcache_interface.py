@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import flash_attn
+import flash_attn_interface as fa3
 import pytest
 import reference
 import torch
@@ -156,6 +157,18 @@ def test_kvcache_length_as_an_int_and_whole_cache() -> None:
     part = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4)
     assert_close("part", part, flash_attn.flash_attn_func(q, k[:, :4], v[:, :4]), tiny=1e-6)
     assert flash_attn.flash_attn_with_kvcache(q.requires_grad_(), k, v).grad_fn is None
+
+
+def test_packed_new_keys_count_by_sequence() -> None:
+    """There are four, more than a sequence has room for, and each gets two."""
+    q, k, v = qkv()
+    caches = [torch.cat((x[:, :4], torch.zeros_like(x[:, :2])), 1) for x in (k, v)]
+    new = [x[:, 4:6].flatten(0, 1) for x in (k, v)]
+    options = {"cache_seqlens": 4, "cu_seqlens_k_new": offsets(0, 2, 4)}
+    out = fa3.flash_attn_with_kvcache(q, *caches, *new, **options)
+    assert_close("out", out, flash_attn.flash_attn_func(q, k[:, :6], v[:, :6]), tiny=1e-6)
+    with pytest.raises(ValueError, match="k: got 4 heads, wanted 2 as k_cache has"):
+        fa3.flash_attn_with_kvcache(q, *caches, q[0], q[0], **options)
 
 
 @pytest.mark.parametrize("cache_seqlens", [4, offsets(3, 5)], ids=["int", "tensor"])
