@@ -213,6 +213,7 @@ KVCACHE_ERRORS = {
     "negative length": ({"cache_seqlens": -1}, ValueError, "cache_seqlens: got -1, wanted 0 to 9:"),
     "length dtype": ({"cache_seqlens": _INDEX.long()}, TypeError, "cache_seqlens: got torch.int64"),
     "length shape": ({"cache_seqlens": _INDEX[:1]}, ValueError, "cache_seqlens: got 1 elements, wanted 2"),
+    "length stride": ({"cache_seqlens": _INDEX.repeat(2)[::2]}, ValueError, "cache_seqlens: got stride 2"),
     "lines": ({"cache_batch_idx": _INDEX + 2}, ValueError, "cache_batch_idx: got 2 at index 0"),
     "lines and pages": (
         {"cache_batch_idx": _INDEX, "block_table": torch.zeros(2, 1, dtype=torch.int32)},
