@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import fake_parts
 import pytest
+import wheelhouse
 
-from rocm_wheels import interpreters, repair, verdict, verify, wheel
+from rocm_wheels import catalogue, interpreters, repair, verdict, verify, wheel
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.verdict import Stage, Verdict
 
@@ -112,6 +113,20 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
     assert "not run: no AMD or NVIDIA GPU on this machine" in summary
     skipped = len(verdict.TESTED[verdict.GPU])  # in each of the two environments
     assert f"{2 * (len(FILES) - skipped) + 1} passed, 0 failed, {2 * skipped} skipped" in summary
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_release_tells_what_the_verdict_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    numerics: dict[str, Any] = {"error bfloat16 backward": 5e-3}
+    on_gpu = [_test(file, **numerics) for file in verdict.TESTED[verdict.GPU]]
+    report = {**_report(*on_gpu), "devices": [wheelhouse.MI300X] * 2}
+    _pretend(monkeypatch, report, _report(_test("test_smoke.py")))
+    verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
+    found = catalogue.local_wheel(path)
+    assert (found.gpus, found.on_amd_gpu) == (("AMD Instinct MI300X (gfx942)",), True)
+    assert (found.gpu_status, found.worst_error, found.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
+    assert found.beside_pypis_torch
 
 
 @pytest.mark.usefixtures("unreachable")
