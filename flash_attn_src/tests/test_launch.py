@@ -87,6 +87,19 @@ def test_a_manifest_of_another_form_says_to_reinstall(tmp_path: Path, manifest: 
         store.Store(path)
 
 
+def test_the_stores_of_an_installation(tmp_path: Path) -> None:
+    for target in ("gfx942", "gfx90a"):
+        write(tmp_path / f"{target}.zip")
+    write(tmp_path / "gfx950.zip", {"format": store.FORMAT + 1})
+    assert store.targets(tmp_path) == ("gfx90a", "gfx942", "gfx950")
+    found = store.open_store("gfx942", tmp_path)
+    assert found is not None
+    assert found.image(VARIANT.name) == IMAGE
+    assert store.open_store("gfx1100", tmp_path) is None
+    with pytest.raises(store.KernelError, match=f"has format {store.FORMAT + 1}, this flash_attn reads {store.FORMAT}"):
+        store.open_store("gfx950", tmp_path)
+
+
 def test_a_damaged_store_never_gives_a_wrong_image(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.zip").read_bytes()
     draw = random.Random(0)

@@ -44,7 +44,6 @@ class Store:
             manifest = json.loads(_read(path, "manifest.json"))
             found = manifest["format"]
             self.kernels: dict[str, dict[str, Any]] = manifest["kernels"] if found == FORMAT else {}
-            self.compiler: dict[str, str] = manifest["compiler"] if found == FORMAT else {}
         except _UNREADABLE as error:
             raise KernelError(f"the kernel store {path} cannot be read ({error!r}): reinstall the wheel") from error
         if found != FORMAT:
