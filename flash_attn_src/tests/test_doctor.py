@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import subprocess
@@ -188,6 +189,29 @@ def test_access_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = survey.access(device)
     assert found is not None
     assert (found.mode, found.allowed) == ("640", True)
+
+
+def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kfd, render = tmp_path / "kfd", tmp_path / "renderD128"
+    for path in (kfd, render, tmp_path / "card0"):
+        path.touch()
+    build = replace(_BUILD, targets=("gfx0",))
+    files = {"meminfo": "MemTotal: 8192 kB\nMemAvailable: 2048 kB\n", "version": "6.8.5\n"}
+    for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda path: files[path.name]),
+                        ("run_probe", lambda: ({"torch": 1}, "ended with signal 9"))):  # fmt: skip
+        monkeypatch.setattr(survey, name, value)
+    monkeypatch.setattr(survey.build_info, "load", lambda: build)
+    monkeypatch.setattr(os, "getgroups", lambda: [0])
+    for name in ("PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH", "GITHUB_TOKEN"):
+        monkeypatch.setenv(name, "x")
+    facts = survey.survey("a log")
+    assert (facts.build, facts.probe, facts.died, facts.log) == (build, {"torch": 1}, "ended with signal 9", "a log")
+    assert [each.split()[0] for each in facts.lacking][:1] == ["_kernels/gfx0.zip"]
+    assert [each.path for each in (facts.kfd, *facts.render) if each is not None] == [str(kfd), str(render)]
+    assert facts.user.endswith(f", groups {grp.getgrgid(0)[0]}")
+    assert (facts.memory_mib, facts.driver) == (2, "6.8.5")
+    assert {"PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH"} <= facts.variables.keys()
+    assert "GITHUB_TOKEN" not in facts.variables
 
 
 def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
