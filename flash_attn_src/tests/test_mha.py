@@ -30,15 +30,16 @@ def test_alibi_slopes() -> None:
     assert all(math.isclose(a / b, 2.0) for a, b in zip(get_alibi_slopes(8), get_alibi_slopes(8)[1:], strict=False))
 
 
-def test_inner_modules_agree() -> None:
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0])
+def test_inner_modules_agree(scale: float | None) -> None:
     torch.manual_seed(0)
     qkv = torch.randn(2, 9, 3, 4, 8)
     q, kv = torch.randn(2, 7, 4, 8), torch.randn(2, 9, 2, 2, 8)
     for causal in (False, True):
-        wanted = SelfAttention(softmax_scale=0.3)(qkv, causal=causal)
-        assert_close("out", FlashSelfAttention(softmax_scale=0.3)(qkv, causal=causal), wanted)
-        wanted = CrossAttention(causal=causal)(q, kv)
-        assert_close("out", FlashCrossAttention(causal=causal)(q, kv), wanted)
+        wanted = SelfAttention(softmax_scale=scale)(qkv, causal=causal)
+        assert_close("out", FlashSelfAttention(softmax_scale=scale)(qkv, causal=causal), wanted)
+        wanted = CrossAttention(causal, scale)(q, kv)
+        assert_close("out", FlashCrossAttention(causal, scale)(q, kv), wanted)
 
 
 def test_the_causal_mask_of_padded_keys_ends_at_the_last_one_kept() -> None:
@@ -180,6 +181,9 @@ def test_generation_of_a_part_of_the_batch(flash: bool) -> None:
         params.batch_size_offset = 3
         with pytest.raises(ValueError, match=r"x: got shape \(2, 1, 32\), wanted at most 1 sequences of 3 tokens"):
             module(one[:2], inference_params=params)
+        params.batch_size_offset = 0
+        with pytest.raises(ValueError, match=r"x: got shape \(4, 4, 32\), wanted at most 4 sequences of 3 tokens"):
+            module(x[:, :4], inference_params=params)
         params.batch_size_offset = -1
         with pytest.raises(ValueError, match="batch_size_offset: got -1"):
             module(one, inference_params=params)

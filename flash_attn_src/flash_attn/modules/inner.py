@@ -172,7 +172,8 @@ def _by_the_book(
     query i sees keys up to i + shift, an int or one for each sequence."""
     if q.shape[2] != k.shape[2]:
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q * (softmax_scale or q.shape[-1] ** -0.5), k)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = torch.einsum("bthd,bshd->bhts", q * scale, k)
     if key_padding_mask is not None:
         scores = scores.masked_fill(~key_padding_mask.bool()[:, None, None], torch.finfo(scores.dtype).min)
     if causal:
