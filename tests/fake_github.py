@@ -228,7 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
                     release["assets"].remove(asset)
                     return 204, None, {}
                 if asset["id"] == number:
-                    return 200, self.hub.content[number], {}
+                    whole = self.headers["Accept"] == "application/octet-stream"
+                    return 200, self.hub.content[number] if whole else asset, {}
         return 404, {"message": "Not Found"}, {}
 
     def _release(self, number: int, given: dict[str, Any]) -> tuple[int, object, dict[str, str]]:
