@@ -60,6 +60,8 @@ def test_becomes_the_oldest_manylinux(tmp_path: Path, plain: bytes) -> None:
         assert archive.read("flash_attn/_launcher.abi3.so") == plain
         described = archive.read(f"flash_attn-{LABEL}.dist-info/WHEEL").decode()
         assert not repair._record_errors(archive)
+        modes = {info.filename.rpartition("/")[2]: info.external_attr >> 16 for info in archive.infolist()}
+    assert (modes["_launcher.abi3.so"], modes["__init__.py"]) == (0o100755, 0o100644)
     assert "Tag: cp311-cp311-manylinux_2_17_x86_64" in described
     assert "linux_x86_64\n" not in described.replace("manylinux_2_17_x86_64", "").replace("manylinux2014_x86_64", "")
 
