@@ -135,6 +135,9 @@ def test_module_reduces_as_torch_does(reduction: str) -> None:
     loss, z_loss = CrossEntropyLoss(reduction=reduction, lse_square_scale=0.1, return_z_loss=True)(logits, labels)
     plain = torch.nn.CrossEntropyLoss(reduction=reduction)(logits, labels)
     assert_close("loss", loss - z_loss, plain)
+    labels = labels.clamp_min(0)
+    wanted = torch.nn.CrossEntropyLoss(reduction=reduction, ignore_index=0)(2.0 * logits, labels)
+    assert_close("loss", CrossEntropyLoss(0, reduction, logit_scale=2.0)(logits, labels), wanted)
 
 
 def test_compiles_whole() -> None:
