@@ -63,7 +63,8 @@ class Home:
                 f"the repository is {name!r}, not owner/name",
                 remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
             )
-        given = url or f"https://{owner.lower()}.github.io/{project}/"
+        pages = f"{owner.lower()}.github.io"
+        given = url or f"https://{pages}/{'' if project.lower() == pages else f'{project}/'}"
         parts = urlsplit(given)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise DataError(

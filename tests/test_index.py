@@ -524,6 +524,15 @@ def test_candidates_yanked_wheels_and_those_of_others_give_way(tmp_path: Path) -
         assert counts() == ("v1.1.0", "bad", 0)
 
 
+@pytest.mark.parametrize(
+    ("repository", "url"),
+    [("Owner/Name", "https://owner.github.io/Name/"), ("Owner/owner.github.io", "https://owner.github.io/")],
+)
+def test_the_site_of_a_repository_is_its_github_pages(repository: str, url: str) -> None:
+    home = Home.of(repository=repository, url=None)
+    assert (home.url, home.name) == (url, repository)
+
+
 @pytest.mark.parametrize("url", ["example.org/x", "file:///x", "https://example.org/?x"])
 def test_the_address_of_the_site_is_checked(url: str) -> None:
     with pytest.raises(DataError, match="is not the URL of a site"):
