@@ -100,9 +100,13 @@ def test_scores(options: dict[str, Any]) -> None:
     _check(tensors, _call(options), options)
 
 
-@pytest.mark.parametrize("extra", [{}, {"causal": True, "softcap": 2.0}, {"window": (40, 10)}], ids=str)
-def test_dropout(extra: dict[str, Any]) -> None:
-    tensors = _tensors(2, 150, 270, 4, 2, 16, torch.float32)
+@pytest.mark.parametrize(
+    ("dim", "block", "extra"),
+    [(16, 128, {}), (64, 64, {"causal": True, "softcap": 2.0}), (96, 64, {}), (128, 32, {"window": (40, 10)})],
+    ids=str,
+)
+def test_dropout(dim: int, block: int, extra: dict[str, Any]) -> None:
+    tensors = _tensors(2, 150, 270, 4, 2, dim, torch.float32)
     state = torch.get_rng_state()
     _, _, dmask = flash_attn.flash_attn_func(*tensors, dropout_p=0.3, return_attn_probs=True, **_call(extra))
     assert dmask.shape == (2, 4, 150, 270)
@@ -113,7 +117,7 @@ def test_dropout(extra: dict[str, Any]) -> None:
     plain, _ = reference.attention(*tensors, **extra)
     identity = torch.eye(270)[None, :, None].expand(2, 270, 2, 270)
     probabilities, _ = reference.attention(tensors[0], tensors[1], identity, **extra)
-    assert_close("|S_dmask|", undone(dmask.abs(), probabilities.transpose(1, 2)), probabilities, tiny=1e-6)
+    assert_close("|S_dmask|", undone(dmask.abs(), probabilities.transpose(1, 2), block), probabilities, tiny=1e-6)
     # The same state of the generator gives the same mask, forward and backward.
     torch.set_rng_state(state)
     _check(tensors, {"dropout_p": 0.3, **_call(extra)}, {"dropout_p": 0.3, "kept": kept, **extra})
