@@ -65,6 +65,7 @@ KVCACHE = {
     "window": {"new": 4, "window": (6, 2), "rotary": False},
     "leftpad": {"new": 3, "causal": True, "rotary": True, "leftpad": True},
     "lines": {"new": 2, "causal": True, "lines": True},
+    "rotary, a window that ends at the query": {"new": 3, "rotary": False, "window": (-1, 0)},
     "paged": {"new": 3, "causal": True, "rotary": True, "paged": True},
     "paged, leftpad": {"paged": True, "leftpad": True, "softcap": 3.0},
     "alibi": {"new": 3, "causal": True, "alibi": True, "softcap": 2.0},
