@@ -22,6 +22,19 @@ def test_a_host_program_is_refused() -> None:
         codeobject.read(Path(sys.executable).read_bytes())
 
 
+def test_what_the_metadata_of_a_kernel_says() -> None:
+    """What the compiler adds to the arguments is not the caller's to give; a spill is never lost."""
+    kinds = ("global_buffer", "by_value", "hidden_global_offset_x")
+    registers = ("vgpr_count", "agpr_count", "sgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    sizes = ("private_segment_fixed_size", "group_segment_fixed_size", "max_flat_workgroup_size")
+    kernel = {f".{name}": number for number, name in enumerate((*registers, *sizes), start=1)}
+    arguments = [{".offset": 8 * i, ".size": 4, ".value_kind": kind} for i, kind in enumerate(kinds)]
+    found = codeobject._amd_kernel("gfx942", {".name": "attn", ".args": arguments, **kernel})
+    assert (found.symbol, found.arguments, found.argument_bytes, found.threads) == ("attn", 2, 12, 8)
+    known = ("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills", "private", "lds")
+    assert found.resources() == {name: number for number, name in enumerate(known, start=1)}
+
+
 def test_the_instruction_mix_counts_by_class() -> None:
     lines = [
         "\tv_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[0:15]",
