@@ -12,6 +12,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import custom_ops as ops
 from small_calls import in_one_graph, offsets, qkv
+from torch.autograd import forward_ad
 
 torch.set_num_threads(2)
 
@@ -191,6 +192,17 @@ def test_packed_equals_unpacked(dim: int) -> None:
     for got in (run(flash_attn.flash_attn_varlen_qkvpacked_func, flat, cu, 7), kv):
         for a, b in zip(got, wanted, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # by torch itself
+def test_forward_mode_derivative_on_a_cpu() -> None:
+    q, k, v = (x.double() for x in qkv())
+    tangent, step = torch.randn_like(q), 1e-6
+    with forward_ad.dual_level():
+        out = flash_attn.flash_attn_func(forward_ad.make_dual(q, tangent), k, v, causal=True)
+        found = forward_ad.unpack_dual(out).tangent
+    after, before = (flash_attn.flash_attn_func(q + way * step * tangent, k, v, causal=True) for way in (1, -1))
+    assert_close("tangent", found, (after - before) / (2 * step), tiny=1e-6)
 
 
 def test_default_scale_is_of_the_unpadded_head_dim() -> None:
