@@ -1,11 +1,10 @@
-"""Rotary embedding: PyTorch against complex numbers, the kernel against both, gradients, the module's tables."""
+"""Rotary embedding: PyTorch against complex numbers, the kernel against both, gradients, in place."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
 import torch
@@ -179,19 +178,6 @@ def test_gradients(offsets: int | torch.Tensor, interleaved: bool) -> None:
     assert check(lambda x: apply_rotary_emb(x, cos, sin, interleaved, False, offsets, ends, 4), (flat,))
 
 
-def test_tables_that_could_not_grow_serve_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may be short once: whoever halves the batch and goes on has the tables made then."""
-    module = RotaryEmbedding(8)
-    module(torch.randn(1, 8, 3, 2, 8))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "outer", mock.Mock(side_effect=torch.OutOfMemoryError("once")))
-        with pytest.raises(torch.OutOfMemoryError):
-            module(torch.randn(1, 32, 3, 2, 8))
-    qkv = torch.randn(1, 20, 3, 2, 8)
-    wanted = RotaryEmbedding(8)(qkv.clone())
-    assert torch.equal(module(qkv), wanted)
-
-
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
 def test_second_derivative(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turning is linear: of |turned x|^2 the gradient at x times the Hessian is twice the gradient."""
@@ -231,68 +217,6 @@ def test_packed_forms_turn_queries_and_keys_alone() -> None:
     grouped = torch.cat((q, k[:, :, :2], v[:, :, :2]), 2)
     wanted = torch.cat((turned_q, turned_k[:, :, :2], v[:, :, :2]), 2)
     assert torch.equal(apply_rotary_emb_qkv_(grouped, cos, sin, num_heads_q=4), wanted)
-
-
-def test_a_fraction_of_the_head_dim_is_a_dim() -> None:
-    assert RotaryEmbedding(64 * 0.5).dim == 32
-    with pytest.raises(TypeError, match=r"dim: got 32\.5, wanted an int"):
-        RotaryEmbedding(32.5)
-
-
-def test_tables_of_inference_mode_are_not_trained_with() -> None:
-    for training in (True, False):
-        embedding = RotaryEmbedding(8).train(training)
-        with torch.inference_mode():
-            wanted = embedding(torch.ones(1, 4, 3, 2, 8))
-        qkv = torch.ones(1, 4, 3, 2, 8, requires_grad=True)
-        out = embedding(qkv * 1)
-        out.sum().backward()
-        assert torch.equal(out, wanted)
-
-
-def test_module_tables_grow_and_serve() -> None:
-    torch.manual_seed(2)
-    module = RotaryEmbedding(8, base=100.0)
-    angles = torch.outer(torch.arange(30.0), 100.0 ** (-torch.arange(0, 8, 2) / 8))
-    q, kv = torch.randn(2, 6, 3, 16), torch.randn(2, 6, 2, 3, 16)
-    for offset in (0, 20):
-        cos, sin = (table[offset : offset + 6] for table in (angles.cos(), angles.sin()))
-        wanted_q = apply_rotary_emb_torch(q, cos, sin)
-        wanted_k = apply_rotary_emb_torch(kv[:, :, 0], cos, sin)
-        got_q, got_kv = module(q.clone(), kv.clone(), seqlen_offset=offset)
-        assert_close("q", got_q, wanted_q, tiny=1e-5)
-        assert_close("k", got_kv[:, :, 0], wanted_k, tiny=1e-5)
-        assert torch.equal(got_kv[:, :, 1], kv[:, :, 1])
-    packed = module(torch.cat((q, kv.flatten(2, 3)), 2), seqlen_offset=20, num_heads_q=3)
-    assert torch.equal(packed, torch.cat((got_q, got_kv.flatten(2, 3)), 2))
-    assert module._seq_len_cached == 26
-    made = module._cos_cached
-    module(q.clone(), kv.clone(), seqlen_offset=20)
-    assert module._cos_cached is made, "tables that serve are kept"
-    rows = torch.tensor([3, 11])
-    got, _ = module(q.clone(), kv.clone(), seqlen_offset=rows)
-    assert torch.equal(got[1], module(q.clone(), kv.clone(), seqlen_offset=11)[0][1])
-    half = RotaryEmbedding(8).bfloat16()
-    half(torch.randn(1, 500, 3, 2, 8).bfloat16())
-    exact = torch.outer(torch.arange(500.0), 10000.0 ** (-torch.arange(0, 8, 2) / 8)).cos()
-    assert_close("cos", half._cos_cached, exact, tiny=5e-3)
-    with pytest.raises(ValueError, match="max_seqlen: got None"):
-        RotaryEmbedding(8)(q, kv, seqlen_offset=rows)
-
-
-def test_xpos_scores_decay_with_the_distance_alone() -> None:
-    """Queries and keys scaled against each other: their product depends on the distance, as without xPos."""
-    module = RotaryEmbedding(8, scale_base=16)
-    q = torch.randn(8).expand(1, 40, 1, 8)
-    k = torch.randn(8).expand(1, 40, 1, 8)
-    turned_q, turned_kv = module(q.clone(), torch.stack((k, k), 2))
-    scores = torch.einsum("qd,kd->qk", turned_q[0, :, 0], turned_kv[0, :, 0, 0])
-    for distance in (0, 3, 17):
-        diagonal = scores.diagonal(-distance)
-        assert_close("scores", diagonal, diagonal[:1].expand_as(diagonal), tiny=1e-4)
-    qkv = module(torch.stack((q, k, k), 2).clone())
-    assert torch.equal(qkv[:, :, 0], turned_q)
-    assert torch.equal(qkv[:, :, 1], turned_kv[:, :, 0])
 
 
 def test_compiles_whole() -> None:
@@ -378,24 +302,6 @@ def test_in_place_is_as_out_of_place(turn: Callable[..., tuple[torch.Tensor, ...
         assert_close("dx", torch.autograd.grad(sum(part.sin().sum() for part in got), x)[0], gradient, tiny=1e-6)
     after = before if grad == "of a projection" else torch.stack(wanted, 2)
     assert_close("x", x.detach(), after, tiny=1e-6)
-
-
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("scale_base", [None, 16.0])
-def test_the_module_compiles_whole(scale_base: float | None, split: bool) -> None:
-    torch.manual_seed(4)
-    torch.compiler.reset()
-    module = RotaryEmbedding(8, scale_base=scale_base)
-
-    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return module(*_split(x * 1.0)) if split else (module(x * 1.0),)
-
-    x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
-    results = [function(x) for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager"))]
-    for got, wanted in zip(*results, strict=True):
-        assert_close("turned", got, wanted, tiny=1e-6)
-    gradients = [torch.autograd.grad(sum(each.sin().sum() for each in result), x)[0] for result in results]
-    assert_close("dx", *gradients, tiny=1e-6)
 
 
 def test_what_is_turned_in_place_is_an_alias_that_may_be_changed() -> None:

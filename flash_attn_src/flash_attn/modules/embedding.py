@@ -68,7 +68,7 @@ class GPT2Embeddings(nn.Module):
         return embeddings
 
 
-class BertEmbeddings(nn.Module):
+class BertEmbeddings(GPT2Embeddings):
     """Tokens, their positions, and, where type_vocab_size > 0, their types."""
 
     def __init__(
@@ -81,17 +81,10 @@ class BertEmbeddings(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_int("embed_dim", embed_dim, 1)
-        check_int("vocab_size", vocab_size, 1)
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.word_embeddings = nn.Embedding(vocab_size, embed_dim, padding_idx=padding_idx, **place)
-        self.max_position_embeddings = check_int("max_position_embeddings", max_position_embeddings)
+        super().__init__(embed_dim, vocab_size, max_position_embeddings, padding_idx, device=device, dtype=dtype)
         self.type_vocab_size = check_int("type_vocab_size", type_vocab_size)
-        if max_position_embeddings > 0:
-            self.position_embeddings = nn.Embedding(max_position_embeddings, embed_dim, **place)
         if type_vocab_size > 0:
-            self.token_type_embeddings = nn.Embedding(type_vocab_size, embed_dim, **place)
+            self.token_type_embeddings = nn.Embedding(type_vocab_size, embed_dim, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -100,11 +93,7 @@ class BertEmbeddings(nn.Module):
         token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(batch, seqlen, embed_dim)."""
-        check_tensor("input_ids", input_ids, ("batch", "seqlen"), dtypes=_NUMBERS)
-        embeddings = self.word_embeddings(input_ids)
-        if self.max_position_embeddings > 0:
-            positions = _positions(input_ids, position_ids, self.max_position_embeddings)
-            embeddings = embeddings + self.position_embeddings(positions)
+        embeddings = super().forward(input_ids, position_ids)
         if self.type_vocab_size > 0:
             if token_type_ids is None:
                 token_type_ids = torch.zeros_like(input_ids[:1])
