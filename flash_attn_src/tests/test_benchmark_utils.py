@@ -69,6 +69,7 @@ def test_a_gradient_of_another_shape() -> None:
 
 
 @GPU
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # by torch itself
 def test_memory_and_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(1 << 20, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated() / (1000 << 20)
