@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import ck_interpreter
+import numpy as np
 import pytest
 import reference
 import simulated_gpu
@@ -141,6 +142,54 @@ def test_varlen(done: list[ck_planner.Launch], options: dict[str, Any]) -> None:
         results[1] = results[1][:, :75]
     compare(found, wanted)
     assert {launch.kernel.split("-")[3] for launch in done} == {"group"}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sequences_without_keys(done: list[ck_planner.Launch], deterministic: bool) -> None:
+    """A sequence with queries alone beside one of a single block of keys: its gradient is zero."""
+    lengths_q, lengths_k = torch.tensor([0, 20, 40], dtype=torch.int32), torch.tensor([0, 0, 30], dtype=torch.int32)
+    inputs = tensors((40, 2, 64), (30, 1, 64), (30, 1, 64))
+
+    def call(*x: torch.Tensor, **tail: Any) -> Any:
+        return flash_attn_varlen_func(*x, lengths_q, lengths_k, 20, 30, deterministic=deterministic, **tail)
+
+    found, wanted = both(call, inputs)
+    assert not found[2][:20].any()
+    assert (found[1][:, :20] == torch.inf).all()
+    compare(found, wanted)
+    assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
+
+
+def test_parts_of_dq_that_span_4_gib(
+    done: list[ck_planner.Launch], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deterministic sum of the parts: 63 of them, 2^26 bytes apart and more."""
+    if request.config.getoption("--gfx") is None:
+        pytest.skip("ck_interpreter has no offsets of 32 bits: needs --gfx")
+    rows, keys = 2**18 + 2**15, 63 * 128 + 5
+    zeros = torch.zeros
+
+    def lazy_zeros(*shape: int, **options: Any) -> torch.Tensor:
+        """Large ones in memory that nothing touched."""
+        return torch.from_numpy(np.zeros(shape, np.float32)) if shape[0] > 2**28 else zeros(*shape, **options)
+
+    (q, grad), (k, v) = tensors((20, 1, 64), (20, 1, 64)), tensors((keys, 1, 64), (keys, 1, 64), seed=1)
+    lengths_q, lengths_k = torch.tensor([0, 20], dtype=torch.int32), torch.tensor([0, keys], dtype=torch.int32)
+
+    def gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        q = q.detach().requires_grad_()
+        out = flash_attn_varlen_func(q, k, v, lengths_q, lengths_k, 20, keys, deterministic=True, softmax_scale=0.3)
+        return torch.autograd.grad(out, q, grad)[0]
+
+    padding = zeros(rows - 20, 1, 64, dtype=BF16)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", lazy_zeros)
+        dq = gradient(torch.cat((q, padding)), k, v, torch.cat((grad, padding)))
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "current", None)
+        wanted = gradient(*(x.float() for x in (q, k, v, grad)))
+    assert_close("dq", dq[:20], wanted, tiny=0.03)
+    assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
 def test_strided_inputs_and_packed_gradients(done: list[ck_planner.Launch]) -> None:
