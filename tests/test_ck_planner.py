@@ -261,6 +261,10 @@ def test_decode(heads: tuple[int, int], softcap: bool, new: int, rotary: str, **
         with pytest.raises(planner.UnsupportedError, match="num_splits: split_out has 2\\^31 elements or more"):
             check(call)
         return
+    if 4 * call.head_dim * ((call.splits - 1) * call.batch * call.seqlen_q * call.nheads + call.seqlen_q) >= 2**31:
+        with pytest.raises(planner.UnsupportedError, match="num_splits: one sequence of a head spans"):
+            check(call)
+        return
     kernels = check(call)
     kind = f"-{('fp16', 'bf16')[call.dtype]}-d{call.head_dim}"
     paged, mode = "-paged" * call.paged, "-group" if call.group else "-batch"

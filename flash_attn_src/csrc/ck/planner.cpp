@@ -225,6 +225,12 @@ int flash_attn_ck_plan_decode(const flash_attn_ck_decode* parameters, flash_attn
     if(check.ok())
         check.require(p.num_splits * SplitSums(p).split <= INT32_MAX / s.head_dim, FLASH_ATTN_CK_UNSUPPORTED,
                       "num_splits: split_out has 2^31 elements or more");
+    if(check.ok())
+    {
+        const int64_t span = ((p.num_splits - 1) * SplitSums(p).split + s.seqlen_q) * s.head_dim * 4;
+        check.require(span <= INT32_MAX, FLASH_ATTN_CK_UNSUPPORTED,
+                      "num_splits: one sequence of a head spans %lld bytes of split_out, 2^31 or more", (long long)span);
+    }
     auto rotary = Rotary::none;
     if(append)
     {
