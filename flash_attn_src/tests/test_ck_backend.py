@@ -192,6 +192,22 @@ def test_parts_of_dq_that_span_4_gib(
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
+@pytest.mark.parametrize(("total_q", "total_k"), [(0, 5), (5, 0), (0, 0)])
+def test_packed_tensors_without_rows(done: list[ck_planner.Launch], total_q: int, total_k: int) -> None:
+    """The longest lengths may be the most that a batch could have."""
+    inputs = tensors((total_q, 4, 64), (total_k, 2, 64), (total_k, 2, 64))
+    lengths_q, lengths_k = (torch.tensor([0, total], dtype=torch.int32) for total in (total_q, total_k))
+    found, wanted = both(lambda *x, **tail: flash_attn_varlen_func(*x, lengths_q, lengths_k, 16, 16, **tail), inputs)
+    compare(found, wanted)
+    assert not done
+
+
+def test_batch_of_none(done: list[ck_planner.Launch]) -> None:
+    inputs = tensors((0, 5, 4, 64), (0, 7, 2, 64), (0, 7, 2, 64))
+    compare(*both(lambda *x, **tail: flash_attn_func(*x, **tail), inputs))
+    assert not done
+
+
 def test_strided_inputs_and_packed_gradients(done: list[ck_planner.Launch]) -> None:
     (qkv,) = tensors((2, 40, 3, 4, 64))
     odd = tensors((2, 40, 4, 67))[0][..., 1:65]  # rows that do not start on 16 bytes
@@ -304,6 +320,25 @@ def test_rotary_tables_shorter_than_the_cache_are_refused() -> None:
     assert not launches
 
 
+@pytest.mark.filterwarnings("ignore:the CK backend cannot do:RuntimeWarning")
+def test_rotary_tables_that_no_kernel_takes(done: list[ck_planner.Launch]) -> None:
+    """One strided table of the two, and queries that are turned without a new key."""
+    q, cache = tensors((1, 1, 2, 64), (1, 256, 2, 64))
+    cos, wide = tensors((256, 16), (256, 32))
+    lengths = torch.tensor([3], dtype=torch.int32)
+    for new, sin in ((q, wide[:, :16]), (q[:, :0], cos)):
+        results = []
+        for kind in (BF16, torch.float32):
+            given = [x.to(kind, copy=True) for x in (q, cache, cache, new, new)]
+            turned = [cos.to(kind), wide.to(kind)[:, :16] if sin is not cos else cos.to(kind)]
+            with pytest.MonkeyPatch.context() as patch:
+                if kind is torch.float32:
+                    patch.setattr(recording, "current", None)
+                results.append(flash_attn_with_kvcache(*given, *turned, cache_seqlens=lengths))
+        assert_close("out", *results, tiny=0.03)
+    assert operations(done) == ["triton.kvcache"] * 2
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_few_queries_share_out_the_keys(
     done: list[ck_planner.Launch], causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -366,6 +401,15 @@ def test_forward_and_backward_draw_the_same_random_numbers() -> None:
         with recording.record("gfx942") as launches:
             flash_attn_func(q, k, v, dropout_p=0.3, **options).sum().backward()
         assert len({launch.kernel.startswith("triton") for launch in launches}) == 1, options
+
+
+@pytest.mark.filterwarnings("ignore:the CK backend cannot do:RuntimeWarning")
+@pytest.mark.parametrize("shape", [(65536, 1, 1, 8), (1, 1, 65536, 8)])
+def test_dropout_beyond_a_grid_goes_the_same_way(shape: tuple[int, ...]) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(shape, shape, shape))
+    with recording.record("gfx942") as launches:
+        flash_attn_func(q, k, v, dropout_p=0.3).sum().backward()
+    assert operations(launches) == ["triton.forward", "triton.backward"]
 
 
 def test_dropout_takes_its_seed_from_torch() -> None:

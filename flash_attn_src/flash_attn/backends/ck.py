@@ -71,11 +71,13 @@ def forward(
         return_softmax, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k,
         block_table,
     )  # fmt: skip
+    group = cu_seqlens_q is not None
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     reason = lacking(q)
     if leftpad_k is not None:
         reason = "leftpad_k: the kernels have none"
     elif dropout_p > 0.0 and reason is None:
-        reason = ck_dropout.problem(q, k, softmax_scale, softcap, alibi_slopes, max_seqlen_q, max_seqlen_k)
+        reason = ck_dropout.problem(q, k, batch, softmax_scale, softcap, alibi_slopes, max_seqlen_q, max_seqlen_k)
     elif block_table is not None and (dropout_p > 0.0 or q.shape[-1] not in DIMS):
         reason = f"block_table: not with dropout or head_dim {q.shape[-1]}"
     if block_table is not None and return_softmax and dropout_p > 0.0:
@@ -83,8 +85,6 @@ def forward(
     if reason is not None:
         return instead("forward", reason, *given)
 
-    group = cu_seqlens_q is not None
-    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if not group:
         max_seqlen_q, max_seqlen_k = q.shape[1], k.shape[1]
     few = dropout_p == 0.0 and max_seqlen_q * q.shape[-2] <= DECODE_ROWS * k.shape[-2]
@@ -118,7 +118,7 @@ def forward(
     random = None
     if return_softmax and dropout_p > 0.0:
         random = torch.empty((*lse_shape, max_seqlen_k), dtype=torch.uint8, device=q.device)
-    if batch and max_seqlen_q and max_seqlen_k:
+    if 0 not in (batch, max_seqlen_q, max_seqlen_k, q.shape[0], k.shape[0]):
         try:
             if block_table is not None:
                 splits = splits_of(q, batch * q.shape[-2] * -(-max_seqlen_q // 64), max_seqlen_k)
@@ -191,25 +191,28 @@ def backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, window_left, window_right, softcap,
         alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
+    group = cu_seqlens_q is not None
+    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     reason = lacking(q)
     if reason is None and dropout_p > 0.0:
-        reason = ck_dropout.problem(q, k, softmax_scale, softcap, alibi_slopes, max_seqlen_q, max_seqlen_k)
+        reason = ck_dropout.problem(q, k, batch, softmax_scale, softcap, alibi_slopes, max_seqlen_q, max_seqlen_k)
+    elif reason is None and softcap > 0.0:  # before there is a workspace
+        reason = "softcap: the backward has none"
     if reason is not None:
         return instead("backward", reason, *given)
 
     head_dim = next(dim for dim in DIMS if q.shape[-1] <= dim)
     dout, q, k, v, out = (padded(tensor, head_dim) for tensor in (dout, q, k, v, out))
-    group = cu_seqlens_q is not None
-    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
     if not group:
         max_seqlen_q, max_seqlen_k = q.shape[1], k.shape[1]
     nheads, nheads_k = q.shape[-2], k.shape[-2]
     softmax_lse = softmax_lse.contiguous()
-    if group or not (max_seqlen_q and max_seqlen_k):  # rows outside of every sequence, or without a key
+    empty = 0 in (batch, max_seqlen_q, max_seqlen_k, q.shape[0], k.shape[0])
+    if group or empty:  # rows outside of every sequence, or without a key
         delta = torch.zeros_like(softmax_lse)
         for gradient in (dq, dk, dv):
             gradient.zero_()
-        if not (batch and max_seqlen_q and max_seqlen_k):
+        if empty:
             return delta
     else:
         delta = torch.empty_like(softmax_lse)

@@ -10,6 +10,7 @@ _NO_RANDOM = (0, 0, 0, 0)
 def problem(
     q: torch.Tensor,
     k: torch.Tensor,
+    batch: int,
     scale: float,
     softcap: float,
     alibi_slopes: torch.Tensor | None,
@@ -22,6 +23,8 @@ def problem(
         return "softcap: not together with dropout_p"
     if scale <= 0.0:
         return f"scale: {scale} is not above 0"
+    if max(batch, q.shape[-2], -(-seqlen_q // 64)) > 65535:
+        return f"dropout_p: a grid takes 65535 of batch {batch}, of {q.shape[-2]} heads, of {seqlen_q} / 64 queries"
     if alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
         return "alibi_slopes: distances of 65536 and more do not fit the 16 bits of the kernels"
     # What the backward's fp32 sums of one sequence may take, and with them every tensor of the call.

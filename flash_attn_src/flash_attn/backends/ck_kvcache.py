@@ -91,8 +91,11 @@ def lacking_of(call: CacheCall) -> str | None:
         return f"head_dim: a cache of {call.q.shape[-1]} would have to be copied"
     if not (aligned(call.k_cache) is call.k_cache and aligned(call.v_cache) is call.v_cache):
         return "k_cache, v_cache: rows that do not start on 16 bytes"
-    if call.rotary_cos is not None and (call.rotary_cos.shape[-1] % 8 or not call.rotary_cos.is_contiguous()):
+    tables = [table for table in (call.rotary_cos, call.rotary_sin) if table is not None]
+    if any(table.shape[-1] % 8 or not table.is_contiguous() for table in tables):
         return "rotary_cos: rotary_dim is not a multiple of 16, or the rows do not lie dense"
+    if tables and call.added == 0:
+        return "rotary_cos: no new keys to turn with the queries"
     if 0 in call.q.shape or call.k_cache.shape[1] == 0:
         return "q, k_cache: an empty one"
     if call.num_splits > ck_planner.MAX_SPLITS:
