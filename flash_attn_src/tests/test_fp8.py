@@ -230,6 +230,23 @@ def test_given_factors_and_fp8_inputs_give_the_same() -> None:
     assert torch.allclose(again_lse, lse, atol=1e-3)
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize(("sq", "sk"), [(5, 0), (0, 5), (0, 0)])
+def test_no_rows_at_all(sq: int, sk: int, varlen: bool) -> None:
+    """No query sees a key: 0, whatever the memory of scales held that nothing computes."""
+    tensors = _draw(1, sq, 2, 16), _draw(1, sk, 2, 16), _draw(1, sk, 2, 16)
+    cu = (_offsets(sq), _offsets(sk)) if varlen else None
+    torch.use_deterministic_algorithms(True, warn_only=True)  # what nothing writes to is NaN
+    try:
+        both = _both(tuple(x[0] for x in tensors) if varlen else tensors, {}, cu, (sq, sk))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for out, lse, _, _ in both:
+        assert out.shape == tensors[0].shape[varlen:]
+        assert not out.any()
+        assert lse.isposinf().all()
+
+
 def test_huge_and_tiny_and_zero_heads() -> None:
     """Scales follow each head: 1e30, 1e-30 and nothing at all come out right."""
     q, k, v = _draw(1, 40, 3, 64), _draw(1, 40, 3, 64, seed=1), _draw(1, 40, 3, 64, seed=2)

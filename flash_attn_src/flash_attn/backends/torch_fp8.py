@@ -26,7 +26,7 @@ def descale_of(x: torch.Tensor, dtype: torch.dtype, cu_seqlens: torch.Tensor | N
     """fp32 (batch, heads): the largest magnitude of each sequence and head, over the largest number of dtype."""
     largest = x.abs().amax(-1).float()
     if cu_seqlens is None:
-        largest = largest.amax(1)
+        largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(largest.shape[0], largest.shape[2])
     else:
         sums = largest.new_zeros(cu_seqlens.shape[0] - 1, x.shape[1])
         rows = sequence_of_rows(x, cu_seqlens).long()[:, None].expand_as(largest)

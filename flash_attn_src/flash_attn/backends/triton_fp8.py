@@ -89,6 +89,8 @@ def cast(
         limit, amax = -limit, None
     else:
         descale = torch.empty((batch, nheads), dtype=torch.float32, device=x.device)
+        if blocks * planes == 0:  # no program, which would write it
+            descale.fill_(1.0)
         amax = torch.empty((planes, blocks, pieces), dtype=torch.float32, device=x.device)
         find_one("fp8-amax", device, x.dtype, head_dim).launch(
             device, stream, *grid, pointer(x), pointer(amax), *kernel.optional(cu_seqlens),
