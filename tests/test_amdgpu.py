@@ -131,6 +131,8 @@ def test_shared_memory_and_barriers() -> None:
     with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one wrote"):
         run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v0", threads=128)
     run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v8\n v_mov_b32_e32 v9, 0", threads=128)  # the same value
+    # By lanes of which the last one counts: sums that differ in their rounding.
+    run("v_mov_b32_e32 v8, 0\n v_and_b32_e32 v9, 63, v0\n ds_write_b32 v8, v9", threads=128)
 
 
 def test_what_it_refuses() -> None:

@@ -38,15 +38,17 @@ class Shared:
         return self.content[places]
 
     def store(self, wave: int, places: Array, data: Array) -> None:
-        """Writes some bytes for a wave. Raises as `load`; waves may write the same value to the same place."""
+        """Writes some bytes for a wave. Raises as `load`; waves may write the same value to the same place. Of lanes
+        that write to one place the last one's value is there, whatever the others'."""
         self._check(places)
-        writers, changes = self._writers[places], self.content[places] != data
+        writers, before = self._writers[places], self.content[places]
+        self.content[places] = data
+        changes = self.content[places] != before
         if ((writers != wave) & (writers != _NOBODY) & changes).any():
             self._race(places, writers, wave, "writes what", "wrote")
         others = self._readers[places] & ~_U32(1 << wave)
         if ((others != 0) & changes).any():
             self._race(places, np.where(others != 0, 0, _NOBODY), wave, "writes what", "read")
-        self.content[places] = data
         self._writers[places] = wave
 
     def _check(self, places: Array) -> None:
