@@ -60,7 +60,6 @@ def test_postnorm(pairs: bool, fused: bool) -> None:
     parts = {"mixer_cls": partial(MIXER, return_residual=pairs), "mlp_cls": partial(Mlp, return_residual=pairs)}
     block = _made(Block, prenorm=False, return_residual=pairs, fused_dropout_add_ln=fused, **parts)
     x = _draw(2, 5, DIM)
-    parts = [block.mixer, block.mlp]
     wanted = x
     for part, norm in ((block.mixer, block.norm1), (block.mlp, block.norm2)):
         out = part(wanted)

@@ -60,7 +60,7 @@ def decode(
     eos_token_id     ends it where every sequence has just got that token
     teacher_outputs  (batch, length): tokens to take instead of drawn ones, as far as it goes
     vocab_size       of the logits; more are padding
-    tensor_parallel  ranks that share the model's heads
+    tensor_parallel  with cg, of a model that does not say which caches it needs: ranks that share its heads
     cg               steps after the prompt are replayed from CUDA graphs, kept in model._decoding_cache
     enable_timing    prints the milliseconds that it took on the GPU
     """
