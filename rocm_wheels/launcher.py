@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocm_wheels.errors import CompileFailed, MissingTool, setup
 
-SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src" / "csrc" / "launcher" / "launcher.c"
+SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src" / "csrc" / "launcher"
 FILE_NAME = "_launcher.abi3.so"
 
 # The oldest glibc that the manylinux tags of our wheels allow.
@@ -38,7 +38,7 @@ FLAGS = (
 
 
 def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = None) -> Path:
-    """Compile launcher.c to `output_dir/_launcher.abi3.so` and return that path.
+    """Compile csrc/launcher to `output_dir/_launcher.abi3.so` and return that path.
 
     The bytes depend on the source, the compiler and the minor version of the running Python alone. `cache`
     keeps them, and the compiler's own intermediate files, from run to run; `machine` is this machine's unless
@@ -110,24 +110,26 @@ def _split_configuration(headers: list[Path], target: str, scratch: Path) -> lis
 
 
 def _key(target: str, version: str) -> str:
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for source in sorted(SOURCE.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
     for part in (target, version, sysconfig.get_python_version(), *FLAGS):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()
 
 
 def _compile(output: Path, target: str, headers: list[Path], *, zig_cache: Path) -> None:
-    """Run the compiler beside the source, with its caches away from the home directory."""
+    """Run the compiler beside the sources, with its caches away from the home directory."""
     zig_cache.mkdir(parents=True, exist_ok=True)
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(zig_cache.resolve()))
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS]
     command += [f"-isystem{directory}" for directory in headers]
-    command += [SOURCE.name, "-o", str(output)]
+    command += [*sorted(source.name for source in SOURCE.glob("*.c")), "-o", str(output)]
     done = subprocess.run(
-        command, cwd=SOURCE.parent, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+        command, cwd=SOURCE, env={**os.environ, **caches}, capture_output=True, text=True, check=False
     )
     if done.returncode != 0 or not output.is_file():
-        raise CompileFailed(f"{SOURCE.name} did not compile for {target}:\n{done.stderr.strip()}")
+        raise CompileFailed(f"the launcher did not compile for {target}:\n{done.stderr.strip()}")
 
 
 def _put(source: Path, destination: Path) -> None:

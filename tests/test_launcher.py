@@ -297,15 +297,17 @@ class TestBuild:
         home.mkdir()
         monkeypatch.setenv("HOME", str(home))
         monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-        source = tmp_path / "launcher.c"
-        source.write_text(launcher.SOURCE.read_text() + "/* another source, so it is compiled */\n")
+        source = tmp_path / "launcher"
+        shutil.copytree(launcher.SOURCE, source)
+        (source / "another.c").write_text("/* another source, so it is compiled */\n")
         monkeypatch.setattr(launcher, "SOURCE", source)
         launcher.build(tmp_path / "out", cache=cache)
         assert list(home.iterdir()) == []
 
     def test_compiler_errors_are_shown(self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = tmp_path / "launcher.c"
-        source.write_text("int broken(void) { return nothing; }\n")
+        source = tmp_path / "launcher"
+        source.mkdir()
+        (source / "broken.c").write_text("int broken(void) { return nothing; }\n")
         monkeypatch.setattr(launcher, "SOURCE", source)
         with pytest.raises(CompileFailed, match="undeclared identifier 'nothing'"):
             launcher.build(tmp_path / "out", cache=cache)

@@ -251,7 +251,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
     assert _build(wheel.SOURCE, out, "sdist", {}).returncode == 0
     shutil.unpack_archive(out / "flash_attn-2.8.3.tar.gz", tmp_path, filter="data")
     unpacked = tmp_path / "flash_attn-2.8.3"
-    assert (unpacked / "csrc" / "launcher" / "launcher.c").is_file()
+    assert (unpacked / "csrc" / "launcher" / "module.c").is_file()
     assert (unpacked / "rocm_wheels" / "versions.toml").is_file()
     for source, directory in ((wheel.SOURCE, out), (unpacked, tmp_path / "from_sdist")):
         done = _build(source, directory, "wheel", skip)
