@@ -9,6 +9,7 @@ import pytest
 from amdgpu import assembly, machine
 from amdgpu.memory import Memory, MemoryFaultError
 from amdgpu.shared import Shared
+from amdgpu.waits import Operation
 from amdgpu.wave import Array
 
 KERNEL = """
@@ -28,6 +29,7 @@ kernel:
 # The address of the lane's word of the result in v[2:3]; the kernel gets that of the first in its argument.
 LOAD = """
 \ts_load_dwordx2 s[4:5], s[0:1], 0x0
+\ts_waitcnt lgkmcnt(0)
 \tv_lshlrev_b32_e32 v1, 2, v0
 \tv_mov_b32_e32 v2, s4
 \tv_mov_b32_e32 v3, s5
@@ -70,7 +72,7 @@ def floats(code: str, target: str = "gfx942") -> list[float]:
         ("v_mov_b32_dpp v9, v0 row_ror:1 row_mask:0xf bank_mask:0xf", lambda lane: lane // 16 * 16 + (lane - 1) % 16),
         ("v_mov_b32_e32 v9, 7\n v_mov_b32_dpp v9, v0 row_shr:1 row_mask:0xf bank_mask:0xf",
          lambda lane: lane - 1 if lane % 16 else 7),
-        ("v_xor_b32_e32 v8, 0x80, v1\n ds_bpermute_b32 v9, v8, v0", lambda lane: lane ^ 32),
+        ("v_xor_b32_e32 v8, 0x80, v1\n ds_bpermute_b32 v9, v8, v0\n s_waitcnt lgkmcnt(0)", lambda lane: lane ^ 32),
         ("v_readlane_b32 s6, v0, 5\n v_mov_b32_e32 v9, s6", lambda _lane: 5),
         ("v_cmp_gt_u32_e32 vcc, 9, v0\n v_cndmask_b32_e32 v9, 1, v0, vcc", lambda lane: lane if lane < 9 else 1),
         ("v_mov_b32_e32 v9, 0\n v_cmp_gt_u32_e64 s[6:7], 9, v0\n s_and_saveexec_b64 s[8:9], s[6:7]\n"
@@ -119,8 +121,8 @@ def test_matrices() -> None:
 
 
 def test_shared_memory_and_barriers() -> None:
-    write = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n"
-    read = "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8"
+    write = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n s_waitcnt lgkmcnt(0)\n"
+    read = "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8\n s_waitcnt lgkmcnt(0)"
     for backwards in (False, True):
         whole = run(f"{write} s_barrier\n {read}", threads=128, backwards=backwards)
         assert list(whole) == [lane ^ 64 for lane in range(128)]
@@ -153,5 +155,84 @@ def test_what_it_refuses() -> None:
 def test_buffers_end_where_they_say() -> None:
     """Beyond its bytes a buffer reads zero, and is not written."""
     code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"
-    code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen"
+    code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
     assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
+
+
+NOT_THERE = 0xFFFFFFFF
+# The words of the result, as a buffer, to shared memory.
+BRING = """s_mov_b32 s6, 0x200
+s_mov_b32 s7, 0x27000
+s_and_b32 s5, s5, 0xffff
+v_readfirstlane_b32 s8, v1
+s_mov_b32 m0, s8
+buffer_load_dword v1, s[4:7], 0 offen lds
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("global_load_dword v9, v[2:3], off", NOT_THERE),
+        ("global_load_dword v9, v[2:3], off\n s_waitcnt lgkmcnt(0)", NOT_THERE),
+        ("global_load_dword v9, v[2:3], off\n s_waitcnt vmcnt(0)", 0xABABABAB),
+        ("global_load_dword v9, v[2:3], off\n global_load_dword v8, v[2:3], off\n s_waitcnt vmcnt(1)", 0xABABABAB),
+        ("global_load_dword v8, v[2:3], off\n global_load_dword v9, v[2:3], off\n s_waitcnt vmcnt(1)", NOT_THERE),
+        ("global_load_dword v9, v[2:3], off\n global_store_dword v[2:3], v0, off\n s_waitcnt vmcnt(1)", 0xABABABAB),
+        ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(1)", NOT_THERE),
+        ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n v_mov_b32_e32 v9, 5\n s_waitcnt lgkmcnt(0)", None),
+        ("s_load_dword s6, s[0:1], 0x0\n v_mov_b32_e32 v9, s6", NOT_THERE),
+        ("s_mov_b32 s6, 1\n s_load_dword s6, s[4:5], 0x0\n ds_read_b32 v8, v1\n s_waitcnt lgkmcnt(1)\n"
+         "v_mov_b32_e32 v9, s6", NOT_THERE),
+        ("v_mov_b32_e32 v8, 0\n ds_bpermute_b32 v9, v8, v0", NOT_THERE),
+        (BRING + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", 0xABABABAB),
+    ],
+)  # fmt: skip
+def test_a_load_is_there_when_a_wait_says_so(code: str, wanted: int | None) -> None:
+    """None: each lane gets four times its number."""
+    assert list(run(code)) == [4 * lane if wanted is None else wanted for lane in range(64)]
+
+
+def test_shared_memory_is_touched_until_a_wait_says_that_it_is_not() -> None:
+    write, read = "ds_write_b32 v1, v0\n", "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8\n"
+    wait, barrier = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
+    run(write + wait + barrier + read + wait + barrier + write, threads=128)
+    with pytest.raises(MemoryFaultError, match="a race: wave 0 reads what another one wrote"):
+        run(write + barrier + read, threads=128)
+    with pytest.raises(MemoryFaultError, match="a race: wave 0 writes what another one read"):
+        run(read + barrier + write, threads=128)
+    with pytest.raises(MemoryFaultError, match="wave 0 reads what a load still brings: no wait for it, at byte 0"):
+        run(BRING + "ds_read_b32 v9, v1")
+    with pytest.raises(MemoryFaultError, match="wave 1 reads what a load still brings"):
+        run(
+            BRING + barrier + "v_and_b32_e32 v8, 0xff, v1\n s_waitcnt vmcnt(0)\n ds_read_b32 v9, v8",
+            threads=128,
+            backwards=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("s_waitcnt vmcnt(1)", (1, 3, 3)),
+        ("s_waitcnt lgkmcnt(1)", (3, 1, 3)),
+        ("s_waitcnt vmcnt(2) lgkmcnt(0)", (2, 0, 0)),
+        ("s_waitcnt expcnt(0)", (3, 3, 3)),
+        ("s_waitcnt_vscnt null, 0x0", (3, 3, 3)),
+        ("s_wait_loadcnt 0x2", (2, 3, 3)),
+        ("s_wait_dscnt 0x0", (3, 0, 3)),
+        ("s_wait_kmcnt 0x0", (3, 3, 0)),
+        ("s_wait_storecnt 0x0", (3, 3, 3)),
+        ("s_wait_loadcnt_dscnt 0x102", (1, 2, 3)),
+        ("s_wait_storecnt_dscnt 0x1", (3, 1, 3)),
+        ("s_wait_idle", (0, 0, 0)),
+    ],
+)
+def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) -> None:
+    program = machine.Program(assembly.parse(KERNEL.format(target="gfx1201", code="\t" + text)))
+    wave = machine._wave(program.kernel, Memory([]), Shared(4), 0, (0, 0, 0), 0)
+    queues = (wave.queues.vector, wave.queues.shared, wave.queues.scalar)
+    for queue in queues:
+        queue.extend([Operation()] * 3)
+    program.run(wave)
+    assert tuple(len(queue) for queue in queues) == left

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from amdgpu import fp8, lanes, matrix, memory, scalar, shared, vector
+from amdgpu import fp8, lanes, matrix, memory, scalar, shared, vector, waits
 from amdgpu.assembly import Instruction, Kernel
 from amdgpu.memory import PRIVATE, Memory
 from amdgpu.scalar import Execute
@@ -20,7 +20,7 @@ Step = Callable[[Wave], str | None]
 
 _END, _BARRIER = "end", "barrier"
 _NOTHING = re.compile(
-    r"s_(nop|waitcnt\w*|wait_\w+|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
+    r"s_(nop|waitcnt_depctr|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
     r"|buffer_(gl[01]_inv|wbl2|inv\w*)$|global_(inv|wb\w*)$|s_barrier_signal$"
 )
 
@@ -82,6 +82,8 @@ class Program:
         return found or _unknown(problem)
 
     def _find(self, instruction: Instruction) -> Execute | None:
+        if instruction.mnemonic.startswith("s_wait"):
+            return waits.decode(instruction, self.kernel.target)
         if instruction.mnemonic.startswith("s_") and not instruction.mnemonic.startswith(("s_load", "s_buffer_load")):
             return scalar.decode(instruction)
         decoders = (matrix.decode, fp8.decode, memory.decode, shared.decode, lanes.decode, vector.decode)
@@ -155,6 +157,8 @@ def launch(
 def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
     while waves:
         local.barrier()
+        for wave in waves:
+            wave.queues.touch()
         states = [program.run(wave) for wave in waves]
         waves = [wave for wave, state in zip(waves, states, strict=True) if state == _BARRIER]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import bisect
 import ctypes
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from amdgpu.assembly import Instruction
 from amdgpu.scalar import Execute
+from amdgpu.waits import Operation, counts_stores
 from amdgpu.wave import M0, Array, Wave, place, register, scalar, source
 
 _U32, _U64 = np.uint32, np.uint64
@@ -63,7 +65,7 @@ class Memory:
             left = left[~here]
 
 
-def decode(instruction: Instruction, _target: str) -> Execute | None:
+def decode(instruction: Instruction, target: str) -> Execute | None:
     """The function that executes a memory instruction, or None for another one."""
     name = instruction.mnemonic
     if name.startswith(("s_load_", "s_buffer_load_")):
@@ -73,7 +75,7 @@ def decode(instruction: Instruction, _target: str) -> Execute | None:
         return None
     space, action, form = found.groups()
     address = {"buffer": _buffer_address, "scratch": _scratch_address}.get(space, _global_address)
-    return _access(instruction, action, form, address(instruction, action), space)
+    return _access(instruction, action, form, address(instruction, action), space, counts_stores(target))
 
 
 # What a load or store moves: bytes, whether the sign extends, and the half of the register for 16 bits that keep the
@@ -90,10 +92,11 @@ FORMS = {
     "b16_d16_hi": (2, False, 1),
     "b8_d16_hi": (1, False, 1), "byte_d16_hi": (1, False, 1), "d16_hi_b8": (1, False, 1),
 }  # fmt: skip
+Form = tuple[int, bool, int]
 _HINTS = {"nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope"}
 
 
-def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: tuple[int, bool, int]) -> None:
+def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: Form) -> None:
     """Loaded bytes, (lanes, bytes), into registers."""
     size, extend, half = form
     if size >= 4:
@@ -113,7 +116,21 @@ def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: tuple[
     wave.v[index, lanes] = value
 
 
-def from_registers(wave: Wave, index: int, lanes: Array, form: tuple[int, bool, int]) -> Array:
+def arrive(
+    wave: Wave,
+    queue: deque[Operation],
+    index: int,
+    data: Array,
+    lanes: Array,
+    form: Form,
+    touch: Callable[[], None] | None = None,
+) -> None:
+    """Loaded bytes, (lanes, bytes), into registers, when a wait says so; until then they hold NaN."""
+    to_registers(wave, index, np.full_like(data, 0xFF), lanes, form)
+    queue.append(Operation(lambda: to_registers(wave, index, data, lanes, form), touch))
+
+
+def from_registers(wave: Wave, index: int, lanes: Array, form: Form) -> Array:
     size, _, half = form
     if size >= 4:
         return np.ascontiguousarray(wave.v[index : index + size // 4, lanes].T).view(np.uint8)
@@ -192,11 +209,13 @@ def _scratch_address(instruction: Instruction, action: str) -> Address:
     return address
 
 
-def _access(instruction: Instruction, action: str, form_name: str, address: Address, space: str) -> Execute:
+def _access(
+    instruction: Instruction, action: str, form_name: str, address: Address, space: str, stores_count: bool
+) -> Execute:
     if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "lds"}:
         raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
     if action == "atomic":
-        return _atomic(instruction, form_name, address, space)
+        return _atomic(instruction, form_name, address, space, stores_count)
     form = FORMS[form_name]
     to_shared = "lds" in instruction.modifiers
     data_operand = instruction.operands[0 if action == "load" or space == "buffer" else 1]
@@ -206,7 +225,11 @@ def _access(instruction: Instruction, action: str, form_name: str, address: Addr
 
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)
+        if action == "store" and stores_count:
+            wave.queues.vector.append(Operation())
         if not len(lanes):
+            if action == "load":
+                wave.queues.vector.append(Operation())
             return
         addresses, room = address(wave, lanes)
         if space == "scratch" or (resource is not None and resource(wave) >> 48 & 0x3FFF == PRIVATE):
@@ -214,7 +237,7 @@ def _access(instruction: Instruction, action: str, form_name: str, address: Addr
                 raise MemoryFaultError(f"{instruction.text}: private memory has {wave.private.shape[1]} bytes")
             places = addresses[:, None] + np.arange(size)
             if action == "load":
-                to_registers(wave, index, wave.private[lanes[:, None], places], lanes, form)
+                arrive(wave, wave.queues.vector, index, wave.private[lanes[:, None], places], lanes, form)
             else:
                 wave.private[lanes[:, None], places] = from_registers(wave, index, lanes, form)
             return
@@ -225,9 +248,10 @@ def _access(instruction: Instruction, action: str, form_name: str, address: Addr
                     data[there, first : first + width] = wave.memory.load(addresses[there] + _U64(first), width)
                 if to_shared:
                     start = (wave.s[M0] & 0xFFFF) + offset_of(instruction)
-                    wave.shared.store(wave.index, (start + 4 * lanes)[:, None] + np.arange(size), data)
+                    places = (start + 4 * lanes)[:, None] + np.arange(size)
+                    wave.queues.vector.append(wave.shared.bring(wave.index, places, data))
                 else:
-                    to_registers(wave, index, data, lanes, form)
+                    arrive(wave, wave.queues.vector, index, data, lanes, form)
             else:
                 data = from_registers(wave, index, lanes, form)
                 for there, first, width in _pieces(len(lanes), size, room):
@@ -251,13 +275,15 @@ def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, 
             yield ~whole & (room >= first + 4), first, 4
 
 
-def _atomic(instruction: Instruction, form: str, address: Address, space: str) -> Execute:
+def _atomic(instruction: Instruction, form: str, address: Address, space: str, stores_count: bool) -> Execute:
     dtype = {"add_f32": np.float32, "add": np.uint32, "add_u32": np.uint32}.get(form)
     if dtype is None or not _returns_nothing(instruction, "atomic"):
         raise NotImplementedError(instruction.text)
     index = place(instruction.operands[0 if space == "buffer" else 1])
 
     def execute(wave: Wave) -> None:
+        if stores_count:
+            wave.queues.vector.append(Operation())
         lanes = np.flatnonzero(wave.lanes)
         addresses, room = address(wave, lanes)
         inside = np.ones(len(lanes), bool) if room is None else room >= 4
@@ -284,7 +310,8 @@ def _scalar_load(instruction: Instruction) -> Execute:
     def execute(wave: Wave) -> None:
         address = (base(wave) + more(wave) + offset) & ~3
         start, content = wave.memory.range(address, 4 * words)
-        found = content[address - start : address - start + 4 * words]
-        wave.set_scalar(first, int.from_bytes(found.tobytes(), "little"), words)
+        found = int.from_bytes(content[address - start : address - start + 4 * words].tobytes(), "little")
+        wave.set_scalar(first, -1, words)
+        wave.queues.scalar.append(Operation(lambda: wave.set_scalar(first, found, words)))
 
     return execute

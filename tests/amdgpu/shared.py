@@ -7,12 +7,14 @@ import re
 import numpy as np
 
 from amdgpu.assembly import Instruction
-from amdgpu.memory import FORMS, MemoryFaultError, from_registers, offset_of, to_registers
+from amdgpu.memory import FORMS, Form, MemoryFaultError, arrive, from_registers, offset_of
 from amdgpu.scalar import Execute
-from amdgpu.wave import Array, Wave, place, put, source
+from amdgpu.waits import Operation
+from amdgpu.wave import Array, Wave, place, source
 
 _U32 = np.uint32
 _NOBODY = -1
+_LOADING = 64  # added to the number of the wave whose load from global memory is under way
 
 
 class Shared:
@@ -28,35 +30,58 @@ class Shared:
         self._writers.fill(_NOBODY)
         self._readers.fill(0)
 
+    def touch(self, wave: int, places: Array, *, writes: bool) -> None:
+        """Marks bytes as read or written by a wave since the last barrier."""
+        if writes:
+            self._writers[places] = wave
+        else:
+            self._readers[places] |= _U32(1 << wave)
+
     def load(self, wave: int, places: Array) -> Array:
         """The bytes at some places, for a wave. Raises MemoryFaultError beyond the end and for a race."""
         self._check(places)
-        writers = self._writers[places]
-        if ((writers != wave) & (writers != _NOBODY)).any():
-            self._race(places, writers, wave, "reads what", "wrote")
-        self._readers[places] |= _U32(1 << wave)
+        if (others := self._written_by_others(wave, places)).any():
+            self._race(places[others], wave, "reads what", "wrote")
+        self.touch(wave, places, writes=False)
         return self.content[places]
 
     def store(self, wave: int, places: Array, data: Array) -> None:
         """Writes some bytes for a wave. Raises as `load`; waves may write the same value to the same place. Of lanes
         that write to one place the last one's value is there, whatever the others'."""
         self._check(places)
-        writers, before = self._writers[places], self.content[places]
+        before = self.content[places]
         self.content[places] = data
         changes = self.content[places] != before
-        if ((writers != wave) & (writers != _NOBODY) & changes).any():
-            self._race(places, writers, wave, "writes what", "wrote")
-        others = self._readers[places] & ~_U32(1 << wave)
-        if ((others != 0) & changes).any():
-            self._race(places, np.where(others != 0, 0, _NOBODY), wave, "writes what", "read")
-        self._writers[places] = wave
+        if (others := self._written_by_others(wave, places) & changes).any():
+            self._race(places[others], wave, "writes what", "wrote")
+        if (others := (self._readers[places] & ~_U32(1 << wave) != 0) & changes).any():
+            self._race(places[others], wave, "writes what", "read")
+        self.touch(wave, places, writes=True)
+
+    def bring(self, wave: int, places: Array, data: Array) -> Operation:
+        """Writes bytes that a load brings from global memory. Nobody may touch them, the wave itself neither, before
+        it has waited for the load, and the others not before the barrier after that."""
+        self.store(wave, places, data)
+        self.touch(wave + _LOADING, places, writes=True)
+
+        def finish() -> None:
+            here = places[self._writers[places] == wave + _LOADING]
+            self.touch(wave, here, writes=True)
+
+        return Operation(finish, lambda: self.touch(wave + _LOADING, places, writes=True))
 
     def _check(self, places: Array) -> None:
         if int(places.max()) >= len(self.content) or int(places.min()) < 0:
             raise MemoryFaultError(f"byte {int(places.max())} of {len(self.content)} of shared memory")
 
-    def _race(self, places: Array, writers: Array, wave: int, does: str, did: str) -> None:
-        where = int(places[(writers != wave) & (writers != _NOBODY)][0])
+    def _written_by_others(self, wave: int, places: Array) -> Array:
+        writers = self._writers[places]
+        return (writers != wave) & (writers != _NOBODY)
+
+    def _race(self, places: Array, wave: int, does: str, did: str) -> None:
+        where = int(places[0])
+        if self._writers[where] >= _LOADING:
+            raise MemoryFaultError(f"wave {wave} {does} a load still brings: no wait for it, at byte {where}")
         raise MemoryFaultError(f"a race: wave {wave} {does} another one {did} since the last barrier, at byte {where}")
 
 
@@ -79,6 +104,7 @@ def decode(instruction: Instruction, _target: str) -> Execute | None:
     action, twice, form_name = found.groups()
     form = FORMS[form_name]
     size = form[0]
+    whole = (2 * size, False, -1) if twice else form
     if twice:
         step = size * (64 if "st64" in twice else 1)
         offsets = [int(instruction.modifiers.get(f"offset{part}", "0"), 0) * step for part in (0, 1)]
@@ -91,20 +117,36 @@ def decode(instruction: Instruction, _target: str) -> Execute | None:
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)
         if not len(lanes):
+            wave.queues.shared.append(Operation())
             return
         base = np.broadcast_to(address(wave), wave.count)[lanes].view(np.int32).astype(np.int64)
-        for part, offset in enumerate(offsets):
-            places = (base + offset)[:, None] + np.arange(size)
-            try:
-                if action == "read":
-                    to_registers(wave, data + part * size // 4, wave.shared.load(wave.index, places), lanes, form)
-                else:
-                    content = from_registers(wave, written[part], lanes, form)
-                    wave.shared.store(wave.index, places, content)
-            except MemoryFaultError as fault:
-                raise MemoryFaultError(f"{instruction.text}: {fault}") from None
+        places = np.concatenate([(base + offset)[:, None] + np.arange(size) for offset in offsets], axis=1)
+        try:
+            if action == "read":
+                _read(wave, data, places, lanes, whole)
+                return
+            for part, index in enumerate(written):
+                content = from_registers(wave, index, lanes, form)
+                wave.shared.store(wave.index, places[:, part * size : (part + 1) * size], content)
+        except MemoryFaultError as fault:
+            raise MemoryFaultError(f"{instruction.text}: {fault}") from None
+        wave.queues.shared.append(Operation(touch=lambda: wave.shared.touch(wave.index, places, writes=True)))
 
     return execute
+
+
+def _read(wave: Wave, index: int, places: Array, lanes: Array, form: Form) -> None:
+    """Bytes of shared memory, (lanes, bytes), to registers."""
+    shared = wave.shared
+    data = shared.load(wave.index, places)
+    arrive(wave, wave.queues.shared, index, data, lanes, form, lambda: shared.touch(wave.index, places, writes=False))
+
+
+def _exchange(wave: Wave, index: int, values: Array) -> None:
+    """A word for each lane from those of other lanes, through the hardware of shared memory."""
+    lanes = np.flatnonzero(wave.lanes)
+    data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
+    arrive(wave, wave.queues.shared, index, data, lanes, FORMS["b32"])
 
 
 def _permute(instruction: Instruction, name: str) -> Execute:
@@ -119,7 +161,7 @@ def _permute(instruction: Instruction, name: str) -> Execute:
             moved = np.zeros(wave.count, np.uint32)
             moved[lane[wave.lanes]] = values[wave.lanes]
             values, lane = moved, np.arange(wave.count)
-        put(wave, index, values[lane])
+        _exchange(wave, index, values[lane])
 
     return execute
 
@@ -137,9 +179,14 @@ def _transposed(instruction: Instruction) -> Execute:
         if not wave.full:
             raise NotImplementedError(f"{instruction.text} with inactive lanes")
         places = (address(wave).astype(np.int64) + offset)[:, None] + np.arange(8)
-        rows = wave.shared.load(wave.index, places).view(dtype).reshape(-1, count, 16)  # (group, row, column)
-        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(wave.count, count)
-        wave.v[index : index + 2] = columns.view(np.uint32).T
+        shared = wave.shared
+        rows = shared.load(wave.index, places).view(dtype).reshape(-1, count, 16)  # (group, row, column)
+        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(wave.count, count).view(np.uint8)
+        lanes = np.arange(wave.count)
+        arrive(
+            wave, wave.queues.shared, index, columns, lanes, FORMS["b64"],
+            lambda: shared.touch(wave.index, places, writes=False),
+        )  # fmt: skip
 
     return execute
 
@@ -162,6 +209,6 @@ def _swizzle(instruction: Instruction) -> Execute:
             lane ^= numbers[0] - 1
         else:
             lane = lane // numbers[0] * numbers[0] + numbers[1]
-        put(wave, index, np.where(wave.lanes, read(wave), _U32(0))[lane])
+        _exchange(wave, index, np.where(wave.lanes, read(wave), _U32(0))[lane])
 
     return execute

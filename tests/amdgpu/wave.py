@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amdgpu.waits import Queues
+
 if TYPE_CHECKING:
     from amdgpu.memory import Memory
     from amdgpu.shared import Shared
@@ -43,7 +45,7 @@ _DTYPES = {
 class Wave:
     """Registers of one wave: v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), the
     accumulators from 256 on; s the scalar ones. lanes: which are active, full: whether all are; index: which of its
-    group's waves it is."""
+    group's waves it is; queues: what it waits for."""
 
     def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int) -> None:
         self.count = lanes
@@ -58,6 +60,7 @@ class Wave:
         self.shared = shared
         self.index = index
         self.private: Array = np.zeros((lanes, 0), np.uint8)
+        self.queues = Queues()
         self.set_exec((1 << lanes) - 1)
 
     def set_exec(self, value: int) -> None:

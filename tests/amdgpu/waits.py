@@ -1,0 +1,97 @@
+"""What a wave has asked of memory and not waited for, and the instructions that wait.
+
+The worst that a GPU may do: an operation is done when a wait says so. Until then the registers that it loads hold NaN,
+and what it reads or writes of shared memory counts as touched by it, whatever barriers there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from amdgpu.assembly import Instruction
+
+if TYPE_CHECKING:
+    from amdgpu.wave import Wave
+
+_ALL = 0
+
+
+class Operation(NamedTuple):
+    """finish: what its end does; touch: marks again what it touches of shared memory, after a barrier."""
+
+    finish: Callable[[], None] | None = None
+    touch: Callable[[], None] | None = None
+
+
+class Queues:
+    """The operations of a wave that are under way. Those of `vector` (global and private memory) end in their order, as
+    do those of `shared`; scalar loads end in any order, so only a wait for all of them is one for any."""
+
+    def __init__(self) -> None:
+        self.vector: deque[Operation] = deque()
+        self.shared: deque[Operation] = deque()
+        self.scalar: deque[Operation] = deque()
+
+    def touch(self) -> None:
+        for operation in (*self.vector, *self.shared):
+            if operation.touch is not None:
+                operation.touch()
+
+
+def _end(queue: deque[Operation], left: int) -> None:
+    while len(queue) > left:
+        if (finish := queue.popleft().finish) is not None:
+            finish()
+
+
+def counts_stores(target: str) -> bool:
+    """Whether stores count with the loads of `vector`; they have a counter of their own from gfx10 on."""
+    return target.startswith("gfx9")
+
+
+def decode(instruction: Instruction, _target: str) -> Callable[[Wave], None] | None:
+    """The function that executes a wait, or None for another instruction."""
+    name, _, rest = instruction.text.replace("\t", " ").partition(" ")
+    if name == "s_waitcnt":
+        found = {counter: int(left, 0) for counter, left in re.findall(r"(\w+)\((\w+)\)", rest)}
+        if not found or set(found) - {"vmcnt", "lgkmcnt", "expcnt"}:
+            raise NotImplementedError(instruction.text)
+        return _wait(found.get("vmcnt"), found.get("lgkmcnt"), found.get("lgkmcnt"))
+    left = rest.rpartition(",")[2].strip()
+    if name == "s_waitcnt_depctr" or not name.startswith("s_wait"):
+        return None
+    if name in ("s_waitcnt_vscnt", "s_wait_storecnt", "s_wait_alu", "s_waitcnt_expcnt", "s_wait_expcnt"):
+        return _wait(None, None, None)
+    if name in ("s_waitcnt_vmcnt", "s_wait_loadcnt"):
+        return _wait(int(left, 0), None, None)
+    if name == "s_waitcnt_lgkmcnt":
+        return _wait(None, int(left, 0), int(left, 0))
+    if name == "s_wait_dscnt":
+        return _wait(None, int(left, 0), None)
+    if name == "s_wait_kmcnt":
+        return _wait(None, None, int(left, 0))
+    if name == "s_wait_loadcnt_dscnt":
+        return _wait(int(left, 0) >> 8, int(left, 0) & 63, None)
+    if name == "s_wait_storecnt_dscnt":
+        return _wait(None, int(left, 0) & 63, None)
+    if name == "s_wait_idle":
+        return _wait(_ALL, _ALL, _ALL)
+    raise NotImplementedError(instruction.text)
+
+
+def _wait(vector: int | None, shared: int | None, scalar: int | None) -> Callable[[Wave], None]:
+    """How many of each kind may be left; None does not wait for that kind."""
+
+    def execute(wave: Wave) -> None:
+        queues = wave.queues
+        if vector is not None:
+            _end(queues.vector, vector)
+        if shared is not None:
+            _end(queues.shared, shared)
+        if scalar == _ALL:
+            _end(queues.scalar, _ALL)
+
+    return execute
