@@ -6,9 +6,9 @@
 What a kernel does with its lanes, its registers, shared memory and matrix units is done here as the guides tell it.
 What a GPU lets pass ends in an error: an access outside of every tensor or of shared memory, and two waves that touch
 the same byte of shared memory without a barrier between them, one of them to change it. Registers and memory that
-nobody wrote hold NaN.
+nobody wrote hold NaN, and so do registers of a load that no wait has covered (`waits`).
 
 Sources: AMD, "CDNA3", "CDNA4", "RDNA2", "RDNA3" and "RDNA4 Instruction Set Architecture" reference guides; LLVM, "User
-Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, waits for memory (an access
-is done when the next instruction starts), exceptions, and modes: denormals are kept, rounding is to nearest even.
+Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, the
+order of stores to global memory, exceptions, and modes: denormals are kept, rounding is to nearest even.
 """
