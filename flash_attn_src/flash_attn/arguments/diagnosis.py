@@ -42,6 +42,13 @@ def as_int(name: str, value: int | torch.Tensor) -> int:
         raise TypeError(f"{name}: got {value!r}, wanted an int or a tensor of one") from None
 
 
+def check_strided(name: str, x: torch.Tensor, wanted: str = "a tensor") -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted {wanted}")
+    if x.layout is not DENSE:
+        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+
+
 def diagnose_tensors(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -54,10 +61,7 @@ def diagnose_tensors(
 ) -> None:
     axes_k = axes_k or axes_q
     for name, x, axes in (("q", q, axes_q), (name_k, k, axes_k), (name_v, v, axes_k)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
-        if x.layout is not DENSE:
-            raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+        check_strided(name, x)
         if x.dim() != len(axes):
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted ({', '.join(axes)})")
         if x.dtype not in dtypes and not (x.dtype is torch.float64 and x.is_cpu):
@@ -146,10 +150,7 @@ def check_window(window_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> None:
-    if not isinstance(index, torch.Tensor):
-        raise TypeError(f"{name}: got {type(index).__name__}, wanted an int32 tensor")
-    if index.layout is not DENSE:
-        raise TypeError(f"{name}: got a tensor of layout {index.layout}, wanted a dense one")
+    check_strided(name, index, "an int32 tensor")
     if index.dtype is not torch.int32:
         raise TypeError(f"{name}: got {index.dtype}, wanted int32")
     if index.dim() != ndim:
@@ -178,10 +179,7 @@ def check_per_sequence(q: torch.Tensor, count: int, **indexes: torch.Tensor | No
 
 def check_alike(name: str, x: torch.Tensor, like: torch.Tensor, like_name: str) -> None:
     """x is dense, with the shape, dtype and device of `like`."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
-    if x.layout is not DENSE:
-        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    check_strided(name, x)
     if x.dtype is not like.dtype or x.shape != like.shape or x.device != like.device:
         raise ValueError(
             f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {like.dtype} {tuple(like.shape)} "

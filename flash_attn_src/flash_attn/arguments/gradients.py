@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.arguments.diagnosis import DENSE, check_alike
+from flash_attn.arguments.diagnosis import DENSE, check_alike, check_strided
 
 
 def check_gradients(
@@ -57,10 +57,7 @@ def _turned_back(softmax_lse: torch.Tensor, rows: tuple[int, ...]) -> torch.Tens
 
 def _check_given(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, q: torch.Tensor) -> None:
     """x is what a forward of q returned."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: got {type(x).__name__}, wanted what the forward returned")
-    if x.layout is not DENSE:
-        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    check_strided(name, x, "what the forward returned")
     if tuple(x.shape) != shape or x.dtype is not dtype or x.device != q.device:
         raise ValueError(
             f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {dtype} {shape} on {q.device}, "

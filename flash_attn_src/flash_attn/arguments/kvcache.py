@@ -14,6 +14,7 @@ from flash_attn.arguments.diagnosis import (
     check_block_table,
     check_index,
     check_per_sequence,
+    check_strided,
     diagnose_options,
     diagnose_switches,
     diagnose_tensors,
@@ -217,10 +218,7 @@ def _check_rotary(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor | N
     if k is None:
         raise ValueError("rotary_cos: got a tensor, wanted None without k and v to append")
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
-        if not isinstance(table, torch.Tensor):
-            raise TypeError(f"{name}: got {type(table).__name__}, wanted a tensor")
-        if table.layout is not DENSE:
-            raise TypeError(f"{name}: got a tensor of layout {table.layout}, wanted a dense one")
+        check_strided(name, table)
         if table.dtype is not q.dtype:
             raise TypeError(f"{name}: got {table.dtype}, wanted {q.dtype} as q has")
         if table.device != q.device:

@@ -6,14 +6,14 @@ import operator
 
 import torch
 
-from flash_attn.arguments import diagnose_switches, is_number
+from flash_attn.arguments import check_strided, diagnose_switches, is_number
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_tensor(
     name: str,
-    x: object,
+    x: torch.Tensor,
     axes: tuple[str, ...] | None = None,
     *,
     like: torch.Tensor | None = None,
@@ -21,10 +21,7 @@ def check_tensor(
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> None:
     """x is a tensor, with these axes or this shape, of one of `dtypes` (default: floats; (): any), where `like` is."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
+    check_strided(name, x)
     if dtypes is None:
         if x.dtype not in FLOATS and not (x.dtype is torch.float64 and not x.is_cuda):
             raise TypeError(f"{name}: got {x.dtype}, wanted float16, bfloat16 or float32 (float64 on a CPU only)")
