@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
 from rocm_wheels.tables import key
 from rocm_wheels.versions import Torch, Versions
 
 AXES = ("flash_attn", "python", "torch", "rocm", "backend")
-MAX_ROWS = 256  # matrix rows of one GitHub workflow run
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +142,6 @@ def product(
         if first != cell:
             left_out.append((combination, f"torch {first.torch} gives a wheel of the same name"))
     return list(cells.values()), left_out
-
-
-def limit_rows(rows: Sequence[T], *, most: int = MAX_ROWS, remedy: str = "") -> Sequence[T]:
-    """The rows unchanged; DataError if one workflow run cannot hold them."""
-    if len(rows) > most:
-        raise DataError(
-            f"the matrix has {len(rows)} rows, a workflow run holds {most}",
-            remedy=remedy or f"Leave out versions worth {len(rows) - most} rows, or build them in a second run.",
-        )
-    return rows
 
 
 def torches_with(versions: Versions, has: Callable[[Torch], bool]) -> str:

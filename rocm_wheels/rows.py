@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rocm_wheels import names
-from rocm_wheels.cells import AXES, MAX_ROWS, Cell, limit_rows
+from rocm_wheels.cells import AXES, Cell
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.targets import known_targets, targets
 from rocm_wheels.versions import Versions
@@ -13,6 +13,7 @@ from rocm_wheels.versions import Versions
 Row = dict[str, str | int]
 _Rows = Callable[[Versions, Sequence[Cell], Sequence[str] | None], list[Row]]
 
+MAX_ROWS = 256  # matrix rows of one GitHub workflow run
 NO_ROCM = "any"  # in the place of a ROCm version: the kernels are the same for all of them
 # What a container needs to reach the GPUs of its machine; a job without GPU still needs options that are not empty.
 GPU_OPTIONS = (
@@ -24,10 +25,15 @@ CPU_OPTIONS = "--ipc=host"
 
 def rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> dict[str, list[Row]]:
     """The rows of both jobs. DataError, with the runs to split it into, if one run cannot hold them."""
-    lists = {"kernels": kernel_rows, "wheels": wheel_rows}
-    for make in lists.values():
-        limit_rows(make(data, cells, requested), remedy=_split(data, cells, requested, make))
-    return {name: make(data, cells, requested) for name, make in lists.items()}
+    made = {}
+    for name, make in (("kernels", kernel_rows), ("wheels", wheel_rows)):
+        made[name] = make(data, cells, requested)
+        if (count := len(made[name])) > MAX_ROWS:
+            raise DataError(
+                f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
+                remedy=_split(data, cells, requested, make),
+            )
+    return made
 
 
 def cell_name(cell: Cell) -> str:

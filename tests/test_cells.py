@@ -214,12 +214,6 @@ def test_product_refuses_what_nobody_knows(data: Versions) -> None:
         cells.product(data, matrix)
 
 
-def test_limit_rows() -> None:
-    assert len(cells.limit_rows(range(256))) == 256
-    with pytest.raises(DataError, match="has 300 rows, a workflow run holds 256\nLeave out versions worth 44"):
-        cells.limit_rows(range(300))
-
-
 def test_cells_sort_by_number(data: Versions) -> None:
     texts = ["2.8.3 3.11 2.9.1 6.4", "2.8.3 3.11 2.10.0 7.0", "2.8.3 3.12 2.5.1 6.1"]
     ordered = [resolve(data, text) for text in texts]
