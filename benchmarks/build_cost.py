@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import create_matrix  # noqa: E402
 from rocm_wheels.cells import Cell  # noqa: E402
-from rocm_wheels.errors import setup  # noqa: E402
+from rocm_wheels.packages import setup  # noqa: E402
 
 try:
     from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, units, versions, wheel

@@ -7,7 +7,7 @@ Data flows downwards:
 | what exists | versions.toml, versions, tables, errors | versions, known and checked |
 | what is asked for | cells, targets, names, machine, plan | a plan: one cell, its targets, label and wheel |
 | in a release | matrix, rows, published, refresh | rows of the workflow's jobs, without what a release has |
-| checks | toolchain, interpreters, container | a machine that can carry the plan out, or a container |
+| checks | packages, toolchain, interpreters, container | a machine that can carry the plan out, or a container |
 | compile | units, kernels, progress, sources, isa, codeobject | a kernel store for each target, from the cache |
 | - of Triton | triton_compiler | |
 | - of Composable Kernel | ck_instances, ck_sources, ck_toolchain, ck_compiler | |

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rocm_wheels.errors import MissingTool, setup
+from rocm_wheels.errors import MissingTool
+from rocm_wheels.packages import version_of
 from rocm_wheels.sources import FLASH_ATTN_SRC
 
 # The device library's switches, which ROCm keeps in small files beside it and the triton package leaves out.
@@ -90,7 +90,7 @@ def find(name: str) -> Clang:
 
 
 def _pypi() -> Clang:
-    versions = [f"{package} {_version(package)}" for package in ("ziglang", "clang-tidy", "triton")]
+    versions = [f"{package} {version_of(package)}" for package in ("ziglang", "clang-tidy", "triton")]
     zig, tidy = _package("ziglang") / "lib", _package("clang_tidy") / "data" / "lib" / "clang"
     amd = _package("triton") / "backends" / "amd"
     # ziglang leaves out clang's headers for HIP; clang-tidy of the same release brings them.
@@ -134,16 +134,9 @@ def _rocm() -> Clang:
     )
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        raise MissingTool(f"the package {package} is missing", remedy=setup()) from None
-
-
 def _package(name: str) -> Path:
     """The directory of an installed package, which is not imported."""
     specification = importlib.util.find_spec(name)
-    if specification is None or not specification.submodule_search_locations:
-        raise MissingTool(f"the package {name} is missing", remedy=setup())
-    return Path(next(iter(specification.submodule_search_locations)))
+    assert specification is not None  # its version was asked for before
+    assert specification.origin is not None
+    return Path(specification.origin).parent

@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from rocm_wheels import container, published, release_cli, versions
-from rocm_wheels.errors import exit_code, packages_of
+from rocm_wheels.errors import exit_code
 from rocm_wheels.machine import survey
+from rocm_wheels.packages import packages_of
 from rocm_wheels.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.targets import check_served, known_targets
 
@@ -79,6 +80,7 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _environment(arguments: argparse.Namespace) -> int:
     from rocm_wheels import wheel
 
@@ -89,6 +91,7 @@ def _environment(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _build(arguments: argparse.Namespace) -> int:
     plan = _planned(arguments)
     if arguments.plan:
@@ -113,6 +116,7 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _compile(arguments: argparse.Namespace) -> int:
     data = versions.load()
     machine = survey(os.environ)
@@ -139,6 +143,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _repair(arguments: argparse.Namespace) -> int:
     from rocm_wheels import repair
 
@@ -146,6 +151,7 @@ def _repair(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _verify(arguments: argparse.Namespace) -> int:
     from rocm_wheels import build
 
@@ -155,6 +161,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _benchmark(arguments: argparse.Namespace) -> int:
     from rocm_wheels import benchmark, build
 
@@ -169,6 +176,7 @@ def _published(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _refresh(arguments: argparse.Namespace) -> int:
     from rocm_wheels import refresh
 
@@ -177,6 +185,7 @@ def _refresh(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("build")
 def _inspect(arguments: argparse.Namespace) -> int:
     from rocm_wheels import inspect_store
 
@@ -185,11 +194,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
             print("\n" * (index > 0) + f"{file}:")
         print(inspect_store.report(file))
     return 0
-
-
-def _run(verb: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    with packages_of("build"):
-        return verb(arguments)
 
 
 def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
@@ -249,8 +253,8 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
         _add_cache(verb)
     plan.set_defaults(run=_plan)
     check.set_defaults(run=_check)
-    build.set_defaults(run=partial(_run, _build))
-    environment.set_defaults(run=partial(_run, _environment))
+    build.set_defaults(run=_build)
+    environment.set_defaults(run=_environment)
 
     compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
     compile_.add_argument(
@@ -272,18 +276,18 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
         help="compile jobs at once (default: MAX_JOBS, or by cores and memory)",
     )
     _add_cache(compile_)
-    compile_.set_defaults(run=partial(_run, _compile))
+    compile_.set_defaults(run=_compile)
 
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
     repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
-    repair.set_defaults(run=partial(_run, _repair))
+    repair.set_defaults(run=_repair)
 
     verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
     verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     _add_cache(verify)
-    verify.set_defaults(run=partial(_run, _verify))
+    verify.set_defaults(run=_verify)
 
     benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
     benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
@@ -291,7 +295,7 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
     )
     _add_cache(benchmark)
-    benchmark.set_defaults(run=partial(_run, _benchmark))
+    benchmark.set_defaults(run=_benchmark)
 
     there = verbs.add_parser(
         "published", help="list the files that a release has, as create_matrix.py --missing reads it"
@@ -301,11 +305,11 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
 
     refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
     refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
-    refresh.set_defaults(run=partial(_run, _refresh))
+    refresh.set_defaults(run=_refresh)
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
-    inspect.set_defaults(run=partial(_run, _inspect))
+    inspect.set_defaults(run=_inspect)
     release_cli.add_verbs(verbs)
     for verb in verbs.choices.values():
         verb.allow_abbrev = False  # build_rocm.sh looks for --plan and --docker as they are

@@ -8,8 +8,7 @@ import signal
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ClassVar
 
 # ruff: noqa: N818 - the names say what happened; that they are errors is where they are used
@@ -27,23 +26,6 @@ class RocmWheelsError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.remedy}" if self.remedy else self.message
-
-
-def setup(group: str = "build") -> str:
-    """The remedy where this Python lacks a package of a dependency group."""
-    option, suffix = ("", "") if group == "build" else (f" {group}", f"-{group}")
-    return f"Run ./build_rocm.sh --setup{option}, then this with build/env{suffix}/bin/python."
-
-
-@contextmanager
-def packages_of(group: str) -> Iterator[None]:
-    """MissingTool for a package that the code inside imports and this Python lacks, which the dependency group has."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "rocm_wheels").partition(".")[0] in ("rocm_wheels", "flash_attn"):  # ours: a mistake in here
-            raise
-        raise MissingTool(f"{error.name} is not installed in {sys.executable}", remedy=setup(group)) from None
 
 
 class UnknownVersion(RocmWheelsError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -14,7 +12,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from rocm_wheels.errors import CompileFailed, MissingTool, setup
+from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.packages import version_of
 
 SOURCE = Path(__file__).resolve().parent.parent / "flash_attn_src" / "csrc" / "launcher"
 FILE_NAME = "_launcher.abi3.so"
@@ -45,7 +44,7 @@ def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = 
     given. Raises MissingTool without ziglang or Python.h, CompileFailed with the compiler's text.
     """
     target = _target(platform.machine() if machine is None else machine)
-    version = _zig_version()
+    version = version_of("ziglang")
     headers = _header_directories()
 
     output = output_dir / FILE_NAME
@@ -72,15 +71,6 @@ def _target(machine: str) -> str:
             f"the launcher cannot be built for {machine!r}",
             remedy=f"build on or for one of {', '.join(TARGETS)} (Linux)",
         ) from None
-
-
-def _zig_version() -> str:
-    if importlib.util.find_spec("ziglang") is None:
-        raise MissingTool(
-            f"the launcher needs the C compiler of the package ziglang, which {sys.executable} does not have",
-            remedy=setup(),
-        )
-    return importlib.metadata.version("ziglang")
 
 
 def _header_directories() -> list[Path]:

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels.errors import DataError, MissingTool, setup
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.packages import setup
 
 
 def files(release: str) -> list[str]:

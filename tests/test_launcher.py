@@ -335,7 +335,7 @@ class TestBuild:
             launcher.build(tmp_path)
 
     def test_missing_compiler(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("importlib.util.find_spec", {}.get)
+        monkeypatch.setattr("sys.path", [])
         with pytest.raises(MissingTool, match="ziglang"):
             launcher.build(tmp_path)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -194,7 +193,7 @@ def test_bad_patchelf_is_told(
 
 
 def test_a_missing_auditwheel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("sys.path", [])
     with pytest.raises(MissingTool, match=r"auditwheel is not installed in /.*\nRun \./build_rocm\.sh --setup"):
         repair.check()
 
