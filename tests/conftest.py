@@ -33,6 +33,18 @@ def cell() -> Cell:
     return Cell(flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", backend="triton")
 
 
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the variables that a build takes, without a GPU, and with a cache of its own."""
+    for name in (
+        *("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"),
+        *("BUILD_TRITON_BACKEND", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "SOURCE_DATE_EPOCH"),
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ROCM_WHEELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("rocm_wheels.machine.detect_targets", lambda: ())
+
+
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the Triton kernels of gfx1030: compiled once for the tests that build wheels, whichever process runs them.

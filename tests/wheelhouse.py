@@ -14,6 +14,7 @@ from rocm_wheels.cells import Cell
 from rocm_wheels.verdict import GPU, PASSED
 
 NEWEST = versions.load().flash_attn[-1]
+CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}

@@ -1,0 +1,106 @@
+"""Stands in for the stages of a build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rocm_wheels
+from rocm_wheels import names
+from rocm_wheels.errors import RocmWheelsError
+from rocm_wheels.plan import Plan
+
+
+class Verdict:
+    ok = True
+
+    def summary(self) -> str:
+        return "passed\n  tests: 12 passed"
+
+
+class Stages:
+    """Stands in for the modules that compile, assemble, repair and verify, and records the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.failure: RocmWheelsError | None = None
+        self.compiled: dict[str, object] = {}
+        self.reported = Path()
+        modules: dict[str, dict[str, Callable[..., object]]] = {
+            "toolchain": {"check": self.note("toolchain.check")},
+            "kernels": {"compile_store": self.compile_store},
+            "launcher": {"build": self.launcher},
+            "ck_planner": {"build": self.planner},
+            "wheel": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
+            "interpreters": {"find": self.find},
+            "repair": {"check": self.note("repair.check"), "repair": self.repair},
+            "verify": {"verify": self.verify},
+            "inspect_store": {"report": self.report},
+        }
+        for module, functions in modules.items():
+            fake = SimpleNamespace(**functions)
+            monkeypatch.setitem(sys.modules, f"rocm_wheels.{module}", fake)
+            monkeypatch.setattr(rocm_wheels, module, fake, raising=False)
+
+    def note(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.calls.append(name)
+
+    def find(self, version: str) -> Path:
+        self.calls.append(f"find {version}")
+        return Path("/somewhere/python")
+
+    def compile_store(self, targets: Sequence[str], *, cache: Path, **options: object) -> dict[str, Path]:
+        self.calls.append("compile")
+        self.compiled = {"targets": tuple(targets), "cache": cache, **options}
+        return {target: self.file(cache / f"{target}.zip") for target in targets}
+
+    def launcher(self, output: Path, *, cache: Path) -> Path:
+        assert cache.is_dir()
+        self.calls.append("launcher")
+        return self.file(output / "_launcher.abi3.so")
+
+    def planner(self, output: Path, *, cache: Path) -> Path:
+        assert cache.is_dir()
+        self.calls.append("planner")
+        return self.file(output / "_ck_planner.so")
+
+    def assemble(
+        self, plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, planner: Path | None
+    ) -> Path:
+        assert (planner is not None) == (plan.cell.backend == "ck")
+        assert set(stores) == set(plan.targets)
+        assert launcher.is_file()
+        self.calls.append("assemble")
+        return self.file(output / plan.wheel)
+
+    def assemble_interface(self, plan: Plan, output: Path) -> Path:
+        self.calls.append("interface")
+        return self.file(output / names.interface_wheel_name(plan.cell))
+
+    def repair(self, wheel: Path, output: Path) -> Path:
+        assert wheel.is_file()
+        self.calls.append("repair")
+        return self.file(output / wheel.name.replace("-linux_", "-manylinux_2_17_"))
+
+    def verify(self, wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path]) -> Verdict:
+        assert all(path.is_file() for path in (wheel, *beside))
+        assert work.is_dir()
+        assert plan.cell.rocm == "6.2"
+        self.calls.append("verify")
+        if self.failure:
+            raise self.failure
+        return Verdict()
+
+    def report(self, path: Path) -> str:
+        self.reported = path
+        return "gfx942  12 kernels"
+
+    @staticmethod
+    def file(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 3000)
+        return path
