@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from rocm_wheels import catalogue
-from rocm_wheels.catalogue import METADATA, VERDICT, YANKED
+from rocm_wheels.catalogue import METADATA, YANKED
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.targets import CUDA
+from rocm_wheels.verdict import VERDICT
 
 SUMS = "SHA256SUMS"
 MAX_BYTES = 2**31  # an asset of a GitHub release must stay under it

@@ -68,5 +68,5 @@ def attach(dist: Path, summary: Path) -> list[str]:
         if wheel.version == version and python.startswith(f"{wheel.python}.")
     ]
     for name in measured:
-        verdict.attach(dist / (name + catalogue.VERDICT), found)
+        verdict.attach(dist / (name + verdict.VERDICT), found)
     return measured

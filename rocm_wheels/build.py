@@ -16,7 +16,7 @@ from rocm_wheels import names, versions
 from rocm_wheels.cells import has_interface
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.plan import TORCH_INDEX, Plan, make_plan
-from rocm_wheels.verdict import Verdict
+from rocm_wheels.verdict import VERDICT, Verdict
 
 Say = Callable[[str], None]
 
@@ -149,7 +149,7 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
-        f"verdict  {wheel}.verdict.json",
+        f"verdict  {wheel}{VERDICT}",
         f"python   {cell.python}",
         f"torch    pip install {torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
         f"install  pip install {shlex.quote(str(wheel))}",

@@ -19,12 +19,12 @@ from urllib.parse import quote, unquote
 from rocm_wheels import names
 from rocm_wheels.entry import Interface, Wheel
 from rocm_wheels.errors import DataError
+from rocm_wheels.verdict import VERDICT
+from rocm_wheels.verdict import parse as parse_verdict
 
 METADATA = ".metadata"
-VERDICT = ".verdict.json"
 YANKED = ".yanked"
 _FETCHES = 8
-_VERDICT = {"ok": bool, "sha256": str, "stages": dict, "targets": list, "torch_source": str}
 _FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
@@ -55,7 +55,7 @@ def local_wheel(path: Path) -> Wheel:
     written = path.with_name(path.name + VERDICT)
     if not written.is_file():
         raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
-    verdict = _verdict(written.name, written.read_bytes())
+    verdict = parse_verdict(written.name, written.read_bytes())
     if not verdict["ok"]:
         raise DataError(f"{path.name} did not pass its tests", remedy=f"See {written.name}.")
     return _wheel(
@@ -159,7 +159,7 @@ def _beside(fetch: Fetch, tag: str, name: str, there: Mapping[str, Mapping[str, 
 def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> Wheel:
     name = asset["name"]
     beside = partial(_beside, fetch, tag, name, there)
-    verdict = _verdict(name + VERDICT, beside(VERDICT))
+    verdict = parse_verdict(name + VERDICT, beside(VERDICT))
     return _wheel(
         name,
         asset_sha256(asset) or str(verdict["sha256"]),
@@ -250,38 +250,3 @@ def _headers(name: str, metadata: bytes) -> Message:
     if headers["Version"] != name.split("-")[1]:
         raise DataError(f"the metadata in {name} is of version {headers['Version']}")
     return headers
-
-
-def _verdict(name: str, content: bytes) -> dict[str, Any]:
-    try:
-        verdict = json.loads(content)
-    except ValueError as error:
-        raise DataError(f"{name} is not JSON: {error}") from error
-    missing = [field for field in _VERDICT if not isinstance(verdict, dict) or field not in verdict]
-    if missing:
-        raise DataError(f"{name} is not a verdict: it has no {', '.join(missing)}")
-    wrong = [field for field, kind in _VERDICT.items() if not isinstance(verdict[field], kind)]
-    if not wrong:
-        wrong += [f"targets/{target!r}" for target in verdict["targets"] if not isinstance(target, str)]
-        wrong += [f"stages/{stage}" for stage, entry in verdict["stages"].items() if not _is_stage(entry)]
-    if not isinstance(verdict.get("benchmarks", {}), dict):
-        wrong.append("benchmarks")
-    if wrong:
-        raise DataError(f"{name} is not a verdict: {', '.join(wrong)} has not the form that `build` writes")
-    return dict(verdict)
-
-
-def _is_stage(entry: object) -> bool:
-    """Whether it has the form of verdict.Stage, with the details that are read."""
-    details = entry.get("details", {}) if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(details, dict):
-        return False
-    errors, devices = details.get("worst error", {}), details.get("devices", [])
-    return (
-        isinstance(entry.get("status"), str)
-        and isinstance(errors, dict)
-        and all(isinstance(number, (int, float)) for number in (entry.get("seconds", 0), *errors.values()))
-        and isinstance(devices, list)
-        and all(isinstance(device, dict) for device in devices)
-        and all(isinstance(device.get(key), str) for device in devices for key in ("name", "target"))
-    )

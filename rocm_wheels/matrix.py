@@ -15,6 +15,7 @@ from rocm_wheels.cells import AXES, Cell, has_interface, product
 from rocm_wheels.errors import DataError, exit_code
 from rocm_wheels.plan import requested_targets
 from rocm_wheels.rows import Row, cell_name, stem
+from rocm_wheels.verdict import VERDICT
 from rocm_wheels.versions import Versions
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
@@ -79,7 +80,7 @@ def select(
         )
     if event == "pull_request":
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
-    there = {stem(name) for name in has if name.endswith(".whl") and f"{name}.verdict.json" in has}
+    there = {stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
     missing = [
         cell
         for cell in matching

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rocm_wheels.errors import MissingTool, RepairFailed
 from rocm_wheels.packages import setup, version_of
+from rocm_wheels.verdict import VERDICT
 
 # Globs over SONAMEs: without the trailing star `libamdhip64.so` misses `libamdhip64.so.6`, and the
 # whole runtime (hundreds of MB) would be copied into the wheel.
@@ -82,7 +83,7 @@ def repair(wheel: Path, output: Path) -> Path:
             (repaired,) = Path(scratch).glob("*.whl")
             _normalize(repaired, like=wheel)
             _check_result(repaired, plat)
-            (output / f"{repaired.name}.verdict.json").unlink(missing_ok=True)
+            (output / f"{repaired.name}{VERDICT}").unlink(missing_ok=True)
             return repaired.replace(output / repaired.name)
     raise RepairFailed(f"auditwheel refuses {wheel.name}:\n" + "\n".join(refusals))
 

@@ -8,6 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels.errors import DataError
+
+VERDICT = ".verdict.json"  # after the name of the wheel
+_FIELDS = {"ok": bool, "sha256": str, "stages": dict, "targets": list, "torch_source": str}  # that are read
+
 PASSED = "passed"
 FAILED = "failed"
 
@@ -88,7 +93,7 @@ class Verdict:
 
     def write(self, wheel: Path) -> Path:
         """Writes <wheel>.verdict.json beside the wheel."""
-        path = wheel.with_name(wheel.name + ".verdict.json")
+        path = wheel.with_name(wheel.name + VERDICT)
         path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
         return path
 
@@ -122,6 +127,42 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
     if PASSED in outcomes:
         return Stage(status=PASSED, seconds=seconds, details=details)
     return Stage.not_run(next((test["reason"] for test in tests if test["reason"]), "no test was collected"))
+
+
+def parse(name: str, content: bytes) -> dict[str, Any]:
+    """The verdict in a file of that name. DataError if it has not the form that `Verdict.write` gives it."""
+    try:
+        verdict = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{name} is not JSON: {error}") from error
+    missing = [field for field in _FIELDS if not isinstance(verdict, dict) or field not in verdict]
+    if missing:
+        raise DataError(f"{name} is not a verdict: it has no {', '.join(missing)}")
+    wrong = [field for field, kind in _FIELDS.items() if not isinstance(verdict[field], kind)]
+    if not wrong:
+        wrong += [f"targets/{target!r}" for target in verdict["targets"] if not isinstance(target, str)]
+        wrong += [f"stages/{stage}" for stage, entry in verdict["stages"].items() if not _is_stage(entry)]
+    if not isinstance(verdict.get("benchmarks", {}), dict):
+        wrong.append("benchmarks")
+    if wrong:
+        raise DataError(f"{name} is not a verdict: {', '.join(wrong)} has not the form that `build` writes")
+    return dict(verdict)
+
+
+def _is_stage(entry: object) -> bool:
+    """Whether it has the form of a Stage, with the details that are read."""
+    details = entry.get("details", {}) if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(details, dict):
+        return False
+    errors, devices = details.get("worst error", {}), details.get("devices", [])
+    return (
+        isinstance(entry.get("status"), str)
+        and isinstance(errors, dict)
+        and all(isinstance(number, (int, float)) for number in (entry.get("seconds", 0), *errors.values()))
+        and isinstance(devices, list)
+        and all(isinstance(device, dict) for device in devices)
+        and all(isinstance(device.get(key), str) for device in devices for key in ("name", "target"))
+    )
 
 
 def attach(verdict: Path, benchmarks: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import wheelhouse
 
 from rocm_wheels import benchmark, build, catalogue, cli, interpreters, notes, verify
 from rocm_wheels.errors import DataError, VerifyFailed
+from rocm_wheels.verdict import VERDICT
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "trend.py"
 
@@ -159,7 +160,7 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
     assert "benchmarks: of none of these wheels" in capsys.readouterr().out
     assert cli.main([*common, str(summary)]) == 0
     assert f"benchmarks: {measured.name}" in capsys.readouterr().out
-    verdicts = [json.loads(Path(f"{wheel}{catalogue.VERDICT}").read_text()) for wheel in (measured, other)]
+    verdicts = [json.loads(Path(f"{wheel}{VERDICT}").read_text()) for wheel in (measured, other)]
     assert verdicts[0]["benchmarks"] == json.loads(summary.read_text())
     assert "benchmarks" not in verdicts[1]
 

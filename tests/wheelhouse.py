@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import catalogue, names, versions
+from rocm_wheels import names, versions
 from rocm_wheels.cells import Cell
-from rocm_wheels.verdict import GPU, PASSED
+from rocm_wheels.verdict import GPU, PASSED, VERDICT
 
 NEWEST = versions.load().flash_attn[-1]
 CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it
@@ -68,7 +68,7 @@ def write(
     files = {"flash_attn/__init__.py": module, f"{info}/METADATA": "\n".join(metadata) + "\n"}
     _zip(path, info, tag, files, pure=False)
     content = verdict(path.read_bytes(), path.name, targets=targets, device=device, ok=ok)
-    path.with_name(path.name + catalogue.VERDICT).write_text(json.dumps(content), encoding="utf-8")
+    path.with_name(path.name + VERDICT).write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
