@@ -6,11 +6,16 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_github
+import fake_parts
+import publishing
 import pytest
+import wheelhouse
 
+from rocm_wheels import github
 from rocm_wheels.cells import Cell
 from rocm_wheels.versions import Versions, load
 
@@ -57,6 +62,31 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     return cache
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three wheels, their verdicts and a kernel store."""
+    directory = tmp_path_factory.mktemp("dist")
+    for text, backend in (
+        ("2.8.3 3.11 2.5.1 6.2", "triton"),
+        ("2.8.3 3.12 2.5.1 6.2", "ck"),
+        ("2.6.3 3.10 2.6.0 6.1", "ck"),
+    ):
+        wheelhouse.write(directory, wheelhouse.cell(text, backend))
+    fake_parts.store(directory, "gfx942").rename(directory / "kernels-triton-gfx942.zip")
+    return directory
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_github.Hub]:
+    """A stand-in of GitHub, which the environment names, with waits short enough for a test."""
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
+    with fake_github.serve(fake_github.Hub()) as served:
+        for name, value in publishing.environment(served).items():
+            monkeypatch.setenv(name, value)
+        yield served
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

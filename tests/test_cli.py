@@ -271,52 +271,6 @@ def test_the_table_of_the_package_has_every_module_once() -> None:
     assert named == sorted(path.stem for path in (ROOT / "rocm_wheels").glob("[a-z]*.py"))
 
 
-STDLIB_ONLY = """
-import sys
-sys.path.insert(0, sys.argv.pop(1))
-from rocm_wheels.cli import main
-code = main()
-tops = {name.partition(".")[0] for name in sys.modules}
-print(sorted(tops - set(sys.stdlib_module_names) - {"__main__", "rocm_wheels"}), file=sys.stderr)
-sys.exit(code)
-"""
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
-def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), "check", *CELL],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "[]\n")
-
-
-@pytest.mark.parametrize(
-    ("verb", "group"),
-    [
-        (["inspect", "some.whl"], "build"),
-        (["compile", "--target", "gfx942"], "build"),
-        (["build", *CELL], "build"),
-        (["environment", *CELL], ""),
-        (["index", "--dir", "dist", "--out", "site", "--repo", "o/n"], "release"),
-    ],
-)
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
-def test_a_python_without_the_packages_is_told_the_command(verb: list[str], group: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), *verb]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == (5 if group else 0)
-    assert "Traceback" not in done.stderr
-    remedy = {
-        "build": "--setup, then this with build/env/",
-        "release": "--setup release, then this with build/env-release/",
-    }
-    assert not group or f"\nRun ./build_rocm.sh {remedy[group]}bin/python.\n" in done.stderr
-
-
 WHEEL = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
 
 

@@ -2,42 +2,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import fake_github
 import pytest
-from fake_github import REPOSITORY, TOKEN, Hub
+from fake_github import Hub
 
-from rocm_wheels import cli, github, published
+from rocm_wheels import cli, published
 from rocm_wheels.errors import DataError, PublishFailed
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A draft among other releases, with more files than a page has."""
-    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.001)
-    with fake_github.serve(Hub()) as served:
-        for number in range(8):
-            served.add_asset(served.add_release(f"v0.{number}.0", draft=False), "other", b"")
-        release = served.add_release("v1.2.3")
-        for number in range(12):
-            served.add_asset(release, f"file-{number}", b"", state="starter" if number == 7 else "uploaded")
-        monkeypatch.setenv("GITHUB_API_URL", served.url)
-        monkeypatch.setenv("GITHUB_REPOSITORY", REPOSITORY)
-        monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
-        yield served
+def draft(hub: Hub) -> None:
+    """Among other releases, with more files than a page has."""
+    for number in range(8):
+        hub.add_asset(hub.add_release(f"v0.{number}.0", draft=False), "other", b"")
+    release = hub.add_release("v1.2.3")
+    for number in range(12):
+        hub.add_asset(release, f"file-{number}", b"", state="starter" if number == 7 else "uploaded")
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("draft")
 def test_all_pages_are_read_and_unfinished_uploads_left_out() -> None:
     assert published.files("v1.2.3") == [f"file-{number}" for number in range(12) if number != 7]
     assert published.files("v9.9.9") == []
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("draft")
 def test_the_listing_is_what_missing_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["published", "v1.2.3"]) == 0
     path = tmp_path / "published.json"

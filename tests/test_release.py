@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import random
 import re
@@ -10,22 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import fake_github
 import fake_parts
 import pytest
 import wheelhouse
 from fake_github import REPOSITORY, TOKEN, Hub
+from publishing import TAG, arguments, environment, expected, publish, state
 
-from rocm_wheels import assets, catalogue, cli, github, release, wheel
-from rocm_wheels.errors import DataError, MissingTool, PublishFailed, RocmWheelsError
+from rocm_wheels import assets, catalogue, cli, github, wheel
+from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
 
-TAG = "v1.2.3"
 MOMENTS = ("before", "mid", "after", "answered")
 # What a user starts, with waits short enough for a test.
 PUBLISH = """
@@ -34,63 +30,6 @@ from rocm_wheels import cli, github
 github.BACKOFF_SECONDS, github.TIMEOUT_SECONDS, github.ATTEMPTS = 0.005, (5.0, 0.25), 12
 sys.exit(cli.main(sys.argv[1:]))
 """
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three wheels, their verdicts and a kernel store."""
-    directory = tmp_path_factory.mktemp("dist")
-    for text, backend in (
-        ("2.8.3 3.11 2.5.1 6.2", "triton"),
-        ("2.8.3 3.12 2.5.1 6.2", "ck"),
-        ("2.6.3 3.10 2.6.0 6.1", "ck"),
-    ):
-        wheelhouse.write(directory, wheelhouse.cell(text, backend))
-    fake_parts.store(directory, "gfx942").rename(directory / "kernels-triton-gfx942.zip")
-    return directory
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
-    with fake_github.serve(Hub()) as served:
-        for name, value in environment(served).items():
-            monkeypatch.setenv(name, value)
-        yield served
-
-
-def environment(hub: Hub) -> dict[str, str]:
-    return {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": "c0ffee"}
-
-
-def arguments(dist: Path, *more: str) -> list[str]:
-    return ["publish", "--tag", TAG, "--dist", str(dist), *more]
-
-
-def expected(dist: Path) -> dict[str, str]:
-    """name -> sha256 of every asset that the release of `dist` must hold."""
-    found = {asset.name: asset.sha256 for asset in assets.collect(dist)[1]}
-    return {**found, assets.SUMS: assets.sums(found).sha256}
-
-
-def state(hub: Hub) -> dict[str, Any]:
-    """All that a visitor of the release sees."""
-    (found,) = hub.releases.values()
-    names = [asset["name"] for asset in found["assets"]]
-    assert len(names) == len(set(names))
-    assert {asset["state"] for asset in found["assets"]} <= {"uploaded"}
-    digests = {asset["name"]: hashlib.sha256(hub.content[asset["id"]]).hexdigest() for asset in found["assets"]}
-    return {"tag": found["tag_name"], "draft": found["draft"], "body": found["body"], "assets": digests}
-
-
-def silent(_: str) -> None:
-    pass
-
-
-def publish(hub: Hub, dist: Path, say: Callable[[str], None] = silent) -> None:
-    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=say)
-    release.publish(api, TAG, dist, index_url="https://owner.github.io/name/", say=say)
 
 
 def test_publishes_everything_and_says_so(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,15 +234,6 @@ def test_an_interface_wheel_of_a_draft_is_replaced(hub: Hub, tmp_path: Path) -> 
     assert state(hub)["assets"] == expected(tmp_path)
 
 
-def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
-    """Killed at any upload, a release never has a wheel without all that belongs to it."""
-    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
-    name = wheelhouse.write(tmp_path, cell).name
-    interface = wheelhouse.write_interface(tmp_path, cell).name
-    order = [asset.name for asset in assets.collect(tmp_path)[1]]
-    assert order == [f"{interface}.metadata", interface, f"{name}.metadata", f"{name}.verdict.json", name]
-
-
 def test_yank_and_its_undoing(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish(hub, dist)
     before = state(hub)
@@ -327,188 +257,6 @@ def test_yank_and_its_undoing(hub: Hub, dist: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["yank", "--tag", "v9", wheel, "--reason", "x"]) == PublishFailed.exit_code
     assert "there is no release v9" in capsys.readouterr().err
     assert len(hub.releases) == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("GITHUB_TOKEN", "", "there is no token in the environment\nSet GITHUB_TOKEN"),
-        ("GITHUB_TOKEN", "expired", "401 Bad credentials\nThe token is not valid"),
-        ("GITHUB_REPOSITORY", "name", "the repository is 'name', not owner/name"),
-        ("GITHUB_REPOSITORY", "owner/other", "404 Not Found\nThe repository or release does not exist"),
-    ],
-)
-def test_refusals_name_the_remedy(
-    hub: Hub,
-    dist: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variable: str,
-    value: str,
-    message: str,
-) -> None:
-    monkeypatch.delenv("GH_TOKEN", raising=False)
-    monkeypatch.setenv(variable, value)
-    assert cli.main(arguments(dist)) == PublishFailed.exit_code
-    assert message in capsys.readouterr().err
-    assert hub.releases == {}
-
-
-def _unverified(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")).with_name("x").write_text("")
-    (path / "x").unlink()
-    next(path.glob("*.verdict.json")).unlink()
-
-
-def _other_bytes(path: Path) -> None:
-    with wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")).open("ab") as file:
-        file.write(b"more")
-
-
-def _stray(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
-    (path / "notes.txt").write_text("x")
-
-
-def _renamed(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
-    (path / "kernels of gfx942.zip").write_bytes(b"x")
-
-
-def _too_large(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
-    (path / "kernels.zip").touch()
-
-
-def _failed(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), ok=False)
-
-
-def _unrepaired(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), platform="linux_x86_64")
-
-
-def _for_nvidia(path: Path) -> None:
-    wheelhouse.write(path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), targets=("gfx942", "sm_90"), device=wheelhouse.H200)
-
-
-def _foreign(path: Path) -> None:
-    (path / "einops-0.8.2-py3-none-any.whl").write_bytes(b"x")
-
-
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (lambda path: path.rmdir(), "is not a directory\nGive --dist"),
-        (lambda path: None, "holds no wheel\nBuild one"),  # noqa: ARG005
-        (_unverified, "has no verdict"),
-        (_other_bytes, "_x86_64.whl is about another file of that name\nBuild it again."),
-        (_stray, "holds what is no part of a release: notes.txt"),
-        (_renamed, "GitHub would rename 'kernels of gfx942.zip'"),
-        (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
-        (_failed, "did not pass its tests"),
-        (_unrepaired, "is not repaired"),
-        (_for_nvidia, "is for sm_90: wheels for NVIDIA GPUs are never published\nBuild it for AMD GPUs alone"),
-        (_foreign, "has no verdict"),
-    ],
-)
-def test_what_must_not_be_published_is_refused_before_anything_is_sent(
-    hub: Hub, tmp_path: Path, prepare: Any, message: str
-) -> None:
-    dist = tmp_path / "dist"
-    dist.mkdir()
-    prepare(dist)
-    with pytest.raises((PublishFailed, DataError)) as caught:
-        publish(hub, dist)
-    assert message in str(caught.value)
-    assert hub.requests == 0
-
-
-def test_size_gate_is_two_gibibytes(dist: Path, tmp_path: Path) -> None:
-    for path in dist.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    large = tmp_path / "large.zip"
-    with large.open("wb") as file:
-        file.truncate(assets.MAX_BYTES)
-    with pytest.raises(PublishFailed, match=r"large\.zip has 2147483648 bytes, an asset has 1 to 2147483647"):
-        assets._check_limits(
-            [assets.Asset(name=large.name, size=large.stat().st_size, sha256="", content=large, final=False)]
-        )
-
-
-def test_a_release_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path) -> None:
-    monkeypatch.setattr(assets, "MAX_ASSETS", 10)
-    with pytest.raises(PublishFailed, match="11 assets do not fit: a release holds 10\nPublish them under two tags"):
-        publish(hub, dist)
-    assert hub.requests == 0
-
-
-def test_what_the_release_has_counts_too(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path, tmp_path: Path) -> None:
-    publish(hub, dist)
-    before = state(hub)
-    monkeypatch.setattr(assets, "MAX_ASSETS", 13)
-    publish(hub, dist)  # nothing is added
-    wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"))
-    with pytest.raises(PublishFailed, match="14 assets do not fit: a release holds 13"):
-        publish(hub, tmp_path)
-    assert state(hub) == before
-
-
-def test_waits_as_long_as_github_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(
-        [
-            (429, {"Retry-After": "7"}, "no"),
-            (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1030"}, "no"),
-            (403, {}, "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."),
-            (503, {}, "no"),
-        ]
-    )
-    act = fake_github._Handler._act
-
-    def limited(self: Any, *args: Any, **options: Any) -> Any:
-        status, headers, message = next(answers, (0, {}, ""))
-        return (status, {"message": message}, headers) if status else act(self, *args, **options)
-
-    waits: list[float] = []
-    monkeypatch.setattr(fake_github._Handler, "_act", limited)
-    monkeypatch.setattr(time, "sleep", waits.append)
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
-    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
-    assert list(api.releases()) == []
-    assert waits[:3] == [7.0, 31.0, 60.0]
-    assert 0 < waits[3] < 1
-
-
-def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(hub, dist)
-    seen: list[tuple[str, bool]] = []
-    act = fake_github._Handler._act
-
-    def watched(self: Any, *args: Any, **options: Any) -> Any:
-        seen.append((self.headers["Host"].partition(":")[0], "Authorization" in self.headers))
-        return act(self, *args, **options)
-
-    monkeypatch.setattr(fake_github._Handler, "_act", watched)
-    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=silent)
-    (found,) = api.releases()
-    api.download(found["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
-    assert seen == [("127.0.0.1", True), ("localhost", False)]
-
-
-def test_plan_and_build_need_none_of_the_packages_for_releases(capfd: pytest.CaptureFixture[str]) -> None:
-    code = """
-import sys
-for name in ("requests", "jinja2", "markupsafe", "packaging"):
-    sys.modules[name] = None
-from rocm_wheels.cli import main
-assert main(["check", "2.8.3", "3.11", "2.5.1", "6.2"]) == 0
-assert main(["which", "--site", ""]) == 1
-sys.exit(main(["publish", "--tag", "v1.0.0"]))
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == MissingTool.exit_code
-    assert (
-        "\nRun ./build_rocm.sh --setup release, then this with build/env-release/bin/python." in capfd.readouterr().err
-    )
 
 
 def test_gives_up_in_the_end_and_says_how_to_go_on(hub: Hub, dist: Path) -> None:
@@ -589,36 +337,3 @@ def test_killed_at_thirty_points_and_run_again_it_ends_the_same(dist: Path, monk
     undisturbed(dist)
     with ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(lambda seed: kill_and_run_again(dist, seed), range(30)))) == 30
-
-
-def test_verdict_json_is_checked(tmp_path: Path) -> None:
-    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
-    beside = path.with_name(path.name + ".verdict.json")
-    beside.write_text("{")
-    with pytest.raises(DataError, match="is not JSON"):
-        assets.collect(tmp_path)
-    beside.write_text(json.dumps({"ok": True}))
-    with pytest.raises(DataError, match="is not a verdict: it has no sha256, stages, targets, torch_source"):
-        assets.collect(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"ok": "yes"}, "ok"),
-        ({"targets": "gfx942"}, "targets"),
-        ({"targets": ["gfx942", 942]}, "targets/942"),
-        ({"stages": [], "torch_source": None}, "stages, torch_source"),
-        ({"stages": {"gpu": "passed"}}, "stages/gpu"),
-        ({"stages": {"gpu": {"status": "passed", "seconds": "7"}}}, "stages/gpu"),
-        ({"stages": {"gpu": {"status": "passed", "details": {"devices": [{"name": "MI300X"}]}}}}, "stages/gpu"),
-        ({"stages": {"cpu": {"status": "passed", "details": {"worst error": {"fp32": "1e-3"}}}}}, "stages/cpu"),
-        ({"benchmarks": []}, "benchmarks"),
-    ],
-)
-def test_fields_of_a_verdict_are_checked(tmp_path: Path, change: dict[str, Any], wrong: str) -> None:
-    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
-    beside = path.with_name(path.name + ".verdict.json")
-    beside.write_text(json.dumps({**json.loads(beside.read_text()), **change}))
-    with pytest.raises(DataError, match=rf"is not a verdict: {wrong} has not the form that `build` writes"):
-        assets.collect(tmp_path)

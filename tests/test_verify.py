@@ -19,7 +19,6 @@ import wheelhouse
 
 from rocm_wheels import catalogue, interpreters, repair, verdict, verify, wheel
 from rocm_wheels.errors import VerifyFailed
-from rocm_wheels.verdict import Stage, Verdict
 
 NAME = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
 FILES = [name for files in verdict.TESTED.values() for name in files]
@@ -255,34 +254,6 @@ def test_a_machine_without_network_does_not_wait(
         verify.torch_source(fake_parts.plan("gfx90a"), require_gpu=True)
 
 
-def test_gpu_stage_that_failed_fails_the_wheel() -> None:
-    stages = {verdict.REPAIRED: Stage(status="passed"), verdict.GPU: Stage(status="failed")}
-    assert not _verdict(stages).ok
-    assert _verdict({**stages, verdict.GPU: Stage.not_run("no GPU")}).ok
-    assert not _verdict({**stages, verdict.REPAIRED: Stage.not_run("why"), verdict.GPU: Stage(status="passed")}).ok
-
-
-def test_a_stage_without_tests_has_not_run() -> None:
-    stages = verdict.tested_stages({"tests": [], "devices": []}, "")
-    assert {stage.status for stage in stages.values()} == {"not run: no test was collected"}
-
-
-def _verdict(stages: dict[str, Stage]) -> Verdict:
-    return Verdict(
-        wheel=NAME,
-        sha256="",
-        size=0,
-        cell={},
-        targets=(),
-        torch_source="",
-        python="",
-        platform="",
-        stages=stages,
-        tests={},
-        failures=(),
-    )
-
-
 def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRITON_INTERPRET"):
         monkeypatch.setenv(name, "1")
@@ -345,10 +316,6 @@ def test_a_run_of_tests_counts_with_its_report(tmp_path: Path, status: int, writ
     else:
         with pytest.raises(VerifyFailed, match=f"pytest ended with {status}:\nno tests ran"):
             verify._tests(python, tmp_path, "tests")
-
-
-def test_every_wheel_test_speaks_for_a_stage() -> None:
-    assert {path.name for path in verify.WHEEL_TESTS.glob("test_*.py")} == {*FILES, verify.SMOKE}
 
 
 def test_wheel_tests_import_nothing_of_the_repository() -> None:

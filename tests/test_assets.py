@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wheelhouse
+from fake_github import Hub
+from publishing import publish, state
+
+from rocm_wheels import assets
+from rocm_wheels.errors import DataError, PublishFailed
+
+CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+
+
+def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
+    """Killed at any upload, a release never has a wheel without all that belongs to it."""
+    name = wheelhouse.write(tmp_path, CELL).name
+    interface = wheelhouse.write_interface(tmp_path, CELL).name
+    order = [asset.name for asset in assets.collect(tmp_path)[1]]
+    assert order == [f"{interface}.metadata", interface, f"{name}.metadata", f"{name}.verdict.json", name]
+
+
+def _unverified(path: Path) -> None:
+    wheelhouse.write(path, CELL)
+    next(path.glob("*.verdict.json")).unlink()
+
+
+def _other_bytes(path: Path) -> None:
+    with wheelhouse.write(path, CELL).open("ab") as file:
+        file.write(b"more")
+
+
+def _stray(path: Path) -> None:
+    wheelhouse.write(path, CELL)
+    (path / "notes.txt").write_text("x")
+
+
+def _renamed(path: Path) -> None:
+    wheelhouse.write(path, CELL)
+    (path / "kernels of gfx942.zip").write_bytes(b"x")
+
+
+def _too_large(path: Path) -> None:
+    wheelhouse.write(path, CELL)
+    (path / "kernels.zip").touch()
+
+
+def _failed(path: Path) -> None:
+    wheelhouse.write(path, CELL, ok=False)
+
+
+def _unrepaired(path: Path) -> None:
+    wheelhouse.write(path, CELL, platform="linux_x86_64")
+
+
+def _for_nvidia(path: Path) -> None:
+    wheelhouse.write(path, CELL, targets=("gfx942", "sm_90"), device=wheelhouse.H200)
+
+
+def _foreign(path: Path) -> None:
+    (path / "einops-0.8.2-py3-none-any.whl").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: path.rmdir(), "is not a directory\nGive --dist"),
+        (lambda path: None, "holds no wheel\nBuild one"),  # noqa: ARG005
+        (_unverified, "has no verdict"),
+        (_other_bytes, "_x86_64.whl is about another file of that name\nBuild it again."),
+        (_stray, "holds what is no part of a release: notes.txt"),
+        (_renamed, "GitHub would rename 'kernels of gfx942.zip'"),
+        (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
+        (_failed, "did not pass its tests"),
+        (_unrepaired, "is not repaired"),
+        (_for_nvidia, "is for sm_90: wheels for NVIDIA GPUs are never published\nBuild it for AMD GPUs alone"),
+        (_foreign, "has no verdict"),
+    ],
+)
+def test_what_must_not_be_published_is_refused_before_anything_is_sent(
+    hub: Hub, tmp_path: Path, prepare: Any, message: str
+) -> None:
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    prepare(dist)
+    with pytest.raises((PublishFailed, DataError)) as caught:
+        publish(hub, dist)
+    assert message in str(caught.value)
+    assert hub.requests == 0
+
+
+def test_size_gate_is_two_gibibytes(dist: Path, tmp_path: Path) -> None:
+    for path in dist.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    large = tmp_path / "large.zip"
+    with large.open("wb") as file:
+        file.truncate(assets.MAX_BYTES)
+    with pytest.raises(PublishFailed, match=r"large\.zip has 2147483648 bytes, an asset has 1 to 2147483647"):
+        assets._check_limits(
+            [assets.Asset(name=large.name, size=large.stat().st_size, sha256="", content=large, final=False)]
+        )
+
+
+def test_a_release_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path) -> None:
+    monkeypatch.setattr(assets, "MAX_ASSETS", 10)
+    with pytest.raises(PublishFailed, match="11 assets do not fit: a release holds 10\nPublish them under two tags"):
+        publish(hub, dist)
+    assert hub.requests == 0
+
+
+def test_what_the_release_has_counts_too(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path, tmp_path: Path) -> None:
+    publish(hub, dist)
+    before = state(hub)
+    monkeypatch.setattr(assets, "MAX_ASSETS", 13)
+    publish(hub, dist)  # nothing is added
+    wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.14.0 7.2"))
+    with pytest.raises(PublishFailed, match="14 assets do not fit: a release holds 13"):
+        publish(hub, tmp_path)
+    assert state(hub) == before
