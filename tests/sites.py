@@ -1,0 +1,47 @@
+"""Wheels of many cells, and the site that indexes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import wheelhouse
+
+from rocm_wheels import catalogue, index, versions
+from rocm_wheels.index import Home
+
+HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
+CELLS = [
+    *(f"2.8.3 {python} 2.5.1 6.2" for python in ("3.10", "3.11", "3.12", "3.13", "3.14")),
+    *(f"2.8.3 {python} 2.5.1 6.1" for python in ("3.10", "3.12")),
+    *(f"2.8.3 {python} 2.10.0 7.1" for python in ("3.10", "3.14")),
+    *(f"2.7.4 {python} 2.5.1 6.2" for python in ("3.10", "3.11", "3.12", "3.13", "3.14")),
+    "2.7.4 3.12 2.9.1 6.4",
+    "2.8.3 3.12 2.9.1 6.4",
+]
+YANKED = "2.8.3 3.12 2.9.1 6.4"
+WITH_INTERFACE = ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.10 2.10.0 7.1"]  # flash-attn-3 is the same for every Python
+
+
+def wheels(directory: Path) -> Path:
+    """The wheels of all the cells, by both backends, in the directory."""
+    for backend in ("ck", "triton"):
+        for text in CELLS:
+            wheelhouse.write(directory, wheelhouse.cell(text, backend))
+        for text in WITH_INTERFACE:
+            wheelhouse.write_interface(directory, wheelhouse.cell(text, backend))
+    return directory
+
+
+def build(dist: Path, out: Path, home: Home) -> Path:
+    """Their site, with the wheels of one cell yanked."""
+    yanked = wheelhouse.cell(YANKED)
+    found = [
+        replace(wheel, yanked="wrong gradients <b>")
+        if (wheel.torch, wheel.flash_attn) == ("2.9", yanked.flash_attn)
+        else wheel
+        for wheel in catalogue.from_directory(dist)
+    ]
+    interfaces = catalogue.interfaces_in(dist)
+    index.build(found, out, interfaces=interfaces, versions=versions.load(), home=home, files=dist)
+    return out
