@@ -44,3 +44,27 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with simulated_gpu.pretend(target):
         yield
+
+
+def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    from flash_attn.backends import triton_kernels
+    from flash_attn.kernels import tuning
+    from flash_attn.runtime import launch
+
+    small = tuning.Config(32, 16, 4, 1, depth=depth)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(tuning, "config", lambda target, variant: small)  # noqa: ARG005
+    monkeypatch.setattr(launch, "_kernels", {})
+    monkeypatch.setattr(triton_kernels, "_kernels", {})
+
+
+@pytest.fixture
+def _tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that short sequences span several."""
+    _use_tiles(monkeypatch, 0)
+
+
+@pytest.fixture
+def _deep_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, with the head dim in pieces, as targets without matrix cores take it."""
+    _use_tiles(monkeypatch, 16)

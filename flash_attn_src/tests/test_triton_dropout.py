@@ -1,0 +1,86 @@
+"""Dropout in the Triton kernels, by the mask that they drew."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+from flash_attn.backends import triton as backend
+from triton_calls import DEVICE, Options, compare
+
+# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize(
+    ("dtype", "alibi"), [(torch.float16, False), (torch.float16, True), (torch.float32, False)], ids=str
+)
+def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alibi: bool) -> None:
+    """out and the gradients are those of the reference under the mask that the kernels drew."""
+    torch.manual_seed(4)
+    heads, size, dropout_p = 2, 48, 0.3
+    q, k, v, dout = torch.randn(4, 1, size, heads, 64, device=DEVICE).to(dtype)
+    slopes = torch.rand(heads, device=DEVICE) / 8 if alibi else None
+    args = (0.125, False, -1, -1, 0.0, slopes, dropout_p)
+    tail = (None, None, size, size, None, None, None)
+    # With v the identity, out shows which probabilities were kept.
+    eye = torch.zeros_like(v)
+    eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
+    shown, _, _, state = backend.forward(q, k, eye, None, *args, False, None, *tail)
+    assert state is not None
+    kept = (shown[..., :size] != 0).permute(0, 2, 1, 3)
+    assert 0.65 < kept.float().mean() < 0.75
+    assert not torch.equal(kept[0, 0], kept[0, 1])
+
+    out, lse, _, again = backend.forward(q, k, v, None, *args, False, state, *tail)
+    assert again is state
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    backend.backward(dout, q, k, v, out, lse, *grads, *args, False, state, None, None, size, size)
+
+    def wanted(compute: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = tuple(x.detach().to(compute).requires_grad_() for x in (q, k, v))
+        out, lse = reference.attention(*leaves, alibi_slopes=slopes, dropout_p=dropout_p, kept=kept, dtype=compute)
+        return out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, dout.to(compute))
+
+    compare((out, lse, *grads), wanted(torch.float64), wanted(dtype))
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_dropout_draws_anew_at_each_call() -> None:
+    q, k, v = torch.randn(3, 1, 48, 2, 16, device=DEVICE, dtype=torch.float16)
+    args = (0.25, False, -1, -1, 0.0, None, 0.3)
+    tail = (None, None, 48, 48, None, None, None)
+    torch.manual_seed(5)
+    first = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
+    second = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
+    torch.manual_seed(5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_dmask_shows_probabilities_and_what_was_dropped(dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    q, k, v = torch.randn(3, 2, 40, 2, 48, device=DEVICE, dtype=dtype)
+    slopes = torch.rand(2, 2, device=DEVICE)
+    options = Options(causal=True, window=(25, -1), softcap=5.0)
+    args = (48**-0.5, True, 25, -1, 5.0, slopes, 0.4, True, None)
+    out, lse, dmask, _ = backend.forward(q, k, v, None, *args, None, None, 40, 40, None, None, None)
+    seen = reference.visible(40, 40, True, (25, -1)).to(DEVICE)
+    assert dmask.dtype == dtype
+    assert dmask.shape == (2, 2, 40, 40)
+    assert not dmask.masked_select(~seen).any()
+    kept = seen & (dmask >= 0)  # one that is kept may underflow to 0, one that is dropped may not
+    assert 0.5 < kept.sum() / seen.expand_as(dmask).sum() < 0.7
+    wanted, wanted_lse = reference.attention(
+        q, k, v, causal=True, window=options.window, softcap=5.0, alibi_slopes=slopes, dropout_p=0.4, kept=kept,
+        dtype=torch.float64,
+    )  # fmt: skip
+    assert_close("out", out, wanted, tiny=2e-3 if dtype is torch.float16 else 1e-5)
+    # Without the mask the sum over v = identity is the probability itself.
+    sums = dmask.abs().double().sum(-1)
+    assert_close("sum of probabilities", sums, torch.ones_like(sums), tiny=2e-3 if dtype is torch.float16 else 1e-5)
+    assert_close("lse", lse, wanted_lse, tiny=2e-5)

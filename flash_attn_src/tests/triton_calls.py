@@ -1,0 +1,55 @@
+"""Calls of the Triton backend, and the comparison of what they give."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from assert_close import assert_close
+from flash_attn.backends import triton as backend
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+class Options(NamedTuple):
+    """What a call may ask for, as both the backend and the reference take it."""
+
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi: int = 0
+    softmax_scale: float | None = None
+
+
+class Lengths(NamedTuple):
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_q: int = 0
+    max_k: int = 0
+
+
+DENSE = Lengths()
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    options: Options,
+    slopes: torch.Tensor | None,
+    lengths: Lengths = DENSE,
+) -> tuple[torch.Tensor, ...]:
+    """out, lse, dq, dk, dv of the Triton backend."""
+    scale = options.softmax_scale or q.shape[-1] ** -0.5
+    common = (scale, options.causal, *options.window, options.softcap, slopes, 0.0)
+    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *lengths, None, None, None)
+    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    backend.backward(dout, q, k, v, out, lse, *grads, *common, False, None, *lengths)
+    return out, lse, *grads
+
+
+def compare(got: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...], rough: tuple[torch.Tensor, ...]) -> None:
+    for name, value, best, worse in zip(("out", "lse", "dq", "dk", "dv"), got, exact, rough, strict=True):
+        assert_close(name, value, best, rough=None if name == "lse" else worse, tiny=2e-5 if name == "lse" else 1e-5)
