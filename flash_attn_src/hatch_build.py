@@ -220,7 +220,7 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
                 " FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE (CPU tensors, and Triton's JIT where it is installed)"
             )
         from rocm_wheels import kernels, launcher
-        from rocm_wheels.cli import default_cache
+        from rocm_wheels.build_cli import default_cache
 
         cache = default_cache()
         stores = kernels.compile_store(targets, cache=cache, jobs=parallel_jobs(data, os.environ, machine))

@@ -16,5 +16,5 @@ Data flows downwards:
 | verify | verify, verdict, inspect_store, benchmark | a verdict beside the wheel |
 | publish | assets, github, release, catalogue, entry, notes, coverage | a release |
 | site | index, templates, which | package indexes, the page to choose a wheel on |
-| commands | cli, release_cli, build | what people and workflows run |
+| commands | cli, build_cli, release_cli, build | what people and workflows run |
 """

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocm_wheels import names, versions, which
+from rocm_wheels import names, published, versions, which
 from rocm_wheels.errors import DataError
 from rocm_wheels.packages import packages_of
 
@@ -69,9 +70,20 @@ def add_verbs(verbs: Any) -> None:
     for verb in (publish, notes, index):
         verb.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
 
+    there = verbs.add_parser(
+        "published", help="list the files that a release has, as create_matrix.py --missing reads it"
+    )
+    there.add_argument("tag", help="the release; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.set_defaults(run=_published)
+
     found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
     which.add_options(found)
     found.set_defaults(run=which.run)
+
+
+def _published(arguments: argparse.Namespace) -> int:
+    print(json.dumps(published.listing(arguments.tag), indent=1))
+    return 0
 
 
 @packages_of("release")

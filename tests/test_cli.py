@@ -14,7 +14,7 @@ from fake_stages import Stages
 from wheelhouse import CELL
 
 import rocm_wheels
-from rocm_wheels import cli
+from rocm_wheels import build_cli, cli
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.plan import Plan
 
@@ -248,13 +248,13 @@ def test_inspect(stages: Stages, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cli.default_cache() == tmp_path / "cache"
+    assert build_cli.default_cache() == tmp_path / "cache"
     monkeypatch.setenv("ROCM_WHEELS_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cli.default_cache() == tmp_path / "rocm_wheels"
+    assert build_cli.default_cache() == tmp_path / "rocm_wheels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cli.default_cache() == tmp_path / ".cache/rocm_wheels"
+    assert build_cli.default_cache() == tmp_path / ".cache/rocm_wheels"
 
 
 def test_help_reads_well() -> None:
