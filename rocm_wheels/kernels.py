@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import signal
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -191,25 +192,17 @@ def _pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "kernels": kernels,
     }
+    text = json.dumps(manifest, sort_keys=True, indent=1).encode()
     # One directory for one set of units, so that stores of different sets (`--only`) do not overwrite each other.
     identity = hashlib.sha256("".join(unit.key for unit in wanted).encode()).hexdigest()
     path = cache / "stores" / identity[:16] / f"{target}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for file, content in _files(manifest, images):
-                information = zipfile.ZipInfo(file, _ZIP_DATE)
-                information.compress_type = zipfile.ZIP_DEFLATED
-                information.external_attr = 0o644 << 16
-                archive.writestr(information, content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for file, content in (("manifest.json", text), *((f"{name}.co", images[name]) for name in sorted(images))):
+            information = zipfile.ZipInfo(file, _ZIP_DATE)
+            information.compress_type = zipfile.ZIP_DEFLATED
+            information.external_attr = 0o644 << 16
+            archive.writestr(information, content)
+    _write(path, packed.getvalue())
     return path
-
-
-def _files(manifest: dict[str, Any], images: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    yield "manifest.json", json.dumps(manifest, sort_keys=True, indent=1).encode()
-    for name in sorted(images):
-        yield f"{name}.co", images[name]
