@@ -1,0 +1,190 @@
+"""What the launcher must do with a kernel and its arguments, a part of launcher_cases.py."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from launcher_bench import Bench, case, equal, raises
+
+FORMATS = {"P": "<Q", "i": "<i", "I": "<q", "f": "<f", "d": "<d", "0": "<Q"}
+
+
+def hexadecimal(letters: str, values: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(struct.pack(FORMATS[letter], value or 0).hex() for letter, value in zip(letters, values, strict=True))
+
+
+@case("hip", "cuda")
+def packs_each_kind_at_its_limits(bench: Bench) -> None:
+    limits: dict[str, list[Any]] = {
+        "P": [0, 1, 2**63, 2**64 - 1, None],
+        "i": [0, -1, 1, -(2**31), 2**31 - 1, True],
+        "I": [0, -1, 2**31, -(2**63), 2**63 - 1],
+        "f": [0.0, -1.0, 3, 0.1, math.inf, -math.inf, 3.4028234663852886e38],
+        "d": [0.0, -1.0, 3, 0.1, math.inf, 5e-324],
+    }
+    for letter, values in limits.items():
+        for value in values:
+            bench.kernel(letter).launch(0, 0, 1, 1, 1, value)
+            (launch,) = bench.fake.take_launches()
+            equal(launch.args, hexadecimal(letter, (value,)))
+    bench.kernel("fd").launch(0, 0, 1, 1, 1, math.nan, math.nan)
+    (launch,) = bench.fake.take_launches()
+    assert math.isnan(struct.unpack("<f", bytes.fromhex(launch.args[0]))[0])
+    assert math.isnan(struct.unpack("<d", bytes.fromhex(launch.args[1]))[0])
+
+
+@case("hip", "cuda")
+def passes_a_structure_by_value(bench: Bench) -> None:
+    for size in (1, 216, 4096):
+        content = random.Random(size).randbytes(size)
+        bench.kernel(f"B{size}").launch(0, 0, 1, 1, 1, content)
+        (launch,) = bench.fake.take_launches()
+        equal(launch.args, (content.hex(),))
+    kernel = bench.kernel("B8")
+    for wrong, kind, fragment in [
+        (b"1234567", ValueError, "argument 0 has 7 bytes, wanted 8"),
+        (bytearray(8), TypeError, "bytes"),
+        (8, TypeError, "bytes"),
+    ]:
+        with raises(kind, fragment):
+            kernel.launch(0, 0, 1, 1, 1, wrong)
+    with raises(TypeError, "kernel_B8", "wants 1"):
+        kernel.launch(0, 0, 1, 1, 1, b"12345678", 0)
+    equal(bench.fake.take_launches(), [])
+
+
+@case("hip", "cuda")
+def packs_any_mix_as_struct_does(bench: Bench) -> None:
+    source = random.Random(20)
+    make: dict[str, Callable[[], Any]] = {
+        "P": lambda: source.choice([None, source.getrandbits(64)]),
+        "i": lambda: source.getrandbits(32) - 2**31,
+        "I": lambda: source.getrandbits(64) - 2**63,
+        "f": lambda: source.uniform(-1e6, 1e6),
+        "d": lambda: source.uniform(-1e300, 1e300),
+    }
+    for length in [*range(65), *range(64, 0, -7)]:
+        nulls = source.randrange(min(length, 3) + 1)
+        letters = "".join(source.choice("PiIfd") for _ in range(length - nulls))
+        values = tuple(make[letter]() for letter in letters)
+        bench.kernel(letters + "0" * nulls).launch(0, 0, 1, 1, 1, *values)
+        (launch,) = bench.fake.take_launches()
+        equal(launch.args, hexadecimal(letters + "0" * nulls, values + (0,) * nulls))
+
+
+@case("hip", "cuda")
+def passes_grid_block_stream_and_shared(bench: Bench) -> None:
+    bench.kernel("i", shared=4096, threads=256).launch(0, 2**47 + 8, 2**31 - 1, 65535, 3, 7)
+    (launch,) = bench.fake.take_launches()
+    equal(launch.grid, (2**31 - 1, 65535, 3))
+    equal(launch.block, (256, 1, 1))
+    equal((launch.stream, launch.shared, launch.device), (2**47 + 8, 4096, 0))
+
+
+@case("hip", "cuda")
+def refuses_integers_that_do_not_fit(bench: Bench) -> None:
+    for letter, value in [
+        ("P", -1),
+        ("P", 2**64),
+        ("i", 2**31),
+        ("i", -(2**31) - 1),
+        ("i", 2**200),
+        ("I", 2**63),
+        ("I", -(2**63) - 1),
+        ("f", 1e39),
+        ("d", 10**400),
+    ]:
+        with raises(OverflowError, f"kernel_i{letter}", "argument 1", str(value)):
+            bench.kernel("i" + letter).launch(0, 0, 1, 1, 1, 5, value)
+    for position, what in enumerate(["device", "stream", "grid_x", "grid_y", "grid_z"]):
+        for value in (-1, 2**64):
+            arguments = [0, 0, 1, 1, 1]
+            arguments[position] = value
+            with raises((TypeError if what == "stream" else OverflowError), what, str(value)):
+                bench.kernel("").launch(*arguments)
+    equal(bench.fake.take_launches(), [])
+
+
+@case("hip", "cuda")
+def refuses_wrong_types(bench: Bench) -> None:
+    for letter, value in [
+        ("P", "x"),
+        ("P", 1.0),
+        ("i", None),
+        ("i", 1.0),
+        ("I", None),
+        ("f", None),
+        ("d", ""),
+    ]:
+        with raises(TypeError, f"kernel_P{letter}", "argument 1", type(value).__name__):
+            bench.kernel("P" + letter).launch(0, 0, 1, 1, 1, 0, value)
+    with raises(TypeError, "stream", "None"):
+        bench.kernel("").launch(0, None, 1, 1, 1)
+    with raises(TypeError):
+        bench.kernel("").launch(0, 0, 1.0, 1, 1)
+
+    class Broken:
+        def __index__(self) -> int:
+            raise ZeroDivisionError("of its own")
+
+    with raises(ZeroDivisionError, "of its own"):
+        bench.kernel("i").launch(0, 0, 1, 1, 1, Broken())
+    equal(bench.fake.take_launches(), [])
+
+
+@case("hip", "cuda")
+def refuses_wrong_counts(bench: Bench) -> None:
+    for arguments in [(), (0, 0, 1, 1, 1), (0, 0, 1, 1, 1, 5), (0, 0, 1, 1, 1, 5, 6, 7)]:
+        with raises(TypeError, "kernel_ii0", "wants 2", f"got {len(arguments)} in all", "wanted 7"):
+            bench.kernel("ii0").launch(*arguments)
+    equal(bench.fake.take_launches(), [])
+
+
+@case("hip", "cuda")
+def refuses_impossible_kernels(bench: Bench) -> None:
+    good: dict[str, Any] = {
+        "image": b"x",
+        "symbol": "s",
+        "params": "P0",
+        "shared": 0,
+        "threads": 1024,
+        "name": "n",
+    }
+    bench.launcher.Kernel(**good)
+    for field, value, kind, fragment in [
+        ("image", b"", ValueError, "image is empty"),
+        ("image", bytearray(b"x"), TypeError, "bytes"),
+        ("symbol", "", ValueError, "symbol ''"),
+        ("symbol", "a\0b", ValueError, "null character"),
+        ("name", "", ValueError, "name ''"),
+        ("params", "Pq", ValueError, "letter 1"),
+        ("params", "P\0", ValueError, "letter 1"),
+        ("params", "0P", ValueError, "before letter 1"),
+        ("params", "P" * 65, ValueError, "65 params, at most 64"),
+        *(("params", text, ValueError, "number of bytes") for text in ("B", "B0", "B-8", "B+8", "B8P", "B4097", "B 8")),
+        ("params", b"P", TypeError, "str"),
+        ("threads", 0, ValueError, "threads is 0"),
+        ("threads", 1025, ValueError, "threads is 1025"),
+        ("shared", -1, ValueError, "shared is -1"),
+        ("shared", 2**31, OverflowError, ""),
+    ]:
+        with raises(kind, fragment):
+            bench.launcher.Kernel(**{**good, field: value})
+
+
+@case("hip", "cuda")
+def a_kernel_is_immutable_and_tells_what_it_is(bench: Bench) -> None:
+    one = bench.launcher.Kernel(b"Pi", symbol="entry", params="Pi", shared=512, threads=128, name="fwd")
+    equal((one.name, one.symbol, one.params, one.shared, one.threads), ("fwd", "entry", "Pi", 512, 128))
+    equal(repr(one), "Kernel('fwd', params='Pi', shared=512, threads=128)")
+    for field in ("name", "shared", "threads", "launch", "other"):
+        with raises(AttributeError):
+            setattr(one, field, 1)
+    with raises(TypeError):
+        bench.launcher.Kernel.launch = None
+    with raises(TypeError):
+        type("Derived", (bench.launcher.Kernel,), {})
