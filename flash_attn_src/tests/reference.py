@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -77,3 +79,8 @@ def rotate(
             x[row, :, a] = first * c - second * s
             x[row, :, b] = first * s + second * c
     return x
+
+
+def public(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of `attention` as the public functions name them."""
+    return {"window_size" if name == "window" else name: value for name, value in options.items()}

@@ -57,15 +57,11 @@ MASKS = {
 SIZES = [(1, 1), (1, 300), (131, 131), (64, 333), (300, 65), (257, 7)]
 
 
-def _call(options: dict[str, Any]) -> dict[str, Any]:
-    return {"window_size" if key == "window" else key: value for key, value in options.items()}
-
-
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), SIZES)
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: str, seqlen_q: int, seqlen_k: int) -> None:
     tensors = _tensors(2, seqlen_q, seqlen_k, 2, 1, 16, torch.float32)
-    _check(tensors, _call(MASKS[mask]), MASKS[mask])
+    _check(tensors, reference.public(MASKS[mask]), MASKS[mask])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -97,7 +93,7 @@ def test_scores(options: dict[str, Any]) -> None:
     rank = options.pop("alibi", 0)
     if rank:
         options["alibi_slopes"] = torch.rand((2, 4) if rank == 2 else (4,)) * 0.3
-    _check(tensors, _call(options), options)
+    _check(tensors, reference.public(options), options)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_scores(options: dict[str, Any]) -> None:
 def test_dropout(dim: int, block: int, extra: dict[str, Any]) -> None:
     tensors = _tensors(2, 150, 270, 4, 2, dim, torch.float32)
     state = torch.get_rng_state()
-    _, _, dmask = flash_attn.flash_attn_func(*tensors, dropout_p=0.3, return_attn_probs=True, **_call(extra))
+    _, _, dmask = flash_attn.flash_attn_func(*tensors, dropout_p=0.3, return_attn_probs=True, **reference.public(extra))
     assert dmask.shape == (2, 4, 150, 270)
     kept = dmask >= 0
     seen = reference.visible(150, 270, extra.get("causal", False), extra.get("window", (-1, -1)))
@@ -120,7 +116,7 @@ def test_dropout(dim: int, block: int, extra: dict[str, Any]) -> None:
     assert_close("|S_dmask|", undone(dmask.abs(), probabilities.transpose(1, 2), block), probabilities, tiny=1e-6)
     # The same state of the generator gives the same mask, forward and backward.
     torch.set_rng_state(state)
-    _check(tensors, {"dropout_p": 0.3, **_call(extra)}, {"dropout_p": 0.3, "kept": kept, **extra})
+    _check(tensors, {"dropout_p": 0.3, **reference.public(extra)}, {"dropout_p": 0.3, "kept": kept, **extra})
     assert not torch.allclose(flash_attn.flash_attn_func(*tensors, dropout_p=0.3), plain)
 
 
@@ -175,162 +171,6 @@ def test_dropout_sign_survives_underflow() -> None:
     k[:, 1:] = -30.0
     dmask = flash_attn.flash_attn_func(q, k, k, dropout_p=0.5, return_attn_probs=True)[2]
     assert 0.3 < float((dmask < 0).float().mean()) < 0.7
-
-
-def _varlen(
-    lengths_q: list[int], lengths_k: list[int], heads: int = 4, heads_k: int = 2, dim: int = 16
-) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
-    torch.manual_seed(sum(lengths_q))
-    q = torch.randn(sum(lengths_q), heads, dim, requires_grad=True)
-    k, v = (torch.randn(sum(lengths_k), heads_k, dim, requires_grad=True) for _ in range(2))
-    cu = [torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32) for lengths in (lengths_q, lengths_k)]
-    return (q, k, v), (*cu, max(lengths_q), max(lengths_k))
-
-
-LENGTHS = [([5, 130, 0, 1], [9, 200, 4, 0]), ([300], [7]), ([1, 1, 1], [40, 270, 3])]
-
-
-@pytest.mark.parametrize(("lengths_q", "lengths_k"), LENGTHS)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"causal": True}, {"window": (9, 4)}, {"softcap": 3.0, "alibi": True}, {"dropout_p": 0.25}],
-    ids=str,
-)
-def test_varlen_equals_each_sequence_alone(lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]) -> None:
-    options = dict(options)
-    tensors, lengths = _varlen(lengths_q, lengths_k)
-    slopes = torch.rand(len(lengths_q), 4) if options.pop("alibi", False) else None
-    out, lse, dmask = flash_attn.flash_attn_varlen_func(
-        *tensors, *lengths, alibi_slopes=slopes, return_attn_probs=True, **_call(options)
-    )
-    dout = torch.randn(out.shape)
-    got = torch.autograd.grad(out, tensors, dout)
-    assert out.shape == tensors[0].shape
-    assert lse.shape == (4, sum(lengths_q))
-    doubles = [x.detach().double().requires_grad_() for x in tensors]
-    outs, lses = [], []
-    for i, (parts_q, parts_k, parts_v) in enumerate(
-        zip(doubles[0].split(lengths_q), doubles[1].split(lengths_k), doubles[2].split(lengths_k), strict=True)
-    ):
-        if options.get("dropout_p"):
-            options["kept"] = dmask[i, None, :, : lengths_q[i], : lengths_k[i]] >= 0
-        o, stat = reference.attention(
-            *(x[None] for x in (parts_q, parts_k, parts_v)),
-            dtype=torch.float64,
-            alibi_slopes=None if slopes is None else slopes[i],
-            **options,
-        )
-        outs.append(o[0])
-        lses.append(stat[0])
-    wanted = torch.autograd.grad(torch.cat(outs), doubles, dout.double())
-    assert_close("out", out, torch.cat(outs))
-    assert_close("lse", lse, torch.cat(lses, 1))
-    for name, value, best in zip(("dq", "dk", "dv"), got, wanted, strict=True):
-        assert_close(name, value, best)
-
-
-def test_rows_outside_every_sequence_are_zero() -> None:
-    (q, k, v), (cu_q, cu_k, *longest) = _varlen([5, 4], [6, 3])
-    q = torch.cat([q, torch.full((3, 4, 16), torch.nan)]).detach().requires_grad_()
-    out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, *longest, return_attn_probs=True)
-    out.sum().backward()
-    assert torch.equal(out[9:], torch.zeros(3, 4, 16))
-    assert bool((lse[:, 9:] == torch.inf).all())
-    assert torch.equal(q.grad[9:], torch.zeros(3, 4, 16))
-
-
-def _pages(x: torch.Tensor, lengths: list[int], page: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of x (total, h, d) scattered over shuffled pages full of NaN, and the block table."""
-    needed = [-(-length // page) for length in lengths]
-    torch.manual_seed(page)
-    order = torch.randperm(sum(needed) + 2).tolist()
-    pages = torch.full((sum(needed) + 2, page, *x.shape[1:]), torch.nan)
-    table = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
-    for i, (sequence, count) in enumerate(zip(x.split(lengths), needed, strict=True)):
-        for j in range(count):
-            table[i, j] = order.pop()
-            rows = sequence[j * page : (j + 1) * page]
-            pages[table[i, j], : rows.shape[0]] = rows
-    return pages, table
-
-
-def test_paged() -> None:
-    (q, k, v), lengths = _varlen([5, 130, 2], [9, 200, 33])
-    pages_k, table = _pages(k.detach(), [9, 200, 33], 32)
-    pages_v, _ = _pages(v.detach(), [9, 200, 33], 32)
-    out = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, *lengths, causal=True, block_table=table)
-    wanted = flash_attn.flash_attn_varlen_func(q, k, v, *lengths, causal=True)
-    assert_close("out", out, wanted)
-    with pytest.raises(RuntimeError, match="block_table"):
-        out.sum().backward()
-
-
-def test_seqused_and_leftpad() -> None:
-    (q, k, v), lengths = _varlen([5, 130], [90, 200])
-    used, pads = torch.tensor([70, 0], dtype=torch.int32), torch.tensor([11, 0], dtype=torch.int32)
-    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, *lengths, used, pads, None)
-    out, lse, _, _ = backend.forward(q, k, v, None, *args)
-    wanted, wanted_lse = reference.attention(
-        q[None, :5], k[None, 11:70], v[None, 11:70], softmax_scale=0.25, causal=True
-    )
-    assert_close("out", out[:5], wanted[0])
-    assert_close("lse", lse[:, :5], wanted_lse[0])
-    assert not bool(out[5:].any())
-    dense = torch.stack([q[:5], q[5:10]])
-    caches = [torch.stack([x[:90], x[90:180]]) for x in (k, v)]
-    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, None, None, 5, 90, used, pads, None)
-    out, lse, _, _ = backend.forward(dense, *caches, None, *args)
-    assert_close("out", out[0], wanted[0])
-    assert_close("lse", lse[0], wanted_lse[0])
-    assert bool((lse[1] == torch.inf).all())
-
-
-def test_seqused_says_the_lengths_of_sequences_with_gaps() -> None:
-    """As xformers' masks of keys with gaps, and serving engines with pages: cu_seqlens_k is where room begins."""
-    (q, k, v), (cu_seqlens_q, room, _, _) = _varlen([1, 1], [32, 32])
-    used = torch.tensor([5, 7], dtype=torch.int32)
-    out = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
-        q, k, v, cu_seqlens_q, room, 1, 7, 0.0, 0.25, True, seqused_k=used
-    )[0]
-    pages = [x.view(4, 16, *x.shape[1:]) for x in (k, v)]
-    table = torch.arange(4, dtype=torch.int32).view(2, 2)
-    paged = flash_attn.flash_attn_interface._flash_attn_varlen_forward(
-        q, *pages, cu_seqlens_q, torch.zeros_like(room), 1, 7, 0.0, 0.25, True, seqused_k=used, block_table=table
-    )[0]
-    for index, (start, length) in enumerate(((0, 5), (32, 7))):
-        keys = slice(start, start + length)
-        wanted, _ = reference.attention(q[None, index : index + 1], k[None, keys], v[None, keys], softmax_scale=0.25)
-        assert_close("out", out[index : index + 1], wanted[0])
-        assert_close("paged", paged[index : index + 1], wanted[0])
-    with pytest.raises(ValueError, match="seqused_k: got 33 at index 1, wanted 0 to 32"):
-        flash_attn.flash_attn_interface._flash_attn_varlen_forward(
-            q, k, v, cu_seqlens_q, room, 1, 33, 0.0, 0.25, True, seqused_k=used + torch.tensor([0, 26]).int()
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("cu_seqlens_q", {"cu_q": [0, 5, 4]}),
-        ("cu_seqlens_q", {"cu_q": [0, 5, 400]}),
-        ("cu_seqlens_k", {"cu_k": [-1, 5, 9]}),
-        ("max_seqlen_q", {"max_q": 3}),
-    ],
-)
-def test_bad_sequences_are_named(name: str, change: dict[str, Any]) -> None:
-    (q, k, v), _ = _varlen([5, 4], [6, 3])
-    values = {"cu_q": [0, 5, 9], "cu_k": [0, 6, 9], "max_q": 5, **change}
-    cu_q, cu_k = (torch.tensor(values[key], dtype=torch.int32) for key in ("cu_q", "cu_k"))
-    with pytest.raises(ValueError, match=name):
-        flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, values["max_q"], 6)
-
-
-def test_bad_block_table_is_named() -> None:
-    (q, k, _), lengths = _varlen([5, 4], [6, 3])
-    pages, table = _pages(k.detach(), [6, 3], 8)
-    table[1, 0] = pages.shape[0]
-    with pytest.raises(ValueError, match="block_table"):
-        flash_attn.flash_attn_varlen_func(q, pages, pages, *lengths, block_table=table)
 
 
 @pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0)])
