@@ -364,6 +364,12 @@ class Runner:
             shutil.copytree(artifact, target, dirs_exist_ok=True)
 
 
+def golden_rows() -> dict[str, list[dict[str, Any]]]:
+    """The rows of the jobs' matrices, as create_matrix.py makes them: kernels and wheels."""
+    text = (ROOT / "tests/golden/matrix.json").read_text(encoding="utf-8")
+    return {name: each["include"] for name, each in json.loads(text).items() if name != "tag"}
+
+
 def base_environment() -> dict[str, str]:
     """Of this process, without what would change a build."""
     dropped = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "BUILD_TRITON_BACKEND", "ROCM_WHEELS_CACHE", "MAX_JOBS")

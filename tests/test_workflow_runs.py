@@ -1,0 +1,195 @@
+"""What the workflows run and when: their conditions, worked out and carried out as a runner does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from workflows import Expression, Runner, base_environment, golden_rows, holds, load, render
+
+
+def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
+    build = load("build.yml")["jobs"]
+    github = {"event_name": "pull_request", "ref": "refs/pull/1/merge", "token": "t", "ref_name": "1/merge"}
+    done = {need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4"}} for need in build} | {
+        name: {"result": "skipped", "outputs": {}} for name in ("create_release", "smoke", "trend")
+    }
+    for variables in ({}, {"GPU_RUNNER": "true"}):
+        contexts = {"github": github, "inputs": {}, "vars": variables, "needs": done, "status": "success"}
+        contexts["needs"] = {**done, "publish": {"result": "skipped", "outputs": {}}}
+        runs = {key: holds(job.get("if"), contexts) for key, job in build.items()}
+        assert [key for key, runs_then in runs.items() if runs_then] == [
+            "create_matrix",
+            "build_kernels",
+            "build_wheels_rocm",
+            "rehearse",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("release", "wheels", "count", "smoke", "variable", "published"),
+    [
+        ("success", "success", "36", "success", "true", True),
+        ("success", "success", "36", "skipped", "", True),
+        ("success", "success", "36", "failure", "true", False),
+        ("success", "success", "36", "skipped", "true", False),
+        ("success", "failure", "36", "skipped", "", False),
+        ("success", "success", "36", "cancelled", "", False),
+        ("success", "skipped", "0", "skipped", "true", True),
+        ("success", "skipped", "36", "skipped", "", False),
+        ("skipped", "success", "36", "skipped", "", False),
+        ("failure", "success", "36", "skipped", "", False),
+    ],
+)
+def test_the_gate_of_publishing(
+    release: str, wheels: str, count: str, smoke: str, variable: str, published: bool
+) -> None:
+    results = {"create_release": release, "create_matrix": "success", "build_wheels_rocm": wheels, "smoke": smoke}
+    contexts = {
+        "needs": {
+            name: {"result": result, "outputs": {"wheels-count": count} if name == "create_matrix" else {}}
+            for name, result in results.items()
+        },
+        "vars": {"GPU_RUNNER": variable},
+        "github": {"event_name": "push"},
+        "inputs": {},
+        "status": "success",
+    }
+    assert holds(load("build.yml")["jobs"]["publish"]["if"], contexts) is published
+
+
+@pytest.mark.parametrize(("wheels", "attests", "takes_over"), [("success", True, False), ("skipped", False, True)])
+def test_a_run_attests_what_it_built(wheels: str, attests: bool, takes_over: bool) -> None:
+    count = "36" if wheels == "success" else "0"
+    contexts = {
+        "needs": {
+            "build_wheels_rocm": {"result": wheels},
+            "create_matrix": {"outputs": {"wheels-count": count}},
+        },
+        "status": "success",
+    }
+    conditions = {step["name"]: step.get("if") for step in load("build.yml")["jobs"]["publish"]["steps"]}
+    assert holds(conditions["Attest where the wheels come from"], contexts) is attests
+    assert holds(conditions["Take over the wheels"], contexts) is attests
+    assert holds(conditions["Take over what the release has already"], contexts) is takes_over
+
+
+def test_runs_for_one_tag_wait_for_each_other() -> None:
+    group = load("build.yml")["concurrency"]["group"]
+    pushed = {"inputs": {}, "github": {"ref": "refs/tags/v1.2.3", "ref_name": "v1.2.3"}}
+    by_hand = {"inputs": {"tag": "v1.2.3"}, "github": {"ref": "refs/heads/main", "ref_name": "main"}}
+    assert render(group, pushed) == render(group, by_hand) == "build-v1.2.3"
+
+
+def test_the_index_is_deployed_from_the_default_branch(tmp_path: Path) -> None:
+    """The environment of Pages refuses any other ref, such as the tag that is being released."""
+    assert set(load("pages.yml")["on"]) == {"workflow_dispatch"}
+    job = load("build.yml")["jobs"]["update_docs"]
+    assert job["permissions"] == {"actions": "write"}
+    (tmp_path / "gh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "gh").chmod(0o755)
+    github = {"ref_name": "v1.2.3", "token": "t", "event": {"repository": {"default_branch": "trunk"}}}
+    runner = Runner(
+        workspace=tmp_path,
+        storage=tmp_path / "storage",
+        caches=tmp_path / "caches",
+        github={},
+        environment={"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_REPOSITORY": "owner/name"},
+    )
+    done = runner._steps("x", job, {"env": {}, "github": github, "inputs": {}})
+    assert done.result == "success"
+    assert "workflow run pages.yml --repo owner/name --ref trunk" in done.log
+
+
+@pytest.mark.parametrize(
+    ("smoke", "event", "runs"),
+    [("success", "push", True), ("skipped", "push", False), ("success", "pull_request", False)],
+)
+def test_a_release_is_measured_where_it_met_a_gpu(smoke: str, event: str, runs: bool) -> None:
+    contexts = {
+        "needs": {"smoke": {"result": smoke}},
+        "github": {"event_name": event},
+        "inputs": {},
+        "status": "success",
+    }
+    build = load("build.yml")["jobs"]
+    assert holds(build["trend"]["if"], contexts) is runs
+    assert "trend" not in build["publish"]["if"], "a regression keeps no release back"
+
+
+def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
+    workflow = load("trend.yml")
+    assert {"schedule", "workflow_call", "workflow_dispatch"} == set(workflow["on"])
+    measure = workflow["jobs"]["measure"]
+    assert measure["permissions"] == {"contents": "read"}, "what runs on the GPU runner writes nothing"
+    row = {"include": [golden_rows()["wheels"][-1]]}
+    for given in ("", json.dumps(row)):
+        needs = {"newest": {"result": "skipped" if given else "success", "outputs": {"row": json.dumps(row)}}}
+        contexts = {"inputs": {"row": given}, "vars": {"GPU_RUNNER": "true"}, "needs": needs, "status": "success"}
+        assert holds(workflow["jobs"]["newest"]["if"], contexts) is (given == "")
+        assert holds(measure["if"], contexts)
+        assert render(measure["strategy"]["matrix"], contexts) == row
+        steps = {step["name"]: holds(step["if"], contexts) for step in measure["steps"] if "if" in step}
+        assert steps == {"Take over the wheel": given != "", "Build the wheel": given == ""}
+    contexts["vars"] = {}
+    assert not holds(measure["if"], contexts)
+    (build,) = (step for step in measure["steps"] if step["name"] == "Build the wheel")
+    # The image of the job has a PYTORCH_ROCM_ARCH of its own.
+    assert render(build["env"], {"matrix": row["include"][0]})["PYTORCH_ROCM_ARCH"] == row["include"][0]["targets"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'a' == 'A' && 1 != 2", True),
+        ("inputs.tag || (github.event_name == 'push' && github.ref_name) || ''", "v1"),
+        ("!inputs.dry-run", True),
+        ("format('{0}-{1}', inputs.missing, 'it''s')", "-it's"),
+        ("fromJSON('{\"a\": [1]}')", {"a": [1]}),
+        ("contains(github.ref, 'tags') || false", False),
+    ],
+)
+def test_the_expressions_of_the_runner(text: str, value: object) -> None:
+    contexts = {"inputs": {}, "github": {"event_name": "push", "ref_name": "v1", "ref": "x"}}
+    assert Expression(text, contexts).value() == value
+    assert render({"a": ["x ${{ github.ref }}-${{ github.ref_name }}"]}, contexts) == {"a": ["x x-v1"]}
+    for bad in ("1 +", "a.b", "(1", "'x"):
+        with pytest.raises((ValueError, KeyError, IndexError)):
+            Expression(bad, contexts).value()
+
+
+def test_a_failing_step_fails_its_job_and_keeps_what_must_be_kept(tmp_path: Path) -> None:
+    """The runner itself: after a failure only steps that ask for it run, as a killed compile keeps its kernels."""
+    runner = Runner(
+        workspace=tmp_path / "work",
+        storage=tmp_path / "storage",
+        caches=tmp_path / "caches",
+        github={"event_name": "push"},
+        environment=base_environment(),
+    )
+    (tmp_path / "work/cache").mkdir(parents=True)
+    (tmp_path / "work/cache/kernel").write_text("code")
+    save = {"path": "cache", "key": "k"}
+    job = {
+        "steps": [
+            {"name": "fails", "run": "false | true"},
+            {"name": "not run", "run": "touch ran"},
+            {"name": "keep", "if": "always()", "uses": "actions/cache/save@0", "with": save},
+        ]
+    }
+    done = runner._steps("x", job, {"env": {}, "github": {}, "inputs": {}})
+    assert done.result == "failure"
+    assert not (tmp_path / "work/ran").exists()
+    assert (tmp_path / "caches/kernel").read_text() == "code"
+
+
+def test_a_shard_that_runs_out_of_time_keeps_its_kernels() -> None:
+    job = load("build.yml")["jobs"]["build_kernels"]
+    names = [step["name"] for step in job["steps"]]
+    compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Keep them, done or not"))
+    assert keep["if"] == "always()"
+    assert names.index("Keep them, done or not") == names.index("Compile") + 1
+    for row in golden_rows()["kernels"]:
+        contexts = {"matrix": row}
+        assert render(compile_["timeout-minutes"], contexts) < render(job["timeout-minutes"], contexts) <= 360
