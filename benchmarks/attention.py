@@ -14,33 +14,15 @@ import argparse
 import importlib
 import statistics
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import measuring
 import torch
-from measuring import milliseconds
+from measuring import Shape, milliseconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
-
-
-class Shape(NamedTuple):
-    """Sizes of q, k and v, and whether the mask is causal."""
-
-    batch: int
-    heads: int
-    seqlen: int
-    head_dim: int
-    causal: bool
-
-    @property
-    def flops(self) -> float:
-        """Of the forward."""
-        full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
-        return full / 2 if self.causal else full
-
-
 SHAPES = (
     Shape(4, 32, 4096, 64, False),
     Shape(4, 32, 4096, 64, True),
@@ -133,9 +115,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--peer", metavar="MODULE", help="another flash_attn to compare with")
     arguments = parser.parse_args()
-    measuring.installed()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: no GPU that this torch can use")
+    measuring.need_gpu()
 
     peers = implementations(arguments.peer)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {arguments.dtype}, TFLOP/s forward / backward")

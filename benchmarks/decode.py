@@ -118,9 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.func and (options.paged or options.append or options.num_splits):
         raise SystemExit("error: --func has no cache: leave out --paged, --append and --num-splits")
-    measuring.installed()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: no GPU that this torch can use")
+    measuring.need_gpu()
 
     dtype = getattr(torch, options.dtype)
     copy = copy_bandwidth(options.rounds)

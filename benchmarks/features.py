@@ -149,9 +149,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each call is measured (5)")
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], metavar="D", help="head dims (128 64)")
     arguments = parser.parse_args()
-    measuring.installed()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: no GPU that this torch can use")
+    measuring.need_gpu()
     for dim in arguments.dims:
         if dim not in (32, 64, 128, 256):
             raise SystemExit(f"error: --dims {dim}: one of 32, 64, 128, 256, which divide 2048 into heads")

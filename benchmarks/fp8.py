@@ -15,28 +15,11 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import measuring
 import torch
-from measuring import milliseconds
+from measuring import Shape, milliseconds
 from torch.nn.functional import scaled_dot_product_attention
-
-
-class Shape(NamedTuple):
-    """Sizes of q, k and v, and whether the mask is causal."""
-
-    batch: int
-    heads: int
-    seqlen: int
-    head_dim: int
-    causal: bool
-
-    @property
-    def flops(self) -> float:
-        full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
-        return full / 2 if self.causal else full
-
 
 SHAPES = tuple(
     Shape(batch, heads, seqlen, dim, causal)
@@ -95,9 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each way is measured (5)")
     options = parser.parse_args()
-    measuring.installed()
-    if not torch.cuda.is_available():
-        raise SystemExit("error: no GPU that this torch can use")
+    measuring.need_gpu()
 
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, forward, TFLOP/s (ratio to bf16); errors")
     titles = ("batch heads seqlen dim", "", "bf16", "with casts", "FP8 inputs", "error FP8, bf16", "with outliers")

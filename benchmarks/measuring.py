@@ -15,9 +15,25 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Shape(NamedTuple):
+    """Sizes of q, k and v, and whether the mask is causal."""
+
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    causal: bool
+
+    @property
+    def flops(self) -> float:
+        """Of the forward."""
+        full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        return full / 2 if self.causal else full
 
 
 def chosen_device(name: str | None) -> torch.device:
@@ -135,6 +151,13 @@ def installed() -> str:
         ) from None
     label = flash_attn.backend_info()["label"] if hasattr(flash_attn, "backend_info") else ""
     return f"{flash_attn.__version__}+{label}" if label else str(flash_attn.__version__)
+
+
+def need_gpu() -> None:
+    """SystemExit without a flash_attn to measure or a GPU to measure it on."""
+    installed()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: no GPU that this torch can use")
 
 
 def results(
