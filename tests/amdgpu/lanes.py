@@ -8,7 +8,7 @@ import numpy as np
 
 from amdgpu.assembly import Instruction
 from amdgpu.scalar import Execute
-from amdgpu.wave import Array, Wave, bits, mask, place, put, register, scalar, source, target
+from amdgpu.wave import Array, Wave, bits, mask, place, put, register, scalar, scalar_place, source, target
 
 _U32, _U64 = np.uint32, np.uint64
 
@@ -27,15 +27,8 @@ def decode(instruction: Instruction, _target: str) -> Execute | None:
     return None
 
 
-def _scalar_place(text: str) -> int:
-    found = register(text)
-    if found is None or found[0] != "s":
-        raise NotImplementedError(f"{text} is no scalar register")
-    return found[1]
-
-
 def _first_lane(instruction: Instruction) -> Execute:
-    destination, read = _scalar_place(instruction.operands[0]), source(instruction.operands[1], "u")
+    destination, read = scalar_place(instruction.operands[0]), source(instruction.operands[1], "u")
 
     def execute(wave: Wave) -> None:
         lane = int(wave.lanes.argmax())
@@ -45,7 +38,7 @@ def _first_lane(instruction: Instruction) -> Execute:
 
 
 def _read_lane(instruction: Instruction) -> Execute:
-    destination, read = _scalar_place(instruction.operands[0]), source(instruction.operands[1], "u")
+    destination, read = scalar_place(instruction.operands[0]), source(instruction.operands[1], "u")
     lane = scalar(instruction.operands[2])
     return lambda wave: wave.set_scalar(destination, int(read(wave)[lane(wave) % wave.count]))
 
@@ -121,7 +114,7 @@ def _carry(instruction: Instruction) -> Execute:
         read.reverse()
     taken = scalar(operands[4], 2) if len(operands) > 4 else None
     taken32 = scalar(operands[4]) if len(operands) > 4 else None
-    destination, out, sign = place(operands[0]), _scalar_place(operands[1]), -1 if "sub" in name else 1
+    destination, out, sign = place(operands[0]), scalar_place(operands[1]), -1 if "sub" in name else 1
 
     def execute(wave: Wave) -> None:
         left, right = (np.broadcast_to(one(wave), wave.count).astype(np.int64) for one in read)
@@ -148,7 +141,7 @@ def _mad_wide(instruction: Instruction) -> Execute:
 def _divisor(instruction: Instruction) -> Execute:
     """v_div_scale: scales nothing here, see div_fixup in the table of `vector`."""
     kind = "F" if "f64" in instruction.mnemonic else "f"
-    out, write = _scalar_place(instruction.operands[1]), target(instruction.operands[0], kind)
+    out, write = scalar_place(instruction.operands[1]), target(instruction.operands[0], kind)
     read = source(instruction.operands[2], kind)
 
     def execute(wave: Wave) -> None:

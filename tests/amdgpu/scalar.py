@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from amdgpu.assembly import Instruction
-from amdgpu.wave import WORD, Wave, register, scalar
+from amdgpu.wave import WORD, Wave, scalar, scalar_place
 
 Execute = Callable[[Wave], None]
 
@@ -89,20 +89,13 @@ def _words(name: str) -> int:
     return 2 if name.endswith(("64", "b64_e64")) else 1
 
 
-def _destination(text: str) -> int:
-    found = register(text)
-    if found is None or found[0] != "s":
-        raise NotImplementedError(f"{text} is no scalar register")
-    return found[1]
-
-
 def _two(name: str, operands: tuple[str, ...]) -> Execute | None:
     if len(operands) != 3:
         return None
     operation, _, form = name.rpartition("_")
     words = 2 if form in ("b64", "u64", "i64") else 1
     size = 32 * words
-    destination = _destination(operands[0])
+    destination = scalar_place(operands[0])
     left, right = scalar(operands[1], words), scalar(operands[2], words)
     if form in ("b32", "b64", "i32", "i64", "u64") and operation in _BITS:
         compute = _BITS[operation]
@@ -173,7 +166,7 @@ def _one(name: str, operands: tuple[str, ...]) -> Execute | None:
         operation not in _ONE and name not in _ONE
     ):
         return None
-    destination, read = _destination(operands[0]), scalar(operands[1], words)
+    destination, read = scalar_place(operands[0]), scalar(operands[1], words)
     if operation == "mov":
         return lambda wave: wave.set_scalar(destination, read(wave), words)
     if operation.startswith("sext"):
@@ -223,7 +216,7 @@ def _bitset(name: str, operands: tuple[str, ...]) -> Execute | None:
     found = re.fullmatch(r"bitset([01])_b32", name)
     if found is None:
         return None
-    destination, place, value = _destination(operands[0]), scalar(operands[1]), int(found[1])
+    destination, place, value = scalar_place(operands[0]), scalar(operands[1]), int(found[1])
 
     def execute(wave: Wave) -> None:
         bit = 1 << place(wave) % 32
@@ -243,7 +236,7 @@ def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
         if found[3] == "u":
             return lambda wave: setattr(wave, "scc", int(compare(read(wave), constant & 0xFFFF)))
         return lambda wave: setattr(wave, "scc", int(compare(signed(read(wave)), signed(constant, 16))))
-    destination, operation, value = _destination(operands[0]), found[1], signed(constant, 16)
+    destination, operation, value = scalar_place(operands[0]), found[1], signed(constant, 16)
 
     def execute(wave: Wave) -> None:
         old = signed(wave.s[destination])
@@ -261,7 +254,7 @@ def _saveexec(name: str, operands: tuple[str, ...]) -> Execute | None:
     if found is None:
         return None
     size = int(found[2])
-    compute, destination, read = _LOGIC[found[1]], _destination(operands[0]), scalar(operands[1], size // 32)
+    compute, destination, read = _LOGIC[found[1]], scalar_place(operands[0]), scalar(operands[1], size // 32)
 
     def execute(wave: Wave) -> None:
         old, value = wave.exec(), read(wave)
@@ -300,7 +293,7 @@ def _floating(name: str, operands: tuple[str, ...]) -> Execute | None:
     if name not in _FLOATS:
         return None
     result, kinds, compute = _FLOATS[name]
-    destination = _destination(operands[0])
+    destination = scalar_place(operands[0])
     inputs = (*operands[1:], operands[0]) if name == "fmac_f32" else operands[1:]
     read = [scalar(text) for text in inputs]
 

@@ -115,6 +115,14 @@ def place(text: str) -> int:
     return found[1] + (_ACCUMULATORS if found[0] == "a" else 0)
 
 
+def scalar_place(text: str) -> int:
+    """The number of a scalar register."""
+    found = register(text)
+    if found is None or found[0] != "s":
+        raise NotImplementedError(f"{text} is no scalar register")
+    return found[1]
+
+
 def number(text: str, kind: str = "u") -> int:
     """The bits of a constant operand, as an instruction for values of `kind` takes it."""
     try:
