@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from assert_close import assert_close
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from flash_attn.ops.triton import cross_entropy
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+from two_ranks import both
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = {
@@ -160,37 +159,26 @@ def test_compiles_with_options_that_change() -> None:
         assert_close("loss", compiled(logits, smoothing), loss(logits, smoothing))
 
 
-def _one_rank(rank: int, store: str, queue: Any) -> None:
-    """Losses and the gradient of this rank's half of the classes: PyTorch's form, then the kernels' parts."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def _half_of_the_classes(rank: int) -> list[torch.Tensor]:
+    """Losses and the gradient of this rank's half: PyTorch's form, then the kernels' parts."""
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 10), torch.tensor([0, 9, 4, -100, 5, 2])
     part = logits[:, rank * 5 : rank * 5 + 5].clone().requires_grad_()
     call = {"label_smoothing": 0.1, "lse_square_scale": 0.01, "logit_scale": 0.8}
     losses, z_losses = cross_entropy_loss(part, labels, **call, process_group=dist.group.WORLD)
     losses.sum().backward()
-    queue.put((rank, losses.tolist(), z_losses.tolist(), part.grad.tolist()))
-    dist.destroy_process_group()
+    return [losses, z_losses, part.grad]
 
 
 def test_classes_over_two_processes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    workers = [context.Process(target=_one_rank, args=(rank, str(tmp_path / "store"), queue)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    parts = sorted(queue.get() for _ in range(2))
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 10).requires_grad_(), torch.tensor([0, 9, 4, -100, 5, 2])
     losses, z_losses = cross_entropy_loss(logits, labels, label_smoothing=0.1, lse_square_scale=0.01, logit_scale=0.8)
     losses.sum().backward()
-    for rank, got, got_z, gradient in parts:
-        assert_close("losses", torch.tensor(got), losses)
-        assert_close("z_losses", torch.tensor(got_z), z_losses)
-        assert_close("dlogits", torch.tensor(gradient), logits.grad[:, rank * 5 : rank * 5 + 5])
+    for rank, (got, got_z, gradient) in enumerate(both(tmp_path, _half_of_the_classes)):
+        assert_close("losses", got, losses)
+        assert_close("z_losses", got_z, z_losses)
+        assert_close("dlogits", gradient, logits.grad[:, rank * 5 : rank * 5 + 5])
 
 
 def test_the_kernels_parts_add_up() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from flash_attn.modules.embedding import GPT2Embeddings, ParallelGPT2Embeddings, VocabParallelEmbedding
 from flash_attn.utils import distributed
+from two_ranks import both
 
 
 def _gather(rank: int) -> list[torch.Tensor]:
@@ -79,29 +77,9 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(16.0).view(4, 4), torch.arange(20.0).view(5, 4) * 100
 
 
-def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], queue: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    queue.put((rank, [x.tolist() for x in work(rank)]))
-    dist.barrier()  # the other rank may still be connecting
-    dist.destroy_process_group()
-
-
-def _both(tmp_path: Path, work: Callable[[int], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """What each rank found."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    workers = [context.Process(target=_one_rank, args=(r, str(tmp_path / "store"), work, queue)) for r in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    return [[torch.tensor(x) for x in found] for _, found in sorted(queue.get() for _ in workers)]
-
-
 def test_all_gather(tmp_path: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(2)]
-    for rank, (whole, gradient, raw) in enumerate(_both(tmp_path, _gather)):
+    for rank, (whole, gradient, raw) in enumerate(both(tmp_path, _gather)):
         assert torch.equal(whole, torch.cat([x.t() for x in parts]))
         assert torch.equal(raw, torch.cat(parts))
         assert torch.equal(gradient, torch.arange(12.0).view(6, 2)[rank * 3 : rank * 3 + 3].t() * 3)
@@ -109,25 +87,25 @@ def test_all_gather(tmp_path: Path) -> None:
 
 def test_reduce_scatter(tmp_path: Path) -> None:
     whole = torch.arange(8.0).view(4, 2) * 3
-    for rank, (part, gradient) in enumerate(_both(tmp_path, _scatter)):
+    for rank, (part, gradient) in enumerate(both(tmp_path, _scatter)):
         assert torch.equal(part, whole[rank * 2 : rank * 2 + 2])
         assert gradient.tolist() == [[1.0, 10.0]] * 2 + [[2.0, 11.0]] * 2
 
 
 def test_all_reduce(tmp_path: Path) -> None:
-    for rank, (total, gradient) in enumerate(_both(tmp_path, _reduce)):
+    for rank, (total, gradient) in enumerate(both(tmp_path, _reduce)):
         assert total.tolist() == [3.0, 5.0]
         assert gradient.tolist() == [rank + 2.0] * 2
 
 
 def test_parameters_and_gradients_of_a_model(tmp_path: Path) -> None:
-    for rank, (weights, gradients) in enumerate(_both(tmp_path, _models)):
+    for rank, (weights, gradients) in enumerate(both(tmp_path, _models)):
         assert weights.flatten().tolist() == [rank + 1.0, 1.0, rank + 1.0]
         assert gradients.flatten().tolist() == [rank + 5.0, rank + 5.0, 11.0]
 
 
 def test_rows_that_do_not_divide(tmp_path: Path) -> None:
-    _both(tmp_path, _uneven)
+    both(tmp_path, _uneven)
 
 
 def test_embeddings_are_shared_out(tmp_path: Path) -> None:
@@ -137,7 +115,7 @@ def test_embeddings_are_shared_out(tmp_path: Path) -> None:
     wanted = whole(torch.tensor([[3, 0, 1], [2, 2, 1]]))
     wanted.square().sum().backward()
     words, places = whole.word_embeddings.weight.grad, whole.position_embeddings.weight.grad
-    for rank, (part, *gradients, all_rows, _, _) in enumerate(_both(tmp_path, _embeddings)):
+    for rank, (part, *gradients, all_rows, _, _) in enumerate(both(tmp_path, _embeddings)):
         assert torch.equal(part, wanted.view(6, 4)[rank * 3 : rank * 3 + 3])
         assert torch.equal(all_rows, wanted)
         assert torch.equal(gradients[0], words.chunk(2)[rank])
