@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import fake_github
 import fake_parts
 import publishing
 import pytest
+import torch
 import wheelhouse
 
 from rocm_wheels import github
@@ -62,6 +65,31 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     return cache
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other are slow where other tests run beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def wheel_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a file of wheel_tests, for one test."""
+
+    def imported(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "wheel_tests" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return imported
 
 
 @pytest.fixture(scope="module")

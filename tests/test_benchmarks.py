@@ -8,7 +8,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +19,13 @@ TINY = ["--device", "cpu", "--batch", "1", "--heads", "2"]
 
 
 @pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _path(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:  # noqa: ARG001
     """The benchmarks and flash_attn, with one thread: others run beside."""
     for directory in (ROOT / "benchmarks", ROOT / "flash_attn_src"):
         monkeypatch.syspath_prepend(str(directory))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "flash_attn_src"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", "")
-    torch = importlib.import_module("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,27 +20,15 @@ needs_no_gpu = pytest.mark.skipif(Path("/dev/kfd").exists() or Path("/dev/nvidia
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Threads of torch that wait for each other are slow where other tests run beside."""
-    torch = importlib.import_module("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def prove(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> ModuleType:  # noqa: ARG001
+def prove(
+    monkeypatch: pytest.MonkeyPatch,
+    wheel_script: Callable[[str], ModuleType],
+    one_thread: None,  # noqa: ARG001
+) -> ModuleType:
     for directory in (SCRIPTS, ROOT / "flash_attn_src"):
         monkeypatch.syspath_prepend(str(directory))
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", "")
-    spec = importlib.util.spec_from_file_location("prove_fa3_mi300x", SCRIPTS / "prove_fa3_mi300x.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return wheel_script("prove_fa3_mi300x")
 
 
 def evidence(prove: ModuleType, **changed: Any) -> Any:

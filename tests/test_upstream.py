@@ -6,6 +6,7 @@ import importlib.util
 import io
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -34,14 +35,8 @@ def test_compilation_count():
 
 
 @pytest.fixture
-def upstream(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("upstream", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+def upstream(wheel_script: Callable[[str], ModuleType]) -> ModuleType:
+    return wheel_script("upstream")
 
 
 def distribution(directory: Path, files: dict[str, str]) -> Path:
