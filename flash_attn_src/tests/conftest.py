@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
@@ -15,6 +16,9 @@ for _directory in (_ROOT, _ROOT / "tests", _TESTS, _TESTS.parent):
 
 import pytest  # noqa: E402
 import torch  # noqa: E402 - after the path
+
+if TYPE_CHECKING:
+    from flash_attn.runtime.ck_planner import Launch
 
 if not torch.cuda.is_available():
     # Triton reads this when a kernel is decorated, so it is set before any test module is imported.
@@ -68,3 +72,43 @@ def _tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def _deep_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, with the head dim in pieces, as targets without matrix cores take it."""
     _use_tiles(monkeypatch, 16)
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The planner of Composable Kernel, built from these sources."""
+    from flash_attn.runtime import ck_planner
+
+    from rocm_wheels import ck_planner as build
+    from rocm_wheels import sources
+
+    path = build.build(tmp_path_factory.mktemp("planner"), cache=sources.ROOT / "build" / "test-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ck_planner, "PATH", path)
+        ck_planner.library.cache_clear()
+        yield
+    ck_planner.library.cache_clear()
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
+    """The launches of the test's calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by
+    their code."""
+    import ck_interpreter
+    import simulated_gpu
+    from flash_attn.runtime import recording
+
+    add = recording.Recording.add
+    target = request.config.getoption("--gfx")
+
+    def add_and_run(self: recording.Recording, launches: list[Launch]) -> None:
+        add(self, launches)
+        own = [launch for launch in launches if not launch.kernel.startswith("triton.")]
+        if target is None:
+            ck_interpreter.run(own)
+        else:
+            simulated_gpu.run(target, own)
+
+    monkeypatch.setattr(recording.Recording, "add", add_and_run)
+    with recording.record(target or "gfx942") as launches:
+        yield launches

@@ -1,7 +1,7 @@
 """The code of AMD targets, run instruction by instruction: what a call gives on each family of GPUs.
 
 More of it: `pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942`, and so with the tests of the caches,
-layers, fp8 and, for Composable Kernel, test_ck_backend.py.
+layers, fp8 and, for Composable Kernel, test_ck_*.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Calls for the Composable Kernel backend, and the comparison of what its recorded launches give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn.runtime import ck_planner, recording
+
+BF16 = torch.bfloat16
+
+
+def operations(launches: list[ck_planner.Launch]) -> list[str]:
+    return [launch.kernel.split("-")[0] for launch in launches]
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = BF16, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def both(call: Any, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Results and gradients of a call here and by PyTorch in fp32."""
+    found = []
+    for exact in (False, True):
+        given = [(x.float() if exact else x).detach().requires_grad_() for x in inputs]
+        with pytest.MonkeyPatch.context() as patch:
+            if exact:
+                patch.setattr(recording, "current", None)
+            out, lse, _ = call(*given, return_attn_probs=True)
+            gradients = torch.autograd.grad(out, given, torch.ones_like(out) * 0.5 + out.detach())
+        found.append([out.detach(), lse.detach(), *gradients])
+    return found[0], found[1]
+
+
+def compare(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for name, mine, exact in zip(("out", "lse", "dq", "dk", "dv"), found, wanted, strict=True):
+        assert_close(name, mine, exact, tiny=0.03 if mine.dtype is BF16 else 5e-3)
