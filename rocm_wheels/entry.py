@@ -51,10 +51,6 @@ class Wheel(Link):
     verdict: Mapping[str, Any]
 
     @property
-    def python_tag(self) -> str:
-        return "cp" + self.python.replace(".", "")
-
-    @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs that it passed its tests on, as "name (target)"; empty if it ran on none."""
         stage = self.verdict["stages"].get(GPU, {})

@@ -21,6 +21,7 @@ from rocm_wheels import catalogue, names, which
 from rocm_wheels.catalogue import METADATA
 from rocm_wheels.entry import Interface, Link, Wheel
 from rocm_wheels.errors import DataError
+from rocm_wheels.tables import key
 from rocm_wheels.templates import TEMPLATES, render
 from rocm_wheels.versions import Versions
 
@@ -194,7 +195,7 @@ def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[s
 
 
 def _choices(found: set[str]) -> list[tuple[str, str]]:
-    return [(version, version) for version in sorted(found, key=which.numbers)]
+    return [(version, version) for version in sorted(found, key=key)]
 
 
 def _known(versions: Versions) -> dict[str, dict[str, object]]:

@@ -27,7 +27,7 @@ class Machine:
 
 def survey(env: Mapping[str, str]) -> Machine:
     """Looks at this machine, within the limits of its container."""
-    return Machine(cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_rocm(env) is not None)
+    return Machine(cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_has_rocm(env))
 
 
 def detect_targets(nodes: Path = KFD_NODES) -> tuple[str, ...]:
@@ -66,10 +66,9 @@ def _enumerated() -> set[str]:
     return set(re.findall(r"^gfx(?!000$)[0-9a-f]+$", done.stdout, re.MULTILINE))
 
 
-def _rocm(env: Mapping[str, str]) -> Path | None:
-    """The root of a ROCm with a compiler in it."""
-    root = Path(env.get("ROCM_PATH") or "/opt/rocm")
-    return root if (root / "llvm/bin/clang").exists() else None
+def _has_rocm(env: Mapping[str, str]) -> bool:
+    """Whether there is a ROCm with a compiler in it."""
+    return Path(env.get("ROCM_PATH") or "/opt/rocm", "llvm/bin/clang").exists()
 
 
 def _cores() -> int:
