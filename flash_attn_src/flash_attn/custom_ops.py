@@ -14,6 +14,7 @@ import torch
 from flash_attn import dmask, op_gradients
 from flash_attn.arguments import check_dense, check_gradients, check_per_sequence, check_varlen
 from flash_attn.backends import select
+from flash_attn.backends.torch_tiles import accumulation_dtype
 
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])
@@ -50,10 +51,6 @@ def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous() if x.stride(-1) != 1 else x
 
 
-def _lse_dtype(q: torch.Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype is torch.float64 else torch.float32
-
-
 def _complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
     out, softmax_lse, probabilities, rng_state = results
@@ -71,7 +68,7 @@ def _fake_results(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
         torch.empty(q.shape, dtype=q.dtype, device=q.device),
-        torch.empty(lse_shape, dtype=_lse_dtype(q), device=q.device),
+        torch.empty(lse_shape, dtype=accumulation_dtype(q.dtype), device=q.device),
         torch.empty(dmask_shape, dtype=q.dtype, device=q.device),
         torch.empty((2,), dtype=torch.int64, device=q.device),
     )

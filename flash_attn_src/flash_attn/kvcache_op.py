@@ -9,6 +9,7 @@ import torch
 
 from flash_attn.arguments import check_places
 from flash_attn.backends import select
+from flash_attn.backends.torch_tiles import accumulation_dtype
 from flash_attn.cache_call import CacheCall
 from flash_attn.dispatch import is_traced
 
@@ -71,7 +72,7 @@ def _flash_attn_with_kvcache(
 def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     *outer, heads, _dim = q.shape
     rows = (heads, outer[0]) if len(outer) == 1 else (outer[0], heads, outer[1])
-    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    dtype = accumulation_dtype(q.dtype)
     out_dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
     return torch.empty(q.shape, dtype=out_dtype, device=q.device), torch.empty(rows, dtype=dtype, device=q.device)
 

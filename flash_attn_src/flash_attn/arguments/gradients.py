@@ -27,7 +27,7 @@ def check_gradients(
         if gradient is not None:
             check_alike(name, gradient, like, name[1])
     rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
-    exact = torch.float64 if q.dtype is torch.float64 else torch.float32
+    exact = torch.promote_types(q.dtype, torch.float32)
     softmax_lse = _turned_back(softmax_lse, rows)
     _check_given("softmax_lse", softmax_lse, rows, exact, q)
     if rng_state is not None and not isinstance(rng_state, torch.Tensor):

@@ -92,7 +92,7 @@ def reference(
     rank, world = _ranks(process_group)
     cols = logits.shape[1]
     first = rank * cols
-    s = logits.to(torch.float64 if logits.dtype is torch.float64 else torch.float32) * scale
+    s = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
     labels = labels.long()
     ignored = labels == ignore_index
     if logits.is_cpu and not is_traced(logits):
@@ -228,7 +228,7 @@ def _check(
         raise ValueError("logits: got 0 classes, wanted 1 or more")
     check_tensor("labels", labels, like=logits, shape=(logits.shape[0],), dtypes=_INTS)
     if precomputed_lse is not None:
-        exact = (torch.float64 if logits.dtype is torch.float64 else torch.float32,)
+        exact = (torch.promote_types(logits.dtype, torch.float32),)
         check_tensor("precomputed_lse", precomputed_lse, like=logits, shape=(logits.shape[0],), dtypes=exact)
 
 

@@ -207,7 +207,7 @@ def reference(
                 raise ValueError(f"max_seqlen: got {max_seqlen}, wanted at least {stop - start}, as cu_seqlens says")
         spans = [(x[start:stop], y[start:stop]) for start, stop in pairwise(ends)]
     half = cos.shape[1]
-    exact = torch.float64 if x.dtype is torch.float64 else torch.float32
+    exact = torch.promote_types(x.dtype, torch.float32)
     for start, (given, result) in zip(starts, spans, strict=True):
         stop = start + given.shape[0]
         if start < 0 or stop > cos.shape[0]:
