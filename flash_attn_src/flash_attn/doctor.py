@@ -120,7 +120,7 @@ def _backend(facts: Facts) -> _Found:
     problems = facts.probe.get("info", {}).get("problems", [])
     if drivers := [problem for problem in problems if "no GPU driver" in problem]:
         yield "no-driver", drivers[0]
-    if broken := [problem for problem in problems if "the launcher does not load" in problem]:
+    if broken := [problem for problem in problems if "reinstall the wheel" in problem]:
         yield "wheel-incomplete", broken[0]
 
 

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import flash_attn
+import pytest
 import torch
 from flash_attn.runtime import build_info, info
 
@@ -55,3 +57,71 @@ def test_import_without_torch_says_which() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "ImportError: flash_attn 2.8.3 needs torch 2.5 or newer" in result.stderr
+
+
+def test_a_damaged_build_info_says_to_reinstall(tmp_path: Path) -> None:
+    path = tmp_path / "_build_info.json"
+    for text in ('{"version": "2.8', "[]"):
+        path.write_text(text)
+        with pytest.raises(ImportError, match=r"_build_info\.json cannot be read .*: reinstall the wheel"):
+            build_info.read(path)
+
+
+WHEEL = build_info.BuildInfo(targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2")
+
+
+def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [SimpleNamespace(gcnArchName=name, major=9, minor=0) for name in ("gfx942:sramecc+", "gfx1100", "gfx942")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert info._device_targets() == ["sm_90"]
+    monkeypatch.setattr(torch.version, "hip", "6.2.41133")
+    monkeypatch.setattr(info, "load", lambda: WHEEL)
+    monkeypatch.setattr(info, "_launcher", lambda _: ("libamdhip64.so", ["the driver's"]))
+    monkeypatch.setattr(info.backends, "problem", lambda: "the backend's")
+    told = info.backend_info()
+    assert (told["targets"], told["device_targets"]) == (["gfx90a", "gfx942"], ["gfx1100", "gfx942"])
+    assert (told["launcher"], told["torch"]["wheel"]) == ("libamdhip64.so", "2.5")
+    *_, target, backend, driver = told["problems"]
+    assert "this wheel has kernels for gfx90a, gfx942, a GPU here is a gfx1100" in target
+    assert "PYTORCH_ROCM_ARCH=gfx1100" in target
+    assert (backend, driver) == ("the backend's", "the driver's")
+    assert info._target_problems(build_info.BuildInfo(), ["gfx1100"]) == []
+
+
+def test_the_driver_library_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def bind(platform: str) -> str:
+        asked.append(platform)
+        if platform == "cuda":
+            raise RuntimeError("libcuda is not there")
+        return "libamdhip64.so"
+
+    def refuse(_: str) -> None:
+        raise ImportError("undefined symbol")
+
+    source_tree = build_info.BuildInfo()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", "6.2.41133")
+        patch.setitem(sys.modules, "flash_attn._launcher", None)
+        assert info._launcher(source_tree) == (None, [])
+        said = "import of flash_attn._launcher halted; None in sys.modules"
+        assert info._launcher(WHEEL) == (None, [f"the launcher does not load ({said}): reinstall the wheel"])
+        patch.setitem(sys.modules, "flash_attn._launcher", SimpleNamespace(bind=bind))
+        assert info._launcher(WHEEL) == ("libamdhip64.so", [])
+        patch.setattr(info.importlib, "import_module", refuse)
+        broken = (None, ["the launcher does not load (undefined symbol): reinstall the wheel"])
+        assert info._launcher(WHEEL) == info._launcher(source_tree) == broken
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", None)
+        patch.setattr(torch.version, "cuda", None)
+        patch.setitem(sys.modules, "flash_attn._launcher", SimpleNamespace(bind=bind))
+        assert info._launcher(WHEEL) == (None, [])
+        patch.setattr(torch.version, "cuda", "12.4")
+        assert info._launcher(WHEEL) == (None, [])  # torch for ROCm is what is missing, and told elsewhere
+        for_nvidia = build_info.BuildInfo(targets=("sm_90",))
+        assert info._launcher(for_nvidia) == (None, ["no GPU driver: libcuda is not there"])
+    assert asked == ["hip", "cuda", "cuda"]

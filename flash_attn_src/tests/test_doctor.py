@@ -10,11 +10,12 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flash_attn import doctor
-from flash_attn.runtime import survey
+from flash_attn.runtime import store, survey
 from flash_attn.runtime.build_info import BuildInfo
 from flash_attn.runtime.survey import Access, Facts
 from flash_attn.runtime.troubles import TROUBLES
@@ -71,7 +72,16 @@ CASES: list[tuple[str, Facts, str]] = [
     ("torch-minor", torch("2.6.0+rocm6.2.4", "6.2.4"), "torch 2.6.0+rocm6.2.4 is installed"),
     ("rocm-mismatch", torch("2.5.1+rocm6.1", "6.1.40091"), "built for ROCm 6.1"),
     ("wheel-incomplete", replace(HEALTHY, lacking=("_launcher",)), "lacks _launcher"),
-    ("wheel-incomplete", probed(info={"problems": ["the launcher does not load (x)"]}), "does not load (x)"),
+    (
+        "wheel-incomplete",
+        probed(info={"problems": ["the planner of the CK backend does not load (x): reinstall the wheel"]}),
+        "does not load (x)",
+    ),
+    (
+        "wheel-incomplete",
+        replace(HEALTHY, log="KernelError: the launcher does not load (no _launcher): reinstall the wheel"),
+        "no _launcher",
+    ),
     ("shadowed", replace(HEALTHY, location="/home/me/flash_attn"), "/home/me/flash_attn is imported"),
     ("no-device", replace(probed(devices=[]), kfd=None), "there is no /dev/kfd"),
     ("no-device", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": ""}), "HIP_VISIBLE_DEVICES is set"),
@@ -170,35 +180,45 @@ def test_it_reads_a_log(key: str) -> None:
 def test_what_a_wheel_lacks(tmp_path: Path) -> None:
     (tmp_path / "_kernels").mkdir()
     (tmp_path / "_kernels/gfx942.zip").write_bytes(b"no zip")
-    found = list(survey.lacking(replace(_BUILD, backend="ck"), tmp_path))
-    assert [each.split()[0] for each in found] == [
-        "_kernels/gfx90a.zip",
-        "_kernels/gfx942.zip",
-        "_launcher",
-        "_ck_planner.so",
-    ]
+    missing, damaged, *files = survey.lacking(replace(_BUILD, backend="ck"), tmp_path)
+    assert missing.startswith("_kernels/gfx90a.zip ([Errno 2]")
+    assert damaged == "_kernels/gfx942.zip (File is not a zip file)"
+    assert files == ["_launcher", "_ck_planner.so"]
     assert list(survey.lacking(BuildInfo(), tmp_path)) == []
+    for target in _BUILD.targets:
+        with zipfile.ZipFile(tmp_path / f"_kernels/{target}.zip", "w") as archive:
+            archive.writestr("manifest.json", json.dumps({"format": store.FORMAT, "kernels": {}}))
+    (tmp_path / "_launcher.abi3.so").touch()
+    assert list(survey.lacking(_BUILD, tmp_path)) == []
+    assert list(survey.lacking(replace(_BUILD, backend="ck"), tmp_path)) == ["_ck_planner.so"]
+    (tmp_path / "_ck_planner.so").touch()
+    assert list(survey.lacking(replace(_BUILD, backend="ck"), tmp_path)) == []
+    with zipfile.ZipFile(tmp_path / "_kernels/gfx90a.zip", "w") as archive:
+        archive.writestr("manifest.json", json.dumps({"format": store.FORMAT + 1, "kernels": {}}))
+    (found,) = survey.lacking(_BUILD, tmp_path)
+    assert f"has format {store.FORMAT + 1}" in found
 
 
 def test_access_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path / "kfd"
     assert survey.access(device) is None
     device.write_bytes(b"")
-    device.chmod(0o640)
+    device.chmod(0o641)
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) == (device, os.R_OK | os.W_OK))
     found = survey.access(device)
     assert found is not None
-    assert (found.mode, found.allowed) == ("640", True)
+    assert (found.mode, found.allowed) == ("641", True)
 
 
 def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kfd, render = tmp_path / "kfd", tmp_path / "renderD128"
-    for path in (kfd, render, tmp_path / "card0"):
+    kfd, *render = (tmp_path / name for name in ("kfd", "renderD128", "renderD129"))
+    for path in (kfd, *render, tmp_path / "card0"):
         path.touch()
     build = replace(_BUILD, targets=("gfx0",))
     files = {"meminfo": "MemTotal: 8192 kB\nMemAvailable: 2048 kB\n", "version": "6.8.5\n"}
     for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda path: files[path.name]),
-                        ("run_probe", lambda: ({"torch": 1}, "ended with signal 9"))):  # fmt: skip
+                        ("run_probe", lambda: ({"torch": 1}, "ended with signal 9")),
+                        ("installed", lambda: "/env/flash_attn"), ("TRITONS", ("pytest", "no-such-one"))):  # fmt: skip
         monkeypatch.setattr(survey, name, value)
     monkeypatch.setattr(survey.build_info, "load", lambda: build)
     monkeypatch.setattr(os, "getgroups", lambda: [0])
@@ -207,11 +227,33 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     facts = survey.survey("a log")
     assert (facts.build, facts.probe, facts.died, facts.log) == (build, {"torch": 1}, "ended with signal 9", "a log")
     assert [each.split()[0] for each in facts.lacking][:1] == ["_kernels/gfx0.zip"]
-    assert [each.path for each in (facts.kfd, *facts.render) if each is not None] == [str(kfd), str(render)]
+    assert [each.path for each in (facts.kfd, *facts.render) if each is not None] == [*map(str, (kfd, *render))]
     assert facts.user.endswith(f", groups {grp.getgrgid(0)[0]}")
+    assert (facts.location, facts.installed) == (str(_SOURCE / "flash_attn"), "/env/flash_attn")
+    assert sys.executable in facts.python
+    assert facts.system
+    assert facts.tritons == {"pytest": pytest.__version__}
     assert (facts.memory_mib, facts.driver) == (2, "6.8.5")
     assert {"PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH"} <= facts.variables.keys()
     assert "GITHUB_TOKEN" not in facts.variables
+    assert list(facts.variables) == sorted(facts.variables)
+
+
+def test_what_a_machine_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getgroups", list)
+    monkeypatch.setattr(os, "getuid", lambda: 123456789)
+    assert survey._user() == "123456789, in no further group"
+    monkeypatch.setattr(survey, "_read", lambda _: "")
+    assert survey._available_mib() == 0
+    assert survey._first_line(Path("/a"), Path("/b")) == ""
+
+
+def test_the_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(locate_file=tmp_path.joinpath)
+    monkeypatch.setattr(survey.metadata, "distribution", {"flash_attn": found}.__getitem__)
+    assert survey.installed() is None  # an editable one
+    (tmp_path / "flash_attn").mkdir()
+    assert survey.installed() == str((tmp_path / "flash_attn").resolve())
 
 
 def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +261,15 @@ def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
     assert survey.run_probe() == ({"torch": 1}, "ended with signal 9")
     text = """import os
-os.write(1, b'Welcome\\n{2 users}\\n{"torch": 1}\\n')
-os.write(2, b"caf\\xe9 driver\\n")
-os._exit(3)"""
+os.write(1, b'Welcome\\n3\\n{2 users}\\n{"torch": 1}\\n')
+os.write(2, b"a warning\\ncaf\\xe9 driver\\n")
+os._exit(1)"""
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert survey.run_probe() == ({"torch": 1}, "ended with exit code 3: caf\ufffd driver")
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "import time; time.sleep(60)")
-    assert survey.run_probe(seconds=1) == ({}, "did not end within 1 s")
+    assert survey.run_probe() == ({"torch": 1}, "ended with exit code 1: caf\ufffd driver")
+    text = text.replace("_exit(1)", "_exit(0)")
+    assert survey.run_probe() == ({"torch": 1}, "")
+    text = "import time; print('{\"torch\": 1}', flush=True); time.sleep(60)"
+    assert survey.run_probe(seconds=3) == ({"torch": 1}, "did not end within 3 s")
 
 
 def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:

@@ -75,6 +75,14 @@ def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypat
 
 
 @pytest.mark.usefixtures("driver")
+def test_a_wheel_without_its_launcher_says_to_reinstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["flash_attn"], "_launcher")
+    monkeypatch.setitem(sys.modules, "flash_attn._launcher", None)
+    with pytest.raises(store.KernelError, match=r"the launcher does not load \(.*_launcher.*: reinstall the wheel"):
+        launch.kernel(0, VARIANT)
+
+
+@pytest.mark.usefixtures("driver")
 def test_a_kernel_that_is_not_there_is_named() -> None:
     with pytest.raises(store.KernelError, match="no kernel ck-bwd for gfx942"):
         launch.stored(0, "ck-bwd")

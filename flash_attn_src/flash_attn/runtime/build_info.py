@@ -35,11 +35,17 @@ class BuildInfo:
 
 
 def read(path: Path) -> BuildInfo:
-    """The build info in a file; the defaults if there is none. Keys that are not known here are left out."""
+    """The build info in a file; the defaults if there is none. Keys that are not known here are left out.
+
+    Raises ImportError where the file is damaged.
+    """
     if not path.is_file():
         return BuildInfo()
-    data = json.loads(path.read_text(encoding="utf-8"))
-    known = {name: data[name] for name in BuildInfo.__dataclass_fields__ if data.get(name) is not None}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: data[name] for name in BuildInfo.__dataclass_fields__ if data.get(name) is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ImportError(f"{path} cannot be read ({error!r}): reinstall the wheel") from error
     known["targets"] = tuple(known.get("targets", ()))
     return BuildInfo(**known)
 

@@ -88,9 +88,9 @@ def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:
         return None, []
     try:
         module = importlib.import_module("flash_attn._launcher")
-    except ModuleNotFoundError:
-        return None, []
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and not build.targets:
+            return None, []  # a source tree
         return None, [f"the launcher does not load ({error}): reinstall the wheel"]
     try:
         return module.bind(platform), []

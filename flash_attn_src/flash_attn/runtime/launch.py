@@ -38,8 +38,10 @@ class StoreKernel:
         return tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
     def __init__(self, archive: store.Store, name: str) -> None:
-        from flash_attn import _launcher
-
+        try:
+            from flash_attn import _launcher
+        except ImportError as error:
+            raise KernelError(f"the launcher does not load ({error}): reinstall the wheel") from error
         entry = archive.kernels[name]
         _launcher.bind("cuda" if archive.target.startswith("sm_") else "hip")
         kernel = _launcher.Kernel(

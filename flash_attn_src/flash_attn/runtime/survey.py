@@ -104,7 +104,7 @@ def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
         try:
             store.Store(path)
         except store.KernelError as error:
-            yield f"_kernels/{path.name} ({error.__cause__})"
+            yield f"_kernels/{path.name} ({error.__cause__ or error})"
     if build.targets and not list(package.glob("_launcher*.so")):
         yield "_launcher"
     if build.targets and build.backend == "ck" and not (package / "_ck_planner.so").is_file():
@@ -153,8 +153,8 @@ def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
 def merged(output: str) -> dict[str, Any]:
     """The probe's lines in one: not what others print, nor a last line that is cut off where the process died."""
     answers: dict[str, Any] = {}
-    for line in output.splitlines(keepends=True):
-        if line.startswith("{") and line.endswith("}\n"):
+    for line in output.splitlines():
+        if line.startswith("{"):
             with contextlib.suppress(ValueError):
                 answers |= json.loads(line)
     return answers

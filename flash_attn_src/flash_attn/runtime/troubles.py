@@ -65,9 +65,10 @@ TROUBLES = (
     Trouble(
         key="wheel-incomplete",
         title="A module of the wheel is missing",
-        sign="`No module named 'flash_attn._launcher'`, `the kernel store ... cannot be read`",
+        sign="an error that ends with `reinstall the wheel`: `the launcher does not load ...`, `the kernel store ... "
+        "cannot be read ...`",
         remedy="Reinstall the wheel: `pip install --force-reinstall --no-deps WHEEL`.",
-        log=r"No module named 'flash_attn\.",
+        log=r"No module named 'flash_attn\.|: reinstall the wheel",
     ),
     Trouble(
         key="shadowed",
