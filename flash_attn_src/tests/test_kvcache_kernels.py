@@ -321,3 +321,18 @@ def test_splits_fill_the_machine_and_no_more(units: int) -> None:
             assert count <= 4
         if programs < units:
             assert programs * count >= min(units, programs * blocks / 2) / 2
+
+
+def test_splits_weigh_what_combining_takes() -> None:
+    calls = {
+        (1, 0, 304, 16): 1,
+        (1, 4, 304, 16): 1,  # as long as the launch of the combining kernel
+        (1, 8, 304, 16): 8,
+        (8, 64, 132, 16): 32,
+        (4, 64, 132, 4096): 3,  # the parts of many rows
+        (300, 32, 132, 16): 4,
+        (512, 64, 304, 16): 1,
+        (1, 2048, 304, 16): 256,
+        (1, 8192, 2048, 1): decode_tuning.MAX_SPLITS,
+    }
+    assert {call: decode_tuning.splits(*call) for call in calls} == calls

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import pytest
 import torch
 from flash_attn.backends import triton_kernels
-from flash_attn.kernels import flags, launches
+from flash_attn.kernels import decode_tuning, flags, launches, tuning
 from flash_attn.runtime import launch, variants
 
 
@@ -70,3 +71,74 @@ def test_a_launch_gives_each_kernel_the_constants_that_it_takes(target: str) -> 
         parameters = inspect.signature(getattr(module, specification.symbol).fn).parameters.values()
         taken = {parameter.name for parameter in parameters if parameter.annotation == "tl.constexpr"}
         assert set(specification.constants) == taken, variant.name
+
+
+def _specified(target: str, name: str) -> launches.Specification:
+    variant = next(variant for variant in variants.table(target) if variant.name == name)
+    return launches.specification(variant, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "constants"),
+    [
+        ("gfx942", "append-bf16-d64", {"VEC": 8, "BLOCK_M": 16, "BLOCK_D": 64}),
+        ("gfx942", "append-fp8e4b8-d64", {"VEC": 16}),
+        ("gfx942", "combine-fp32-d128", {"BLOCK_N": 8, "BLOCK_D": 128}),
+        ("gfx942", "combine-fp16-d128-wide", {"BLOCK_N": 32, "BLOCK_D": 128}),
+        ("gfx942", "fp8-amax-fp32-d64", {"VEC": 4, "BLOCK_M": 128, "BLOCK_D": 64}),
+        ("gfx942", "fp8-cast-v-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "FNUZ": True, "TRANSPOSED": True}),
+        ("gfx950", "fp8-cast-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "FNUZ": False, "TRANSPOSED": False}),
+        ("gfx942", "fp8-fwd-fp8e4b8-d128", {"VEC": 16, "EXTRA": False, "DIES": 8, "SHARED": 0b11011}),
+        ("sm_90", "fp8-fwd-fp8e4nv-d128-any", {"EXTRA": True, "DIES": 1, "SHARED": 0b111000}),
+        ("gfx1030", "decode-fp32-d128", {"VEC": 4, "PAGED": 2, "SHAPED": False, "DEPTH": 16, "HALF_UP": True}),
+        ("gfx950", "decode-paged-fp16-d128-any", {"PAGED": 1, "SHAPED": True, "DEPTH": 128, "HALF_UP": False}),
+        ("sm_90", "extend-bf16-d64", {"PAGED": 2, "HALF_UP": False}),
+        ("gfx1201", "extend-paged-bf16-d256", {"PAGED": 1, "DEPTH": 16}),
+        ("gfx950", "fwd-bf16-d96", {"BLOCK_D": 64, "TAIL": 32, "DEPTH": 96, "DIES": 8, "PAGED": 0, "HALF_UP": False}),
+        ("gfx1201", "fwd-paged-fp16-d192-any", {"BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "DIES": 1, "SHARED": 0b10111}),
+        ("gfx1100", "fwd-paged-whole-bf16-d64", {"BLOCK_D": 64, "TAIL": 0, "DEPTH": 64, "PAGED": 2, "SHARED": 0b11110}),
+        ("gfx1030", "bwd-dq-bf16-d64-softcap", {"KIND": "softcap", "DEPTH": 16, "SHARED": 0b1111, "HALF_UP": True}),
+        ("gfx90a", "probabilities-fp32-d32", {"BLOCK_M": 32, "BLOCK_N": 32, "DEPTH": 16, "BLOCK_D": 32}),
+    ],
+)
+def test_the_constants_of_a_kernel(target: str, name: str, constants: dict[str, Any]) -> None:
+    found = _specified(target, name).constants
+    assert {key: found[key] for key in constants} == constants
+
+
+def test_the_warps_of_kernels_whose_tile_is_no_choice() -> None:
+    names = ("append-bf16-d64", "combine-fp32-d128", "combine-bf16-d128-wide", "fp8-cast-bf16-d64", "fp8-amax-bf16-d64")
+    assert [_specified("gfx942", name).options for name in (*names, "probabilities-bf16-d64")] == [
+        {"num_warps": warps, "num_stages": 1} for warps in (4, 1, 4, 4, 4, 4)
+    ]
+
+
+def test_which_row_of_the_tables_serves_a_variant() -> None:
+    own, cached, fp8 = tuning._TABLE, decode_tuning._TABLE, decode_tuning._FP8
+    for target, name, row in (
+        ("gfx90a", "fwd-bf16-d64-dropout", own["cdna"]["fwd", 16, 64][2]),
+        ("gfx90a", "fwd-bf16-d64-any", own["cdna"]["fwd", 16, 64][4]),
+        ("gfx90a", "fwd-bf16-d128-any", own["cdna"]["fwd", 16, 128][0]),  # one of all kinds
+        ("gfx90a", "fwd-fp32-d96-any", own["cdna"]["fwd", 32, 128][1]),
+        ("gfx90a", "fwd-paged-fp32-d96", own["cdna"]["fwd", 32, 128][0]),
+        ("gfx1030", "bwd-dkdv-bf16-d192", own["rdna2"]["bwd-dkdv", 16, 256][0]),
+        ("sm_90", "fwd-paged-bf16-d64-any", own["cuda"]["fwd-paged", 16, 64][1]),
+        ("sm_90", "fwd-paged-whole-bf16-d96-any", own["cuda"]["fwd", 16, 96][2]),
+        ("gfx1201", "fwd-paged-bf16-d96-any", own["rdna3"]["fwd-paged", 16, 96][0]),
+        ("gfx1201", "fwd-paged-whole-fp16-d128", own["rdna3"]["fwd-paged-whole", 16, 128][0]),
+        ("gfx1030", "decode-paged-fp32-d128", cached["rdna2"]["decode-paged", 32, 128]),
+        ("gfx1030", "decode-paged-fp32-d256", cached["rdna2"]["decode", 32, 256]),
+        ("gfx942", "extend-paged-fp8e4b8-d256-any", cached["cdna"]["extend", 16, 256]),
+        ("gfx942", "fp8-fwd-fp8e4b8-d128", fp8["cdna", 128][0]),
+        ("gfx1201", "fp8-fwd-fp8e4nv-d128-any", fp8["rdna3", 128][1]),
+    ):
+        found = _specified(target, name)
+        assert (found.constants["BLOCK_M"], found.constants["BLOCK_N"]) == (row.block_m, row.block_n), name
+        compiler = {"num_warps": row.num_warps, "num_stages": row.num_stages, **dict(row.options)}
+        assert found.options == compiler, name
+
+
+def test_a_target_without_tiles_is_told_where_to_add_them() -> None:
+    for op in ("fwd", "decode"):
+        with pytest.raises(ValueError, match=r"no tuning for target 'gfx803': add its family to .*/tuning\.py"):
+            launches.specification(variants.Variant(op, "bf16", 64, "plain"), "gfx803")
