@@ -49,9 +49,10 @@ def compile_store(
     Raises CompileFailed naming the kernel; what was compiled before stays in the cache.
     """
     wanted = units.find(targets, shard=shard, only=only, backend=backend, toolchain=toolchain, tiles=tiles)
-    if not wanted:
+    # A shard of few kernels may have none of them.
+    if not wanted and not units.find(targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles):
         raise CompileFailed(
-            f"no kernel matches {only!r}",
+            f"no kernel for {', '.join(targets)} matches {only!r}",
             remedy="`python -m rocm_wheels inspect` shows the names in a wheel.",
         )
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
@@ -114,7 +115,9 @@ def _compile(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going: boo
     except BrokenProcessPool as error:
         raise CompileFailed(
             "a compiler process ended before it was done, most likely for want of memory",
-            remedy=f"run it again with a smaller MAX_JOBS than {jobs}: what was compiled is kept",
+            remedy="Run it again with "
+            + (f"fewer jobs than {jobs} (MAX_JOBS, --jobs)" if jobs > 1 else "more memory free")
+            + ": what was compiled is kept.",
         ) from error
     except KeyboardInterrupt:
         for worker in multiprocessing.active_children():
@@ -168,10 +171,10 @@ def _cached(unit: Unit, cache: Path) -> tuple[bytes, dict[str, dict[str, Any]]] 
     try:
         image = path.read_bytes()
         entries: dict[str, dict[str, Any]] = json.loads(path.with_suffix(".json").read_bytes())
-    except (FileNotFoundError, ValueError):
+        digest = hashlib.sha256(image).hexdigest()
+        whole = sorted(entries) == sorted(unit.kernels) and all(e["sha256"] == digest for e in entries.values())
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    digest = hashlib.sha256(image).hexdigest()
-    whole = sorted(entries) == sorted(unit.kernels) and all(e["sha256"] == digest for e in entries.values())
     return (image, entries) if whole else None
 
 
@@ -183,7 +186,10 @@ def _pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path
     for unit in wanted:
         held = _cached(unit, cache)
         if held is None:
-            raise CompileFailed(f"{unit.name} for {target} vanished from the cache {cache}")
+            raise CompileFailed(
+                f"{unit.name} for {target} vanished from the cache {cache}",
+                remedy="Let nothing else write there, and run it again: what is missing is compiled anew.",
+            )
         images[unit.name] = held[0]
         kernels.update(held[1])
     manifest = {

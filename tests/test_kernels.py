@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,9 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,8 +69,11 @@ def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(
 ) -> None:
     cache, stores = built
     before = stores["gfx942"].read_bytes()
-    damaged = units.find(["gfx942"], only=SMALL)[0].path(cache)
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    first, second, third, *_ = (unit.path(cache) for unit in units.find(["gfx942"], only=SMALL))
+    first.write_bytes(first.read_bytes()[:-1])
+    entries = second.with_suffix(".json")
+    entries.write_text(entries.read_text().replace("sha256", "sha255"))
+    third.with_suffix(".json").write_text("3")
     kernels.compile_store(["gfx942"], cache=cache, jobs=1, only=SMALL)
     assert stores["gfx942"].read_bytes() == before
 
@@ -183,8 +190,14 @@ def test_sharded_builds_fill_one_cache(built: tuple[Path, dict[str, Path]], tmp_
 
 
 def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CompileFailed, match="fwd-fp8"):
+    with pytest.raises(CompileFailed, match=r"no kernel for gfx942 matches 'fwd-fp8\*'"):
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*")
+    with pytest.raises(CompileFailed, match="fwd-fp8"):
+        kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp8*", shard=(2, 2))
+
+
+def test_a_shard_may_be_empty(tmp_path: Path) -> None:
+    assert kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only="fwd-fp16-d32", shard=(2, 2)) == {}
 
 
 def test_a_target_without_a_match_is_an_error(built: tuple[Path, dict[str, Path]]) -> None:
@@ -201,6 +214,57 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=unit.name)
     assert f"Files go to {tmp_path} (--cache) and " in caught.value.remedy
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+FULL = os.strerror(errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    ("problem", "jobs", "message", "remedy"),
+    [
+        (OSError(errno.ENOSPC, FULL, "x.co"), 2, f"compiling NAME for gfx942: {FULL}", "Files go to CACHE (--cache)"),
+        (CompileFailed(f"lld: {FULL}"), 2, f"compiling NAME for gfx942: lld: {FULL}", "Files go to CACHE (--cache)"),
+        (ValueError("x"), 2, "compiling NAME for gfx942: ValueError('x')", ""),
+        (CompileFailed("Triton cannot", remedy="as it says"), 2, "Triton cannot", "as it says"),
+        (BrokenProcessPool(), 2, "a compiler process ended before it was done", "with fewer jobs than 2 (MAX_JOBS"),
+        (BrokenProcessPool(), 1, "a compiler process ended before it was done", "Run it again with more memory free"),
+    ],
+    ids=repr,
+)
+def test_what_a_worker_could_not_do_is_told(
+    problem: Exception, jobs: int, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", partial(Pool, problem))
+    name = "probabilities-fp16-d32"
+    with pytest.raises(CompileFailed) as caught:
+        kernels.compile_store(["gfx942"], cache=tmp_path, jobs=jobs, only=name)
+    assert caught.value.message.startswith(message.replace("NAME", name))
+    assert remedy.replace("CACHE", str(tmp_path)) in caught.value.remedy
+
+
+def test_tiles_that_do_not_compile_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", partial(Pool, CompileFailed("too wide\nby far")))
+    name = "fwd-fp16-d32"
+    with pytest.raises(CompileFailed, match=f"no kernel for gfx942 matches '{name}' and compiles"):
+        kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=name, tiles=True)
+    assert capsys.readouterr().out.count("  left out: too wide\n") == len(units.find(["gfx942"], only=name, tiles=True))
+
+
+class Pool:
+    """Worker processes of which each job has the same problem."""
+
+    def __init__(self, problem: Exception, *_: object, **__: object) -> None:
+        self.problem = problem
+
+    def submit(self, *_: object) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_exception(self.problem)
+        return future
+
+    def shutdown(self, **_: object) -> None:
+        pass
 
 
 def test_attention_of_an_mi300_spills_no_register_to_memory(tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ CASES: list[tuple[str, Facts, str]] = [
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
     ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
     ("build-memory", replace(HEALTHY, variables={"MAX_JOBS": "64"}), "64000 MiB are free"),
+    (
+        "build-memory",
+        replace(HEALTHY, log="error: a compiler process ended before it was done, most likely for want of memory"),
+        "want of memory",
+    ),
     ("wheel-module", replace(HEALTHY, log="error: invalid command 'bdist_wheel'"), "invalid command 'bdist_wheel'"),
 ]
 LOGS = {

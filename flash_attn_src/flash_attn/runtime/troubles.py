@@ -140,7 +140,8 @@ TROUBLES = (
         sign="`Killed`, `signal 9`, exit code 137, or a machine that swaps",
         remedy="Run fewer compilers at once: `MAX_JOBS=2 ./build_rocm.sh ...`. Unset, it is chosen from cores and "
         "memory.",
-        log=r"\bKilled\b|signal 9\b|SIGKILL|(code|status) 137|[Cc]annot allocate memory|bad_alloc|MemoryError",
+        log=r"\bKilled\b|signal 9\b|SIGKILL|(code|status) 137|[Cc]annot allocate memory|bad_alloc|MemoryError"
+        r"|for want of memory",
     ),
     Trouble(
         key="wheel-module",
