@@ -104,7 +104,7 @@ def _triton_units(targets: Sequence[str], only: str | None, tiles: bool) -> Iter
                     "wavefront": wavefront(data, target),
                     "constants": specification.constants,
                     "options": specification.options,
-                    "arguments": variants.TYPES,
+                    "arguments": variants.TYPES | dict.fromkeys(variants.FP32_ARGUMENTS.get(variant.op, ()), "*fp32"),
                     "aligned": variants.ALIGNED,
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),

@@ -172,6 +172,16 @@ def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
     assert after[same] == before[same]
 
 
+def test_a_kernel_is_compiled_anew_where_its_arguments_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys() -> dict[str, str]:
+        return {unit.name: unit.key for unit in units.find(["gfx942"], only="norm-fwd-*bf16-d1024")}
+
+    before = keys()
+    monkeypatch.setitem(sources.module("runtime.variants").FP32_ARGUMENTS, "norm-fwd-r32", ("weight", "bias"))
+    after = keys()
+    assert [name for name in before if after[name] != before[name]] == ["norm-fwd-r32-bf16-d1024"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_the_shards_are_a_partition_of_the_whole(count: int) -> None:
     whole = units.find(["gfx90a", "gfx942"])
