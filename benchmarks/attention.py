@@ -111,7 +111,9 @@ def measure(shape: Shape, dtype: torch.dtype, peers: dict[str, Attention], round
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each implementation is measured (5)")
+    parser.add_argument(
+        "--rounds", type=measuring.count, default=5, metavar="N", help="times each implementation is measured (5)"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--peer", metavar="MODULE", help="another flash_attn to compare with")
     arguments = parser.parse_args()

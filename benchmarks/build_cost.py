@@ -75,11 +75,15 @@ def main() -> None:
     parser.add_argument("--backend", choices=("ck", "triton"), default="triton", help="whose wheels (triton)")
     parser.add_argument("--jobs", type=int, default=2, help="compile jobs at once (2)")
     arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        parser.error(f"argument --jobs: {arguments.jobs} is not a whole number above 0")
     data = versions.load()
     cells = matrix.select(data, {"rocm": create_matrix.ROCM_MATRIX}, only=f"* {arguments.backend}").cells
     served = {cell: rows.row_targets(data, cell, None) for cell in cells}
     targets = list(dict.fromkeys(target for each in served.values() for target in each))
     every, some = (units.find(targets[:1], only=only, backend=arguments.backend) for only in (None, arguments.only))
+    if not some:
+        parser.error(f"argument --only: no kernel for {targets[0]} matches {arguments.only!r}")
     scale = sum(len(unit.kernels) for unit in every) / sum(len(unit.kernels) for unit in some)
 
     with tempfile.TemporaryDirectory() as directory:

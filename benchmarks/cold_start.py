@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
     options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"argument --rounds: {options.rounds} is not a whole number above 0")
     from measuring import chosen_device, environment, results, writable, write
 
     if options.json is not None:

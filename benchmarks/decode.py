@@ -15,7 +15,6 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import measuring
@@ -102,14 +101,16 @@ def measure(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="times each call is measured (20)")
+    parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
+    parser.add_argument(
+        "--rounds", type=measuring.count, default=20, metavar="N", help="times each call is measured (20)"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
-    parser.add_argument("--heads", type=int, default=32, metavar="N")
-    parser.add_argument("--heads-k", type=int, default=4, metavar="N")
-    parser.add_argument("--head-dim", type=int, default=128, metavar="N")
-    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, metavar="N")
-    parser.add_argument("--seqlen", type=int, nargs="+", default=LENGTHS, metavar="N")
+    parser.add_argument("--heads", type=measuring.count, default=32, metavar="N")
+    parser.add_argument("--heads-k", type=measuring.count, default=4, metavar="N")
+    parser.add_argument("--head-dim", type=measuring.count, default=128, metavar="N")
+    parser.add_argument("--batch", type=measuring.count, nargs="+", default=BATCHES, metavar="N")
+    parser.add_argument("--seqlen", type=measuring.count, nargs="+", default=LENGTHS, metavar="N")
     parser.add_argument("--paged", type=int, default=0, metavar="SIZE", help="keys a page (0: no pages)")
     parser.add_argument("--append", action="store_true", help="each step also appends one key and value")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="parts of the keys (0: chosen)")
@@ -118,6 +119,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.func and (options.paged or options.append or options.num_splits):
         raise SystemExit("error: --func has no cache: leave out --paged, --append and --num-splits")
+    if bad := [seqlen for seqlen in options.seqlen if options.paged and (options.paged < 0 or seqlen % options.paged)]:
+        raise SystemExit(f"error: --paged {options.paged} does not divide --seqlen {bad[0]}")
     measuring.need_gpu()
 
     dtype = getattr(torch, options.dtype)

@@ -146,7 +146,9 @@ def measure(case: Case, rounds: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each call is measured (5)")
+    parser.add_argument(
+        "--rounds", type=measuring.count, default=5, metavar="N", help="times each call is measured (5)"
+    )
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 64], metavar="D", help="head dims (128 64)")
     arguments = parser.parse_args()
     measuring.need_gpu()

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import measuring
 import torch
@@ -75,8 +74,8 @@ def errors(shape: Shape, outliers: bool) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each way is measured (5)")
+    parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
+    parser.add_argument("--rounds", type=measuring.count, default=5, metavar="N", help="times each way is measured (5)")
     options = parser.parse_args()
     measuring.need_gpu()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import chosen_device, environment, host_microseconds, results, writable, write
+from measuring import chosen_device, count, environment, host_microseconds, results, writable, write
 from torch.nn.functional import scaled_dot_product_attention
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -107,7 +107,7 @@ def upstream(directory: Path, device: torch.device) -> dict[str, list[float]] | 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each (5)")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="turns of each (5)")
     parser.add_argument("--upstream", type=Path, metavar="DIR", help="a directory with another flash_attn in it")
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda)")
     parser.add_argument("--json", type=writable, metavar="FILE", help="write every figure here too")

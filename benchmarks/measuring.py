@@ -7,6 +7,7 @@ trend.py reads samples.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import itertools
 import json
@@ -188,6 +189,13 @@ def writable(text: str) -> Path:
             f"error: {path} cannot be written: {path.absolute().parent} is no directory, or it is one itself"
         )
     return path
+
+
+def count(text: str) -> int:
+    """The type of an option of which there is at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

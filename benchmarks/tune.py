@@ -177,7 +177,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path, help="what `python -m rocm_wheels compile --tiles` printed")
     parser.add_argument("--json", type=measuring.writable, metavar="FILE", help="write every figure here too")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="times the best tiles are measured (9)")
+    parser.add_argument(
+        "--rounds", type=measuring.count, default=9, metavar="N", help="times the best tiles are measured (9)"
+    )
     parser.add_argument("--least", type=float, default=1.02, metavar="X", help="what a new row has to win (1.02)")
     options = parser.parse_args(argv)
     label = measuring.installed()

@@ -290,6 +290,37 @@ def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nosuch" in cold.start("SDPA", "nosuch", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("attention", "--rounds 0", "argument --rounds: '0' is not a whole number above 0"),
+        ("cold_start", "--rounds 0", "argument --rounds: 0 is not a whole number above 0"),
+        ("decode", "--rounds 0", "argument --rounds: "),
+        ("features", "--rounds 0", "argument --rounds: "),
+        ("fp8", "--rounds 0", "argument --rounds: "),
+        ("launch_overhead", "--rounds few", "argument --rounds: 'few' is not a whole number above 0"),
+        ("tune", "gfx942.zip --rounds -1", "argument --rounds: "),
+        ("decode", "--json nowhere/x.json", "nowhere/x.json cannot be written"),
+        ("fp8", "--json nowhere/x.json", "nowhere/x.json cannot be written"),
+        ("decode", "--paged 48 --seqlen 96 1024", "--paged 48 does not divide --seqlen 1024"),
+        ("decode", "--paged -8", "--paged -8 does not divide --seqlen 1024"),
+        ("decode", "--batch 0", "argument --batch: '0' is not a whole number above 0"),
+        ("build_cost", "--only nosuch", "argument --only: no kernel for gfx90a matches 'nosuch'"),
+        ("build_cost", "--jobs 0", "argument --jobs: 0 is not a whole number above 0"),
+    ],
+)
+def test_what_a_benchmark_refuses_before_it_measures(
+    script: str, arguments: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(script)
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments.split()])
+    with pytest.raises(SystemExit) as caught:
+        module.main()
+    told = capsys.readouterr()
+    assert said in f"{caught.value} {told.err}"
+    assert told.out == ""
+
+
 HELP = """
 import runpy, sys, warnings
 sys.modules["flash_attn"] = None
