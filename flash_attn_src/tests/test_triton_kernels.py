@@ -63,6 +63,37 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
     assert variants.serving("append", "bf16", kind) == "plain"
 
 
+def test_the_bucket_of_a_head_dim() -> None:
+    sizes = (8, 32, 33, 64, 65, 128, 129, 192, 193, 256)
+    assert [variants.bucket(size) for size in sizes] == [32, 32, 64, 64, 96, 128, 192, 192, 256, 256]
+    assert [variants.bucket(size, "decode") for size in sizes] == [*[64] * 4, *[128] * 2, *[256] * 4]
+    assert [variants.bucket(size, op) for size in sizes for op in ("append", "combine")] == [64, 128] * len(sizes)
+    with pytest.raises(ValueError, match="head_dim 257 is larger than 256, the largest supported"):
+        variants.bucket(257)
+
+
+def test_what_is_there_ahead_of_time() -> None:
+    small = ("fp16", "bf16")
+    wanted = dict.fromkeys(variants.OPS, (*small, "fp32"))
+    of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
+    wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole"))], small)
+    wanted |= dict.fromkeys([op for op in wanted if op.startswith("fp8-")], ())
+    assert {op: variants.dtypes(op, "gfx90a") for op in variants.OPS} == wanted
+    wanted |= dict.fromkeys((*of_a_cache, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
+    wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",)}
+    assert {op: variants.dtypes(op, "gfx1201") for op in variants.OPS} == wanted
+
+    some = {op: [] for op in ("fwd", "fwd-paged", "norm-bwd", "combine", "probabilities")}
+    for variant in variants.table("gfx942"):
+        if variant.op in some and variant.dtype == "bf16":
+            some[variant.op].append(variant.name.removeprefix(f"{variant.op}-bf16-"))
+    assert some["fwd"][:5] == ["d32", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
+    assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256) for kind in ("", "-any")]
+    assert some["norm-bwd"] == ["d1024", "d1024-uneven", "d4096", "d4096-uneven", "d8192"]
+    assert some["combine"] == ["d128", "d128-wide"]
+    assert some["probabilities"] == ["d32", "d64", "d128", "d256"]
+
+
 @pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1030", "gfx1201", "sm_90"])
 def test_a_launch_gives_each_kernel_the_constants_that_it_takes(target: str) -> None:
     for variant in variants.table(target):
