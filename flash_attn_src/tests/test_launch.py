@@ -7,14 +7,17 @@ import json
 import random
 import sys
 import types
+import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from flash_attn.backends import ck_calls
-from flash_attn.runtime import ck_planner, launch, store
+from flash_attn.kernels import tuning
+from flash_attn.runtime import ck_planner, launch, recording, store
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.variants import Variant
 
@@ -24,9 +27,10 @@ VARIANT = Variant("fwd", "bf16", 64, "plain")
 
 def write(path: Path, manifest: object = None) -> Path:
     """A store of one Triton kernel and one of Composable Kernel."""
-    common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {"BLOCK_M": 128}}
+    common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {}}
     kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPi"}}
-    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B", "image": VARIANT.name, "constants": {}}
+    kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "DIES": 8}}
+    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B", "image": VARIANT.name}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         whole = {"format": store.FORMAT, "kernels": kernels, "compiler": {}}
         archive.writestr("manifest.json", json.dumps(whole if manifest is None else manifest))
@@ -62,7 +66,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
     kernel = launch.kernel(0, VARIANT)
     kernel.launch(0, 7, 1, 2, 3, "q")
-    assert kernel.block_m == 128
+    assert (kernel.block_m, kernel.block_n, kernel.dies) == (128, 64, 8)
+    assert launch.kernel(0, VARIANT) is kernel
     assert driver == ["hip", ((IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name), (0, 7, 1, 2, 3, "q"))]
 
 
@@ -70,6 +75,8 @@ def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypat
     monkeypatch.setattr(ck_planner, "plan", lambda _call, _parameters: [Launch("ck-fwd", (4, 5, 6), b"arguments")] * 2)
     monkeypatch.setattr(ck_calls, "_current_stream", lambda _device: 7)
     ck_calls.run(torch.zeros(1), "forward", b"")
+    kernel = launch.stored(-1, "ck-fwd")
+    assert (kernel.block_m, kernel.block_n, kernel.dies) == (0, 0, 1)
     given = (IMAGE, "kentry", "B", 64, 256, "ck-fwd")
     assert driver == ["hip", *[(given, (-1, 7, 4, 5, 6, b"arguments"))] * 2]
 
@@ -84,8 +91,94 @@ def test_a_wheel_without_its_launcher_says_to_reinstall(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("driver")
 def test_a_kernel_that_is_not_there_is_named() -> None:
-    with pytest.raises(store.KernelError, match="no kernel ck-bwd for gfx942"):
+    with pytest.raises(store.KernelError, match=r"no kernel ck-bwd for gfx942 .*PYTORCH_ROCM_ARCH=gfx942 "):
         launch.stored(0, "ck-bwd")
+
+
+OTHER = Variant("fwd", "bf16", 128, "plain")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["another kernel", "no store"])
+def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
+    there: bool, driver: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lack = "this flash_attn has no kernel fwd-bf16-d128 for gfx942"
+    if not there:
+        monkeypatch.setattr(store, "open_store", lambda _: None)
+        monkeypatch.setattr(store, "targets", lambda: ("gfx1100", "gfx90a"))
+        lack = "this flash_attn has no kernels for gfx942 (device 3); its targets: gfx1100, gfx90a"
+    monkeypatch.setattr(launch, "_warned", set())
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launch, "triton_problem", lambda: "Triton is too old")
+    with pytest.raises(store.KernelError) as caught:
+        launch.kernel(3, OTHER)
+    assert str(caught.value).startswith(f"{lack}, and Triton is too old. Build a wheel that has it: PYTORCH_ROCM_ARCH")
+
+    monkeypatch.setattr(launch, "triton_problem", lambda: None)
+    with pytest.warns(RuntimeWarning, match="Triton compiles kernels at their first call instead") as told:
+        kernel = launch.kernel(3, OTHER)
+    assert str(told[0].message).startswith(lack)
+    assert isinstance(kernel, launch.JitKernel)
+    row = tuning.config("gfx942", OTHER)
+    assert (kernel.block_m, kernel.block_n, kernel.dies) == (row.block_m, row.block_n, 8)
+    assert kernel.options["num_warps"] == row.num_warps
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launch.kernel(4, OTHER)  # told once for a target
+    assert driver == []
+
+
+def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+
+    class Function:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *arguments, **options: launched.append((grid, arguments, options))
+
+    monkeypatch.setattr(launch, "interpreting", lambda: True)
+    kernel = launch.JitKernel(VARIANT, launch.INTERPRETED)
+    assert "num_warps" not in kernel.options
+    kernel.function, kernel.options = Function(), {"BLOCK_M": 16}
+    for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 2, 3)):
+        kernel.launch(-1, 0, *grid, "q")
+    assert launched == [((1, 2, 3), ("q",), {"BLOCK_M": 16})]
+    given = torch.ones(3)
+    *others, slopes, seeds = kernel.optional(None, None, None, None, given, None)
+    assert slopes is given
+    assert [each.dtype for each in (*others, seeds)] == [*[torch.int32] * 4, torch.int64]
+    assert kernel.optional(*[None] * 7)[6].dtype == torch.int32
+
+
+def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=0, multi_processor_count=228)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert launch.device_target(0) == "gfx942"
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert launch.device_target(0) == "sm_90"
+    launch._multiprocessors.cache_clear()
+    assert (launch.compute_units(0), launch.compute_units(-1)) == (228, 4)
+    launch._multiprocessors.cache_clear()
+    with recording.record("gfx90a"):
+        assert (launch.device_target(-1), launch.compute_units(-1)) == ("gfx90a", 304)
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        (None, "Triton cannot be imported (import of triton halted; None in sys.modules)"),
+        ("3.0.9", "Triton 3.0.9 is older than 3.1"),
+        ("3.1.0", None),
+        ("3.10.0+git7f3a", None),
+    ],
+)
+def test_whether_triton_can_serve(version: str | None, problem: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", version and SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+    launch._triton_version.cache_clear()
+    try:
+        assert launch.triton_problem() == problem
+    finally:
+        launch._triton_version.cache_clear()
 
 
 @pytest.mark.parametrize("manifest", [{}, [], None, 3, {"format": store.FORMAT}, {"format": 99}], ids=str)
