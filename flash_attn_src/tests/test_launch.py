@@ -17,7 +17,7 @@ import pytest
 import torch
 from flash_attn.backends import ck_calls
 from flash_attn.kernels import tuning
-from flash_attn.runtime import ck_planner, launch, recording, store
+from flash_attn.runtime import ck_planner, launch, layer, recording, store
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.variants import Variant
 
@@ -69,6 +69,13 @@ def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
     assert (kernel.block_m, kernel.block_n, kernel.dies) == (128, 64, 8)
     assert launch.kernel(0, VARIANT) is kernel
     assert driver == ["hip", ((IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name), (0, 7, 1, 2, 3, "q"))]
+
+
+def test_a_kernel_for_nvidia_takes_the_driver_of_cuda(driver: list[Any], tmp_path: Path) -> None:
+    kernel = launch.StoreKernel(store.Store(write(tmp_path / "sm_90.zip")), VARIANT.name)
+    assert driver == ["cuda"]
+    tensor = torch.zeros(1)
+    assert kernel.optional(None, tensor) == (None, kernel.pointer(tensor)) == (None, tensor.data_ptr())
 
 
 def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +154,31 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     assert slopes is given
     assert [each.dtype for each in (*others, seeds)] == [*[torch.int32] * 4, torch.int64]
     assert kernel.optional(*[None] * 7)[6].dtype == torch.int32
+
+
+def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "kernel", lambda device, variant: (device, *variant))
+    half, single = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)
+    for (tensor, op, width, *sizes), (unit, *variant) in {
+        (half, "norm-bwd", 1000, 1000, 4096): (8, "norm-bwd", "bf16", 1024, "plain"),
+        (half, "norm-bwd", 1024): (8, "norm-bwd", "bf16", 1024, "plain"),
+        (half, "norm-bwd", 1025): (8, "norm-bwd", "bf16", 4096, "plain"),
+        (half, "norm-bwd", 70000, 16): (8, "norm-bwd", "bf16", 8192, "plain"),
+        (half, "norm-bwd", 70000, 16, 12): (1, "norm-bwd", "bf16", 4096, "uneven"),
+        (single, "rotary", 64, 12): (4, "rotary", "fp32", 64, "plain"),
+        (single, "rotary", 65, 13, 16): (1, "rotary", "fp32", 128, "uneven"),
+    }.items():
+        assert layer.find(op, tensor, width, *sizes) == ((-1, *variant), unit, -1, 0)
+
+
+def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
+    whole = torch.arange(64.0).view(4, 16)
+    for tensor, copied in ((whole[1:], False), (whole[:, 4:8], False), (whole[:, 1:], True), (whole[:, ::2], True)):
+        found = layer.dense_rows(tensor)
+        assert (found.data_ptr() != tensor.data_ptr()) is copied
+        assert torch.equal(found, tensor)
+        assert found.stride(-1) == 1
+        assert found.data_ptr() % 16 == 0
 
 
 def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
