@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -157,7 +158,8 @@ def _compile_unit(unit: Unit, cache: Path) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, whenever the process is killed."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # A name that no process of another container takes, which has the same cache and numbers of processes.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)

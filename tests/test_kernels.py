@@ -226,6 +226,21 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_builds_in_two_containers_may_fill_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same kernel at the same time, by processes of the same number."""
+    path, replace = tmp_path / "unit.co", Path.replace
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        kernels._write(path, b"theirs")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    kernels._write(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 FULL = os.strerror(errno.ENOSPC)
 
 

@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,9 +150,16 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 2, 3)):
         kernel.launch(-1, 0, *grid, "q")
     assert launched == [((1, 2, 3), ("q",), {"BLOCK_M": 16})]
+    entered = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    kernel.launch(0, 0, 4, 5, 6, "k")
+    assert entered == [0]
+    assert launched[1:] == [((4, 5, 6), ("k",), {"BLOCK_M": 16})]
+    append = launch.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
+    assert (append.block_m, append.block_n, append.dies) == (16, 0, 1)
     given = torch.ones(3)
     *others, slopes, seeds = kernel.optional(None, None, None, None, given, None)
-    assert slopes is given
+    assert slopes is kernel.pointer(given) is given
     assert [each.dtype for each in (*others, seeds)] == [*[torch.int32] * 4, torch.int64]
     assert kernel.optional(*[None] * 7)[6].dtype == torch.int32
 

@@ -63,6 +63,23 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
     assert variants.serving("append", "bf16", kind) == "plain"
 
 
+def test_the_types_of_arguments() -> None:
+    for (name, *variant), (type_, letter) in {
+        ("q", "fwd", "bf16"): ("*bf16", "P"),
+        ("lse", "fwd", "bf16"): ("*fp32", "P"),
+        ("rng_state", "fwd", "bf16"): ("*i64", "P"),
+        ("scale", "fwd", "fp16"): ("fp32", "f"),
+        ("stride_qb", "fwd", "fp16"): ("i32", "i"),
+        ("k", "decode", "fp8e4b8"): ("*fp8e4b8", "P"),
+        ("residual", "norm-fwd", "fp16"): ("*fp16", "P"),
+        ("residual", "norm-fwd-w32", "bf16"): ("*bf16", "P"),
+        ("weight", "norm-fwd-w32", "bf16"): ("*fp32", "P"),
+        ("residual", "norm-fwd-r32", "bf16"): ("*fp32", "P"),
+    }.items():
+        assert variants.argument_type(name, variants.Variant(*variant, 64, "plain")) == type_
+        assert variants.launch_letter(type_) == letter
+
+
 def test_the_bucket_of_a_head_dim() -> None:
     sizes = (8, 32, 33, 64, 65, 128, 129, 192, 193, 256)
     assert [variants.bucket(size) for size in sizes] == [32, 32, 64, 64, 96, 128, 192, 192, 256, 256]
