@@ -81,12 +81,16 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     monkeypatch.setattr(info, "load", lambda: WHEEL)
     monkeypatch.setattr(info, "_launcher", lambda _: ("libamdhip64.so", ["the driver's"]))
     monkeypatch.setattr(info.backends, "problem", lambda: "the backend's")
+    monkeypatch.setattr(info.launch, "triton_problem", lambda: "Triton is too old")
     told = info.backend_info()
     assert (told["targets"], told["device_targets"]) == (["gfx90a", "gfx942"], ["gfx1100", "gfx942"])
     assert (told["launcher"], told["torch"]["wheel"]) == ("libamdhip64.so", "2.5")
     *_, target, backend, driver = told["problems"]
     assert "this wheel has kernels for gfx90a, gfx942, a GPU here is a gfx1100" in target
-    assert "PYTORCH_ROCM_ARCH=gfx1100" in target
+    assert target.endswith("PYTORCH_ROCM_ARCH=gfx1100, or install a Triton that compiles (Triton is too old)")
+    monkeypatch.setattr(info.launch, "triton_problem", lambda: None)
+    (compiled,) = info._target_problems(WHEEL, told["device_targets"])
+    assert compiled.endswith(", or let Triton compile, as it does now, at first calls")
     assert (backend, driver) == ("the backend's", "the driver's")
     assert info._target_problems(build_info.BuildInfo(), ["gfx1100"]) == []
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flash_attn import backends
+from flash_attn.runtime import launch
 from flash_attn.runtime.build_info import BuildInfo, load
 
 
@@ -72,13 +73,17 @@ def _device_targets() -> list[str]:
 
 
 def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
-    if not build.targets:
+    unserved = [target for target in device_targets if target not in build.targets]
+    if not build.targets or not unserved:
         return []
+    lack = launch.triton_problem()
+    otherwise = (
+        f"install a Triton that compiles ({lack})" if lack else "let Triton compile, as it does now, at first calls"
+    )
     return [
         f"this wheel has kernels for {', '.join(build.targets)}, a GPU here is a {target}: build one with "
-        f"PYTORCH_ROCM_ARCH={target}, or install a Triton that can compile at run time"
-        for target in device_targets
-        if target not in build.targets
+        f"PYTORCH_ROCM_ARCH={target}, or {otherwise}"
+        for target in unserved
     ]
 
 
