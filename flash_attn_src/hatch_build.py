@@ -206,16 +206,23 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
         from rocm_wheels import versions
         from rocm_wheels.machine import survey
         from rocm_wheels.plan import parallel_jobs, requested_targets
-        from rocm_wheels.targets import known_targets
+        from rocm_wheels.targets import known_targets, without_kernels
 
         data, machine = versions.load(), survey(os.environ)
         requested, notes = requested_targets(data, os.environ)
+        if requested is None:
+            left_out = without_kernels(data, machine.gpus)  # often the GPU of a processor, beside a card
+            requested = tuple(gpu for gpu in machine.gpus if gpu not in left_out)
+            lack = "no AMD GPU is visible on this machine, so it is not known what to compile for"
+            if left_out:
+                lack = f"there are no kernels for the {', '.join(left_out)} of this machine"
+                notes += (lack,) if requested else ()
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
-        targets = known_targets(data, machine.gpus if requested is None else requested)
+        targets = known_targets(data, requested)
         if not targets:
             raise SystemExit(
-                "error: no AMD GPU is visible on this machine, so it is not known what to compile for\n"
+                f"error: {lack}\n"
                 'name the targets: PYTORCH_ROCM_ARCH="gfx942;gfx1100", or build without kernels:'
                 " FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE (CPU tensors, and Triton's JIT where it is installed)"
             )

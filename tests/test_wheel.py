@@ -205,6 +205,31 @@ def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -
     assert "note: GPU_ARCHS counts, not PYTORCH_ROCM_ARCH=gfx900;gfx906;gfx942" in done.stderr
 
 
+@pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU of its own")
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("gfx1036 gfx1100", "note: there are no kernels for the gfx1036 of this machine\n"),
+        (
+            "gfx1103",
+            "error: there are no kernels for the gfx1103 of this machine\nname the targets: PYTORCH_ROCM_ARCH=",
+        ),
+    ],
+)
+def test_user_builds_where_a_gpu_has_no_kernels(tmp_path: Path, gpus: str, said: str) -> None:
+    """A processor's own GPU beside a card keeps the card's kernels from nobody; their compile fails, as above."""
+    (tmp_path / "file").touch()
+    tool = tmp_path / "rocm_agent_enumerator"
+    tool.write_text("#!/bin/sh\necho " + "; echo ".join(["gfx000", *gpus.split()]) + "\n")
+    tool.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROCM_WHEELS_CACHE": str(tmp_path / "file/cache")}
+    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+    assert ("Not a directory" in done.stdout + done.stderr) == said.startswith("note")
+    assert "is not a known GPU target" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("label", "canonical"), [("my-build", "my.build"), ("cu12torch2.5cxx11abiFALSE", "cu12torch2.5cxx11abifalse")]
 )
