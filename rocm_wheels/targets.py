@@ -99,7 +99,11 @@ def _known(versions: Versions, entry: str) -> str:
             raise BadTarget(f"{entry!r} is a product, not a target", remedy=f"Its target is {target.name}.")
     best = _closest(name, versions.targets)
     hint = f"Did you mean {best} ({versions.targets[best].family})? " if best else ""
-    raise BadTarget(f"{entry!r} is not a known GPU target", remedy=f"{hint}Known: {everything}, or sm_90 and the like.")
+    raise BadTarget(
+        f"{entry!r} is not a known GPU target",
+        remedy=f"{hint}Known: {everything}, or sm_90 and the like."
+        " For another GPU no wheel has kernels: Triton compiles them there, at their first call.",
+    )
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

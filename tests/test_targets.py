@@ -47,6 +47,7 @@ EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gf
         ("gfx94a", "'gfx94a' is not a known GPU target", f"Did you mean gfx942 (MI300)? Known: {EVERY}"),
         ("gfx110", "'gfx110' is not a known GPU target", "Did you mean gfx1100"),
         ("banana", "'banana' is not a known GPU target", f"Known: {EVERY}"),
+        ("gfx1103", "'gfx1103' is not a known GPU target", "For another GPU no wheel has kernels: Triton compiles"),
         ("gfx942:gfx90a", "'gfx942:gfx90a' is not a known GPU target", "Did you mean gfx942"),
         ("gfx942:xnack", "'gfx942:xnack' is not a known GPU target", "Did you mean gfx942"),
         ("sm_9", "'sm_9' is not a known GPU target", "or sm_90 and the like"),

@@ -198,8 +198,8 @@ def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     reason = triton_problem()
     if reason is not None:
         raise KernelError(
-            f"{lack}, and {reason}. Build a wheel that has it: "
-            f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh <flash-attn> <python> <torch> <rocm>"
+            f"{lack}, and {reason}. Install the Triton that your torch requires, or build a wheel that has it, where "
+            f"the target is known: PYTORCH_ROCM_ARCH={target} ./build_rocm.sh <flash-attn> <python> <torch> <rocm>"
         )
     if target not in _warned:
         _warned.add(target)

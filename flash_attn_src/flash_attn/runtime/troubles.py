@@ -115,8 +115,10 @@ TROUBLES = (
         key="target-missing",
         title="The wheel has no kernels for this GPU",
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
-        remedy="Build a wheel that has them: `PYTORCH_ROCM_ARCH={target} ./build_rocm.sh ...`. Where Triton is "
-        "installed, it compiles them at their first call.",
+        remedy="Build a wheel that has them: `PYTORCH_ROCM_ARCH={target} ./build_rocm.sh ...`. That refuses a target "
+        "which it does not know, such as gfx1031 or gfx1103: there, as on any GPU, the Triton that torch for ROCm "
+        "requires compiles them at their first call. If the GPU is not to be used, list the others: `export "
+        "HIP_VISIBLE_DEVICES=0`.",
         log=r"has no kernels? |invalid device function|hipErrorNoBinaryForGpu|no kernel image is available",
     ),
     Trouble(
