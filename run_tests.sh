@@ -1,7 +1,20 @@
 #!/usr/bin/env bash
-# Sets up everything and runs every test that runs without a GPU: lint, types, unit tests, and a wheel built,
-# repaired, installed and tested for real. Arguments go to pytest: ./run_tests.sh -k cells
+# Every test that runs without a GPU; what they need is set up first.
 set -euo pipefail
+case ${1-} in
+    -h | --help)
+        cat <<'USAGE'
+usage: run_tests.sh [options of pytest]
+
+Sets everything up and runs every test that runs without a GPU: lint, types, unit tests, and a wheel built, repaired,
+installed and tested for real.
+
+  run_tests.sh -k cells                 the tests with that word in their names
+  run_tests.sh tests/test_cells.py      those of a file
+USAGE
+        exit 0
+        ;;
+esac
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
 venv=build/test-env
 

@@ -154,7 +154,7 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"torch    pip install {torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
         f"install  pip install {shlex.quote(str(wheel))}",
         *(
-            f"FA3      pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"
+            f"beside   pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"
             for path in beside
         ),
     ]

@@ -70,6 +70,12 @@ def test_script_usage(tmp_path: Path) -> None:
     assert "PYTORCH_ROCM_ARCH" in usage
 
 
+def test_the_script_of_the_tests_tells_its_usage_and_runs_nothing() -> None:
+    done = subprocess.run([ROOT / "run_tests.sh", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: run_tests.sh [options of pytest]\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

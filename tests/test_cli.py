@@ -141,7 +141,7 @@ def test_build_runs_the_stages_in_order(
         "python   3.11",
         "torch    pip install torch==2.5.1+rocm6.2 --index-url https://download.pytorch.org/whl/rocm6.2",
         f"install  pip install {wheel}",
-        f"FA3      pip install {tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}"
+        f"beside   pip install {tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-3: the module flash_attn_interface",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
