@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from rocm_wheels import versions
 from rocm_wheels.assets import SUMS
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
@@ -24,6 +25,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
     grouped = sorted(wheels, key=lambda wheel: (key(wheel.rocm), key(wheel.torch)), reverse=True)
     groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
+    example = next((wheel for wheel in wheels if wheel.yanked is None), None)
     text = render_template(
         "release_notes.md.j2",
         tag=tag,
@@ -32,7 +34,8 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         repository=repository,
         groups=groups,
         wheels=wheels,
-        example=next((wheel for wheel in wheels if wheel.yanked is None), None),
+        example=example,
+        with_interface=example is not None and example.flash_attn == versions.load().flash_attn[-1],
         interface_version=INTERFACE_VERSION,
         candidate=is_candidate(tag),
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],

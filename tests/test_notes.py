@@ -61,6 +61,13 @@ def test_table(dist: Path) -> None:
     assert '`"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
 
 
+def test_flash_attn_3_accompanies_the_newest_flash_attn_alone(tmp_path: Path) -> None:
+    wheelhouse.write(tmp_path, wheelhouse.cell("2.7.4 3.11 2.5.1 6.2"))
+    page = render(catalogue.from_directory(tmp_path))
+    assert 'pip install "flash_attn==2.7.4+rocm62torch2.5triton"' in page
+    assert "flash-attn-3" not in page
+
+
 def test_wheels_of_one_rocm_and_torch_stand_together(tmp_path: Path) -> None:
     """Whatever their flash-attn, the newest first: of ROCm, of torch by number, of flash-attn."""
     for text in ("2.8.3 3.12 2.9.1 6.4", "2.8.3 3.12 2.5.1 6.2", "2.7.4 3.12 2.10.0 7.1", "2.7.4 3.12 2.5.1 6.2"):
