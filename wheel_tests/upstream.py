@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (OSError, tarfile.TarError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        backend = flash_attn.backend_info()["backend"]
+        backend = flash_attn.backend_info()["gpu_backend"]
         files = [root / file for file in (*FILES, OF_BACKEND[backend], *([OF_FA3] if options.fa3 else []))]
         jobs = [(file, name, options.cases, options.seed, options.seconds) for file in files for name in names(file)]
         print(f"flash_attn {flash_attn.__version__} ({backend}) on {torch.cuda.get_device_name()}: {len(jobs)} tests")

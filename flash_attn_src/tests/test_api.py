@@ -90,13 +90,15 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     info.write_text(json.dumps({"version": VERSIONS[-1], "backend": "ck"}))
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", selected)
     code = "from flash_attn.flash_attn_interface import USE_TRITON_ROCM, flash_attn_gpu as m\n"
+    code += "import flash_attn; info = flash_attn.backend_info(); print(info['backend'], info['gpu_backend'])\n"
     code += "print(m.__name__, USE_TRITON_ROCM)\n"
     code += (
         "from flash_attn.flash_attn_triton_amd.utils import *\nprint(USE_TRITON_ROCM, is_hip(), is_rdna(), is_cdna())"
     )
     done = run(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
-    name, answers = done.stdout.splitlines()
+    told, name, answers = done.stdout.splitlines()
+    assert told == ("ck triton" if selected == "TRUE" else "ck ck")
     assert name.endswith(f"{module} {selected == 'TRUE'}")
     # This torch is built for no AMD GPU.
     assert answers == f"{selected == 'TRUE'} False False False"

@@ -20,7 +20,9 @@ def test_backend_info() -> None:
     told = flash_attn.backend_info()
     assert told["version"] == flash_attn.__version__ == "2.8.3"
     assert told["torch"]["running"] == torch.__version__
-    assert set(told) == {*("backend", "version", "label", "torch", "targets", "device_targets", "launcher", "problems")}
+    assert set(told) == {
+        *("backend", "gpu_backend", "version", "label", "torch", "targets", "device_targets", "launcher", "problems")
+    }
 
 
 def test_build_info_of_a_wheel(tmp_path: Path) -> None:

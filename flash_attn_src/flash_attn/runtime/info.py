@@ -15,8 +15,8 @@ from flash_attn.runtime.build_info import BuildInfo, load
 def backend_info() -> dict[str, Any]:
     """Build, machine and problems of this installation.
 
-    backend, version, label: of the wheel. torch: {"wheel", "running"} versions. targets: GPU targets with
-    kernels in the wheel. device_targets: targets of the GPUs here. launcher: path of the GPU driver library
+    backend, version, label: of the wheel. gpu_backend: who serves GPU tensors in this process, "ck" or "triton", as the
+    environment asked. torch: {"wheel", "running"} versions. targets: GPU targets with kernels in the wheel. device_targets: targets of the GPUs here. launcher: path of the GPU driver library
     that kernels are launched through, None if there is none. problems: sentences, each with its remedy.
     """
     build = load()
@@ -25,6 +25,7 @@ def backend_info() -> dict[str, Any]:
     backend_problem = backends.problem()
     return {
         "backend": build.backend,
+        "gpu_backend": "ck" if backends._gpu_backend is backends.ck_backend else "triton",
         "version": build.version,
         "label": build.label,
         "torch": {"wheel": build.torch or None, "running": torch.__version__},
