@@ -11,7 +11,7 @@ softcap          > 0, up to 4096: scores become softcap * tanh(score / softcap)
 alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqlen_q - j| is added to scores
 deterministic    the backward gives the same bits every time
 return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is
-                 fp32, +inf in rows that see no key. S_dmask, in q's dtype and for tests only, holds the
+                 fp32 (of fp64 fp64), +inf in rows that see no key. S_dmask, in q's dtype and for tests only, holds the
                  probabilities in upstream's scale (flash_attn.dmask), negative where dropped; it has shape
                  (0,) without dropout
 

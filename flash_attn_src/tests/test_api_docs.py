@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -25,6 +26,30 @@ _WHOLE = {
 def test_the_page_is_what_the_code_does() -> None:
     done = subprocess.run([sys.executable, _SCRIPT, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _spelled_out(name: str) -> list[str]:
+    """`a_{,b_}c` as a_c and a_b_c."""
+    start, opened, rest = name.partition("{")
+    middle, _, end = rest.partition("}")
+    return [each for part in middle.split(",") for each in _spelled_out(start + part + end)] if opened else [name]
+
+
+def test_what_the_page_lists_is_there() -> None:
+    (table,) = re.findall(r"\| module \| what \|\n\|-\|-\|\n(.*?)\n\n", (_DOCS / "api.md").read_text(), re.DOTALL)
+    count = 0
+    for row in table.splitlines():
+        _, homes, what, _ = row.split("|")
+        modules = [importlib.import_module(name) for name in re.findall("`(.*?)`", homes)]
+        for name in (each for listed in re.findall("`(.*?)`", what) for each in _spelled_out(listed)):
+            if name.endswith("*"):  # `_wrapped_*`
+                assert any(other.startswith(name[:-1]) for module in modules for other in dir(module)), row
+                continue
+            submodules = [importlib.util.find_spec(f"{module.__name__}.{name}") for module in modules
+                          if hasattr(module, "__path__")]  # fmt: skip
+            assert any(hasattr(module, name) for module in modules) or any(submodules), (homes, name)
+            count += 1
+    assert count > 70
 
 
 def test_what_the_page_calls_absent_raises_an_import_error() -> None:

@@ -16,8 +16,9 @@ def backend_info() -> dict[str, Any]:
     """Build, machine and problems of this installation.
 
     backend, version, label: of the wheel. gpu_backend: who serves GPU tensors in this process, "ck" or "triton", as the
-    environment asked. torch: {"wheel", "running"} versions. targets: GPU targets with kernels in the wheel. device_targets: targets of the GPUs here. launcher: path of the GPU driver library
-    that kernels are launched through, None if there is none. problems: sentences, each with its remedy.
+    environment asked. torch: {"wheel", "running"} versions. targets: GPU targets with kernels in the wheel.
+    device_targets: targets of the GPUs here. launcher: path of the GPU driver library that kernels are launched
+    through, None if there is none. problems: sentences, each with its remedy.
     """
     build = load()
     device_targets = _device_targets()
