@@ -30,6 +30,7 @@ from rocm_wheels.units import Unit
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _PR_SET_PDEATHSIG = 1
+_NAMES = "A name reads bwd-dq-bf16-d128-any; `python -m rocm_wheels inspect WHEEL` shows those in a wheel."
 
 
 def compile_store(
@@ -54,7 +55,7 @@ def compile_store(
     if not wanted and not units.find(targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles):
         raise CompileFailed(
             f"no kernel for {', '.join(targets)} matches {only!r}",
-            remedy="`python -m rocm_wheels inspect` shows the names in a wheel.",
+            remedy=_NAMES,
         )
     missing = [unit for unit in wanted if _cached(unit, cache) is None]
     lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
@@ -67,7 +68,7 @@ def compile_store(
     if empty := [target for target in targets if all(unit.target != target for unit in wanted)]:
         raise CompileFailed(
             f"no kernel for {', '.join(empty)} matches {only!r} and compiles",
-            remedy="`python -m rocm_wheels inspect` shows the names in a wheel.",
+            remedy=_NAMES,
         )
     made_by = units.compiler(backend, toolchain)
     return {target: _pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}

@@ -134,7 +134,7 @@ def _check_result(wheel: Path, plat: str) -> None:
     if size > MAX_BYTES:
         raise RepairFailed(
             f"{wheel.name} has {size} bytes, a release asset takes at most {MAX_BYTES}",
-            remedy="build for fewer targets, such as PYTORCH_ROCM_ARCH=gfx90a;gfx942",
+            remedy='build for fewer targets, such as PYTORCH_ROCM_ARCH="gfx90a;gfx942"',
         )
     with zipfile.ZipFile(wheel) as archive:
         grafted = sorted(name for name in archive.namelist() if ".libs/" in name)

@@ -151,8 +151,9 @@ def test_a_full_disk_is_no_refusal(tmp_path: Path, plain: bytes, monkeypatch: py
 
 def test_size_gate(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "MAX_BYTES", 1000)
-    with pytest.raises(RepairFailed, match=r"has \d+ bytes, a release asset takes at most 1000"):
+    with pytest.raises(RepairFailed, match=r"has \d+ bytes, a release asset takes at most 1000") as caught:
         repair.repair(_wheel(tmp_path, plain), tmp_path / "out")
+    assert 'PYTORCH_ROCM_ARCH="gfx90a;gfx942"' in caught.value.remedy  # as a shell takes it
 
 
 def test_wrong_record_is_found(tmp_path: Path, plain: bytes) -> None:
