@@ -43,8 +43,9 @@ def _dropout_forward(
     block_table: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask), of checked arguments; S_dmask is (0,) unless asked for."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # of the fake's strides
     out, softmax_lse, probabilities, _ = select(q).forward(
-        q, k, v, None, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes, dropout_p,
+        q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes, dropout_p,
         return_softmax, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
     )  # fmt: skip
     s_dmask = q.new_empty((0,)) if probabilities is None else dmask.scaled(probabilities, q.shape[-1])

@@ -41,7 +41,9 @@ def _fp8_forward(
     """(out, softmax_lse, descales of q, k and v), of checked arguments."""
     given = (descale_q, descale_k, descale_v)
     out, softmax_lse, _, found = select(q).fp8_forward(q, k, v, given, _out_dtype(q), *more)
-    first, second, third = (x if y is None else x.clone() for x, y in zip(found, given, strict=True))
+    first, second, third = (
+        x if y is None else x.clone(memory_format=torch.contiguous_format) for x, y in zip(found, given, strict=True)
+    )
     return out, softmax_lse, first, second, third
 
 
@@ -89,7 +91,7 @@ def attend(
 def _there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """x (fp16, bf16 or fp32) as it comes out of the device's FP8, in its own type."""
     dtype = select(x).format_of(x) if x.is_cuda else FORMAT
-    return round_trip(x, descale, dtype, cu_seqlens).to(x.dtype)
+    return round_trip(x, descale, dtype, cu_seqlens).to(x.dtype).contiguous()
 
 
 _there_and_back_op = torch.library.custom_op(
@@ -98,7 +100,7 @@ _there_and_back_op = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor x, Tensor descale, Tensor? cu_seqlens) -> Tensor",
 )
-_there_and_back_op.register_fake(lambda x, *_: torch.empty_like(x))
+_there_and_back_op.register_fake(lambda x, *_: torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
 def there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:

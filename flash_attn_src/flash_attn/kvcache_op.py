@@ -57,13 +57,14 @@ def _flash_attn_with_kvcache(
     v_descale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
+    out = _new_out(q)  # of the fake's strides
     descales = None
     if q_descale is not None and k_descale is not None and v_descale is not None:
         descales = q_descale, k_descale, v_descale
     return _run(CacheCall(
         q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin,
         cache_length if cache_seqlens is None else cache_seqlens, cache_batch_idx, cache_leftpad, block_table, causal,
-        window_left, window_right, softcap, rotary_interleaved, alibi_slopes, num_splits, None, cu_seqlens_q,
+        window_left, window_right, softcap, rotary_interleaved, alibi_slopes, num_splits, out, cu_seqlens_q,
         max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, attention_chunk, sm_margin, descales,
     ))  # fmt: skip
 
@@ -72,9 +73,11 @@ def _flash_attn_with_kvcache(
 def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     *outer, heads, _dim = q.shape
     rows = (heads, outer[0]) if len(outer) == 1 else (outer[0], heads, outer[1])
-    dtype = accumulation_dtype(q.dtype)
-    out_dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
-    return torch.empty(q.shape, dtype=out_dtype, device=q.device), torch.empty(rows, dtype=dtype, device=q.device)
+    return _new_out(q), torch.empty(rows, dtype=accumulation_dtype(q.dtype), device=q.device)
+
+
+def _new_out(q: torch.Tensor) -> torch.Tensor:
+    return torch.empty(q.shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
 
 
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:

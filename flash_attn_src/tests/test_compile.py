@@ -9,8 +9,12 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import dispatch
+from flash_attn import custom_ops, dispatch, dropout_op, kvcache_op
+from flash_attn.backends import triton
 from small_calls import in_one_graph, offsets, qkv
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 torch.set_num_threads(2)
@@ -256,3 +260,39 @@ def test_ops_are_bypassed_in_eager_mode_only(monkeypatch: pytest.MonkeyPatch) ->
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         flash_attn.flash_attn_func(q, k, v)
     assert len(calls) == 4
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where tensors are that the ops give to Triton's kernels, which a CPU interprets."""
+    if torch.cuda.is_available():
+        return "cuda"
+    for module in (custom_ops, dropout_op, kvcache_op):
+        monkeypatch.setattr(module, "select", lambda _: triton)
+    return "cpu"
+
+
+class _Strides(TorchDispatchMode):
+    """Asserts of the ops called that their fakes promise the strides that their results have."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func.namespace == "flash_attn":
+            given = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
+            with FakeTensorMode() as mode:
+                fakes = func(*tree_map_only(torch.Tensor, mode.from_tensor, given))
+            got, wanted = ([x.stride() for x in tree_leaves(each) if x.numel()] for each in (results, fakes))
+            assert got == wanted, func
+        return results
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.parametrize("dim", [16, 13])
+def test_kernels_return_the_strides_of_fakes(dim: int, kernels: str) -> None:
+    """Of q and k (batch, heads, seqlen, dim) transposed, as projections of heads are."""
+    q, k = (torch.randn(1, heads, 30, dim, device=kernels).transpose(1, 2) for heads in (4, 2))
+    lengths = torch.tensor([10], dtype=torch.int32, device=kernels)
+    with _Strides():
+        flash_attn.flash_attn_func(q.requires_grad_(), k, k, dropout_p=0.5).sum().backward()
+        flash_attn.flash_attn_with_kvcache(q.detach(), k.clone(), k.clone(), cache_seqlens=lengths)
+        flash_attn.flash_attn_with_kvcache(q[:, :1].detach(), k.clone(), k.clone(), cache_seqlens=lengths)

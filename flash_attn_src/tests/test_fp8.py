@@ -217,6 +217,16 @@ def test_opcheck() -> None:
     torch.library.opcheck(op, (*rows, None, descale, None, *options, cu, cu, 15, 15), test_utils=checks)
 
 
+def test_ops_return_contiguous_tensors() -> None:
+    """As their fakes say, of which opcheck asks the shapes alone."""
+    q, k = _draw(2, 5, 4, 16), _draw(2, 5, 1, 16, seed=1).expand(2, 5, 2, 16)
+    descale = torch.rand(2, 2, device=DEVICE).t() + 0.5
+    options = (0.25, True, -1, -1, 0.0, None, 0.0, None, None, None, 5, 5)
+    results = torch.ops.flash_attn._fp8_forward(q, k, k, None, descale, None, *options)
+    again = torch.ops.flash_attn._fp8_there_and_back(k, descale, None)
+    assert all(x.is_contiguous() for x in (*results, again))
+
+
 def test_given_factors_and_fp8_inputs_give_the_same() -> None:
     tensors = _draw(2, 40, 2, 64), _draw(2, 50, 1, 64, seed=1), _draw(2, 50, 1, 64, seed=2)
     args = (torch.float32, 0.125, True, -1, -1, 0.0, None, 0.0, None, None, None, 40, 50)
