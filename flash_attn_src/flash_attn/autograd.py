@@ -98,19 +98,19 @@ class _OnceOnly(torch.autograd.Function):
 
 def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What _first_gradients gives, guarded against a second derivative where one may be asked for."""
-    if is_compiling() or not torch.is_grad_enabled():
-        return _first_gradients(ctx, dout)
-    with torch.no_grad():
-        gradients = _first_gradients(ctx, dout)
-    given = ctx.saved_tensors[_SAVED:]
-    return _OnceOnly.apply(len(gradients), *gradients, dout, *given, torch.zeros((), requires_grad=True))
-
-
-def _first_gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
     if ctx.paged:
         raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
-    out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: a checkpoint computes them anew for a single look
+    if is_compiling() or not torch.is_grad_enabled():
+        return _first_gradients(ctx, saved, dout)
+    with torch.no_grad():
+        gradients = _first_gradients(ctx, saved, dout)
+    return _OnceOnly.apply(len(gradients), *gradients, dout, *saved[_SAVED:], torch.zeros((), requires_grad=True))
+
+
+def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
+    out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
     head_dim = ctx.head_dim
     padded = head_dim % _HEAD_DIM_STEP != 0

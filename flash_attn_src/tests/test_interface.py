@@ -13,6 +13,7 @@ from assert_close import assert_close
 from flash_attn import custom_ops as ops
 from small_calls import in_one_graph, offsets, qkv
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 torch.set_num_threads(2)
 
@@ -242,6 +243,15 @@ def test_no_second_derivative(packed: int, dim: int) -> None:
         gradient.sum().backward()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.functional.hessian(total, x.detach())
+
+
+@pytest.mark.filterwarnings("ignore:.*create_graph=True:UserWarning")  # of a reference cycle
+def test_graph_of_the_backward_of_a_checkpoint() -> None:
+    """It computes saved tensors anew for one look at them."""
+    x = torch.randn(1, 4, 3, 2, 8, requires_grad=True)
+    checkpoint(flash_attn.flash_attn_qkvpacked_func, x, use_reentrant=False).sum().backward(create_graph=True)
+    (wanted,) = torch.autograd.grad(flash_attn.flash_attn_qkvpacked_func(x).sum(), x)
+    assert torch.equal(x.grad, wanted)
 
 
 def test_gradient_is_skipped_where_none_is_asked() -> None:
