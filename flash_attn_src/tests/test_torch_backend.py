@@ -165,6 +165,22 @@ def test_dropout_takes_no_notice_of_the_default_dtype(default_dtype: Callable[[t
     assert_close("dq", results[0][2], torch.autograd.grad(wanted.sum(), q)[0], tiny=1e-14)
 
 
+def test_autocast_leaves_the_products_alone() -> None:
+    """Kernels know nothing of it either."""
+    tensors = _tensors(1, 9, 20, 4, 2, 16, torch.float32)
+    caches = [x.detach() for x in tensors[1:]]
+
+    def run() -> tuple[torch.Tensor, ...]:
+        out = flash_attn.flash_attn_func(*tensors)
+        return out, flash_attn.flash_attn_with_kvcache(tensors[0], *caches), *torch.autograd.grad(out.sum(), tensors)
+
+    wanted = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = run()
+    for x, y in zip(got, wanted, strict=True):
+        assert torch.equal(x, y)
+
+
 def test_dropout_sign_survives_underflow() -> None:
     q = torch.full((1, 32, 1, 8), 30.0, dtype=torch.float16)
     k = q.clone()

@@ -37,7 +37,7 @@ def forward(
     +inf for a row without keys, whose out is 0. S_dmask, with dropout and return_softmax only:
     (batch, heads, seqlen_q, seqlen_k) probabilities in q's dtype, negative where dropped.
     """
-    with torch.no_grad():
+    with torch.no_grad(), in_own_types():
         if dropout_p > 0.0 and rng_state is None:
             rng_state = rng.draw(q.device)
         options = options_of(softmax_scale, causal, window_left, window_right, softcap, dropout_p, rng_state)
@@ -111,7 +111,7 @@ def backward(
 
     rng_state is the forward's; with dropout it is required (ValueError).
     """
-    with torch.no_grad():
+    with torch.no_grad(), in_own_types():
         if dropout_p > 0.0 and rng_state is None:
             raise ValueError("rng_state: got None, wanted the int64[2] of the forward, as dropout_p > 0")
         options = options_of(softmax_scale, causal, window_left, window_right, softcap, dropout_p, rng_state)
@@ -140,6 +140,11 @@ def backward(
                 index,
             )
         return softmax_d
+
+
+def in_own_types() -> torch.autocast:
+    """No product in the type of a caller's autocast, which a backward is outside of."""
+    return torch.autocast("cpu", enabled=False)
 
 
 def options_of(

@@ -6,7 +6,7 @@ import torch
 
 from flash_attn.backends import sequences
 from flash_attn.backends import torch_tiles as tiles
-from flash_attn.backends.torch_attention import options_of, slopes_of
+from flash_attn.backends.torch_attention import in_own_types, options_of, slopes_of
 from flash_attn.backends.torch_fp8 import round_trip, sequence_of_rows
 from flash_attn.cache_call import CacheCall
 
@@ -20,7 +20,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         return _fp8_kvcache(call, call.descales)
     q, k, v, cu_seqlens_k_new = call.q, call.k, call.v, call.cu_seqlens_k_new
     block_table, batch, capacity = call.block_table, call.batch, call.capacity
-    with torch.no_grad():
+    with torch.no_grad(), in_own_types():
         varlen = call.cu_seqlens_q is not None
         heads = q.shape[-2]
         if call.cu_seqlens_q is None:
