@@ -41,6 +41,12 @@ def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
     return type(x) not in _PLAIN or x.is_meta or not _PLAIN.issuperset(map(type, more))
 
 
+def arrived(x: torch.Tensor) -> torch.Tensor:
+    """x, whose address a kernel may read: a copy where it is of a subclass, such as a value that is still on its way
+    from another rank. For gradients, which come as they are."""
+    return x if type(x) in _PLAIN else torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
 def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
     for x in tensors:
         if x is not None and x.is_cuda and forward_ad.unpack_dual(x).tangent is not None:

@@ -11,6 +11,7 @@ from assert_close import assert_close
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from flash_attn.ops.triton import cross_entropy
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+from small_calls import Late
 from two_ranks import both
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -64,6 +65,17 @@ def test_kernels(classes: int, dtype: torch.dtype, option: str) -> None:
     inplace = logits.clone()
     assert cross_entropy.launch_backward(inplace, labels, lse, weights, *options, True) is inplace
     assert torch.equal(inplace, got)
+
+
+def test_the_gradient_may_be_on_its_way() -> None:
+    logits, labels = _draw(6, 40, torch.float32)
+    losses, _ = cross_entropy._CrossEntropy.apply(
+        logits.requires_grad_(), labels, None, 0.0, 1.0, 0.0, -100, False, None
+    )
+    weights = torch.rand(6, device=DEVICE)
+    (wanted,) = torch.autograd.grad(losses, logits, weights, retain_graph=True)
+    (got,) = torch.autograd.grad(losses, logits, Late(weights))
+    assert torch.equal(got, wanted)
 
 
 def test_kernels_take_rows_apart_and_masked_classes() -> None:

@@ -15,6 +15,7 @@ from flash_attn.ops.triton.layer_norm import (
     rms_norm_fn,
     rms_norm_ref,
 )
+from small_calls import Late
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW = (torch.float16, torch.bfloat16)
@@ -85,6 +86,15 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
     assert_close("dweight", sums.sum(0)[0], grads[1], tiny=spread)
     if bias is not None:
         assert_close("dbias", sums.sum(0)[1], grads[2], tiny=4e-6)
+
+
+def test_gradients_may_be_on_their_way() -> None:
+    x, residual, dy, dz = torch.randn(4, 3, 40, device=DEVICE)
+    leaves = [x.requires_grad_(), residual.requires_grad_(), torch.ones(40, device=DEVICE, requires_grad=True)]
+    results = add_norm._AddNorm.apply(*leaves, None, 1e-5, torch.float32, False, True)
+    wanted = torch.autograd.grad(results, leaves, (dy, dz), retain_graph=True)
+    got = torch.autograd.grad(results, leaves, (Late(dy), Late(dz)))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_kernels_take_rows_apart() -> None:

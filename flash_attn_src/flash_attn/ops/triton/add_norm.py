@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flash_attn.dispatch import is_traced
+from flash_attn.dispatch import arrived, is_traced
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import launch, layer
 
@@ -85,8 +85,8 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor | None, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         z, weight, mean, rstd = ctx.saved_tensors
         x_type, weight_type, bias_type = ctx.types
-        if dy is None:
-            dy = torch.zeros(z.shape, dtype=x_type, device=z.device)
+        dy = torch.zeros(z.shape, dtype=x_type, device=z.device) if dy is None else arrived(dy)
+        dz = None if dz is None else arrived(dz)
         dx, dresidual, sums = launch_backward(
             z, weight, dy, dz, mean, rstd, ctx.shift, ctx.has_bias, ctx.is_rms, x_type
         )

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from flash_attn.api import parameters
-from flash_attn.dispatch import is_traced
+from flash_attn.dispatch import arrived, is_traced
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
@@ -156,7 +156,7 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dlosses: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, labels, lse = ctx.saved_tensors
-        return launch_backward(logits, labels, lse, dlosses, *ctx.options), *(None,) * 8
+        return launch_backward(logits, labels, lse, arrived(dlosses), *ctx.options), *(None,) * 8
 
 
 def launch_forward(
