@@ -10,6 +10,7 @@ from flash_attn.arguments import check_index, check_window
 from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.autograd import Window
 from flash_attn.backends.torch_fp8 import is_fp8
+from flash_attn.dispatch import is_traced
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -87,7 +88,7 @@ def used_rows(
         check_index(name, used, cu_seqlens, 1)
         if used.shape != starts.shape:
             raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {starts.shape[0]}, one a sequence")
-        if used.is_cpu and not bool(((used >= 0) & (used <= ends - starts)).all()):
+        if used.is_cpu and not is_traced(used) and not bool(((used >= 0) & (used <= ends - starts)).all()):
             raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {(ends - starts).tolist()}")
         stops = torch.minimum(starts + used, ends)
         offsets.append((starts, stops, ends))
@@ -102,7 +103,10 @@ def used_rows(
 def chosen_rows(q: torch.Tensor, page_table: torch.Tensor, cache_batch_idx: torch.Tensor) -> torch.Tensor:
     check_index("page_table", page_table, q, 2)
     check_index("cache_batch_idx", cache_batch_idx, q, 1)
-    if cache_batch_idx.is_cpu and not bool(((cache_batch_idx >= 0) & (cache_batch_idx < page_table.shape[0])).all()):
-        last = page_table.shape[0] - 1
-        raise ValueError(f"cache_batch_idx: got {cache_batch_idx.tolist()}, wanted 0 to {last}, rows of page_table")
+    if cache_batch_idx.is_cpu and not is_traced(cache_batch_idx):
+        rows = page_table.shape[0]
+        if not bool(((cache_batch_idx >= 0) & (cache_batch_idx < rows)).all()):
+            raise ValueError(
+                f"cache_batch_idx: got {cache_batch_idx.tolist()}, wanted 0 to {rows - 1}, rows of page_table"
+            )
     return page_table.index_select(0, cache_batch_idx)

@@ -6,8 +6,9 @@ import torch
 
 from flash_attn.arguments import check_index, check_per_sequence, check_whole, check_window, diagnose_switches
 from flash_attn.autograd import Window
-from flash_attn.backends import select
+from flash_attn.backends import select, torch_backend
 from flash_attn.custom_ops import maybe_contiguous
+from flash_attn.dispatch import is_traced
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.runtime.launch import compute_units
 
@@ -53,11 +54,12 @@ def flash_attn_combine(
     partial, partial_lse, result = maybe_contiguous(out_partial), lse_partial, out
     if packed:
         partial, partial_lse, result = partial[:, None], partial_lse[:, None], out[None]
-    if result.stride(-1) != 1:
-        result = torch.empty(result.shape, dtype=out.dtype, device=out.device)
-    softmax_lse = select(out_partial).combine(partial, partial_lse, result)
-    if result.data_ptr() != out.data_ptr():
-        out.copy_(result.view(shape))
+    # Traced, or still on its way from other ranks, by PyTorch's operations.
+    backend = torch_backend if is_traced(out_partial, lse_partial, out) else select(out_partial)
+    dense = result if result.stride(-1) == 1 else torch.empty(result.shape, dtype=out.dtype, device=out.device)
+    softmax_lse = backend.combine(partial, partial_lse, dense)
+    if dense is not result:
+        result.copy_(dense)
     softmax_lse = softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)
     return out, softmax_lse[0] if packed else softmax_lse
 

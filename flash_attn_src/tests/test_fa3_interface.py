@@ -11,6 +11,8 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
+from flash_attn import fa3_splits
+from small_calls import Late, in_one_graph
 
 _DESCALES = "q_descale=None, k_descale=None, v_descale=None"
 _SPEED = "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
@@ -289,6 +291,34 @@ def test_combine(packed: bool) -> None:
     given = torch.empty_like(wanted)
     assert fa3.flash_attn_combine(outs, lses, given)[0] is given
     assert torch.equal(given, out)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_combine_compiled_and_of_parts_on_their_way(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (3, 5, 4, 8) if packed else (3, 2, 5, 4, 8)
+    parts = torch.randn(shape), torch.randn(shape[:-1])
+    wanted = fa3.flash_attn_combine(*parts)
+    monkeypatch.setattr(fa3_splits, "select", None)  # a kernel's, which takes no address of such parts
+    for got in (in_one_graph(fa3.flash_attn_combine)(*parts), fa3.flash_attn_combine(*map(Late, parts))):
+        for name, x, y in zip(("out", "lse"), got, wanted, strict=True):
+            assert_close(name, x, y, tiny=1e-6)
+
+
+def test_compiled_with_used_lengths_and_rows_of_pages() -> None:
+    q, cu = torch.randn(12, 2, 8), torch.tensor([0, 4, 12], dtype=torch.int32)
+    used = torch.tensor([3, 5], dtype=torch.int32)
+    pages, table = torch.randn(4, 6, 2, 8), torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+
+    def block(q: torch.Tensor, used: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = fa3.flash_attn_varlen_func(q, q, q, cu, cu, 8, 8, seqused_q=used, seqused_k=used)
+        more = fa3.flash_attn_with_kvcache(
+            q[:2, None], pages, pages.clone(), cache_seqlens=used, page_table=table, cache_batch_idx=rows
+        )
+        return out, more
+
+    rows = torch.tensor([1, 0], dtype=torch.int32)
+    for x, y in zip(in_one_graph(block)(q, used, rows), block(q, used, rows), strict=True):
+        assert torch.equal(x, y)
 
 
 def test_fp8_inputs_with_their_factors() -> None:
