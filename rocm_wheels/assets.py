@@ -14,11 +14,11 @@ from rocm_wheels import catalogue
 from rocm_wheels.catalogue import METADATA, YANKED
 from rocm_wheels.entry import Wheel
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.repair import MAX_BYTES
 from rocm_wheels.targets import CUDA
 from rocm_wheels.verdict import VERDICT
 
 SUMS = "SHA256SUMS"
-MAX_BYTES = 2**31  # an asset of a GitHub release must stay under it
 MAX_ASSETS = 1000  # of one GitHub release
 # GitHub stores other characters as dots.
 _NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*[A-Za-z0-9_+-]")
@@ -122,9 +122,9 @@ def _check_limits(assets: Iterable[Asset]) -> None:
             raise PublishFailed(
                 f"GitHub would rename {asset.name!r}", remedy="Use letters, digits, and . _ + - inside the name."
             )
-        if not 0 < asset.size < MAX_BYTES:
+        if not 0 < asset.size <= MAX_BYTES:
             raise PublishFailed(
-                f"{asset.name} has {asset.size} bytes, an asset has 1 to {MAX_BYTES - 1}",
+                f"{asset.name} has {asset.size} bytes, an asset has 1 to {MAX_BYTES}",
                 remedy="Build it for fewer GPU targets: PYTORCH_ROCM_ARCH." if asset.size else "Build it again.",
             )
     check_count(asset.name for asset in assets)

@@ -42,8 +42,7 @@ EXCLUDED = (
 # Lowest first. 2_17 is what the launcher is compiled for; 2_28 is what torch itself needs from 2.6 on.
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28")
 _MIN_PATCHELF = (0, 14, 5)
-# GitHub takes release assets under 2 GiB.
-MAX_BYTES = 2**31 - 1
+MAX_BYTES = 2**31 - 1  # of an asset of a GitHub release
 
 
 def check() -> None:

@@ -96,7 +96,7 @@ def test_size_gate_is_two_gibibytes(dist: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).symlink_to(path)
     large = tmp_path / "large.zip"
     with large.open("wb") as file:
-        file.truncate(assets.MAX_BYTES)
+        file.truncate(2**31)
     with pytest.raises(PublishFailed, match=r"large\.zip has 2147483648 bytes, an asset has 1 to 2147483647"):
         assets._check_limits(
             [assets.Asset(name=large.name, size=large.stat().st_size, sha256="", content=large, final=False)]
