@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large."""
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
     """The pretended GPU of --gfx."""

@@ -19,8 +19,6 @@ LAYOUTS = sorted(
     {tuning.dropout_bits(target) for target in ("sm_90", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201")}
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where integers are to overflow
-
 
 @triton.jit
 def _store_mask(

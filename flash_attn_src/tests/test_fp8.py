@@ -26,9 +26,6 @@ _format_of = backend.format_of  # with --gfx the module's is that of the pretend
 if GPU and variants.fp8_format(launch.device_target(0)) is None:
     pytest.skip("needs a GPU with matrix units for FP8", allow_module_level=True)
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,6 @@ from flash_attn.kernels import launches
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0).
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 

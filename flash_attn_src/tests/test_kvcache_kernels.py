@@ -21,9 +21,6 @@ DEVICE = "cuda" if GPU else "cpu"
 BATCH, CAPACITY = 2, 112
 LENGTHS = [61, 24]
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:

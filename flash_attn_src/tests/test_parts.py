@@ -18,9 +18,6 @@ from flash_attn.runtime import launch
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,6 @@ from flash_attn.kernels import flags, tuning
 from flash_attn.runtime import launch
 from triton_calls import DENSE, DEVICE, GPU, Options, compare, run
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.fixture(autouse=True)
 def _interpreter_multiplies_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

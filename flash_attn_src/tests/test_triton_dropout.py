@@ -9,9 +9,6 @@ from assert_close import assert_close
 from flash_attn.backends import triton as backend
 from triton_calls import DEVICE, Options, compare
 
-# numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize(
