@@ -58,7 +58,7 @@ def _results(
     v: torch.Tensor,
     results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
 ) -> list[torch.Tensor]:
-    out, softmax_lse, dmask, rng_state = custom_ops._complete(q, results)
+    out, softmax_lse, dmask, rng_state = custom_ops.complete(q, results)
     if _RETURNS_INPUTS:
         return [out, q, k, v, out, softmax_lse, dmask, rng_state]
     return [out, softmax_lse, dmask, rng_state]
@@ -163,7 +163,7 @@ def bwd(
     )  # fmt: skip
     _check(q, softmax_scale, None, gen_)
     softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
-    dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
+    dq, dk, dv = custom_ops.gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,
@@ -208,7 +208,7 @@ def varlen_bwd(
     diagnose_switches(None, zero_tensors=zero_tensors)
     _check(q, softmax_scale, None, gen_)
     softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
-    dq, dk, dv = custom_ops._gradients((q, k, v), (dq_, dk_, dv_))
+    dq, dk, dv = custom_ops.gradients((q, k, v), (dq_, dk_, dv_))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     softmax_d = select(q).backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,

@@ -104,7 +104,7 @@ def _flash_attn_backward(
         q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False
     )
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    dq, dk, dv = custom_ops._gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = custom_ops.gradients((q, k, v), (dq, dk, dv))
     softmax_d = custom_ops._flash_attn_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
         *(softcap, alibi_slopes, deterministic, rng_state),
@@ -141,7 +141,7 @@ def _flash_attn_varlen_backward(
         dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False, None,
     )  # fmt: skip
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    dq, dk, dv = custom_ops._gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = custom_ops.gradients((q, k, v), (dq, dk, dv))
     softmax_d = custom_ops._flash_attn_varlen_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *(dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, deterministic, rng_state),

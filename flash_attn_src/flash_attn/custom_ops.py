@@ -51,7 +51,7 @@ def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous() if x.stride(-1) != 1 else x
 
 
-def _complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
     out, softmax_lse, probabilities, rng_state = results
     if probabilities is None:
@@ -63,7 +63,7 @@ def _complete(q: torch.Tensor, results: _Results) -> tuple[torch.Tensor, torch.T
     return out, softmax_lse, s_dmask, rng_state
 
 
-def _fake_results(
+def fake_results(
     q: torch.Tensor, lse_shape: tuple[int, ...], dmask_shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
@@ -74,7 +74,7 @@ def _fake_results(
     )
 
 
-def _gradients(inputs: tuple[torch.Tensor, ...], given: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
+def gradients(inputs: tuple[torch.Tensor, ...], given: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, ...]:
     """The tensors given for gradients, new ones for None."""
     return tuple(torch.empty_like(x) if y is None else y for x, y in zip(inputs, given, strict=True))
 
@@ -125,7 +125,7 @@ def _flash_attn_forward(
         *(alibi_slopes, dropout_p, return_softmax, None),
         *(None, None, q.shape[1], k.shape[1], None, None, None),
     )
-    return _complete(q, results)
+    return complete(q, results)
 
 
 @_register_fake(_flash_attn_forward)
@@ -144,7 +144,7 @@ def _flash_attn_forward_fake(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, seqlen_q, heads, _ = q.shape
     dmask_shape = (batch, heads, seqlen_q, k.shape[1]) if return_softmax and dropout_p > 0.0 else (0,)
-    return _fake_results(q, (batch, heads, seqlen_q), dmask_shape)
+    return fake_results(q, (batch, heads, seqlen_q), dmask_shape)
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
@@ -186,7 +186,7 @@ def _flash_attn_varlen_forward(
         *(alibi_slopes, dropout_p, return_softmax, None),
         *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table),
     )
-    return _complete(q, results)
+    return complete(q, results)
 
 
 @_register_fake(_flash_attn_varlen_forward)
@@ -214,7 +214,7 @@ def _flash_attn_varlen_forward_fake(
     total, heads, _ = q.shape
     batch = cu_seqlens_q.shape[0] - 1
     dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax and dropout_p > 0.0 else (0,)
-    return _fake_results(q, (heads, total), dmask_shape)
+    return fake_results(q, (heads, total), dmask_shape)
 
 
 @torch.library.custom_op(
@@ -249,7 +249,7 @@ def _flash_attn_backward(
         deterministic, False,
     )  # fmt: skip
     softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
-    dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
@@ -295,7 +295,7 @@ def _flash_attn_varlen_backward(
         None,
     )  # fmt: skip
     softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, rng_state)
-    dq, dk, dv = _gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = gradients((q, k, v), (dq, dk, dv))
     dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
     return select(q).backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal),
