@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 from collections.abc import Callable
 
@@ -230,6 +231,28 @@ def test_compiles_whole() -> None:
 
 
 IN_PLACE_COS, IN_PLACE_SIN = (torch.rand(9, 4) for _ in range(2))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.export's own
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_what_works_in_place(strict: bool) -> None:
+    if strict and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("torch before 2.7 does not say that it exports")
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            apply_rotary_emb_qkv_(x, IN_PLACE_COS, IN_PLACE_SIN)
+            return x + 1.0
+
+    x = torch.randn(2, 9, 3, 2, 8)
+    exported = torch.export.export(Module(), (x.clone(),), strict=strict)
+    saved = io.BytesIO()
+    torch.export.save(exported, saved)
+    saved.seek(0)
+    for program in (torch.export.load(saved), exported.run_decompositions()):
+        given, wanted = x.clone(), x.clone()
+        assert torch.equal(program.module()(given), Module()(wanted))
+        assert torch.equal(given, wanted)
 
 
 def _turn_q(x: torch.Tensor) -> torch.Tensor:

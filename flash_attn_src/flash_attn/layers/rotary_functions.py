@@ -17,6 +17,8 @@ from flash_attn.ops.checks import check_int, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
 
 Offsets = int | torch.Tensor
+# torch has it from 2.7 on.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
@@ -62,11 +64,9 @@ def _changed(x: torch.Tensor) -> torch.Tensor:
 
 def _written(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
     """turned, after x took its values: what is compiled works in place by this."""
-    if is_dynamo_compiling():
-        x.data.copy_(turned.detach())
-    else:  # torch.export by itself does not see what is done to x.data
-        with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(x):
-            x.copy_(turned)
+    # torch.export refuses what is done to x.data, torch.compile to parts of a split that are detached.
+    exported = _is_exporting() or not is_dynamo_compiling()
+    (x.detach() if exported else x.data).copy_(turned.detach())
     return turned
 
 
