@@ -19,6 +19,7 @@ from flash_attn.arguments import (
     check_index,
     check_kvcache,
     check_packed,
+    check_strided,
     check_varlen,
     check_whole,
     diagnose_switches,
@@ -161,8 +162,7 @@ def flash_attn_qkvpacked_func(
     The latter needs num_heads_q, its number of query heads.
     """
     if isinstance(qkv, torch.Tensor) and qkv.dim() == 4:
-        if qkv.layout is not torch.strided:
-            raise TypeError(f"qkv: got a tensor of layout {qkv.layout}, wanted a dense one")
+        check_strided("qkv", qkv)
         if (
             num_heads_q is None
             or not 0 < as_int("num_heads_q", num_heads_q) < qkv.shape[2]

@@ -18,8 +18,9 @@ _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Three | None:
     """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
     where all have one, or are wrong in other ways."""
-    if not all(isinstance(x, torch.Tensor) and x.dim() and x.layout is torch.strided for x in (q, k, v)):
-        return None
+    for x in (q, k, v):
+        if not isinstance(x, torch.Tensor) or x.is_nested or x.layout is not torch.strided or not x.dim():
+            return None
     if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
         return None
     width = max(q.shape[-1], v.shape[-1])

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import flash_attn
+import flash_attn_interface as fa3
 import pytest
 import reference
 import torch
 from assert_close import assert_close
 from flash_attn import custom_ops as ops
+from flash_attn.layers.rotary import apply_rotary_emb
 from small_calls import in_one_graph, offsets, qkv
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -152,6 +154,24 @@ def test_packed_errors(name: str, shape: tuple[int, ...]) -> None:
         flash_attn.flash_attn_qkvpacked_func(torch.zeros(shape))
     with pytest.raises(TypeError, match="kv: got NoneType"):
         flash_attn.flash_attn_kvpacked_func(torch.zeros(2, 6, 4, 16), None)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")  # of their prototype
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    def nested(*shape: int) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.zeros(n, *shape) for n in (3, 5)], layout=layout)
+
+    x, qkv = nested(4, 16), nested(3, 4, 16)
+    for name, function, *arguments in (
+        ("q", flash_attn.flash_attn_func, x, x, x),
+        ("q", flash_attn.flash_attn_with_kvcache, x, x, x),
+        ("q", fa3.flash_attn_func, x, x, x),
+        ("qkv", flash_attn.flash_attn_qkvpacked_func, qkv),
+        ("x", apply_rotary_emb, x, *torch.zeros(2, 9, 8)),
+    ):
+        with pytest.raises(TypeError, match=f"{name}: got a nested tensor, wanted a dense one"):
+            function(*arguments)
 
 
 def test_open_and_wide_windows_are_none() -> None:

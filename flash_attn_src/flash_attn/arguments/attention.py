@@ -16,6 +16,7 @@ from flash_attn.arguments.diagnosis import (
     MOST_SOFTCAP,
     check_block_table,
     check_index,
+    check_strided,
     check_whole,
     diagnose_options,
     diagnose_switches,
@@ -179,8 +180,7 @@ def check_varlen(
 
 def check_packed(name: str, packed: torch.Tensor, ndim: int, parts: int) -> None:
     """A packed tensor of `ndim` dimensions has `parts` in its third from last one."""
-    if not isinstance(packed, torch.Tensor):
-        raise TypeError(f"{name}: got {type(packed).__name__}, wanted a tensor")
+    check_strided(name, packed)
     if packed.dim() != ndim or packed.shape[-3] != parts:
         wanted = ("batch, seqlen" if ndim == 5 else "total") + f", {parts}, heads, head_dim"
         raise ValueError(f"{name}: got shape {tuple(packed.shape)}, wanted ({wanted})")

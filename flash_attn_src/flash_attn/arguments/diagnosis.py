@@ -45,6 +45,11 @@ def as_int(name: str, value: int | torch.Tensor) -> int:
 def check_strided(name: str, x: torch.Tensor, wanted: str = "a tensor") -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, wanted {wanted}")
+    if x.is_nested:  # torch itself refuses to tell its shape
+        raise TypeError(
+            f"{name}: got a nested tensor, wanted a dense one: its values() and offsets(), as cu_seqlens, are packed "
+            "sequences"
+        )
     if x.layout is not DENSE:
         raise TypeError(f"{name}: got a tensor of layout {x.layout}, wanted a dense one")
 
