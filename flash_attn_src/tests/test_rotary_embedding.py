@@ -8,6 +8,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb_torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def test_tables_that_could_not_grow_serve_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +103,11 @@ def test_the_module_compiles_whole(scale_base: float | None, split: bool) -> Non
         assert_close("turned", got, wanted, tiny=1e-6)
     gradients = [torch.autograd.grad(sum(each.sin().sum() for each in result), x)[0] for result in results]
     assert_close("dx", *gradients, tiny=1e-6)
+
+
+def test_tables_of_a_trace_serve_no_other_call() -> None:
+    module, x = RotaryEmbedding(8), torch.randn(2, 5, 3, 2, 16)
+    wanted = RotaryEmbedding(8)(x.clone())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module(x)
+    assert torch.equal(module(x.clone()), wanted)

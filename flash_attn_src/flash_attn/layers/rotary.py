@@ -88,6 +88,7 @@ class RotaryEmbedding(torch.nn.Module):
         present = self._cos_cached
         if (
             present is not None
+            and type(present) is torch.Tensor  # not what was traced: torch.export of torch 2.5 leaves its own behind
             and seqlen <= self._seq_len_cached
             and present.device == device
             and present.dtype == dtype
