@@ -29,6 +29,7 @@ REGRESSION, IMPROVEMENT, UNCHANGED = "regression", "improvement", "within the bo
 _RESAMPLES = 2000
 _SEED = 0
 _WANTED = ("benchmark", "environment", "config", "samples")
+_OF_A_MACHINE = ("device", "target", "date", "torch", "flash_attn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in _WANTED if key not in content]
+        missing = missing or [f"{key} of an environment" for key in _OF_A_MACHINE if key not in content["environment"]]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
         if not all(values and all(value > 0 for value in values) for values in content["samples"].values()):

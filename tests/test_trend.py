@@ -128,6 +128,9 @@ def test_what_is_no_result_is_refused_before_anything_is_archived(
     assert not (tmp_path / "archive").exists()
     done = trend(tmp_path, result(tmp_path, 1, 40.0, samples={"x ms": [0.0]}))
     assert "above 0" in done.stderr
+    done = trend(tmp_path, result(tmp_path, 1, 40.0, environment={"device": "CPU", "date": "2026-11-01", "torch": "2"}))
+    assert "it has no target of an environment, flash_attn of an environment" in done.stderr
+    assert not (tmp_path / "archive").exists()
 
 
 def test_plot(tmp_path: Path) -> None:
