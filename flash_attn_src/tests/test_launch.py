@@ -98,9 +98,11 @@ def test_a_wheel_without_its_launcher_says_to_reinstall(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_kernel_that_is_not_there_is_named() -> None:
-    with pytest.raises(store.KernelError, match=r"no kernel ck-bwd for gfx942 .*PYTORCH_ROCM_ARCH=gfx942 "):
-        launch.stored(0, "ck-bwd")
+def test_a_kernel_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with pytest.raises(store.KernelError, match=r"no kernel ck-bwd for gfx942 .*PYTORCH_ROCM_ARCH=gfx942 "):
+            launch.stored(0, "ck-bwd")
+        monkeypatch.setattr(store, "open_store", lambda _: None)
 
 
 OTHER = Variant("fwd", "bf16", 128, "plain")
@@ -120,6 +122,11 @@ def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
     monkeypatch.setattr(launch, "triton_problem", lambda: "Triton is too old")
     with pytest.raises(store.KernelError) as caught:
         launch.kernel(3, OTHER)
+    if not there:
+        monkeypatch.setattr(store, "targets", tuple)
+        with pytest.raises(store.KernelError, match="its targets: none, and Triton is too old"):
+            launch.kernel(3, OTHER)
+        monkeypatch.setattr(store, "targets", lambda: ("gfx1100", "gfx90a"))
     assert str(caught.value).startswith(f"{lack}, and Triton is too old. Build a wheel that has it: PYTORCH_ROCM_ARCH")
 
     monkeypatch.setattr(launch, "triton_problem", lambda: None)
@@ -266,3 +273,5 @@ def test_which_triton_reads_numbers_within_loops(
     monkeypatch.setattr(launch, "_triton_version", lambda: version)
     assert launch.follows_pages(object.__new__(launch.JitKernel)) is follows
     assert launch.follows_pages(object.__new__(launch.StoreKernel))
+    monkeypatch.setattr(launch, "interpreting", lambda: True)
+    assert launch.follows_pages(object.__new__(launch.JitKernel))
