@@ -235,7 +235,7 @@ def test_a_manifest_of_another_form_says_to_reinstall(tmp_path: Path, manifest: 
         store.Store(path)
 
 
-def test_the_stores_of_an_installation(tmp_path: Path) -> None:
+def test_the_stores_of_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("gfx942", "gfx90a"):
         write(tmp_path / f"{target}.zip")
     write(tmp_path / "gfx950.zip", {"format": store.FORMAT + 1})
@@ -243,9 +243,23 @@ def test_the_stores_of_an_installation(tmp_path: Path) -> None:
     found = store.open_store("gfx942", tmp_path)
     assert found is not None
     assert found.image(VARIANT.name) == IMAGE
+    assert store.open_store("gfx942", tmp_path) is found
     assert store.open_store("gfx1100", tmp_path) is None
+    monkeypatch.setattr(store, "DIRECTORY", tmp_path)
+    assert store.targets() == ("gfx90a", "gfx942", "gfx950")
+    assert store.open_store("gfx90a") is not None
+    store.open_store.cache_clear()
     with pytest.raises(store.KernelError, match=f"has format {store.FORMAT + 1}, this flash_attn reads {store.FORMAT}"):
         store.open_store("gfx950", tmp_path)
+
+
+def test_an_image_of_another_digest_is_corrupt(tmp_path: Path) -> None:
+    archive = store.Store(write(tmp_path / "gfx942.zip"))
+    found = archive.kernels[VARIANT.name]["sha256"]
+    archive.kernels[VARIANT.name]["sha256"] = "0123456789abcdef" * 4
+    with pytest.raises(store.KernelError, match=rf"fwd-bf16-d64 in .* is corrupt \(sha256 {found[:16]}\.\.\., the "
+                       r"manifest says 0123456789abcdef\.\.\.\): reinstall the wheel"):  # fmt: skip
+        archive.image(VARIANT.name)
 
 
 def test_a_damaged_store_never_gives_a_wrong_image(tmp_path: Path) -> None:
