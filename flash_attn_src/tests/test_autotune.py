@@ -112,6 +112,18 @@ def test_candidates_are_neighbours() -> None:
                 assert all(min(one.block_m, one.block_n) >= 16 for one in found)
 
 
+def test_the_neighbours_of_a_tile() -> None:
+    own = Config(64, 32, 4, 2)
+    tiles = ((64, 32), (128, 32), (64, 64), (32, 32), (64, 16))
+    wanted = [Config(*tile, warps, stages) for tile in tiles for warps in (4, 8) for stages in (1, 2, 3)]
+    wanted.remove(own)
+    waves = [own._replace(options=(("waves_per_eu", count),)) for count in (1, 2, 3, 4)]
+    assert tuning.neighbours("gfx942", own) == [*waves, *wanted]
+    # Of 16 to 256 rows and keys, with the warps that it has too.
+    found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 2))}
+    assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (2, 4, 8)}
+
+
 @pytest.mark.parametrize(("value", "expected"), [("", False), ("FALSE", False), ("0", False), ("TRUE", True)])
 def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_AUTOTUNE", value)
