@@ -13,7 +13,7 @@ from assert_close import assert_close
 from flash_attn.backends import autotune, triton, triton_kernels
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import table
+from flash_attn.runtime.variants import Variant, table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -122,6 +122,13 @@ def test_the_neighbours_of_a_tile() -> None:
     # Of 16 to 256 rows and keys, with the warps that it has too.
     found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 2))}
     assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (2, 4, 8)}
+
+
+def test_blocks_of_keys_in_fp8_stay_within_their_sequence() -> None:
+    fp8, half = Variant("fp8-fwd", "fp8e4nv", 128, "plain"), Variant("bwd-dkdv", "bf16", 32, "plain")
+    most = [max(one.block_n for one in launches.candidates(variant, "sm_90")) for variant in (fp8, half)]
+    assert most == [128, 256]
+    assert launches.specification(half, "sm_90", Config(16, 64, 2)).constants["BLOCK_M"] == 16
 
 
 @pytest.mark.parametrize(("value", "expected"), [("", False), ("FALSE", False), ("0", False), ("TRUE", True)])

@@ -143,7 +143,11 @@ def _specified(target: str, name: str) -> launches.Specification:
         ("sm_90", "extend-bf16-d64", {"PAGED": 2, "HALF_UP": False}),
         ("gfx1201", "extend-paged-bf16-d256", {"PAGED": 1, "DEPTH": 16}),
         ("gfx950", "fwd-bf16-d96", {"BLOCK_D": 64, "TAIL": 32, "DEPTH": 96, "DIES": 8, "PAGED": 0, "HALF_UP": False}),
-        ("gfx1201", "fwd-paged-fp16-d192-any", {"BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "DIES": 1, "SHARED": 0b10111}),
+        (
+            "gfx1201",
+            "fwd-paged-fp16-d192-any",
+            {"VEC": 8, "BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "DIES": 1, "SHARED": 0b10111},
+        ),
         ("gfx1100", "fwd-paged-whole-bf16-d64", {"BLOCK_D": 64, "TAIL": 0, "DEPTH": 64, "PAGED": 2, "SHARED": 0b11110}),
         ("gfx1030", "bwd-dq-bf16-d64-softcap", {"KIND": "softcap", "DEPTH": 16, "SHARED": 0b1111, "HALF_UP": True}),
         ("gfx90a", "probabilities-fp32-d32", {"BLOCK_M": 32, "BLOCK_N": 32, "DEPTH": 16, "BLOCK_D": 32}),
