@@ -184,14 +184,20 @@ def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.M
         (single, "rotary", 65, 13, 16): (1, "rotary", "fp32", 128, "uneven"),
     }.items():
         assert layer.find(op, tensor, width, *sizes) == ((-1, *variant), unit, -1, 0)
+    monkeypatch.setattr(layer, "_current_stream", lambda device: 7 + device)
+    on_gpu = SimpleNamespace(element_size=lambda: 2, get_device=lambda: 0, dtype=torch.float16)
+    assert layer.find("rotary", on_gpu, 64)[2:] == (0, 7)
 
 
 def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
     whole = torch.arange(64.0).view(4, 16)
-    for tensor, copied in ((whole[1:], False), (whole[:, 4:8], False), (whole[:, 1:], True), (whole[:, ::2], True)):
+    crossed, half = whole.view(4, 4, 4).transpose(1, 2), whole.half()[:, 1:]
+    rows = {whole[1:]: False, whole[:, 4:8]: False, whole[:, 1:]: True, whole[:, ::2]: True, crossed: True, half: True}
+    for tensor, copied in rows.items():
         found = layer.dense_rows(tensor)
         assert (found.data_ptr() != tensor.data_ptr()) is copied
         assert torch.equal(found, tensor)
+        assert found.dtype is tensor.dtype
         assert found.stride(-1) == 1
         assert found.data_ptr() % 16 == 0
 
