@@ -95,6 +95,11 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     assert compiled.endswith(", or let Triton compile, as it does now, at first calls")
     assert (backend, driver) == ("the backend's", "the driver's")
     assert info._target_problems(build_info.BuildInfo(), ["gfx1100"]) == []
+    assert info.torch_problems(build_info.BuildInfo(), "2.6.0+cpu", None) == []
+    monkeypatch.setattr(info, "load", build_info.BuildInfo)
+    monkeypatch.setattr(info.backends, "problem", lambda: None)
+    told = info.backend_info()
+    assert (told["problems"], told["torch"]["wheel"]) == (["the driver's"], None)
 
 
 def test_the_driver_library_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
