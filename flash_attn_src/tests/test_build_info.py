@@ -50,7 +50,11 @@ def test_build_info_of_a_wheel(tmp_path: Path) -> None:
     minor, kind = info.torch_problems(read, "2.6.0+cpu", None)
     assert "built for torch 2.5, torch 2.6.0+cpu is running" in minor
     assert "torch2.6" in minor
-    assert "built for ROCm 6.2" in kind
+    assert kind.endswith("is not a ROCm build: install torch 2.5 for ROCm 6.2")
+    by_pip = build_info.BuildInfo(targets=("gfx942",))
+    assert info.torch_problems(by_pip, "2.6.0+cpu", None) == [
+        "this wheel was built for ROCm, torch 2.6.0+cpu is not a ROCm build: install torch 2.6 for ROCm"
+    ]
 
 
 def test_import_without_torch_says_which() -> None:
