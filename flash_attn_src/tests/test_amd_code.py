@@ -161,11 +161,12 @@ def launched(_planner: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[c
         yield launches
 
 
-def test_composable_kernel(launched: list[ck_planner.Launch]) -> None:
-    """The forward, from the planner's grid and argument on."""
-    inputs = tensors((1, 150, 2, 64), (1, 201, 1, 64), (1, 201, 1, 64), dtype=torch.bfloat16)
+@pytest.mark.parametrize(("dim", "bucket"), [(64, 64), (160, 192)])
+def test_composable_kernel(launched: list[ck_planner.Launch], dim: int, bucket: int) -> None:
+    """The forward, from the planner's grid and argument on. Of 192, no power of two, V's tile once was four of them."""
+    inputs = tensors((1, 150, 2, dim), (1, 201, 1, dim), (1, 201, 1, dim), dtype=torch.bfloat16)
     out = flash_attn_func(*inputs)
-    assert [launch.kernel for launch in launched] == ["fwd-bf16-d64-batch"]
+    assert [launch.kernel for launch in launched] == [f"fwd-bf16-d{bucket}-batch"]
     exact, rounded = (attention(*inputs, dtype=dtype)[0] for dtype in (torch.float32, None))
     assert_close("out", out, exact, rough=rounded)
 

@@ -53,6 +53,13 @@ def test_dense(
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
+@pytest.mark.parametrize("dim", [160, 256])
+def test_large_head_dims(done: list[ck_planner.Launch], dim: int) -> None:
+    inputs = tensors((1, 70, 2, dim), (1, 150, 1, dim), (1, 150, 1, dim))
+    compare(*both(lambda *x, **tail: flash_attn_func(*x, causal=True, **tail), inputs))
+    assert [launch.kernel.split("-")[2] for launch in done] == [f"d{-(-dim // 64) * 64}", "d256", "d256", "d256"]
+
+
 @pytest.mark.parametrize("options", DENSE[:6], ids=lambda options: "-".join(options) or "plain")
 def test_varlen(done: list[ck_planner.Launch], options: dict[str, Any]) -> None:
     options = dict(options)

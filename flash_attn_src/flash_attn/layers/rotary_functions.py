@@ -17,8 +17,8 @@ from flash_attn.ops.checks import check_int, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
 
 Offsets = int | torch.Tensor
-# torch has it from 2.7 on.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+# There from torch 2.7 on, but in 2.11 torch.compile says so of itself too.
+_is_exporting = torch.compiler.is_exporting if torch.__version__ >= "2.13" else lambda: False
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
