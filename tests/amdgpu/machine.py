@@ -83,7 +83,7 @@ class Program:
 
     def _find(self, instruction: Instruction) -> Execute | None:
         if instruction.mnemonic.startswith("s_wait"):
-            return waits.decode(instruction, self.kernel.target)
+            return waits.decode(instruction)
         if instruction.mnemonic.startswith("s_") and not instruction.mnemonic.startswith(("s_load", "s_buffer_load")):
             return scalar.decode(instruction)
         decoders = (matrix.decode, fp8.decode, memory.decode, shared.decode, lanes.decode, vector.decode)

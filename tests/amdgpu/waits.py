@@ -52,8 +52,8 @@ def counts_stores(target: str) -> bool:
     return target.startswith("gfx9")
 
 
-def decode(instruction: Instruction, _target: str) -> Callable[[Wave], None] | None:
-    """The function that executes a wait, or None for another instruction."""
+def decode(instruction: Instruction) -> Callable[[Wave], None]:
+    """The function that executes a wait."""
     name, _, rest = instruction.text.replace("\t", " ").partition(" ")
     if name == "s_waitcnt":
         found = {counter: int(left, 0) for counter, left in re.findall(r"(\w+)\((\w+)\)", rest)}
@@ -61,8 +61,6 @@ def decode(instruction: Instruction, _target: str) -> Callable[[Wave], None] | N
             raise NotImplementedError(instruction.text)
         return _wait(found.get("vmcnt"), found.get("lgkmcnt"), found.get("lgkmcnt"))
     left = rest.rpartition(",")[2].strip()
-    if name == "s_waitcnt_depctr" or not name.startswith("s_wait"):
-        return None
     if name in ("s_waitcnt_vscnt", "s_wait_storecnt", "s_wait_alu", "s_waitcnt_expcnt", "s_wait_expcnt"):
         return _wait(None, None, None)
     if name in ("s_waitcnt_vmcnt", "s_wait_loadcnt"):
