@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from amdgpu import assembly, machine
+from amdgpu import assembly, cycles, machine
 from amdgpu.memory import Memory, MemoryFaultError
 from amdgpu.shared import Shared
 from amdgpu.waits import Operation
@@ -39,11 +39,23 @@ LOAD = """
 STORE = "\n\tglobal_store_dword v[2:3], v9, off"
 
 
-def run(code: str, target: str = "gfx942", *, threads: int = 64, backwards: bool = False) -> Array:
-    """What a kernel of one group leaves in a word for each thread, from its v9."""
-    out = np.full(threads, 0xABABABAB, np.uint32)
+def kernel(code: str, target: str) -> assembly.Kernel:
     code = "\n".join("\t" + line.strip() for line in (LOAD + code + STORE).splitlines() if line.strip())
-    program = machine.Program(assembly.parse(KERNEL.format(target=target, code=code)))
+    return assembly.parse(KERNEL.format(target=target, code=code))
+
+
+def run(
+    code: str,
+    target: str = "gfx942",
+    *,
+    threads: int = 64,
+    backwards: bool = False,
+    program: machine.Program | None = None,
+    room: int = 1,
+) -> Array:
+    """What a kernel of one group leaves in a word for each thread, from its v9; its tensor has `room` for more."""
+    out = np.full(threads * room, 0xABABABAB, np.uint32)
+    program = program or machine.Program(kernel(code, target))
     ranges = [(out.ctypes.data, out.nbytes)]
     machine.launch(program, (1, 1, 1), threads, struct.pack("<Q", out.ctypes.data), ranges, backwards=backwards)
     return out
@@ -236,3 +248,59 @@ def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) ->
         queue.extend([Operation()] * 3)
     program.run(wave)
     assert tuple(len(queue) for queue in queues) == left
+
+
+def taken(code: str, target: str) -> dict[str, int]:
+    """Cycles of each unit beyond those of a kernel that only stores its result."""
+    counted = [cycles.Counted(kernel(part, target)) for part in (code, "")]
+    for program in counted:
+        run("", threads=program.kernel.wave, program=program, room=16)
+    found, other = (program.cycles for program in counted)
+    return {unit: found[unit] - other[unit] for unit in found if found[unit] != other[unit]}
+
+
+@pytest.mark.parametrize(
+    ("code", "target", "wanted"),
+    [
+        ("v_add_u32_e32 v9, 1, v0", "gfx942", {"vector": 4}),
+        ("v_add_u32_e32 v9, 1, v0", "gfx1100", {"vector": 1}),
+        ("v_exp_f32_e32 v9, v0", "gfx942", {"vector": 16}),
+        ("v_mul_lo_u32 v9, v0, v0", "gfx1100", {"vector": 4}),
+        ("s_mov_b32 s6, 1", "gfx942", {}),
+        # 2 * 32 * 32 * 8 operations at 512 a cycle; on gfx90a 256, in fp32 64; FP8 at twice the rate
+        ("v_mfma_f32_32x32x8_bf16_1k v[16:31], v[4:5], v[4:5], 0", "gfx90a", {"matrix": 64}),
+        ("v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[4:5], 0", "gfx942", {"matrix": 32}),
+        ("v_mfma_f32_32x32x16_bf16 v[16:31], v[4:7], v[4:7], 0", "gfx950", {"matrix": 32}),
+        ("v_mfma_f32_32x32x16_fp8_fp8 v[16:31], v[4:5], v[4:5], 0", "gfx942", {"matrix": 32}),
+        ("v_mfma_f32_32x32x2_f32 v[16:31], v4, v5, 0", "gfx942", {"matrix": 64}),
+        ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx1100", {"matrix": 32}),
+    ],
+)
+def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:
+    assert taken(code, target) == wanted
+
+
+@pytest.mark.parametrize(
+    ("place", "read", "shared", "conflicts"),
+    [
+        ("v_lshlrev_b32_e32 v4, 2, v0", "ds_read_b32 v9, v4", 2, 0),  # 64 words of 32 banks
+        ("v_lshlrev_b32_e32 v4, 2, v0", "ds_read_u16 v9, v4", 2, 0),
+        ("v_mov_b32_e32 v4, 4", "ds_read_b32 v9, v4", 1, 0),  # one word for all lanes
+        ("v_lshlrev_b32_e32 v4, 3, v0", "ds_read_b64 v[8:9], v4", 4, 0),
+        ("v_lshlrev_b32_e32 v4, 7, v0\n v_and_b32_e32 v4, 0x380, v4", "ds_read_b32 v9, v4", 8, 7),  # 8 rows of a bank
+        ("v_lshlrev_b32_e32 v4, 3, v0\n v_and_b32_e32 v4, 0x7f, v4", "ds_read2_b64 v[6:9], v4 offset1:32", 2, 0),
+        ("", "ds_bpermute_b32 v9, v1, v0", 2, 0),
+    ],
+)
+def test_cycles_of_shared_memory(place: str, read: str, shared: int, conflicts: int) -> None:
+    found = taken(f"{place}\n {read}\n s_waitcnt lgkmcnt(0)", "gfx942")
+    assert (found["shared"], found.get("conflicts", 0)) == (shared, conflicts)
+
+
+def test_cycles_of_global_memory() -> None:
+    """Four lanes' addresses a cycle, or lines of 64 bytes."""
+    load = "global_load_{} v[6:9], v{}, s[4:5]\n s_waitcnt vmcnt(0)"
+    assert taken(load.format("dwordx4", 1), "gfx942") == {"memory": 16}  # 5 lines
+    assert taken("v_lshlrev_b32_e32 v4, 6, v0\n" + load.format("dwordx4", 4), "gfx942")["memory"] == 64
+    load = load.replace("6:9", "8:9")
+    assert taken("v_mul_u32_u24_e32 v4, 60, v0\n" + load.format("dwordx2", 4), "gfx942")["memory"] == 60

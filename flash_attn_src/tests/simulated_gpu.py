@@ -17,7 +17,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -29,6 +29,7 @@ import torch
 from amdgpu import assembly, machine
 from flash_attn import custom_ops, dispatch, dropout_op, fp8_op, kvcache_op
 from flash_attn.backends import triton, triton_fp8, triton_kernels
+from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.variants import Variant, fp8_format
@@ -41,14 +42,22 @@ _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
 class Kernel:
     """What `runtime.launch` calls a kernel: launches by the simulator."""
 
-    def __init__(self, target: str, variant: Variant, backwards: bool, launched: list[str]) -> None:
-        text, entry = _compiled(target, tuple(variant))
+    def __init__(
+        self,
+        target: str,
+        variant: Variant,
+        config: Config | None,
+        program: Callable[[assembly.Kernel], machine.Program],
+        backwards: bool,
+        launched: list[str],
+    ) -> None:
+        text, entry = compiled(target, variant, config)
         self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.dies: int = entry["constants"].get("DIES", 1)
         self._entry = entry
-        self._program = machine.Program(assembly.parse(text))
+        self._program = program(assembly.parse(text))
         self._backwards = backwards
         self._launched = launched
 
@@ -87,13 +96,21 @@ _known: dict[int, torch.Tensor] = {}
 
 
 @contextmanager
-def pretend(target: str, *, backwards: bool = False) -> Iterator[list[str]]:
+def pretend(
+    target: str,
+    *,
+    backwards: bool = False,
+    configs: Mapping[str, Config] | None = None,
+    program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
+) -> Iterator[list[str]]:
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
-    as it runs. `backwards` as in `machine.launch`."""
+    as it runs. `backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the
+    tuning table's; program: makes what runs, as `cycles.Counted`."""
     launched: list[str] = []
 
     def find(_device: int, variant: Variant) -> Any:
-        return Kernel(target, variant, backwards, launched)
+        config = (configs or {}).get(variant.op)
+        return Kernel(target, variant, config, program, backwards, launched)
 
     def format_of(_tensor: torch.Tensor) -> torch.dtype:
         return triton_fp8.TYPES[str(fp8_format(target))]
@@ -125,8 +142,10 @@ def _compiler() -> ProcessPoolExecutor:
 
 
 @cache
-def _compiled(target: str, fields: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
-    _, entry, text = _compiler().submit(triton_compiler.translate, target, fields).result()
+def compiled(target: str, variant: Variant, config: Config | None = None) -> tuple[str, dict[str, Any]]:
+    """The assembly text of a kernel and its manifest entry. Raises CompileFailed."""
+    plain = None if config is None else tuple(config)
+    _, entry, text = _compiler().submit(triton_compiler.translate, target, tuple(variant), plain).result()
     return text, entry
 
 

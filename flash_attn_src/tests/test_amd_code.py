@@ -14,6 +14,7 @@ import ck_interpreter
 import pytest
 import simulated_gpu
 import torch
+from amdgpu import assembly, cycles
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.fp8 import flash_attn_fp8_func
@@ -49,11 +50,20 @@ def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_forward_and_backward(target: str) -> None:
+    """Shared memory serves matrix instructions from all of its banks: K once lay with 16 lanes on one of CDNA's."""
     inputs = tensors((1, 150, 2, 64), (1, 201, 1, 64), (1, 201, 1, 64), dtype=torch.bfloat16)
-    with simulated_gpu.pretend(target) as launched:
+    counted: list[cycles.Counted] = []
+
+    def program(kernel: assembly.Kernel) -> cycles.Counted:
+        counted.append(cycles.Counted(kernel))
+        return counted[-1]
+
+    with simulated_gpu.pretend(target, program=program) as launched:
         found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
     assert launched == ["fwd-bf16-d64", "bwd-dq-bf16-d64", "bwd-dkdv-bf16-d64"]
     check(found, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
+    for one in counted:
+        assert one.cycles["conflicts"] < 0.5 * one.cycles["shared"] or not one.cycles["matrix"], one.kernel.symbol
 
 
 @pytest.mark.parametrize(("target", "dim", "bucket"), [("gfx942", 128, 128), ("gfx942", 96, 96), ("gfx1100", 72, 96)])

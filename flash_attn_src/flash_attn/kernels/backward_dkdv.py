@@ -60,8 +60,8 @@ def _dkdv_tile(
             head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
-        s = dot_pair(k, k_tail, q_tile, q_tail, TAIL)
-        dp = dot_pair(v, v_tail, g_tile, g_tail, TAIL)
+        s = dot_pair(k, k_tail, tl.trans(q_tile), tl.trans(q_tail), TAIL)
+        dp = dot_pair(v, v_tail, tl.trans(g_tile), tl.trans(g_tail), TAIL)
     p, ds = grad_scores(
         s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,

@@ -22,15 +22,15 @@ from flash_attn.kernels.common import (
     row_stride,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
-from flash_attn.kernels.tiles import ROWS, WHOLE_BLOCKS, load_tile
+from flash_attn.kernels.tiles import ROWS, WHOLE_BLOCKS, load_places, load_tile
 
 
 @triton.jit
 def _load_paged(
     base, table, place, inside, page_size, page_shift, page_inverse, stride_page, stride, head_dim,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, FLIP: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows `place` of a sequence as (rows, BLOCK_D), from the pages that its row of the block table names.
+    """Rows `place` of a sequence, from the pages that its row of the block table names; FLIP as in `tiles.load_places`.
 
     Pages are found with a product instead of a division, in units of 2 ** page_shift rows, of which there are
     fewer than 2 ** 22: the centre of a unit is then further from a page's edge than the product's error.
@@ -38,10 +38,8 @@ def _load_paged(
     page = ((place >> page_shift).to(tl.float32) + 0.5) * page_inverse
     page = page.to(tl.int32)
     line = tl.load(table + page, mask=inside, other=0)
-    offs_d = tl.arange(0, BLOCK_D)
-    offsets = line.to(tl.int64) * stride_page + (place - page * page_size).to(tl.int64) * stride
-    mask = inside[:, None] & (offs_d[None, :] < head_dim)
-    return tl.load(base + (offsets[:, None] + offs_d[None, :]), mask=mask, other=0.0)
+    places = line.to(tl.int64) * stride_page + (place - page * page_size).to(tl.int64) * stride
+    return load_places(base, places, inside, head_dim, BLOCK_D, FLIP)
 
 
 @triton.jit
@@ -105,11 +103,11 @@ def _block(
         if PAGED == ROWS:
             k_tile = _load_paged(
                 k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
-                stride_kp, stride_kn, head_dim, BLOCK_D,
+                stride_kp, stride_kn, head_dim, BLOCK_D, True,
             )  # fmt: skip
         else:
-            k_tile = load_tile(k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D)
-        s = tl.dot(_wide(q_tile), tl.trans(_wide(k_tile)), input_precision="ieee")
+            k_tile = load_tile(k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)
+        s = tl.dot(_wide(q_tile), _wide(k_tile), input_precision="ieee")
     if PAGED == ROWS:
         v_tile = _load_paged(
             v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,

@@ -66,7 +66,7 @@ def _tile(
         )  # fmt: skip
     elif PAGED == ROWS:
         k, k_tail = load_paged_pair(
-            k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D, TAIL
+            k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D, TAIL, True
         )
         s = dot_pair(q, q_tail, k, k_tail, TAIL)
     elif DEPTH < BLOCK_D + TAIL:
@@ -76,7 +76,7 @@ def _tile(
         )  # fmt: skip
     else:
         k, k_tail = load_pair(
-            k_head, start, offs_n, stride_kn, limit, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
+            k_head, start, offs_n, stride_kn, limit, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK, True
         )
         s = dot_pair(q, q_tail, k, k_tail, TAIL)
     if PAGED == ROWS:

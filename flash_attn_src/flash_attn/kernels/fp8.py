@@ -40,12 +40,12 @@ def _tile(
     offs_d = tl.arange(0, BLOCK_D)
     cols = n + offs_n
     if MASK:
-        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D)
+        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, True)
     else:
-        k = load_rows(k_head, n, offs_n, stride_kn, columns)
-    s = tl.dot(q, tl.trans(k))
+        k = load_rows(k_head, n, offs_n, stride_kn, columns, True)
+    s = tl.dot(q, k)
     v = tl.load(
-        v_head + n + (offs_d[:, None] * stride_vd + offs_n[None, :]), mask=(offs_d < head_dim)[:, None], other=0.0
+        v_head + n + (offs_n[:, None] + offs_d[None, :] * stride_vd), mask=(offs_d < head_dim)[None, :], other=0.0
     )
     if EXTRA:
         s = s * scale
@@ -69,7 +69,7 @@ def _tile(
         if p_dropout > 0.0:
             keep = keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False)
             p = dropped(p, keep, p_dropout)
-    acc = tl.dot(p.to(k.dtype), tl.trans(v), acc)
+    acc = tl.dot(p.to(k.dtype), v, acc)
     return acc, m_new, l_i
 
 

@@ -16,12 +16,27 @@ WHOLE_BLOCKS = tl.constexpr(2)
 
 
 @triton.jit
-def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr):
-    """Rows start + offsets of a matrix, as (rows, BLOCK_D); zeros beyond row `limit` and column `head_dim`."""
+def load_places(base, places, inside, head_dim, BLOCK_D: tl.constexpr, FLIP: tl.constexpr):
+    """Rows `places` elements from `base` as (rows, BLOCK_D); zeros where they are not inside, and beyond `head_dim`.
+
+    FLIP: as (BLOCK_D, rows), for a product with the rows. Flipped after the load they would come to MFMA from shared
+    memory with 16 lanes on one bank: Triton's pipeline lays out what a product takes as it was loaded.
+    """
     offs_d = tl.arange(0, BLOCK_D)
-    pointers = base + start * stride.to(tl.int64) + (offsets[:, None] * stride + offs_d[None, :])
-    inside = ((start + offsets)[:, None] < limit) & (offs_d[None, :] < head_dim)
-    return tl.load(pointers, mask=inside, other=0.0)
+    if FLIP:
+        pointers = base + (offs_d[:, None] + places[None, :])
+        mask = (offs_d[:, None] < head_dim) & inside[None, :]
+    else:
+        pointers = base + (places[:, None] + offs_d[None, :])
+        mask = inside[:, None] & (offs_d[None, :] < head_dim)
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constexpr, FLIP: tl.constexpr = False):
+    """Rows start + offsets of a matrix by `load_places`; zeros beyond row `limit` and column `head_dim`."""
+    base += start * stride.to(tl.int64)
+    return load_places(base, offsets * stride, start + offsets < limit, head_dim, BLOCK_D, FLIP)
 
 
 @triton.jit
@@ -32,10 +47,15 @@ def held_columns(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, start, offsets, stride, columns):
+def load_rows(base, start, offsets, stride, columns, FLIP: tl.constexpr = False):
     """Rows start + offsets of a matrix that all exist, without a mask. Columns beyond the head dim repeat others:
-    they meet zeros in a product, or make columns of a result that are never stored."""
-    return tl.load(base + start * stride.to(tl.int64) + (offsets[:, None] * stride + columns[None, :]))
+    they meet zeros in a product, or make columns of a result that are never stored. FLIP as in `load_places`."""
+    base += start * stride.to(tl.int64)
+    if FLIP:
+        pointers = base + (columns[:, None] + offsets[None, :] * stride)
+    else:
+        pointers = base + (offsets[:, None] * stride + columns[None, :])
+    return tl.load(pointers)
 
 
 @triton.jit
@@ -49,19 +69,19 @@ def store_tile(base, tile, offsets, stride, limit, head_dim, BLOCK_D: tl.constex
 @triton.jit
 def load_pair(
     base, start, offsets, stride, limit, head_dim, columns, tail_columns,
-    BLOCK_D: tl.constexpr, TAIL: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_D: tl.constexpr, TAIL: tl.constexpr, MASK: tl.constexpr, FLIP: tl.constexpr = False,
 ):  # fmt: skip
     """A pair of tiles by `load_tile` with MASK, which needs no columns, else by `load_rows`."""
     if MASK:
-        tile = load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D)
+        tile = load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D, FLIP)
     else:
-        tile = load_rows(base, start, offsets, stride, columns)
+        tile = load_rows(base, start, offsets, stride, columns, FLIP)
     tail = tile
     if TAIL:
         if MASK:
-            tail = load_tile(base + BLOCK_D, start, offsets, stride, limit, head_dim - BLOCK_D, TAIL)
+            tail = load_tile(base + BLOCK_D, start, offsets, stride, limit, head_dim - BLOCK_D, TAIL, FLIP)
         else:
-            tail = load_rows(base + BLOCK_D, start, offsets, stride, tail_columns)
+            tail = load_rows(base + BLOCK_D, start, offsets, stride, tail_columns, FLIP)
     return tile, tail
 
 
@@ -79,20 +99,18 @@ def held_pair(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.const
 @triton.jit
 def load_paged_pair(
     pages, table, rows, leftpad, page_size, stride_page, stride, limit, head_dim,
-    BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+    BLOCK_D: tl.constexpr, TAIL: tl.constexpr, FLIP: tl.constexpr = False,
 ):  # fmt: skip
     """A pair of rows of a sequence whose pages a row of the block table names; zeros beyond `limit` and `head_dim`.
-    Row 0 comes after the `leftpad` rows that start the first page."""
-    offs_d = tl.arange(0, BLOCK_D)
+    Row 0 comes after the `leftpad` rows that start the first page. FLIP as in `load_places`."""
     inside = rows < limit
     place = rows + leftpad
     page = tl.load(table + place // page_size, mask=inside, other=0)
-    pages += (page.to(tl.int64) * stride_page + (place % page_size) * stride)[:, None]
-    tile = tl.load(pages + offs_d[None, :], mask=inside[:, None] & (offs_d[None, :] < head_dim), other=0.0)
+    places = page.to(tl.int64) * stride_page + (place % page_size) * stride
+    tile = load_places(pages, places, inside, head_dim, BLOCK_D, FLIP)
     tail = tile
     if TAIL:
-        offs_t = BLOCK_D + tl.arange(0, TAIL)
-        tail = tl.load(pages + offs_t[None, :], mask=inside[:, None] & (offs_t[None, :] < head_dim), other=0.0)
+        tail = load_places(pages + BLOCK_D, places, inside, head_dim - BLOCK_D, TAIL, FLIP)
     return tile, tail
 
 
@@ -108,10 +126,10 @@ def zero_pair(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
 
 @triton.jit
 def dot_pair(a, a_tail, b, b_tail, TAIL: tl.constexpr):
-    """Rows of a times rows of b, transposed, over the columns of both pairs."""
-    product = tl.dot(a, tl.trans(b), input_precision="ieee")
+    """Rows of a times rows of b, which is a flipped pair, over the columns of both."""
+    product = tl.dot(a, b, input_precision="ieee")
     if TAIL:
-        product = tl.dot(a_tail, tl.trans(b_tail), product, input_precision="ieee")
+        product = tl.dot(a_tail, b_tail, product, input_precision="ieee")
     return product
 
 

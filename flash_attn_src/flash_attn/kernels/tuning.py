@@ -4,15 +4,17 @@ One table, read by the ahead-of-time compiler and by the JIT path. `benchmarks/t
 
 cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-22, bf16, full, causal and window, and the kinds that have
 a tile of their own, of dim 32 plain alone); fp16 follows bf16, fp32 by size.
-cdna: no such GPU was at hand. The tile with the least time by a count of the main loop of the compiled code, 16-bit
-types: matrix instructions at their full rate, 4 cycles a vector instruction, 16 an exp2 or an integer product, 8 an
-LDS access, overlapped where registers (256) leave two waves on a SIMD. It says: four warps with all columns of a
-score row in one of them (else P goes through LDS), 32 keys at dim 128 so that two waves fit, two stages where the
-second still leaves two waves, as the loads then run under the arithmetic.
-rdna2, rdna3, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector
-register to memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3
-with fp32 and 192: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of its operands, so
-the head dim is taken in pieces of 16.
+cdna, rdna3: no such GPU was at hand. 16-bit types: of a list of tiles whose code spills no vector register to memory,
+the one with the least estimate by `flash_attn_src/tests/count_cycles.py` (bf16, plain) on gfx942 and gfx1100; of nearly
+equal ones that which leaves two waves on a SIMD of gfx90a too, and two stages where two waves still fit, as the loads
+then run under the arithmetic. It asks for registers (256 on cdna) that let two waves take turns, all columns of a score
+row in one warp, else P goes through LDS, and no more warps than a product has rows of tiles, else they repeat each
+other's. Other kinds take the same tile where it spills nothing. Dim 32, and 192 and 256 on rdna3, are of an earlier
+count of the main loop's instructions.
+rdna2, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector register to
+memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3 with fp32
+and 192, or 16 bits and 64 to 128: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of
+its operands, so the head dim is taken in pieces of 16.
 """
 
 from __future__ import annotations
@@ -155,19 +157,19 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     "cdna": {
         ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
         ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
-        ("fwd", 16, 96): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 32, 4, 2)),
+        ("fwd", 16, 96): (C(128, 32, 4, 2),),
         ("fwd", 16, 128): (C(128, 32, 4, 2),),
-        ("fwd", 16, 192): (C(128, 32, 4, 2),),
-        ("fwd", 16, 256): (C(128, 16, 4, 2), C(128, 16, 4, 2), C(64, 16, 4, 2)),
+        ("fwd", 16, 192): (C(128, 16, 4),),
+        ("fwd", 16, 256): (C(64, 32, 4, options=(("matrix_instr_nonkdim", 16),)),),
         ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
         ("fwd", 32, 256): (C(64, 32, 4),),
         ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
-        ("bwd-dkdv", 16, 64): (C(32, 128, 4), C(16, 128, 4)),
+        ("bwd-dkdv", 16, 64): (C(16, 128, 4),),
         ("bwd-dkdv", 16, 96): (C(16, 128, 4), C(16, 128, 4, 2), C(16, 64, 4), C(16, 128, 4), C(16, 64, 4)),
-        ("bwd-dkdv", 16, 128): (C(16, 128, 4), C(16, 128, 4), C(16, 64, 4), C(16, 128, 4)),
-        ("bwd-dkdv", 16, 192): (*(C(16, 64, 4, 2),) * 4, C(16, 64, 4)),
+        ("bwd-dkdv", 16, 128): (C(16, 128, 8),),
+        ("bwd-dkdv", 16, 192): (C(16, 64, 8), C(16, 64, 8), C(16, 64, 4, 2), C(16, 64, 8), C(16, 64, 4)),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
@@ -175,8 +177,8 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
         ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
         ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 64, 4), C(128, 32, 4, 2)),
-        ("bwd-dq", 16, 96): (C(128, 32, 4, 2), C(128, 32, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
-        ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 32, 4), C(128, 16, 4), C(128, 32, 4)),
+        ("bwd-dq", 16, 96): (C(128, 32, 4),),
+        ("bwd-dq", 16, 128): (C(128, 16, 4),),
         ("bwd-dq", 16, 192): (*(C(64, 16, 4, 2),) * 4, C(128, 16, 4)),
         ("bwd-dq", 16, 256): (C(64, 16, 4),),
         ("bwd-dq", 32, 32): (C(64, 64, 4),),
@@ -213,8 +215,8 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     "rdna3": {
         ("fwd", 16, 32): (C(128, 32, 8),),
         ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8, depth=32)),
-        ("fwd", 16, 96): (C(128, 32, 8, depth=32), C(64, 32, 8, depth=32)),
-        ("fwd", 16, 128): (C(128, 32, 8, depth=64), C(64, 32, 8, depth=64)),
+        ("fwd", 16, 96): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=32)),
+        ("fwd", 16, 128): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=64)),
         ("fwd", 16, 256): (C(64, 16, 8, depth=64),),
         ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
@@ -226,9 +228,15 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
         ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
         ("bwd-dkdv", 16, 32): (C(32, 32, 4),),
-        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
-        ("bwd-dkdv", 16, 96): (C(32, 32, 8, depth=32), C(16, 32, 8, depth=16)),
-        ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16),),
+        ("bwd-dkdv", 16, 64): (*(C(32, 64, 8, depth=32),) * 4, C(32, 32, 8, depth=32)),
+        ("bwd-dkdv", 16, 96): (*(C(32, 64, 8, depth=32),) * 4, C(16, 32, 8, depth=16)),
+        ("bwd-dkdv", 16, 128): (
+            C(16, 128, 8, depth=16),
+            C(16, 128, 8, depth=16),
+            C(16, 64, 8, depth=16),
+            C(16, 128, 8, depth=16),
+            C(16, 64, 8, depth=16),
+        ),
         ("bwd-dkdv", 16, 192): (*(C(16, 32, 8, depth=16),) * 4, C(16, 16, 4, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
@@ -237,8 +245,14 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 192): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=64)),
         ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
         ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
-        ("bwd-dq", 16, 64): (C(64, 32, 8), C(32, 32, 8, depth=32)),
-        ("bwd-dq", 16, 128): (C(64, 32, 8, depth=32), C(16, 16, 8, depth=16)),
+        ("bwd-dq", 16, 64): (*(C(64, 32, 4, depth=32),) * 4, C(32, 32, 8, depth=32)),
+        ("bwd-dq", 16, 128): (
+            C(64, 32, 4, depth=32),
+            C(64, 32, 4, depth=32),
+            C(64, 16, 4, depth=32),
+            C(64, 32, 4, depth=32),
+            C(16, 16, 8, depth=16),
+        ),
         ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=32),) * 4, C(32, 16, 8, depth=16)),
         ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32),),
         ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),

@@ -1,0 +1,164 @@
+"""What an attention kernel takes of an AMD GPU's compute unit, counted on the simulator: no GPU needed.
+
+    python flash_attn_src/tests/count_cycles.py gfx942 fwd-bf16-d128             # by its own tile
+    python flash_attn_src/tests/count_cycles.py gfx942 fwd-bf16-d128 --near      # and by those near it
+    python flash_attn_src/tests/count_cycles.py gfx942 fwd-bf16-d128 128,64,4,2  # by others
+
+In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
+compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16.
+
+Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: of the matrix and
+vector units of each SIMD, of shared memory and of the cache of global memory (`tests/amdgpu/cycles.py`). `estimate` is
+the most of them, as waves take turns; where registers leave room for one wave on a SIMD it is their sum, as nothing
+runs while that one waits. It says which tiles to try on a GPU, and what holds one up; not how long a call takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any, NamedTuple
+
+import conftest  # noqa: F401 - puts the sources on the path
+import simulated_gpu
+import torch
+from amdgpu import assembly, cycles
+from flash_attn import flash_attn_func
+from flash_attn.kernels import tuning
+from flash_attn.kernels.tuning import Config
+from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
+
+from rocm_wheels import versions
+from rocm_wheels.errors import CompileFailed
+from rocm_wheels.targets import wavefront
+
+ROWS, MORE = 128, 128
+UNITS = ("matrix", "vector", "shared", "memory")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Taken(NamedTuple):
+    """Cycles of each unit, and what the kernel asks of a compute unit."""
+
+    matrix: float
+    vector: float
+    shared: float
+    memory: float
+    registers: int
+    spills: int
+    shared_bytes: int
+    waves: float
+
+    @property
+    def estimate(self) -> float:
+        units = self[: len(UNITS)]
+        return max(units) if self.waves >= 2 else sum(units)
+
+
+def parse_kernel(name: str) -> Variant:
+    """The variant of a name. SystemExit for one that a call of `call` does not run."""
+    for op in ("fwd", "bwd-dq", "bwd-dkdv"):
+        for dtype in DTYPES:
+            for head_dim in HEAD_DIMS:
+                for kind in KINDS[:-1]:
+                    if (variant := Variant(op, dtype, head_dim, kind)).name == name:
+                        return variant
+    raise SystemExit(f"error: {name}: want fwd, bwd-dq or bwd-dkdv, a type, head dim and kind: bwd-dq-fp16-d64-softcap")
+
+
+def parse_tile(text: str) -> Config:
+    """128,64,4,2,0,waves_per_eu=2 as a launch configuration. SystemExit for something else."""
+    numbers = [part for part in text.split(",") if "=" not in part]
+    options = [part.split("=") for part in text.split(",") if "=" in part]
+    try:
+        block_m, block_n, warps, stages, depth = map(int, [*numbers, 0] if len(numbers) == 4 else numbers)
+        return Config(block_m, block_n, warps, stages, depth, tuple((name, int(value)) for name, value in options))
+    except ValueError:
+        raise SystemExit(f"error: {text}: want block_m,block_n,warps,stages[,depth][,option=number...]") from None
+
+
+def call(variant: Variant, length: int) -> None:
+    """A call whose kernels run one program: ROWS rows against `length` others."""
+    lengths = (length, ROWS, ROWS) if variant.op == "bwd-dkdv" else (ROWS, length, length)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, n, 1, variant.block_d, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
+        for n in lengths
+    )
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "alibi": {"alibi_slopes": torch.ones(1)},
+        "dropout": {"dropout_p": 0.1},
+        "softcap": {"softcap": 20.0},
+    }
+    out = flash_attn_func(q, k, v, **options[variant.kind])
+    if variant.op != "fwd":
+        out.sum().backward()
+
+
+def measure(target: str, variant: Variant, tile: Config) -> Taken:
+    """What a kernel takes by a tile. Raises CompileFailed."""
+
+    def counts(length: int) -> Counter[str]:
+        programs: dict[str, cycles.Counted] = {}
+
+        def program(kernel: assembly.Kernel) -> cycles.Counted:
+            return programs.setdefault(kernel.symbol, cycles.Counted(kernel))
+
+        with simulated_gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
+            call(variant, length)
+        assert variant.name in launched
+        return programs[OPS[variant.op][1]].cycles
+
+    start, end = counts(MORE), counts(2 * MORE)
+    more = {unit: end[unit] - start[unit] for unit in UNITS}
+    _, entry = simulated_gpu.compiled(target, variant, tile)
+    each = cycles.simds(target)
+    return Taken(
+        more["matrix"] / each, more["vector"] / each, more["shared"], more["memory"],
+        entry["resources"]["vgprs"], entry["resources"]["vgpr_spills"], entry["shared"], resident(target, entry),
+    )  # fmt: skip
+
+
+def resident(target: str, entry: dict[str, Any]) -> float:
+    """Waves of a kernel that a SIMD holds, by their registers and shared memory."""
+    of_a_group = entry["threads"] / wavefront(versions.load(), target) / cycles.simds(target)
+    registers = 512 if target.startswith("gfx9") else 1024 if target.startswith("gfx10") else 1536
+    shared = (160 if target == "gfx950" else 64) << 10
+    groups = registers / max(entry["resources"]["vgprs"], 1) // of_a_group
+    return min(groups, shared // max(entry["shared"], 1)) * of_a_group
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("kernel")
+    parser.add_argument("tiles", nargs="*", help="default: the kernel's own")
+    parser.add_argument("--near", action="store_true", help="the tiles near its own too")
+    given = parser.parse_args(arguments)
+    variant = parse_kernel(given.kernel)
+    try:
+        own = tuning.config(given.target, variant)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    tiles = [parse_tile(text) for text in given.tiles] or [own]
+    if given.near:
+        tiles += tuning.neighbours(given.target, own)
+    print(f"{'tile':36} estimate " + "".join(f"{unit:>8}" for unit in UNITS) + "  registers  spills  LDS KiB  waves")
+    for tile in tiles:
+        shown = ",".join([*map(str, tile[:5]), *(f"{name}={value}" for name, value in tile.options)])
+        try:
+            found = measure(given.target, variant, tile)
+        except CompileFailed as error:
+            print(f"{shown:36} {str(error).splitlines()[0]}", flush=True)
+            continue
+        units = "".join(f"{number:8.0f}" for number in found[: len(UNITS)])
+        print(
+            f"{shown:36} {found.estimate:8.0f} {units}  {found.registers:9}  {found.spills:6}"
+            f"  {found.shared_bytes / 1024:7.0f}  {found.waves:5.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What tiles are compared by, where no GPU of their family is at hand."""
+
+from __future__ import annotations
+
+import count_cycles
+import pytest
+
+
+def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    tiles = ["64,64,4,1,0", "64,64,4,1,0,matrix_instr_nonkdim=16", "64,64,3,1,0"]
+    count_cycles.main(["gfx942", "fwd-bf16-d32", *tiles])
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:6] == ["tile", "estimate", "matrix", "vector", "shared", "memory"]
+    assert [row.split()[0] for row in rows] == tiles
+    for row in rows[:2]:
+        estimate, *units = map(int, row.split()[1:6])
+        assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations a cycle, on four SIMDs
+        assert estimate == max(units)
+    assert "cannot compile" in rows[2]
+
+
+def test_one_wave_alone_waits() -> None:
+    alone = count_cycles.Taken(4.0, 3.0, 2.0, 1.0, registers=300, spills=0, shared_bytes=0, waves=1)
+    assert (alone.estimate, alone._replace(waves=2).estimate) == (10.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads", "target", "waves"),
+    [
+        (256, 32 << 10, 256, "gfx942", 2),
+        (257, 32 << 10, 256, "gfx942", 1),
+        (128, 32 << 10, 256, "gfx942", 2),  # two groups fill shared memory
+        (128, 32 << 10, 256, "gfx950", 4),
+        (128, 0, 512, "gfx90a", 4),
+        (256, 1 << 10, 256, "gfx1100", 4),  # a group puts four waves of 32 on each of two SIMDs
+        (256, 1 << 10, 128, "gfx1030", 4),
+    ],
+)
+def test_waves_on_a_simd(registers: int, shared: int, threads: int, target: str, waves: int) -> None:
+    entry = {"threads": threads, "shared": shared, "resources": {"vgprs": registers}}
+    assert count_cycles.resident(target, entry) == waves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("gfx942 fwd-bf16-d65", "error: fwd-bf16-d65: want fwd, bwd-dq or bwd-dkdv"),
+        ("gfx942 decode-bf16-d64", "error: decode-bf16-d64: want fwd"),
+        ("gfx942 fwd-bf16-d64 128,x", "error: 128,x: want block_m,block_n,warps,stages"),
+        ("gfx942 fwd-bf16-d64 128,64,4,1,0,16", "error: 128,64,4,1,0,16: want"),
+        ("gfx803 fwd-bf16-d64", "error: no tuning for target 'gfx803'"),
+    ],
+)
+def test_what_is_refused(arguments: str, said: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        count_cycles.main(arguments.split())
+    assert str(caught.value).startswith(said)
