@@ -53,10 +53,10 @@ def _dq_tile(
         )  # fmt: skip
     else:
         v_tile, v_tail = load_pair(
-            v, n, offs_n, stride_vn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK, True
+            v, n, offs_n, stride_vn, seqlen_k, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
         )
         s = dot_pair(q, q_tail, tl.trans(k_tile), tl.trans(k_tail), TAIL)
-        dp = dot_pair(g, g_tail, v_tile, v_tail, TAIL)
+        dp = dot_pair(g, g_tail, tl.trans(v_tile), tl.trans(v_tail), TAIL)
     _, ds = grad_scores(
         s, dp, lse[:, None], delta[:, None], rows[:, None], cols[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
