@@ -9,8 +9,8 @@ compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16.
 
 Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: of the matrix and
 vector units of each SIMD, of shared memory and of the cache of global memory (`tests/amdgpu/cycles.py`). `estimate` is
-the most of them, as waves take turns; where registers leave room for one wave on a SIMD it is their sum, as nothing
-runs while that one waits. It says which tiles to try on a GPU, and what holds one up; not how long a call takes.
+the most of them, as work groups take turns; where a compute unit holds one it is their sum, as its waves wait for each
+other. It says which tiles to try on a GPU, and what holds one up; not how long a call takes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Taken(NamedTuple):
     registers: int
     spills: int
     shared_bytes: int
-    waves: float
+    groups: int
 
     @property
     def estimate(self) -> float:
         units = self[: len(UNITS)]
-        return max(units) if self.waves >= 2 else sum(units)
+        return max(units) if self.groups >= 2 else sum(units)
 
 
 def parse_kernel(name: str) -> Variant:
@@ -120,13 +120,13 @@ def measure(target: str, variant: Variant, tile: Config) -> Taken:
     )  # fmt: skip
 
 
-def resident(target: str, entry: dict[str, Any]) -> float:
-    """Waves of a kernel that a SIMD holds, by their registers and shared memory."""
-    of_a_group = entry["threads"] / wavefront(versions.load(), target) / cycles.simds(target)
+def resident(target: str, entry: dict[str, Any]) -> int:
+    """Work groups of a kernel that a compute unit holds, by their registers and shared memory."""
+    waves = entry["threads"] / wavefront(versions.load(), target) / cycles.simds(target)
     registers = 512 if target.startswith("gfx9") else 1024 if target.startswith("gfx10") else 1536
     shared = (160 if target == "gfx950" else 64) << 10
-    groups = registers / max(entry["resources"]["vgprs"], 1) // of_a_group
-    return min(groups, shared // max(entry["shared"], 1)) * of_a_group
+    groups = int(registers // max(entry["resources"]["vgprs"], 1) // waves)
+    return min(groups, shared // max(entry["shared"], 1))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     tiles = [parse_tile(text) for text in given.tiles] or [own]
     if given.near:
         tiles += tuning.neighbours(given.target, own)
-    print(f"{'tile':36} estimate " + "".join(f"{unit:>8}" for unit in UNITS) + "  registers  spills  LDS KiB  waves")
+    print(f"{'tile':36} estimate " + "".join(f"{unit:>8}" for unit in UNITS) + "  registers  spills  LDS KiB  groups")
     for tile in tiles:
         shown = ",".join([*map(str, tile[:5]), *(f"{name}={value}" for name, value in tile.options)])
         try:
@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
         units = "".join(f"{number:8.0f}" for number in found[: len(UNITS)])
         print(
             f"{shown:36} {found.estimate:8.0f} {units}  {found.registers:9}  {found.spills:6}"
-            f"  {found.shared_bytes / 1024:7.0f}  {found.waves:5.0f}",
+            f"  {found.shared_bytes / 1024:7.0f}  {found.groups:6}",
             flush=True,
         )
 

@@ -19,26 +19,28 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot compile" in rows[2]
 
 
-def test_one_wave_alone_waits() -> None:
-    alone = count_cycles.Taken(4.0, 3.0, 2.0, 1.0, registers=300, spills=0, shared_bytes=0, waves=1)
-    assert (alone.estimate, alone._replace(waves=2).estimate) == (10.0, 4.0)
+def test_one_group_alone_waits() -> None:
+    alone = count_cycles.Taken(4.0, 3.0, 2.0, 1.0, registers=300, spills=0, shared_bytes=0, groups=1)
+    assert (alone.estimate, alone._replace(groups=2).estimate) == (10.0, 4.0)
 
 
 @pytest.mark.parametrize(
-    ("registers", "shared", "threads", "target", "waves"),
+    ("registers", "shared", "threads", "target", "groups"),
     [
         (256, 32 << 10, 256, "gfx942", 2),
         (257, 32 << 10, 256, "gfx942", 1),
-        (128, 32 << 10, 256, "gfx942", 2),  # two groups fill shared memory
+        (128, 32 << 10, 256, "gfx942", 2),  # which fill shared memory
         (128, 32 << 10, 256, "gfx950", 4),
-        (128, 0, 512, "gfx90a", 4),
-        (256, 1 << 10, 256, "gfx1100", 4),  # a group puts four waves of 32 on each of two SIMDs
-        (256, 1 << 10, 128, "gfx1030", 4),
+        (128, 0, 512, "gfx90a", 2),
+        (129, 0, 512, "gfx90a", 1),
+        (256, 1 << 10, 256, "gfx1100", 1),  # four waves of 32 on each of two SIMDs
+        (192, 1 << 10, 256, "gfx1100", 2),
+        (256, 1 << 10, 128, "gfx1030", 2),
     ],
 )
-def test_waves_on_a_simd(registers: int, shared: int, threads: int, target: str, waves: int) -> None:
+def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, target: str, groups: int) -> None:
     entry = {"threads": threads, "shared": shared, "resources": {"vgprs": registers}}
-    assert count_cycles.resident(target, entry) == waves
+    assert count_cycles.resident(target, entry) == groups
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ the same byte of shared memory without a barrier between them, one of them to ch
 nobody wrote hold NaN, and so do registers of a load that no wait has covered (`waits`).
 
 Sources: AMD, "CDNA3", "CDNA4", "RDNA2", "RDNA3" and "RDNA4 Instruction Set Architecture" reference guides; LLVM, "User
-Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, of which `cycles` counts what
-the units of a compute unit are busy, the order of stores to global memory, exceptions, and modes: denormals are kept,
-rounding is to nearest even.
+Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, of which `cycles` counts
+what the units of a compute unit are busy, the order of stores to global memory, exceptions, and modes: denormals are
+kept, rounding is to nearest even.
 """

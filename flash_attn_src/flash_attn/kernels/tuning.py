@@ -4,13 +4,14 @@ One table, read by the ahead-of-time compiler and by the JIT path. `benchmarks/t
 
 cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-22, bf16, full, causal and window, and the kinds that have
 a tile of their own, of dim 32 plain alone); fp16 follows bf16, fp32 by size.
-cdna, rdna3: no such GPU was at hand. 16-bit types: of a list of tiles whose code spills no vector register to memory,
-the one with the least estimate by `flash_attn_src/tests/count_cycles.py` (bf16, plain) on gfx942 and gfx1100; of nearly
-equal ones that which leaves two waves on a SIMD of gfx90a too, and two stages where two waves still fit, as the loads
-then run under the arithmetic. It asks for registers (256 on cdna) that let two waves take turns, all columns of a score
-row in one warp, else P goes through LDS, and no more warps than a product has rows of tiles, else they repeat each
-other's. Other kinds take the same tile where it spills nothing. Dim 32, and 192 and 256 on rdna3, are of an earlier
-count of the main loop's instructions.
+cdna, rdna3: no such GPU was at hand. 16-bit types: of a list of tiles, the one with the least estimate by
+`flash_attn_src/tests/count_cycles.py` (bf16, plain) on gfx942 and gfx1100; of nearly equal ones that which leaves two
+work groups on a compute unit of gfx90a too, and two stages where two groups still fit, as the loads then run under the
+arithmetic. It asks for registers (256 on cdna) that let two groups take turns, all columns of a score row in one warp,
+else P goes through LDS, and no more warps than a product has rows of tiles, else they repeat each other's. Other kinds
+take the same tile where it spills no more. On cdna none spills a vector register to memory; on rdna3 the forward of dim
+256 and dk and dv of 128 do, up to 56 of them, which is counted. Dim 32, and the rest of 192 and 256 on rdna3, are of an
+earlier count of the main loop's instructions.
 rdna2, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector register to
 memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3 with fp32
 and 192, or 16 bits and 64 to 128: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of
@@ -168,8 +169,12 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
         ("bwd-dkdv", 16, 64): (C(16, 128, 4),),
         ("bwd-dkdv", 16, 96): (C(16, 128, 4), C(16, 128, 4, 2), C(16, 64, 4), C(16, 128, 4), C(16, 64, 4)),
-        ("bwd-dkdv", 16, 128): (C(16, 128, 8),),
-        ("bwd-dkdv", 16, 192): (C(16, 64, 8), C(16, 64, 8), C(16, 64, 4, 2), C(16, 64, 8), C(16, 64, 4)),
+        ("bwd-dkdv", 16, 128): (
+            C(32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
+            C(16, 128, 4),
+            C(32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
+        ),
+        ("bwd-dkdv", 16, 192): (*(C(16, 64, 4, 2),) * 4, C(16, 64, 4)),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
@@ -216,8 +221,8 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 16, 32): (C(128, 32, 8),),
         ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8, depth=32)),
         ("fwd", 16, 96): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=32)),
-        ("fwd", 16, 128): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=64)),
-        ("fwd", 16, 256): (C(64, 16, 8, depth=64),),
+        ("fwd", 16, 128): (C(64, 32, 4), *(C(128, 32, 8),) * 3, C(64, 32, 8, depth=64)),
+        ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
         ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
         ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
@@ -228,15 +233,9 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
         ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
         ("bwd-dkdv", 16, 32): (C(32, 32, 4),),
-        ("bwd-dkdv", 16, 64): (*(C(32, 64, 8, depth=32),) * 4, C(32, 32, 8, depth=32)),
+        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
         ("bwd-dkdv", 16, 96): (*(C(32, 64, 8, depth=32),) * 4, C(16, 32, 8, depth=16)),
-        ("bwd-dkdv", 16, 128): (
-            C(16, 128, 8, depth=16),
-            C(16, 128, 8, depth=16),
-            C(16, 64, 8, depth=16),
-            C(16, 128, 8, depth=16),
-            C(16, 64, 8, depth=16),
-        ),
+        ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16),) * 4, C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 16, 192): (*(C(16, 32, 8, depth=16),) * 4, C(16, 16, 4, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
