@@ -63,7 +63,8 @@ def compile_unit(
         assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)
-        link = ["-shared", "--no-undefined", "--strip-all", "unit.o", "-o", "unit.co"]
+        # Not stripped of all symbols: where there is no .symtab, ROCm's loader ends the process.
+        link = ["-shared", "--no-undefined", "--discard-all", "unit.o", "-o", "unit.co"]
         _step([*clang.linker, *link], scratch, target, name, instances)
         image = (scratch / "unit.co").read_bytes()
     found = codeobject.read_all(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from rocm_wheels import (
     ck_compiler,
@@ -63,6 +66,9 @@ def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
         for name, entry in manifest["kernels"].items():
             image = images[entry["image"]]
             assert str(sources.ROOT).encode() not in image
+            symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".symtab")
+            assert isinstance(symbols, SymbolTableSection)
+            assert symbols.get_symbol_by_name(f"{entry['symbol']}.kd")
             kernel = codeobject.read_all(image)[entry["symbol"]]
             assert kernel.target == target
             assert entry["params"] == f"B{kernel.argument_bytes}" == f"B{planned[name]}"

@@ -155,7 +155,7 @@ def _check_cuda(image: bytes, target: str, kernel: dict[str, Any], name: str) ->
     assert elf["e_machine"] in (EM_CUDA, "EM_CUDA"), name
     # The architecture is the low byte of e_flags, from CUDA 13 on the second one.
     assert number in (elf["e_flags"] & 0xFF, elf["e_flags"] >> 8 & 0xFF), f"{name} is not for {target}"
-    assert kernel["symbol"] in {symbol.name for symbol in elf.get_section_by_name(".symtab").iter_symbols()}
+    assert kernel["symbol"] in _symbols(image, ".symtab"), name
 
 
 def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> None:
@@ -164,6 +164,8 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
     assert image[:4] == b"\x7fELF", f"{name} is no ELF file"
     assert machine == EM_AMDGPU, name
     assert flags & 0xFF == MACH[target], f"{name} is for machine {flags & 0xFF:#x}, not {target}"
+    # ROCm's loader takes the kernel from .symtab, and ends the process where there is none.
+    assert {kernel["symbol"], f"{kernel['symbol']}.kd"} <= set(_symbols(image, ".symtab")), name
     described = _amd_metadata(image)
     assert described["amdhsa.target"].partition(":")[0].endswith(f"--{target}"), name
     (described_kernel,) = (each for each in described["amdhsa.kernels"] if each[".name"] == kernel["symbol"])
@@ -178,8 +180,12 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
 
 def _undefined(image: bytes) -> list[str]:
     """Symbols that a code object takes from elsewhere: nothing links it, so it must have none."""
-    symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".dynsym").iter_symbols()
-    return [symbol.name for symbol in symbols if symbol.name and symbol["st_shndx"] == "SHN_UNDEF"]
+    return [name for name, symbol in _symbols(image, ".dynsym").items() if name and symbol["st_shndx"] == "SHN_UNDEF"]
+
+
+def _symbols(image: bytes, section: str) -> dict[str, Any]:
+    found = ELFFile(io.BytesIO(image)).get_section_by_name(section)
+    return {} if found is None else {symbol.name: symbol for symbol in found.iter_symbols()}
 
 
 def _amd_metadata(image: bytes) -> dict[str, Any]:

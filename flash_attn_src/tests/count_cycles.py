@@ -112,7 +112,7 @@ def measure(target: str, variant: Variant, tile: Config) -> Taken:
 
     start, end = counts(MORE), counts(2 * MORE)
     more = {unit: end[unit] - start[unit] for unit in UNITS}
-    _, entry = simulated_gpu.compiled(target, variant, tile)
+    _, entry, _ = simulated_gpu.compiled(target, variant, tile)
     each = cycles.simds(target)
     return Taken(
         more["matrix"] / each, more["vector"] / each, more["shared"], more["memory"],

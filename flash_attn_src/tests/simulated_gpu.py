@@ -5,7 +5,7 @@
     simulated_gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
 
 Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
-the simulator's, `tests/amdgpu`.
+the simulator's, `tests/amdgpu`; in a process that `amdgpu/hip.py` runs the launcher and AMD's runtime are a user's too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from amdgpu import assembly, machine
+from amdgpu import assembly, machine, packets, through_hip
 from flash_attn import custom_ops, dispatch, dropout_op, fp8_op, kvcache_op
 from flash_attn.backends import triton, triton_fp8, triton_kernels
 from flash_attn.kernels.tuning import Config
@@ -51,13 +51,14 @@ class Kernel:
         backwards: bool,
         launched: list[str],
     ) -> None:
-        text, entry = compiled(target, variant, config)
+        image, entry, text = compiled(target, variant, config)
         self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.dies: int = entry["constants"].get("DIES", 1)
         self._entry = entry
         self._program = program(assembly.parse(text))
+        self._loaded = through_hip.Kernel(variant.name, image, entry, self._program) if packets.running() else None
         self._backwards = backwards
         self._launched = launched
 
@@ -70,6 +71,10 @@ class Kernel:
 
     def launch(self, _device: int, _stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
         self._launched.append(self.variant.name)
+        ranges = [(start, tensor.untyped_storage().nbytes()) for start, tensor in _known.items()]
+        if self._loaded is not None:
+            self._loaded.launch((x, y, z), arguments, ranges, backwards=self._backwards)
+            return
         letters = self._entry["params"]
         kernel = self._program.kernel
         content = bytearray(kernel.descriptor["kernarg_size"])
@@ -86,7 +91,7 @@ class Kernel:
             (x, y, z),
             self._entry["threads"],
             bytes(content),
-            [(start, tensor.untyped_storage().nbytes()) for start, tensor in _known.items()],
+            ranges,
             shared=self._entry["shared"],
             backwards=self._backwards,
         )
@@ -142,11 +147,10 @@ def _compiler() -> ProcessPoolExecutor:
 
 
 @cache
-def compiled(target: str, variant: Variant, config: Config | None = None) -> tuple[str, dict[str, Any]]:
-    """The assembly text of a kernel and its manifest entry. Raises CompileFailed."""
+def compiled(target: str, variant: Variant, config: Config | None = None) -> tuple[bytes, dict[str, Any], str]:
+    """The code object of a kernel, its manifest entry and its assembly text. Raises CompileFailed."""
     plain = None if config is None else tuple(config)
-    _, entry, text = _compiler().submit(triton_compiler.translate, target, tuple(variant), plain).result()
-    return text, entry
+    return _compiler().submit(triton_compiler.translate, target, tuple(variant), plain).result()
 
 
 CACHE = sources.ROOT / "build" / "test-cache"
@@ -161,13 +165,28 @@ def run(target: str, launches: list[Launch], *, backwards: bool = False) -> None
             for found in gc.get_objects()
             if type(found) in (torch.Tensor, torch.nn.Parameter)
         ]
-        machine.launch(program, one.grid, threads, one.argument, ranges, backwards=backwards)
+        if packets.running():
+            _through_hip(target, one.kernel).launch(one.grid, (one.argument,), ranges, backwards=backwards)
+        else:
+            machine.launch(program, one.grid, threads, one.argument, ranges, backwards=backwards)
+
+
+def _instance(name: str) -> ck_instances.Instance:
+    (instance,) = (one for _, unit in ck_instances.units(name) for one in unit if one.name == name)
+    return instance
+
+
+@cache
+def _through_hip(target: str, name: str) -> through_hip.Kernel:
+    """A kernel of Composable Kernel as a wheel has it."""
+    image, entries = ck_compiler.compile_unit(target, name, [_instance(name)], cache=CACHE, toolchain="pypi")
+    return through_hip.Kernel(name, image, entries[name], _composable(target, name)[0])
 
 
 @cache
 def _composable(target: str, name: str) -> tuple[machine.Program, int]:
     """A kernel of Composable Kernel and the threads of its blocks; its assembly is kept from run to run."""
-    (instance,) = (one for _, unit in ck_instances.units(name) for one in unit if one.name == name)
+    instance = _instance(name)
     made_of = (
         ck_compiler.source([instance]),
         ck_compiler.FLAGS + ck_compiler.DEFINES,

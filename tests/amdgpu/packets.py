@@ -1,0 +1,103 @@
+"""Kernels as they arrive in the queues of a pretended GPU, in a process that `hip.py` runs.
+
+Sources: HSA Platform System Architecture, "Kernel dispatch packet"; LLVM, "User Guide for AMDGPU Backend", "Kernel
+Descriptor".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple
+
+
+class Packet(NamedTuple):
+    """One launch: the GPU's number, threads of a block and of the grid, bytes of private memory (a thread's) and of
+    shared memory (a block's), the addresses of the kernel's descriptor and of its arguments."""
+
+    gpu: int
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    private: int
+    shared: int
+    kernel: int
+    arguments: int
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        x, y, z = (threads // one for threads, one in zip(self.grid, self.block, strict=True))
+        return x, y, z
+
+    def content(self) -> bytes:
+        """All argument bytes that the kernel asks for, those that HIP adds among them."""
+        return ctypes.string_at(self.arguments, struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0])
+
+    def code(self, size: int) -> bytes:
+        """The first bytes of the kernel's code, as it was loaded."""
+        (entry,) = struct.unpack("<q", ctypes.string_at(self.kernel + 16, 8))
+        return ctypes.string_at(self.kernel + entry, size)
+
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_void_p)
+
+
+class Runtime:
+    """HIP of this process."""
+
+    def __init__(self) -> None:
+        self.hip = ctypes.CDLL(os.environ["AMDGPU_HIP"])
+        self._run: Callable[[Packet], None] | None = None
+        self._served: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._callback = _CALLBACK(self._arrived)
+        ctypes.CDLL(os.environ["AMDGPU_KFD"]).kfd_on_kernel(self._callback)
+
+    def _arrived(self, gpu: int, address: int) -> None:
+        """On the thread of a queue, which C started."""
+        try:
+            words = struct.unpack("<HHHHHHIIIIIQQQQ", ctypes.string_at(address, 64))
+            _, _, *block, _, gx, gy, gz, private, shared, kernel, arguments, _, _ = words
+            x, y, z = block
+            if self._run is None:
+                raise ValueError(f"nobody launched the kernel at {kernel:#x}")
+            self._run(Packet(gpu, (x, y, z), (gx, gy, gz), private, shared, kernel, arguments))
+        except BaseException as problem:  # C cannot take it
+            self._served.put(problem)
+        else:
+            self._served.put(None)
+
+    def call(self, function: str, *arguments: object) -> None:
+        """A function of HIP's. Raises RuntimeError where it fails."""
+        if code := getattr(self.hip, function)(*arguments):
+            raise RuntimeError(f"{function} fails with {code}")
+
+    @contextmanager
+    def serving(self, run: Callable[[Packet], None], count: int) -> Iterator[None]:
+        """What to do with the packets of the launches within, of which there are `count`. Raises what it raises."""
+        self._run = run
+        try:
+            yield
+            # HIP waits for a GPU by asking again and again, which would take a core from what runs the packet.
+            problems = [self._served.get(timeout=600) for _ in range(count)]
+            self.call("hipDeviceSynchronize")
+        finally:
+            self._run = None
+        if not self._served.empty():
+            raise ValueError(f"more than {count} kernels arrived")
+        for problem in filter(None, problems):
+            raise problem
+
+
+@cache
+def runtime() -> Runtime:
+    """That of this process."""
+    return Runtime()
+
+
+def running() -> bool:
+    """Whether this process has a pretended GPU behind AMD's runtime."""
+    return "AMDGPU_HIP" in os.environ

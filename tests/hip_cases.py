@@ -1,0 +1,128 @@
+"""What AMD's own runtime makes of the launcher and of every kernel of a store, whose archive is STORE.
+
+test_hip_runtime.py runs it, in processes that `amdgpu/hip.py` starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import struct
+import threading
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amdgpu import packets, through_hip
+
+FORMS = {"P": "Q", "i": "i", "f": "f", "0": "Q"}
+BITS = {"P": 47, "i": 31, "f": 23}
+
+
+class Stored:
+    """A kernel of the store, and numbers to launch it with that nothing mistakes for each other."""
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> None:
+        image = archive.read(f"{entry.get('image', name)}.co")
+        self.entry = entry
+        self.code = through_hip.code_of(image, entry["symbol"])
+        how = (entry["symbol"], entry["params"], entry["shared"], entry["threads"], name)
+        self.kernel = through_hip.launcher_module().Kernel(image, *how)
+        draw = random.Random(name)
+        if entry["params"].startswith("B"):  # Composable Kernel's: one structure
+            self.letters, self.form = "B", struct.Struct(f"{entry['params'][1:]}s")
+            self.arguments: list[Any] = [draw.randbytes(self.form.size)]
+        else:
+            self.letters = entry["params"]
+            self.form = struct.Struct("@" + "".join(FORMS[letter] for letter in self.letters))  # each at its alignment
+            self.arguments = [draw.getrandbits(BITS[letter]) for letter in self.letters.rstrip("0")]
+
+    def check(self, packet: packets.Packet, grid: tuple[int, int, int]) -> None:
+        given = self.form.pack(*self.arguments, *[0] * (len(self.letters) - len(self.arguments)))
+        assert (packet.blocks, packet.block) == (grid, (self.entry["threads"], 1, 1))
+        assert packet.shared == self.entry["shared"] + self.entry["resources"]["lds"]
+        assert packet.private == self.entry["resources"]["private"]
+        assert self.form.unpack_from(packet.content()) == self.form.unpack(given)
+        assert packet.code(len(self.code)) == self.code
+
+
+@pytest.fixture(scope="session")
+def store() -> dict[str, Stored]:
+    with zipfile.ZipFile(Path(os.environ["STORE"])) as archive:
+        kernels = json.loads(archive.read("manifest.json"))["kernels"]
+        return {name: Stored(archive, name, entry) for name, entry in sorted(kernels.items())}
+
+
+@pytest.fixture
+def one(store: dict[str, Stored]) -> Stored:
+    """A kernel that nothing has loaded, as each test takes another."""
+    name = next(iter(store))
+    return store.pop(name)
+
+
+def test_every_kernel_arrives_as_it_was_launched(store: dict[str, Stored]) -> None:
+    for number, kernel in enumerate(store.values()):
+        grid = (1 + number % 5, 1 + number % 3, 1 + number % 2)
+        with packets.runtime().serving(partial(kernel.check, grid=grid), 1):
+            kernel.kernel.launch(0, 0, *grid, *kernel.arguments)
+
+
+def test_a_kernel_that_is_first_launched_in_a_capture(one: Stored) -> None:
+    """Loading it must not spoil the capture; the graph then launches it as often as it is asked to."""
+    runtime = packets.runtime()
+    stream, graph, ready = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    with runtime.serving(partial(one.check, grid=(2, 3, 1)), 6):
+        runtime.call("hipStreamCreateWithFlags", ctypes.byref(stream), 1)
+        runtime.call("hipStreamBeginCapture", stream, 0)  # global: of all threads
+        for _ in range(2):
+            one.kernel.launch(0, stream.value, 2, 3, 1, *one.arguments)
+        runtime.call("hipStreamEndCapture", stream, ctypes.byref(graph))
+        runtime.call("hipGraphInstantiate", ctypes.byref(ready), graph, None, None, ctypes.c_size_t(0))
+        for _ in range(3):
+            runtime.call("hipGraphLaunch", ready, stream)
+
+
+def test_a_kernel_on_the_second_gpu_while_the_first_is_current(one: Stored) -> None:
+    runtime = packets.runtime()
+    seen: list[packets.Packet] = []
+    current = ctypes.c_int()
+    runtime.call("hipSetDevice", 1)
+    try:
+        with runtime.serving(seen.append, 1):
+            runtime.call("hipSetDevice", 0)
+            one.kernel.launch(1, 0, 1, 1, 1, *one.arguments)
+            runtime.call("hipGetDevice", ctypes.byref(current))
+            runtime.call("hipSetDevice", 1)  # which the end of this waits for
+    finally:
+        runtime.call("hipSetDevice", 0)
+    assert [packet.gpu for packet in seen] == [1]
+    assert current.value == 0
+
+
+def test_threads_load_it_once_and_each_launch_arrives(one: Stored) -> None:
+    start = threading.Barrier(8)
+    arrived: list[packets.Packet] = []
+
+    def launch(number: int) -> None:
+        start.wait()
+        one.kernel.launch(0, 0, number, 1, 1, *one.arguments)
+
+    threads = [threading.Thread(target=launch, args=(1 + number,)) for number in range(8)]
+    with packets.runtime().serving(arrived.append, 8):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(packet.blocks for packet in arrived) == [(1 + number, 1, 1) for number in range(8)]
+    assert len({packet.kernel for packet in arrived}) == 1
+
+
+def test_refused_by_a_gpu_of_another_target(one: Stored) -> None:
+    """Run on such a GPU. The error is the launcher's alone: HIP remembers none that torch would take for its own."""
+    with pytest.raises(RuntimeError, match=r"on device 0: hipModuleLoadData failed: hipErrorNoBinaryForGpu \(209\)"):
+        one.kernel.launch(0, 0, 1, 1, 1, *one.arguments)
+    assert packets.runtime().hip.hipGetLastError() == 0

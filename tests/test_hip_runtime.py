@@ -1,0 +1,83 @@
+"""The launcher, the kernels and calls of flash_attn by AMD's own HIP and ROCr, over a driver that pretends the GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from amdgpu import hip
+
+from rocm_wheels import kernels
+from rocm_wheels.sources import ROOT
+
+# Kept from run to run: what is in it depends on its key alone.
+CACHE = ROOT / "build" / "test-cache"
+RELEASE = "6.4"
+
+
+@pytest.fixture(scope="module")
+def _runtime() -> None:
+    """AMD's runtime. Where it cannot be fetched, its tests skip and say so."""
+    try:
+        hip.fetch(RELEASE)
+    except hip.UnavailableError as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture(scope="module")
+def store(kernel_cache: Path) -> Path:
+    """Every Triton kernel of gfx1030."""
+    (path,) = (
+        path for path in kernel_cache.glob("stores/*/gfx1030.zip") if len(zipfile.ZipFile(path).namelist()) > 400
+    )
+    return path
+
+
+def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variables: str) -> str:
+    """pytest with a pretended GPU; what it printed."""
+    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    command, environment = hip.command(RELEASE, target, words, gpus=gpus)
+    output = directory / "output"
+    # Into a file, and its children with it: one that outlives it would hold a pipe open.
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**environment, **variables}, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            process.wait(timeout=600)
+        finally:
+            if process.poll() is None or process.returncode < 0:
+                os.killpg(process.pid, signal.SIGKILL)
+    text = output.read_text(encoding="utf-8", errors="replace")
+    assert process.returncode == 0, text
+    return text
+
+
+@pytest.mark.usefixtures("_runtime")
+def test_the_launcher_and_every_kernel_of_a_store(store: Path, tmp_path: Path) -> None:
+    cases = ("tests/hip_cases.py", "-k", "not refused")
+    assert "4 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(store))
+
+
+@pytest.mark.usefixtures("_runtime")
+def test_a_gpu_of_another_target(store: Path, tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, "gfx1100", "tests/hip_cases.py", "-k", "refused", STORE=str(store))
+
+
+@pytest.mark.usefixtures("_runtime")
+def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
+    """Two of one code object: it once lacked a section that the loader needs."""
+    only = "dot-bf16-d32-*"
+    path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
+    assert "1 passed" in run(tmp_path, "gfx942", "tests/hip_cases.py", "-k", "every_kernel", STORE=str(path))
+
+
+@pytest.mark.usefixtures("_runtime")
+def test_attention_from_the_call_to_the_packets(tmp_path: Path) -> None:
+    """Forward and backward: the public API, the launcher, HIP, and then the simulator with what HIP wrote."""
+    case = "flash_attn_src/tests/test_amd_code.py::test_forward_and_backward[gfx942]"
+    assert "1 passed" in run(tmp_path, "gfx942", case)
