@@ -1,6 +1,6 @@
 """What AMD's own runtime makes of the launcher and of every kernel of a store, whose archive is STORE.
 
-test_hip_runtime.py runs it, in processes that `amdgpu/hip.py` starts.
+test_rocm_runtime.py runs it, in processes that `amdgpu/hip.py` starts.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_too_new_a_glibc_is_refused_in_auditwheels_words(tmp_path: Path) -> None
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_hip_runtime_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_runtime_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soname = "-Wl,-soname,libamdhip64.so.6"
     runtime = fake_parts.library(tmp_path / "libamdhip64.so.6", "int hipInit(void) { return 0; }\n", soname)
     code = "int hipInit(void);\nint start(void) { return hipInit(); }\n"

@@ -8,6 +8,9 @@ What a GPU lets pass ends in an error: an access outside of every tensor or of s
 the same byte of shared memory without a barrier between them, one of them to change it. Registers and memory that
 nobody wrote hold NaN, and so do registers of a load that no wait has covered (`waits`).
 
+A launch comes from a test, or from AMD's own runtime: `hip` starts a process with it, over the driver in kfd.c and the
+machine of `topology`; `packets` are what arrives, `through_hip` is how flash_attn's kernels get there.
+
 Sources: AMD, "CDNA3", "CDNA4", "RDNA2", "RDNA3" and "RDNA4 Instruction Set Architecture" reference guides; LLVM, "User
 Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, of which `cycles` counts
 what the units of a compute unit are busy, the order of stores to global memory, exceptions, and modes: denormals are

@@ -46,6 +46,7 @@ static int memory = -1, doorbell_file = -1;
 static uint64_t memory_used = 4096 /* 0 is no handle */, *doorbells;
 static pthread_cond_t some_event = PTHREAD_COND_INITIALIZER;
 static uint32_t last_event;
+static int32_t xnack;
 static struct event events[KFD_SIGNAL_EVENT_LIMIT];
 static struct queue queues[QUEUES];
 static on_kernel tell;
@@ -415,9 +416,13 @@ answer(unsigned request, void *argument)
     case _IOC_NR(AMDKFD_IOC_AVAILABLE_MEMORY):
         ((struct kfd_ioctl_get_available_memory_args *)argument)->available = MEMORY - memory_used;
         return 0;
-    case _IOC_NR(AMDKFD_IOC_SET_XNACK_MODE):
-        ((struct kfd_ioctl_set_xnack_mode_args *)argument)->xnack_enabled = 0;
+    case _IOC_NR(AMDKFD_IOC_SET_XNACK_MODE): { /* a negative mode asks */
+        struct kfd_ioctl_set_xnack_mode_args *mode = argument;
+        if (mode->xnack_enabled >= 0)
+            xnack = mode->xnack_enabled;
+        mode->xnack_enabled = xnack;
         return 0;
+    }
     case _IOC_NR(AMDKFD_IOC_GET_TILE_CONFIG): {
         struct kfd_ioctl_get_tile_config_args *tiles = argument;
         tiles->num_tile_configs = tiles->num_macro_tile_configs = 0;
