@@ -121,6 +121,15 @@ def test_threads_load_it_once_and_each_launch_arrives(one: Stored) -> None:
     assert len({packet.kernel for packet in arrived}) == 1
 
 
+def test_the_largest_grid(one: Stored) -> None:
+    """One block more is for the launcher to refuse: of HIP's releases some launch a part of such a grid."""
+    grid = ((2**32 - 1) // one.entry["threads"], 1, 1)
+    with packets.runtime().serving(partial(one.check, grid=grid), 1):
+        one.kernel.launch(0, 0, *grid, *one.arguments)
+    with pytest.raises(OverflowError, match="pass fewer rows"):
+        one.kernel.launch(0, 0, grid[0] + 1, 1, 1, *one.arguments)
+
+
 def test_refused_by_a_gpu_of_another_target(one: Stored) -> None:
     """Run on such a GPU. The error is the launcher's alone: HIP remembers none that torch would take for its own."""
     with pytest.raises(RuntimeError, match=r"on device 0: hipModuleLoadData failed: hipErrorNoBinaryForGpu \(209\)"):

@@ -78,11 +78,26 @@ def packs_any_mix_as_struct_does(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def passes_grid_block_stream_and_shared(bench: Bench) -> None:
-    bench.kernel("i", shared=4096, threads=256).launch(0, 2**47 + 8, 2**31 - 1, 65535, 3, 7)
+    bench.kernel("i", shared=4096, threads=256).launch(0, 2**47 + 8, 2**24 - 1, 65535, 3, 7)
     (launch,) = bench.fake.take_launches()
-    equal(launch.grid, (2**31 - 1, 65535, 3))
+    equal(launch.grid, (2**24 - 1, 65535, 3))
     equal(launch.block, (256, 1, 1))
     equal((launch.stream, launch.shared, launch.device), (2**47 + 8, 4096, 0))
+
+
+@case("cuda")
+def passes_the_largest_grid(bench: Bench) -> None:
+    bench.kernel("i", threads=256).launch(0, 0, 2**31 - 1, 1, 1, 7)
+    (launch,) = bench.fake.take_launches()
+    equal(launch.grid, (2**31 - 1, 1, 1))
+
+
+@case("hip")
+def refuses_more_threads_than_hip_counts(bench: Bench) -> None:
+    for threads, blocks in [(256, 2**24), (1024, 2**31 - 1), (64, 2**26)]:
+        with raises(OverflowError, f"{blocks} blocks of {threads} threads", "pass fewer rows"):
+            bench.kernel("i", threads=threads).launch(0, 0, blocks, 1, 1, 7)
+    equal(bench.fake.take_launches(), [])
 
 
 @case("hip", "cuda")

@@ -60,7 +60,7 @@ def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variable
 @pytest.mark.usefixtures("_runtime")
 def test_the_launcher_and_every_kernel_of_a_store(store: Path, tmp_path: Path) -> None:
     cases = ("tests/hip_cases.py", "-k", "not refused")
-    assert "4 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(store))
+    assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(store))
 
 
 @pytest.mark.usefixtures("_runtime")

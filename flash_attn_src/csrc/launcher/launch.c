@@ -116,6 +116,12 @@ kernel_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
     long grid_z = grid_y < 0 ? -1 : leading_argument(self, "grid_z", arguments[4], UINT_MAX);
     if (grid_z < 0)
         return NULL;
+    /* HIP counts them in 32 bits: some releases refuse what is beyond, others launch a part of it in silence. */
+    if (driver.platform == HIP && (unsigned long)grid_x * self->threads > UINT_MAX)
+        return PyErr_Format(PyExc_OverflowError,
+                            "kernel %s: %ld blocks of %u threads are more than the 2**32 - 1 threads that a launch "
+                            "on an AMD GPU may have: pass fewer rows or sequences at once",
+                            self->name_text, grid_x, self->threads);
 
     union slot slots[MAX_PARAMS];
     void *addresses[MAX_PARAMS];
