@@ -69,6 +69,13 @@ def test_every_kernel_arrives_as_it_was_launched(store: dict[str, Stored]) -> No
         grid = (1 + number % 5, 1 + number % 3, 1 + number % 2)
         with packets.runtime().serving(partial(kernel.check, grid=grid), 1):
             kernel.kernel.launch(0, 0, *grid, *kernel.arguments)
+        resources = kernel.entry["resources"]
+        assert kernel.kernel.attributes(0) == {
+            "registers": resources["vgprs"],
+            "local_bytes": resources["private"],
+            "static_shared_bytes": resources["lds"],
+            "max_threads": kernel.entry["threads"],
+        }
 
 
 def test_a_kernel_that_is_first_launched_in_a_capture(one: Stored) -> None:

@@ -75,6 +75,12 @@ class Runtime:
         if code := getattr(self.hip, function)(*arguments):
             raise RuntimeError(f"{function} fails with {code}")
 
+    def _next(self) -> BaseException | None:
+        try:
+            return self._served.get(timeout=300)
+        except queue.Empty:
+            raise TimeoutError("a kernel that was launched has not ended within five minutes") from None
+
     @contextmanager
     def serving(self, run: Callable[[Packet], None], count: int) -> Iterator[None]:
         """What to do with the packets of the launches within, of which there are `count`. Raises what it raises."""
@@ -82,7 +88,7 @@ class Runtime:
         try:
             yield
             # HIP waits for a GPU by asking again and again, which would take a core from what runs the packet.
-            problems = [self._served.get(timeout=600) for _ in range(count)]
+            problems = [self._next() for _ in range(count)]
             self.call("hipDeviceSynchronize")
         finally:
             self._run = None
