@@ -78,6 +78,7 @@ def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_runtime")
 def test_attention_from_the_call_to_the_packets(tmp_path: Path) -> None:
-    """Forward and backward: the public API, the launcher, HIP, and then the simulator with what HIP wrote."""
-    case = "flash_attn_src/tests/test_amd_code.py::test_forward_and_backward[gfx942]"
+    """In FP8, which takes four kernels and arguments that HIP adds: the public API, the launcher, HIP, and then the
+    simulator with what HIP wrote."""
+    case = "flash_attn_src/tests/test_amd_code.py::test_fp8[gfx942-fp8e4b8]"
     assert "1 passed" in run(tmp_path, "gfx942", case)

@@ -181,11 +181,10 @@ def test_composable_kernel(launched: list[ck_planner.Launch], dim: int, bucket: 
     assert_close("out", out, exact, rough=rounded)
 
 
-@pytest.mark.parametrize("splits", [3, 12])
-def test_composable_kernel_combines(launched: list[ck_planner.Launch], splits: int) -> None:
+def test_composable_kernel_combines(launched: list[ck_planner.Launch]) -> None:
     """Its rows of log-sum-exps once overlapped: a wave then wrote where another one had."""
     q, k, v = tensors((2, 1, 8, 64), (2, 300, 2, 64), (2, 300, 2, 64), dtype=torch.bfloat16)
-    out, lse = flash_attn_with_kvcache(q, k, v, num_splits=splits, return_softmax_lse=True)
+    out, lse = flash_attn_with_kvcache(q, k, v, num_splits=12, return_softmax_lse=True)
     assert [launch.kernel for launch in launched] == ["splitkv-bf16-d64-batch", "combine-bf16-d64-batch-splits4"]
     (exact, exact_lse), (rounded, _) = (attention(q, k, v, dtype=dtype) for dtype in (torch.float32, None))
     assert_close("out", out, exact, rough=rounded)

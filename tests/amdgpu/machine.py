@@ -126,17 +126,18 @@ def launch(
     *,
     shared: int = 0,
     backwards: bool = False,
+    complete: bool = False,
 ) -> None:
     """Runs a kernel to its end.
 
-    argument: the bytes of its explicit arguments, or of all, with those that the runtime adds; ranges: (address, bytes)
-    of the memory that its pointers name; shared: bytes of shared memory where the kernel does not say it; backwards:
-    last waves first between barriers.
+    argument: the bytes of its explicit arguments; ranges: (address, bytes) of the memory that its pointers name;
+    shared: bytes of shared memory where the kernel does not say it; backwards: last waves first between barriers;
+    complete: the argument has what the runtime adds, too.
     """
     kernel = program.kernel
     content = bytearray(max(kernel.descriptor["kernarg_size"], len(argument)))
     content[: len(argument)] = argument
-    for offset, size, kind in kernel.arguments if len(argument) < len(content) else ():
+    for offset, size, kind in () if complete else kernel.arguments:
         if value := _hidden(kind, grid, threads):
             struct.pack_into({2: "<H", 4: "<I", 8: "<Q"}[size], content, offset, value)
     kernarg = np.frombuffer(bytes(content), np.uint8)

@@ -69,7 +69,9 @@ class Kernel:
             if (packet.blocks, packet.block, packet.code(len(self._code))) != asked:
                 raise ValueError(f"{self._name}: {packet} is not what was launched, in blocks of {asked[:2]}")
             threads, content, shared = packet.block[0], packet.content(), packet.shared
-            machine.launch(self._program, grid, threads, content, ranges, shared=shared, backwards=backwards)
+            machine.launch(
+                self._program, grid, threads, content, ranges, shared=shared, backwards=backwards, complete=True
+            )
 
         runtime = packets.runtime()
         with runtime.serving(run, 0 if 0 in grid else 1):
