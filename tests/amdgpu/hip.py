@@ -115,7 +115,7 @@ def build() -> Path:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.exists() or output.stat().st_mtime < source.stat().st_mtime:
-            caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE / "zig"))
+            caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE.parent / "zig"))
             zig = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.34"]
             flags = ["-std=gnu11", "-shared", "-fPIC", "-O1", "-g0", "-Wall", "-Wextra", "-Werror", "-pthread"]
             subprocess.run([*zig, *flags, "-o", str(output), str(source)], env={**os.environ, **caches}, check=True)

@@ -21,7 +21,7 @@ from rocm_wheels import launcher
 def launcher_module() -> ModuleType:
     """The launcher of these sources, bound to the runtime that this process has loaded."""
     packets.runtime()
-    path = launcher.build(hip.CACHE / "launcher", cache=hip.CACHE)
+    path = launcher.build(hip.CACHE / "launcher", cache=hip.CACHE.parent)
     spec = importlib.util.spec_from_file_location("_launcher", path)
     assert spec is not None
     assert spec.loader is not None
