@@ -77,9 +77,9 @@ class Runtime:
 
     def _next(self) -> BaseException | None:
         try:
-            return self._served.get(timeout=300)
+            return self._served.get(timeout=1800)
         except queue.Empty:
-            raise TimeoutError("a kernel that was launched has not ended within five minutes") from None
+            raise TimeoutError("a kernel that was launched has not ended within half an hour") from None
 
     @contextmanager
     def serving(self, run: Callable[[Packet], None], count: int) -> Iterator[None]:
@@ -87,7 +87,7 @@ class Runtime:
         self._run = run
         try:
             yield
-            # HIP waits for a GPU by asking again and again, which would take a core from what runs the packet.
+            # Before HIP waits, which it may do by asking again and again, on a core that what runs a packet wants.
             problems = [self._next() for _ in range(count)]
             self.call("hipDeviceSynchronize")
         finally:
