@@ -13,8 +13,8 @@ def write(root: Path, target: str, gpus: int) -> dict[str, str]:
     """Writes what the kernel tells of a machine with GPUs of a target, below root; the variables that kfd.c reads.
     The counts of units are no card's."""
     numbers = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", target)
-    if numbers is None:
-        raise SystemExit(f"error: {target}: want a target such as gfx942")
+    if numbers is None or int(numbers[1]) not in _CHIPS:
+        raise SystemExit(f"error: {target}: want a target of the gfx9 to gfx12 families, such as gfx942")
     major, minor, step = int(numbers[1]), int(numbers[2], 16), int(numbers[3], 16)
     base = root / "sys/devices/virtual/kfd/kfd/topology"
 
