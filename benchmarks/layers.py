@@ -71,7 +71,7 @@ def main() -> None:
                 lambda x=x, cos=cos, sin=sin, i=interleaved: apply_rotary_emb(x, cos, sin, i, inplace=True),
                 lambda x=x, cos=cos, sin=sin, i=interleaved: apply_rotary_emb_torch(x, cos, sin, i),
             )
-    for rows, dim in ((8192, 4096), (8192, 8192), (128, 4096)):
+    for rows, dim in ((8192, 4096), (8192, 8192), (128, 4096), (524288, 64), (524288, 128)):
         x, residual = torch.randn(2, rows, dim, device="cuda", dtype=DTYPE).requires_grad_().unbind(0)
         weight = torch.rand(dim, device="cuda", dtype=DTYPE, requires_grad=True)
 

@@ -177,7 +177,8 @@ def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.M
     for (tensor, op, width, *sizes), (unit, *variant) in {
         (half, "norm-bwd", 1000, 1000, 4096): (8, "norm-bwd", "bf16", 1024, "plain"),
         (half, "norm-bwd", 1024): (8, "norm-bwd", "bf16", 1024, "plain"),
-        (half, "norm-bwd", 1025): (8, "norm-bwd", "bf16", 4096, "plain"),
+        (half, "norm-bwd", 1025): (8, "norm-bwd", "bf16", 2048, "plain"),
+        (half, "norm-bwd", 8, 12): (1, "norm-bwd", "bf16", 1024, "uneven"),
         (half, "norm-bwd", 70000, 16): (8, "norm-bwd", "bf16", 8192, "plain"),
         (half, "norm-bwd", 70000, 16, 12): (1, "norm-bwd", "bf16", 4096, "uneven"),
         (single, "rotary", 64, 12): (4, "rotary", "fp32", 64, "plain"),

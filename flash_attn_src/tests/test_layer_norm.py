@@ -43,7 +43,13 @@ def _by_the_book(
 
 @pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(str(each)[6:] for each in mode))
-@pytest.mark.parametrize(("rows", "dim"), [(3, 8), (35, 77), (2, 1500), (40, 136), (3, 5001), (5, 16392)])
+@pytest.mark.parametrize(
+    ("rows", "dim"),
+    [
+        *((3, 8), (150, 64), (35, 77), (19, 128), (40, 136), (5, 512), (12, 520), (2, 1504), (2, 2056), (3, 5001)),
+        (5, 16392),
+    ],
+)
 def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: bool) -> None:
     dtype, weight_type, residual_type = mode
     torch.manual_seed(dim)

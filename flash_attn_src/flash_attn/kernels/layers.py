@@ -9,6 +9,11 @@ from flash_attn.runtime.variants import Variant, blocks
 # Elements of a rotary program's tile: two 16-byte accesses a thread of four warps of 32.
 _ROTARY_TILE = 2048
 
+# Of a norm's, at least: short rows share a program. A warp has 512 elements, so that a thread of 64 has one 16-byte
+# access, of 32 two; where each element has an address, half as many.
+_NORM_TILE = 1024
+_NORM_WARP = 512
+
 
 def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, compiler options) of a variant of a layer."""
@@ -17,10 +22,11 @@ def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     warps = 8 if block > 1024 else 4
     if variant.op.startswith("rotary"):
         tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
-    elif variant.op.startswith("norm-bwd"):
-        is_long = block == blocks(variant.op, variant.kind)[-1]
-        tile = {"BLOCK_N": block, "LONG": is_long}
-        warps = 16 if is_long else warps
+    elif variant.op.startswith("norm"):
+        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block}
+        warps = tile["BLOCK_M"] * block // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+        if variant.op.startswith("norm-bwd"):
+            tile["LONG"] = block == blocks(variant.op, variant.kind)[-1]
     else:
         tile = {"BLOCK_N": block}
     return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}

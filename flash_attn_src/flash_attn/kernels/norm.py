@@ -2,6 +2,8 @@
 
 In every kernel rows are dense; row strides and dim come in units of UNIT elements, whole 16 bytes or 1. `flags` holds
 the bits NORM_* of flash_attn.kernels.flags; a pointer without its bit is never followed. Statistics are fp32.
+
+A program has tiles of BLOCK_M rows and BLOCK_N columns: one short row would leave most of its threads without work.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ _RUNTIME_ARGUMENTS = (
 
 
 @triton.jit
-def _input(x, residual, start, dim, flags, BLOCK_N: tl.constexpr):
-    """Columns from `start` of a row that is normalised: (x + residual in fp32, 0 outside; columns; inside)."""
-    cols = start + tl.arange(0, BLOCK_N)
-    inside = cols < dim
+def _columns(start, dim, present, BLOCK_N: tl.constexpr):
+    """Of a tile whose rows are `present`, (BLOCK_M, BLOCK_N) each: (columns from `start`; those that there are)."""
+    cols = (start + tl.arange(0, BLOCK_N))[None, :]
+    return tl.broadcast(cols, present[:, None] & (cols < dim))
+
+
+@triton.jit
+def _input(x, residual, cols, inside, flags):
+    """x + residual of rows, to which the pointers point, (BLOCK_M, 1): fp32, 0 outside."""
     z = tl.load(x + cols, mask=inside, other=0.0).to(tl.float32)
-    z += tl.load(residual + cols, mask=inside & ((flags & HAS_RESIDUAL) != 0), other=0.0).to(tl.float32)
-    return z, cols, inside
+    return z + tl.load(residual + cols, mask=inside & ((flags & HAS_RESIDUAL) != 0), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -38,52 +44,56 @@ def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, 
     tl.store(z + cols, value.to(z.dtype.element_ty), mask=inside & ((flags & STORE_Z) != 0))
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
     b = tl.load(bias + cols, mask=inside & ((flags & HAS_BIAS) != 0), other=0.0).to(tl.float32)
-    tl.store(normal + cols, ((value - centre) * scale * w + b).to(normal.dtype.element_ty), mask=inside)
+    result = (value - centre[:, None]) * scale[:, None] * w + b
+    tl.store(normal + cols, result.to(normal.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
 def norm_fwd(
     x, residual, weight, bias, normal, z, mean, rstd, eps, shift,
-    stride_x, stride_r, stride_n, stride_z, dim, flags, UNIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_x, stride_r, stride_n, stride_z, rows, dim, flags,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual, which is stored under STORE_Z.
-    One program a row, whose first BLOCK_N columns are read once; what there is beyond is read for each statistic and
-    for normal, from the cache after the first."""
+    One program a tile of rows, whose first BLOCK_N columns are read once; what there is beyond is read for each
+    statistic and for normal, from the cache after the first."""
     dim *= UNIT
-    row = tl.program_id(0)
-    row64 = row.to(tl.int64)
-    x += row64 * (stride_x * UNIT)
-    residual += row64 * (stride_r * UNIT)
-    normal += row64 * (stride_n * UNIT)
-    z += row64 * (stride_z * UNIT)
-    first, cols, inside = _input(x, residual, 0, dim, flags, BLOCK_N)
-    centre = 0.0
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    present = row < rows
+    x += row[:, None] * (stride_x * UNIT)
+    residual += row[:, None] * (stride_r * UNIT)
+    normal += row[:, None] * (stride_n * UNIT)
+    z += row[:, None] * (stride_z * UNIT)
+    cols, inside = _columns(0, dim, present, BLOCK_N)
+    first = _input(x, residual, cols, inside, flags)
+    centre = tl.zeros((BLOCK_M,), tl.float32)
     if flags & IS_RMS == 0:
         total = first
         for start in range(BLOCK_N, dim, BLOCK_N):
-            value, _, _ = _input(x, residual, start, dim, flags, BLOCK_N)
-            total += value
-        centre = tl.sum(total, 0) / dim
-        tl.store(mean + row, centre)
-    squares = tl.where(inside, first - centre, 0.0)
+            later, there = _columns(start, dim, present, BLOCK_N)
+            total += _input(x, residual, later, there, flags)
+        centre = tl.sum(total, 1) / dim
+        tl.store(mean + row, centre, mask=present)
+    squares = tl.where(inside, first - centre[:, None], 0.0)
     squares *= squares
     for start in range(BLOCK_N, dim, BLOCK_N):
-        value, _, inside_too = _input(x, residual, start, dim, flags, BLOCK_N)
-        value = tl.where(inside_too, value - centre, 0.0)
+        later, there = _columns(start, dim, present, BLOCK_N)
+        value = tl.where(there, _input(x, residual, later, there, flags) - centre[:, None], 0.0)
         squares += value * value
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / dim + eps)
-    tl.store(rstd + row, scale)
+    scale = 1.0 / tl.sqrt(tl.sum(squares, 1) / dim + eps)
+    tl.store(rstd + row, scale, mask=present)
     _output(first, cols, inside, weight, bias, normal, z, centre, scale, shift, flags)
     for start in range(BLOCK_N, dim, BLOCK_N):
-        value, cols, inside = _input(x, residual, start, dim, flags, BLOCK_N)
-        _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, flags)
+        later, there = _columns(start, dim, present, BLOCK_N)
+        value = _input(x, residual, later, there, flags)
+        _output(value, later, there, weight, bias, normal, z, centre, scale, shift, flags)
 
 
 @triton.jit
 def _gradient(z, dy, weight, shift, centre, scale, cols, inside):
-    """Of columns of a row: (normalised input, dy, gradient of the normalised input), fp32. The first is anything
+    """Of columns of rows: (normalised input, dy, gradient of the normalised input), fp32. The first is anything
     outside, the others 0."""
-    normal = (tl.load(z + cols, mask=inside, other=0.0).to(tl.float32) - centre) * scale
+    normal = (tl.load(z + cols, mask=inside, other=0.0).to(tl.float32) - centre[:, None]) * scale[:, None]
     dout = tl.load(dy + cols, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
     return normal, dout, dout * w
@@ -93,11 +103,11 @@ def _gradient(z, dy, weight, shift, centre, scale, cols, inside):
 def norm_bwd(
     z, weight, dy, dz, dx, dresidual, mean, rstd, dweight, shift,
     stride_z, stride_dy, stride_dz, stride_dx, rows, dim, groups, flags,
-    UNIT: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Gradient of z, plus dz (the gradient of the stored z) under HAS_RESIDUAL: into dx, and under STORE_Z into
     dresidual too, whose rows are dim apart. dweight: (groups, 1, dim), under HAS_BIAS (groups, 2, dim), the sums over
-    every groups-th row of the gradients of weight and of bias.
+    every groups-th tile of rows of the gradients of weight and of bias.
 
     Grid: groups * column blocks, of which there is one unless LONG. A row is read once; a program of a longer one
     reads the other blocks' columns too, for the sums along the row.
@@ -105,43 +115,41 @@ def norm_bwd(
     dim *= UNIT
     group = tl.program_id(0) % groups
     begin = tl.program_id(0) // groups * BLOCK_N if LONG else 0
-    cols = tl.arange(0, BLOCK_N)
-    inside = cols < dim - begin
-    weight_sum = tl.zeros((BLOCK_N,), tl.float32)
-    bias_sum = tl.zeros((BLOCK_N,), tl.float32)
-    for row in range(group, rows, groups):
-        row64 = tl.cast(row, tl.int64)
-        z_row = z + row64 * (stride_z * UNIT)
-        dy_row = dy + row64 * (stride_dy * UNIT)
-        dz_row = dz + row64 * (stride_dz * UNIT) + begin
-        dx_row = dx + row64 * (stride_dx * UNIT) + begin
-        scale = tl.load(rstd + row)
-        centre = tl.load(mean + row, mask=(flags & IS_RMS) == 0, other=0.0)
-        along = 0.0
-        level = 0.0
+    weight_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
+        row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        present = row < rows
+        z_row = z + row[:, None] * (stride_z * UNIT)
+        dy_row = dy + row[:, None] * (stride_dy * UNIT)
+        scale = tl.load(rstd + row, mask=present, other=0.0)
+        centre = tl.load(mean + row, mask=present & ((flags & IS_RMS) == 0), other=0.0)
+        along = tl.zeros((BLOCK_M,), tl.float32)
+        level = tl.zeros((BLOCK_M,), tl.float32)
         if LONG:
             for start in range(0, dim, BLOCK_N):
                 if start != begin:
-                    normal, _, grad = _gradient(
-                        z_row + start, dy_row + start, weight + start, shift, centre, scale, cols, cols < dim - start
-                    )
-                    along += tl.sum(normal * grad, 0)
-                    level += tl.sum(grad, 0)
-        normal, dout, grad = _gradient(
-            z_row + begin, dy_row + begin, weight + begin, shift, centre, scale, cols, inside
-        )
+                    cols, inside = _columns(start, dim, present, BLOCK_N)
+                    normal, _, grad = _gradient(z_row, dy_row, weight, shift, centre, scale, cols, inside)
+                    along += tl.sum(normal * grad, 1)
+                    level += tl.sum(grad, 1)
+        cols, inside = _columns(begin, dim, present, BLOCK_N)
+        normal, dout, grad = _gradient(z_row, dy_row, weight, shift, centre, scale, cols, inside)
         weight_sum += dout * normal
         bias_sum += dout
+        dz_row = dz + row[:, None] * (stride_dz * UNIT)
         passed = tl.load(dz_row + cols, mask=inside & ((flags & HAS_RESIDUAL) != 0), other=0.0).to(tl.float32)
-        along = (along + tl.sum(normal * grad, 0)) / dim
-        level = (level + tl.sum(grad, 0)) / dim if flags & IS_RMS == 0 else 0.0
-        total = (grad - normal * along - level) * scale + passed
-        tl.store(dx_row + cols, total.to(dx.dtype.element_ty), mask=inside)
+        along = (along + tl.sum(normal * grad, 1)) / dim
+        level = tl.where((flags & IS_RMS) == 0, (level + tl.sum(grad, 1)) / dim, 0.0)
+        total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed
+        tl.store(dx + row[:, None] * (stride_dx * UNIT) + cols, total.to(dx.dtype.element_ty), mask=inside)
         if flags & STORE_Z:
-            dresidual_row = dresidual + row64 * dim + begin
+            dresidual_row = dresidual + row[:, None] * dim
             tl.store(dresidual_row + cols, total.to(dresidual.dtype.element_ty), mask=inside)
     sums = 2 if flags & HAS_BIAS else 1
-    dweight += tl.cast(group * sums, tl.int64) * dim + begin
-    tl.store(dweight + cols, weight_sum, mask=inside)
+    dweight += tl.cast(group * sums, tl.int64) * dim
+    # Vectors here, not tiles of one row: their layout would become that of all that leads to them.
+    cols = begin + tl.arange(0, BLOCK_N)
+    tl.store(dweight + cols, tl.sum(weight_sum, 0), mask=cols < dim)
     if flags & HAS_BIAS:
-        tl.store(dweight + dim + cols, bias_sum, mask=inside)
+        tl.store(dweight + dim + cols, tl.sum(bias_sum, 0), mask=cols < dim)

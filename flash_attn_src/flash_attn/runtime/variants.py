@@ -43,11 +43,13 @@ OPS = {
     "cross-entropy-bwd": ("cross_entropy", "cross_entropy_bwd"),
 }
 
+_NORM_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+
 # Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
 BLOCKS = {
     **dict.fromkeys(("rotary", "rotary-interleaved", "rotary-t32", "rotary-interleaved-t32"), (64, 128, 256)),
-    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), (1024, 4096)),
-    **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), (1024, 4096, 8192)),
+    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), _NORM_BLOCKS),
+    **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), (*_NORM_BLOCKS, 8192)),
     **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
 }
 
@@ -71,9 +73,9 @@ FP8_FORMATS = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv", "gfx12": "fp8e4nv", "sm
 KINDS = ("plain", "alibi", "dropout", "softcap", "any")
 
 # Of layers: rows of whole 16 bytes, or any. The latter take an address an element, for which registers are too few in
-# larger blocks.
+# larger blocks, and are too rare among norms for every one of the others.
 LAYER_KINDS = ("plain", "uneven")
-_LARGEST_UNEVEN = 4096
+_UNEVEN_NORM_BLOCKS = (1024, 4096)
 
 # The kinds of operations that do not come in all of them: they touch no scores, test for softcap when they run, or
 # are too rarely called to deserve several.
@@ -160,7 +162,7 @@ def kinds(op: str, dtype: str) -> tuple[str, ...]:
 
 def blocks(op: str, kind: str) -> tuple[int, ...]:
     """The blocks that a layer's operation is compiled for, ascending."""
-    return tuple(block for block in BLOCKS[op] if kind != "uneven" or block <= _LARGEST_UNEVEN)
+    return _UNEVEN_NORM_BLOCKS if kind == "uneven" and op.startswith("norm") else BLOCKS[op]
 
 
 def serving(op: str, dtype: str, kind: str) -> str:

@@ -11,8 +11,8 @@ from flash_attn.dispatch import arrived, is_traced
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import launch, layer
 
-# Columns of rows in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
-_COLUMNS_AT_ONCE = 8192
+# Elements in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
+_AT_ONCE = 8192
 
 
 def add_norm(
@@ -149,10 +149,10 @@ def launch_forward(
     kernel, unit, device, stream = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
     pointer = kernel.pointer
     kernel.launch(
-        device, stream, rows, 1, 1,
+        device, stream, -(-rows // kernel.block_m), 1, 1,
         pointer(x), pointer(added), pointer(weight), pointer(offset), pointer(y), pointer(shown), pointer(mean),
         pointer(rstd), eps, shift, stride_x // unit, stride_added // unit, dim // unit, dim // unit,
-        dim // unit, flags,
+        rows, dim // unit, flags,
     )  # fmt: skip
     return y, z, mean, rstd
 
@@ -187,8 +187,8 @@ def launch_backward(
     sizes = (stride_z, stride_dy, stride_dz, dim)
     kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
     blocks = -(-dim // kernel.block_n)
-    programs = launch.compute_units(device) * (_COLUMNS_AT_ONCE // kernel.block_n)
-    groups = max(1, min(rows, programs // blocks))
+    programs = launch.compute_units(device) * (_AT_ONCE // (kernel.block_m * kernel.block_n))
+    groups = max(1, min(-(-rows // kernel.block_m), programs // blocks))
     sums = torch.empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32, device=z.device)
     pointer = kernel.pointer
     kernel.launch(
