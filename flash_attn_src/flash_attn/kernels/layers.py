@@ -23,10 +23,9 @@ def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     if variant.op.startswith("rotary"):
         tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
     elif variant.op.startswith("norm"):
-        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block}
+        is_long = block == blocks(variant.op, variant.kind)[-1]
+        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
         warps = tile["BLOCK_M"] * block // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
-        if variant.op.startswith("norm-bwd"):
-            tile["LONG"] = block == blocks(variant.op, variant.kind)[-1]
     else:
         tile = {"BLOCK_N": block}
     return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}

@@ -52,14 +52,14 @@ def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, 
 def norm_fwd(
     x, residual, weight, bias, normal, z, mean, rstd, eps, shift,
     stride_x, stride_r, stride_n, stride_z, rows, dim, flags,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual, which is stored under STORE_Z.
-    One program a tile of rows, whose first BLOCK_N columns are read once; what there is beyond is read for each
+    One program a tile of rows, whose first BLOCK_N columns are read once; what LONG ones have beyond is read for each
     statistic and for normal, from the cache after the first."""
     dim *= UNIT
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    present = row < rows
+    present = (row < rows) | (BLOCK_M == 1)
     x += row[:, None] * (stride_x * UNIT)
     residual += row[:, None] * (stride_r * UNIT)
     normal += row[:, None] * (stride_n * UNIT)
@@ -69,21 +69,21 @@ def norm_fwd(
     centre = tl.zeros((BLOCK_M,), tl.float32)
     if flags & IS_RMS == 0:
         total = first
-        for start in range(BLOCK_N, dim, BLOCK_N):
+        for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
             later, there = _columns(start, dim, present, BLOCK_N)
             total += _input(x, residual, later, there, flags)
         centre = tl.sum(total, 1) / dim
         tl.store(mean + row, centre, mask=present)
     squares = tl.where(inside, first - centre[:, None], 0.0)
     squares *= squares
-    for start in range(BLOCK_N, dim, BLOCK_N):
+    for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
         later, there = _columns(start, dim, present, BLOCK_N)
         value = tl.where(there, _input(x, residual, later, there, flags) - centre[:, None], 0.0)
         squares += value * value
     scale = 1.0 / tl.sqrt(tl.sum(squares, 1) / dim + eps)
     tl.store(rstd + row, scale, mask=present)
     _output(first, cols, inside, weight, bias, normal, z, centre, scale, shift, flags)
-    for start in range(BLOCK_N, dim, BLOCK_N):
+    for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
         later, there = _columns(start, dim, present, BLOCK_N)
         value = _input(x, residual, later, there, flags)
         _output(value, later, there, weight, bias, normal, z, centre, scale, shift, flags)
@@ -119,7 +119,7 @@ def norm_bwd(
     bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
         row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        present = row < rows
+        present = (row < rows) | (BLOCK_M == 1)
         z_row = z + row[:, None] * (stride_z * UNIT)
         dy_row = dy + row[:, None] * (stride_dy * UNIT)
         scale = tl.load(rstd + row, mask=present, other=0.0)
