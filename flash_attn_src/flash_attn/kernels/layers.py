@@ -14,6 +14,9 @@ _ROTARY_TILE = 2048
 _NORM_TILE = 1024
 _NORM_WARP = 512
 
+# Columns at a time of rows that no block holds, forward: with larger pieces fewer programs run at once.
+_LONG_NORM_TILE = 2048
+
 
 def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, compiler options) of a variant of a layer."""
@@ -24,8 +27,9 @@ def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
         tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
     elif variant.op.startswith("norm"):
         is_long = block == blocks(variant.op, variant.kind)[-1]
-        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
-        warps = tile["BLOCK_M"] * block // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+        columns = _LONG_NORM_TILE if is_long and variant.op.startswith("norm-fwd") else block
+        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": columns, "LONG": is_long}
+        warps = max(_NORM_TILE, columns) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
     else:
         tile = {"BLOCK_N": block}
     return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}
