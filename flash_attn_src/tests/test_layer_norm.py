@@ -47,7 +47,7 @@ def _by_the_book(
     ("rows", "dim"),
     [
         *((3, 8), (150, 64), (35, 77), (19, 128), (40, 136), (5, 512), (12, 520), (2, 1504), (2, 2056), (3, 5001)),
-        (5, 16392),
+        *((2, 5120), (5, 16392)),
     ],
 )
 def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: bool) -> None:

@@ -14,8 +14,9 @@ _ROTARY_TILE = 2048
 _NORM_TILE = 1024
 _NORM_WARP = 512
 
-# Columns at a time of rows that no block holds, forward: with larger pieces fewer programs run at once.
-_LONG_NORM_TILE = 2048
+# Columns at a time of rows that no block holds, forward, and warps: with more fewer programs run at once.
+_LONG_NORM_TILE = 4096
+_NORM_FWD_WARPS = 8
 
 
 def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
@@ -27,9 +28,11 @@ def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
         tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
     elif variant.op.startswith("norm"):
         is_long = block == blocks(variant.op, variant.kind)[-1]
-        columns = _LONG_NORM_TILE if is_long and variant.op.startswith("norm-fwd") else block
-        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": columns, "LONG": is_long}
-        warps = max(_NORM_TILE, columns) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+        warps = max(_NORM_TILE, block) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
+        if variant.op.startswith("norm-fwd"):
+            warps = min(warps, _NORM_FWD_WARPS)
+            tile["BLOCK_N"] = _LONG_NORM_TILE if is_long else block
     else:
         tile = {"BLOCK_N": block}
     return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}

@@ -43,12 +43,13 @@ OPS = {
     "cross-entropy-bwd": ("cross_entropy", "cross_entropy_bwd"),
 }
 
-_NORMS = ("norm-fwd", "norm-fwd-w32", "norm-fwd-r32", "norm-bwd", "norm-bwd-w32", "norm-bwd-r32")
+_NORM_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 # Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
 BLOCKS = {
     **dict.fromkeys(("rotary", "rotary-interleaved", "rotary-t32", "rotary-interleaved-t32"), (64, 128, 256)),
-    **dict.fromkeys(_NORMS, (64, 128, 256, 512, 1024, 2048, 4096, 8192)),
+    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), (*_NORM_BLOCKS, 16384)),
+    **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), _NORM_BLOCKS),
     **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
 }
 
@@ -161,7 +162,7 @@ def kinds(op: str, dtype: str) -> tuple[str, ...]:
 
 def blocks(op: str, kind: str) -> tuple[int, ...]:
     """The blocks that a layer's operation is compiled for, ascending."""
-    return _UNEVEN_NORM_BLOCKS if kind == "uneven" and op in _NORMS else BLOCKS[op]
+    return _UNEVEN_NORM_BLOCKS if kind == "uneven" and op.startswith("norm") else BLOCKS[op]
 
 
 def serving(op: str, dtype: str, kind: str) -> str:
