@@ -83,7 +83,9 @@ environment() {
     else
         echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
         make_venv "$base"
-        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group "$root/pyproject.toml:$group"
+        # Of byte code, which pip writes with one core, only what is imported is needed.
+        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-compile \
+            --group "$root/pyproject.toml:$group"
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"

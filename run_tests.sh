@@ -39,7 +39,7 @@ if [[ ! -x $venv/bin/python || ! -f $venv/stamp || "$(<$venv/stamp)" != "$stamp"
     "$python" -I -m venv --clear "$venv"
     pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' rocm_wheels/versions.toml)"
     "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check "pip==$pip_version"
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --group pyproject.toml:test
+    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-compile --group pyproject.toml:test
     printf '%s\n' "$stamp" >"$venv/stamp"
 fi
 
@@ -55,5 +55,6 @@ check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona pedantic .
-# In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.
-exec python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"
+# One process more than cores, as some wait for installers. In the order of collection: files with the fewest tests, which
+# xdist would leave to the end, are those that take longest.
+exec python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from zipfile import ZipFile
 
 import fake_github
 import fake_parts
@@ -65,6 +66,13 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     return cache
+
+
+@pytest.fixture(scope="session")
+def kernel_store(kernel_cache: Path) -> Path:
+    """The store of the Triton kernels of gfx1030, all of them: as it goes into every wheel for that target."""
+    (path,) = (path for path in kernel_cache.glob("stores/*/gfx1030.zip") if len(ZipFile(path).namelist()) > 400)
+    return path
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: 
     quiet = "install --quiet --disable-pip-version-check"
     made = [
         f"-I -m pip {quiet} pip=={data.build.pip}",
-        f"-I -m pip {quiet} --group {checkout.root}/pyproject.toml:build",
+        f"-I -m pip {quiet} --no-compile --group {checkout.root}/pyproject.toml:build",
         build,
     ]
     done = checkout.run()

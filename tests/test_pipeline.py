@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from workflows import Job, Runner, base_environment, verbs
 
-CELL = "2.8.3 3.11 2.5.1 6.2 triton"
-WHEEL = "flash_attn-2.8.3+rocm62torch2.5triton-cp311"
+CELL = "2.7.4 3.11 2.5.1 6.2 triton"
+WHEEL = "flash_attn-2.7.4+rocm62torch2.5triton-cp311"
 BUILDING = ("create_matrix", "build_kernels", "build_wheels_rocm")
 REHEARSING = ("rehearse",) if "publish" in verbs() else ()
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Runner, dict[str, Job]]:
-    """A run by hand, dry, of one cell for one target. Its kernels are compiled already."""
+    """A run by hand, dry, of one cell for one target. Its kernels are compiled already, for another cell."""
     directory = tmp_path_factory.mktemp("actions")
     runner = Runner(
         workspace=directory / "workspace",
@@ -44,8 +45,14 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
     assert verdict["stages"]["gpu"]["status"].startswith("not run: ")
 
 
-def test_the_wheel_is_assembled_from_kernels_of_another_job(rehearsal: tuple[Runner, dict[str, Job]]) -> None:
+def test_the_wheel_is_assembled_from_kernels_of_another_job(
+    rehearsal: tuple[Runner, dict[str, Job]], kernel_store: Path
+) -> None:
+    """Those that the wheel of another cell holds, byte for byte."""
     runner, jobs = rehearsal
+    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("flash_attn-*.whl")
+    with ZipFile(wheel) as archive:
+        assert archive.read("flash_attn/_kernels/gfx1030.zip") == kernel_store.read_bytes()
     assert jobs["build_kernels"].log.count("$ build/env/bin/python -m rocm_wheels compile") == 1
     assert "--cached-kernels" in jobs["build_wheels_rocm"].log
     assert "  compiled" not in jobs["build_wheels_rocm"].log

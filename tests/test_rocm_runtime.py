@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,15 +25,6 @@ def _runtime() -> None:
         hip.fetch(RELEASE)
     except hip.UnavailableError as problem:
         pytest.skip(str(problem))
-
-
-@pytest.fixture(scope="module")
-def store(kernel_cache: Path) -> Path:
-    """Every Triton kernel of gfx1030."""
-    (path,) = (
-        path for path in kernel_cache.glob("stores/*/gfx1030.zip") if len(zipfile.ZipFile(path).namelist()) > 400
-    )
-    return path
 
 
 def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variables: str) -> str:
@@ -58,14 +48,14 @@ def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variable
 
 
 @pytest.mark.usefixtures("_runtime")
-def test_the_launcher_and_every_kernel_of_a_store(store: Path, tmp_path: Path) -> None:
+def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: Path) -> None:
     cases = ("tests/hip_cases.py", "-k", "not refused")
-    assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(store))
+    assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(kernel_store))
 
 
 @pytest.mark.usefixtures("_runtime")
-def test_a_gpu_of_another_target(store: Path, tmp_path: Path) -> None:
-    assert "1 passed" in run(tmp_path, "gfx1100", "tests/hip_cases.py", "-k", "refused", STORE=str(store))
+def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, "gfx1100", "tests/hip_cases.py", "-k", "refused", STORE=str(kernel_store))
 
 
 @pytest.mark.usefixtures("_runtime")
