@@ -55,6 +55,7 @@ check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona pedantic .
-# One process more than cores, as some wait for installers. In the order of collection: files with the fewest tests, which
-# xdist would leave to the end, are those that take longest.
-exec python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"
+# Processes side by side have a core each: threads of torch and numpy that wait for one another would take it from them.
+export OMP_NUM_THREADS=1
+# In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.
+exec python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"

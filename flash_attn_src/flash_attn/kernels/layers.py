@@ -18,21 +18,36 @@ _NORM_WARP = 512
 _LONG_NORM_TILE = 4096
 _NORM_FWD_WARPS = 8
 
+# In which a block of the cross entropy is read, forward: as many as the kernel has by name.
+_LOSS_PIECES = 4
+
 
 def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, compiler options) of a variant of a layer."""
     unit = 1 if variant.kind == "uneven" else 4 if variant.dtype == "fp32" else 8
-    block = variant.block_d
-    warps = 8 if block > 1024 else 4
-    if variant.op.startswith("rotary"):
-        tile = {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}
-    elif variant.op.startswith("norm"):
-        is_long = block == blocks(variant.op, variant.kind)[-1]
-        warps = max(_NORM_TILE, block) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
-        tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
-        if variant.op.startswith("norm-fwd"):
-            warps = min(warps, _NORM_FWD_WARPS)
-            tile["BLOCK_N"] = _LONG_NORM_TILE if is_long else block
-    else:
-        tile = {"BLOCK_N": block}
+    family = {"rotary": _rotary, "norm": _norm, "cross": _loss}[variant.op.partition("-")[0]]
+    tile, warps = family(variant, unit)
     return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}
+
+
+def _rotary(variant: Variant, _: int) -> tuple[dict[str, Any], int]:
+    block = variant.block_d
+    return {"BLOCK_M": _ROTARY_TILE // block, "BLOCK_D": block, "INTERLEAVED": "interleaved" in variant.op}, 4
+
+
+def _norm(variant: Variant, unit: int) -> tuple[dict[str, Any], int]:
+    block = variant.block_d
+    is_long = block == blocks(variant.op, variant.kind)[-1]
+    tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
+    warps = max(_NORM_TILE, block) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+    if variant.op.startswith("norm-fwd"):
+        warps = min(warps, _NORM_FWD_WARPS)
+        if is_long:
+            tile["BLOCK_N"] = _LONG_NORM_TILE
+    return tile, warps
+
+
+def _loss(variant: Variant, unit: int) -> tuple[dict[str, Any], int]:
+    if variant.op == "cross-entropy-bwd":
+        return {"BLOCK_N": variant.block_d}, 8
+    return {"BLOCK_N": variant.block_d // _LOSS_PIECES}, 4 if unit > 1 else 8
