@@ -130,9 +130,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First what compiles for minutes and then waits for installers, while the other tests run beside it, and the file
-    that would otherwise be the last one, for minutes of one process alone."""
-    items.sort(key=lambda item: item.path.name not in ("test_end_to_end.py", "test_triton_backend.py"))
+    """First what compiles for minutes and then waits for installers, while the other tests run beside it, and the files
+    that would otherwise be the last ones, for minutes of one process alone."""
+    first = ("test_end_to_end.py", "test_triton_backend.py", "test_triton_varlen.py")
+    items.sort(key=lambda item: item.path.name not in first)
 
 
 @pytest.fixture
