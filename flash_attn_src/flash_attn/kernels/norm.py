@@ -25,6 +25,12 @@ _RUNTIME_ARGUMENTS = (
 
 
 @triton.jit
+def _present(row, rows, BLOCK_M: tl.constexpr):
+    """Which rows of a tile there are: a tile of one row has it, and knowing that saves registers."""
+    return row >= row if BLOCK_M == 1 else row < rows
+
+
+@triton.jit
 def _columns(start, dim, present, BLOCK_N: tl.constexpr):
     """Of a tile whose rows are `present`, (BLOCK_M, BLOCK_N) each: (columns from `start`; those that there are)."""
     cols = (start + tl.arange(0, BLOCK_N))[None, :]
@@ -59,7 +65,7 @@ def norm_fwd(
     statistic and for normal, from the cache after the first."""
     dim *= UNIT
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    present = (row < rows) | (BLOCK_M == 1)
+    present = _present(row, rows, BLOCK_M)
     x += row[:, None] * (stride_x * UNIT)
     residual += row[:, None] * (stride_r * UNIT)
     normal += row[:, None] * (stride_n * UNIT)
@@ -119,7 +125,7 @@ def norm_bwd(
     bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
         row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        present = (row < rows) | (BLOCK_M == 1)
+        present = _present(row, rows, BLOCK_M)
         z_row = z + row[:, None] * (stride_z * UNIT)
         dy_row = dy + row[:, None] * (stride_dy * UNIT)
         scale = tl.load(rstd + row, mask=present, other=0.0)
