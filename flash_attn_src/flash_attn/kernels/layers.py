@@ -18,7 +18,7 @@ _NORM_WARP = 512
 _LONG_NORM_TILE = 4096
 _NORM_FWD_WARPS = 8
 
-# In which a block of the cross entropy is read, forward: as many as the kernel has by name.
+# Pieces in which a block of the cross entropy is read, forward: as many as the kernel has by name.
 _LOSS_PIECES = 4
 
 
