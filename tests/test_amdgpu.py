@@ -21,6 +21,7 @@ kernel:
 \t.amdhsa_kernel kernel
 \t\t.amdhsa_kernarg_size 8
 \t\t.amdhsa_group_segment_fixed_size 1024
+\t\t.amdhsa_private_segment_fixed_size 16
 \t\t.amdhsa_user_sgpr_count 2
 \t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
@@ -171,6 +172,12 @@ def test_buffers_end_where_they_say() -> None:
     assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
 
 
+def test_a_scalar_offset_of_private_memory_counts_all_lanes() -> None:
+    code = "s_mov_b32 s5, 0x3fff0000\n s_mov_b32 s8, 0x100\n buffer_store_dword v0, off, s[4:7], 0 offset:8\n"
+    code += "buffer_load_dword v9, off, s[4:7], s8\n s_waitcnt vmcnt(0)"
+    assert list(run(code, "gfx1030", threads=32)) == list(range(32))
+
+
 NOT_THERE = 0xFFFFFFFF
 # The words of the result, as a buffer, to shared memory.
 BRING = """s_mov_b32 s6, 0x200
@@ -191,6 +198,8 @@ buffer_load_dword v1, s[4:7], 0 offen lds
         ("global_load_dword v9, v[2:3], off\n global_load_dword v8, v[2:3], off\n s_waitcnt vmcnt(1)", 0xABABABAB),
         ("global_load_dword v8, v[2:3], off\n global_load_dword v9, v[2:3], off\n s_waitcnt vmcnt(1)", NOT_THERE),
         ("global_load_dword v9, v[2:3], off\n global_store_dword v[2:3], v0, off\n s_waitcnt vmcnt(1)", 0xABABABAB),
+        ("global_load_dword v9, v[2:3], off\n" + 61 * "global_load_dword v8, v[2:3], off\n", NOT_THERE),
+        ("global_load_dword v9, v[2:3], off\n" + 62 * "global_load_dword v8, v[2:3], off\n", 0xABABABAB),
         ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(1)", NOT_THERE),
         ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n v_mov_b32_e32 v9, 5\n s_waitcnt lgkmcnt(0)", None),
         ("s_load_dword s6, s[0:1], 0x0\n v_mov_b32_e32 v9, s6", NOT_THERE),

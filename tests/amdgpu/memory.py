@@ -189,6 +189,8 @@ def _buffer_address(instruction: Instruction, _action: str) -> Address:
         if read is not None:
             places = places + read(wave)
         start = more(wave)
+        if stride == PRIVATE:  # there a word of all lanes lies together: this offset counts it as often
+            start //= wave.count
         places = places[lanes] + start
         if stride == PRIVATE:
             return places, None

@@ -26,12 +26,22 @@ class Operation(NamedTuple):
     touch: Callable[[], None] | None = None
 
 
+# As far as the counter of vector memory counts: what is begun then waits for the oldest.
+_MOST = 63
+
+
+class _Counted(deque[Operation]):
+    def append(self, operation: Operation) -> None:
+        _end(self, _MOST - 1)
+        super().append(operation)
+
+
 class Queues:
     """The operations of a wave that are under way. Those of `vector` (global and private memory) end in their order, as
     do those of `shared`; scalar loads end in any order, so only a wait for all of them is one for any."""
 
     def __init__(self) -> None:
-        self.vector: deque[Operation] = deque()
+        self.vector: deque[Operation] = _Counted()
         self.shared: deque[Operation] = deque()
         self.scalar: deque[Operation] = deque()
 
