@@ -81,7 +81,7 @@ def test_a_kernel_for_nvidia_takes_the_driver_of_cuda(driver: list[Any], tmp_pat
 
 def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ck_planner, "plan", lambda _call, _parameters: [Launch("ck-fwd", (4, 5, 6), b"arguments")] * 2)
-    monkeypatch.setattr(ck_calls, "_current_stream", lambda _device: 7)
+    monkeypatch.setattr(launch, "current_stream", lambda _device: 7)
     ck_calls.run(torch.zeros(1), "forward", b"")
     kernel = launch.stored(-1, "ck-fwd")
     assert (kernel.block_m, kernel.block_n, kernel.dies) == (0, 0, 1)
@@ -185,7 +185,7 @@ def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.M
         (single, "rotary", 65, 13, 16): (1, "rotary", "fp32", 128, "uneven"),
     }.items():
         assert layer.find(op, tensor, width, *sizes) == ((-1, *variant), unit, -1, 0)
-    monkeypatch.setattr(layer, "_current_stream", lambda device: 7 + device)
+    monkeypatch.setattr(launch, "_raw_stream", lambda device: 7 + device)
     on_gpu = SimpleNamespace(element_size=lambda: 2, get_device=lambda: 0, dtype=torch.float16)
     assert layer.find("rotary", on_gpu, 64)[2:] == (0, 7)
 

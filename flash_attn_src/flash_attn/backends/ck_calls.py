@@ -25,7 +25,6 @@ DTYPES = {torch.float16: ck_planner.FP16, torch.bfloat16: ck_planner.BF16}
 DIMS = (32, 64, 128, 256)
 NO_TENSOR = (0, 0, 0, 0)
 
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
 _announced: set[str] = set()
 
 
@@ -62,7 +61,7 @@ def run(tensor: torch.Tensor, call: str, parameters: bytes) -> None:
         recording.current.add(launches)
         return
     device = tensor.get_device()
-    stream = _current_stream(device)
+    stream = launch.current_stream(device)
     for kernel, (x, y, z), argument in launches:
         launch.stored(device, kernel).launch(device, stream, x, y, z, argument)
 

@@ -13,7 +13,6 @@ from flash_attn.backends.triton_kernels import (
     alibi_stride_of,
     aligned,
     chunk_of,
-    current_stream,
     find,
     flags_of,
     grid_of,
@@ -106,7 +105,7 @@ def forward(
     even = (not causal or window_left >= 0) and cu_seqlens_q is None
     window_left, window_right = window_of(causal, window_left, window_right)
     pointer = kernel.pointer
-    stream = current_stream(device)
+    stream = launch.current_stream(device)
     m_blocks, planes, packed = grid_of(kernel.block_m, max_seqlen_q, batch, nheads, total_q)
     if m_blocks * planes == 0:  # no program, which would clear the rows outside of every sequence
         result.zero_()
@@ -194,7 +193,7 @@ def backward(
     window_left, window_right = window_of(causal, window_left, window_right)
     flags = flags_of(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes)
     group = nheads // nheads_k
-    stream = current_stream(device)
+    stream = launch.current_stream(device)
     pointer = dq_kernel.pointer
     q_strides, k_strides, v_strides, g_strides = (strides_of(tensor, vec) for tensor in (q, k, v, dout))
     optional = dq_kernel.optional(cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state)

@@ -9,7 +9,6 @@ from flash_attn.backends.triton_kernels import (
     Kernel,
     alibi_stride_of,
     aligned,
-    current_stream,
     find_one,
     flags_of,
     strides_of,
@@ -18,7 +17,7 @@ from flash_attn.backends.triton_kernels import (
 from flash_attn.cache_call import CacheCall
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
-from flash_attn.runtime.launch import compute_units, follows_pages
+from flash_attn.runtime.launch import compute_units, current_stream, follows_pages
 from flash_attn.runtime.variants import bucket
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.

@@ -10,7 +10,6 @@ from flash_attn.backends.triton_kernels import (
     alibi_stride_of,
     aligned,
     chunk_of,
-    current_stream,
     find_one,
     flags_of,
     grid_of,
@@ -80,7 +79,7 @@ def cast(
     limit = float(torch.finfo(dtype).max)
     grid = (blocks * planes, pieces, 1)
     pointer = kernel.pointer
-    stream = current_stream(device)
+    stream = launch.current_stream(device)
     # In chunks of one plane: no two programs read the same rows.
     sizes = (nheads, seqlen, head_dim // vec, blocks, nheads * batch, 1, flags)
     if x.element_size() == 1:
@@ -172,7 +171,7 @@ def fp8_forward(
     m_blocks, planes, packed = grid_of(kernel.block_m, max_seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))
     *first, by_head, by_dim, _ = v8.stride()
     kernel.launch(
-        device, current_stream(device), m_blocks * planes, 1, 1,
+        device, launch.current_stream(device), m_blocks * planes, 1, 1,
         pointer(q8), pointer(k8), pointer(v8), pointer(out), pointer(lse), *map(pointer, factors),
         *kernel.optional(cu_seqlens_q, cu_seqlens_k, None),
         *kernel.optional(None, None, None, None, alibi_slopes, rng_state)[4:],

@@ -32,8 +32,6 @@ _ROWS_WORTH_PARTS = 4096
 Kernel = launch.StoreKernel | launch.JitKernel
 _kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
 
-current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
-
 
 def score_kind(softcap: float, alibi_slopes: torch.Tensor | None, dropout_p: float, softmax_scale: float) -> str:
     """The kind of kernel that a call needs, one of `variants.KINDS`."""

@@ -107,6 +107,14 @@ def device_target(device: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
+
+
+def current_stream(device: int) -> int:
+    """torch's current stream of a device, as the driver knows it; none on a CPU, where torch may not find a driver."""
+    return _raw_stream(device) if device >= 0 else 0
+
+
 def compute_units(device: int) -> int:
     """How many a device has, which for an NVIDIA GPU are its multiprocessors. A recording pretends an MI300X, and the
     interpreter a small GPU."""

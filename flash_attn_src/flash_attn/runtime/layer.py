@@ -10,7 +10,6 @@ from flash_attn.runtime.variants import LAYER_KINDS, Variant, blocks
 Kernel = launch.StoreKernel | launch.JitKernel
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
 
 
 def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel, int, int, int]:
@@ -30,7 +29,7 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel
     there = blocks(op, kind)
     block = next((block for block in there if width <= block), there[-1])
     kernel = launch.kernel(device, Variant(op, _DTYPES[tensor.dtype], block, kind))
-    return kernel, unit, device, _current_stream(device) if device >= 0 else 0  # the interpreter has no stream
+    return kernel, unit, device, launch.current_stream(device)
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
