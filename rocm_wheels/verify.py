@@ -118,6 +118,7 @@ def _unanswered(url: str) -> str:
             with urllib.request.urlopen(url, timeout=_PROBE_SECONDS):
                 return ""
         except urllib.error.HTTPError as error:
+            error.close()
             why, passing = f"the ROCm index answered {error.code}", error.code == 429 or error.code >= 500
         except (OSError, http.client.HTTPException) as error:
             why = "the ROCm index could not be reached"

@@ -327,7 +327,7 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
     """The contents tests on an unpacked wheel whose code objects are no code objects: told as such."""
     launcher = fake_parts.library(tmp_path / "_launcher.abi3.so", "int answer(void) { return 42; }\n")
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    cell = fake_parts.plan("gfx90a", python=running, torch="2.6.0")
+    cell = fake_parts.plan("gfx90a", python=running, torch="2.9.1", rocm="6.4")
     stores = {"gfx90a": fake_parts.store(tmp_path, "gfx90a")}
     built = repair.repair(wheel.assemble(cell, stores, launcher, tmp_path / "raw"), tmp_path / "out")
     site = tmp_path / "site"
