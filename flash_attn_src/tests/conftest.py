@@ -20,10 +20,6 @@ import torch  # noqa: E402 - after the path
 if TYPE_CHECKING:
     from flash_attn.runtime.ck_planner import Launch
 
-if not torch.cuda.is_available():
-    # Triton reads this when a kernel is decorated, so it is set before any test module is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -31,11 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TARGET",
         help="where tests run Triton's kernels on a CPU: run what is compiled for this AMD target, on a simulator",
     )
+    parser.addoption("--jit", action="store_true", help="with --gfx: compiled as by a user's Triton at the first call")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large."""
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    if not torch.cuda.is_available() and not config.getoption("--jit"):
+        # Triton reads this when a kernel is decorated, so it is set before any test module is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,7 +51,7 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
         )
     import simulated_gpu
 
-    with simulated_gpu.pretend(target):
+    with simulated_gpu.pretend(target, jit=request.config.getoption("--jit")):
         yield
 
 

@@ -107,14 +107,17 @@ def pretend(
     backwards: bool = False,
     configs: Mapping[str, Config] | None = None,
     program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
+    jit: bool = False,
 ) -> Iterator[list[str]]:
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
     as it runs. `backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the
-    tuning table's; program: makes what runs, as `cycles.Counted`."""
+    tuning table's; program: makes what runs, as `cycles.Counted`; jit: kernels by Triton's JIT, see `simulated_jit`."""
     launched: list[str] = []
 
     def find(_device: int, variant: Variant) -> Any:
         config = (configs or {}).get(variant.op)
+        if jit:
+            return simulated_jit.Kernel(target, variant, config, launched)
         return Kernel(target, variant, config, program, backwards, launched)
 
     def format_of(_tensor: torch.Tensor) -> torch.dtype:
@@ -122,12 +125,17 @@ def pretend(
 
     _known.clear()
     with ExitStack() as stack:
+        if jit:
+            import simulated_jit
+
+            stack.enter_context(simulated_jit.active(target, program))
+            stack.enter_context(mock.patch.object(triton_kernels, "_check_device"))
         for module in (custom_ops, dispatch, dropout_op, fp8_op, kvcache_op):
             stack.enter_context(mock.patch.object(module, "select", return_value=triton))
         for module, name, value in (
             (launch, "_find", find),
             (launch, "device_target", lambda _device: target),
-            (launch, "interpreting", lambda: True),
+            (launch, "interpreting", lambda: not jit),
             (triton_fp8, "format_of", format_of),
             (triton, "format_of", format_of),
             (launch, "_kernels", {}),

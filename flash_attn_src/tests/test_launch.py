@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -162,6 +163,13 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     kernel.launch(0, 0, 4, 5, 6, "k")
     assert entered == [0]
     assert launched[1:] == [((4, 5, 6), ("k",), {"BLOCK_M": 16})]
+    for words, kind, told in (
+        ("PassManager::run failed", store.KernelError, r"^Triton \S+ cannot compile fwd-\S+ for gfx950 \(PassManager"),
+        ("HIP out of memory", RuntimeError, "^HIP out of memory$"),
+    ):
+        kernel.function = {(1, 1, 1): mock.Mock(side_effect=RuntimeError(words))}
+        with pytest.raises(kind, match=told):
+            kernel.launch(-1, 0, 1, 1, 1)
     append = launch.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
     assert (append.block_m, append.block_n, append.dies) == (16, 0, 1)
     given = torch.ones(3)

@@ -51,7 +51,7 @@ _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 def parse(text: str) -> Kernel:
     """The one kernel in an assembly text. Raises ValueError where there is none."""
     found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
-    target = re.search(r"\.amdgcn_target\s+\"amdgcn-amd-amdhsa-[\w-]*-(gfx\w+)", text)
+    target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx\w+)", text)
     if found is None or target is None:
         raise ValueError("the text holds no AMD kernel")
     symbol = found[1]

@@ -135,13 +135,16 @@ def launch(
     complete: the argument has what the runtime adds, too.
     """
     kernel = program.kernel
-    content = bytearray(max(kernel.descriptor["kernarg_size"], len(argument)))
+    # In whole cache lines, as the runtime has them: scalar loads may read beyond the last argument.
+    content = bytearray(-(-max(kernel.descriptor["kernarg_size"], len(argument)) // 64) * 64)
     content[: len(argument)] = argument
     for offset, size, kind in () if complete else kernel.arguments:
         if value := _hidden(kind, grid, threads):
             struct.pack_into({2: "<H", 4: "<I", 8: "<Q"}[size], content, offset, value)
     kernarg = np.frombuffer(bytes(content), np.uint8)
-    beside = [kernarg, *kernel.constants.values()]
+    sizes = (threads * grid[0], grid[1], grid[2])
+    packet = np.frombuffer(struct.pack("<6H3I40x", 0, 3, threads, 1, 1, 0, *sizes), np.uint8)
+    beside = [kernarg, packet, *kernel.constants.values()]
     there = Memory([*ranges, *((data.ctypes.data, data.nbytes) for data in beside)])
     room = max(shared, kernel.descriptor.get("group_segment_fixed_size", 0))
     with np.errstate(all="ignore"):
@@ -150,7 +153,7 @@ def launch(
                 for x in range(grid[0]):
                     local = Shared(room)
                     waves = [
-                        _wave(kernel, there, local, first, (x, y, z), kernarg.ctypes.data)
+                        _wave(kernel, there, local, first, (x, y, z), kernarg.ctypes.data, packet.ctypes.data)
                         for first in range(0, threads, kernel.wave)
                     ]
                     _group(program, local, waves[::-1] if backwards else waves)
@@ -178,7 +181,9 @@ def _hidden(kind: str, grid: tuple[int, int, int], threads: int) -> int:
     }.get(kind, 0)
 
 
-def _wave(kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple[int, int, int], kernarg: int) -> Wave:
+def _wave(
+    kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple[int, int, int], kernarg: int, packet: int = 0
+) -> Wave:
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
     wave = Wave(kernel.wave, there, local, first // kernel.wave)
     described = kernel.descriptor
@@ -192,10 +197,18 @@ def _wave(kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple
         if described.get(f"user_sgpr_{name}"):
             if name == "kernarg_segment_ptr":
                 wave.set_scalar(place, kernarg, 2)
+            if name == "dispatch_ptr":
+                wave.set_scalar(place, packet, 2)
             if name == "private_segment_buffer":
                 wave.set_scalar(place, PRIVATE << 48, 4)
             place += words
     place = described["user_sgpr_count"]
+    if preloaded := described.get("user_sgpr_kernarg_preload_length", 0):
+        words = there.load(np.uint64(kernarg) + 4 * np.arange(preloaded, dtype=np.uint64), 4).view(np.uint32)
+        for index, word in enumerate(words[:, 0]):
+            wave.s[place - preloaded + index] = int(word)
+        # Where firmware would not do that a wave begins at a trap.
+        wave.pc = int(kernel.instructions[0][0].mnemonic == "s_trap")
     for axis, number in zip("xyz", group, strict=True):
         if described.get(f"system_sgpr_workgroup_id_{axis}"):
             if not kernel.target.startswith("gfx12"):

@@ -22,13 +22,11 @@ def _turned(rows, offs_d, inside, angle_rows, known, cos, sin, stride_c, rotary_
     x = tl.load(rows[:, None] + offs_d[None, :], mask=inside, other=0.0)
     if rotary_half > 0:
         turns = offs_d < 2 * rotary_half
-        second = offs_d >= rotary_half
-        angle = offs_d - tl.where(second, rotary_half, 0)
-        partner = tl.where(second, offs_d - rotary_half, offs_d + rotary_half)
-        if flags & ROTARY_INTERLEAVED:
-            second = offs_d % 2 == 1
-            angle = offs_d // 2
-            partner = offs_d + 1 - 2 * (offs_d % 2)
+        interleaved = (flags & ROTARY_INTERLEAVED) != 0
+        apart = tl.where(interleaved, 1, rotary_half)
+        second = tl.where(interleaved, offs_d % 2 == 1, offs_d >= rotary_half)
+        partner = tl.where(second, offs_d - apart, offs_d + apart)
+        angle = tl.where(interleaved, offs_d // 2, offs_d - tl.where(second, rotary_half, 0))
         inside = inside & turns[None, :]
         other = tl.load(rows[:, None] + partner[None, :], mask=inside, other=0.0).to(tl.float32)
         table = angle_rows[:, None] * stride_c + angle[None, :]

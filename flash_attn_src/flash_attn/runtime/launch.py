@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class StoreKernel:
 class JitKernel:
     """The same kernel, compiled by the installed Triton at its first call."""
 
-    __slots__ = ("block_m", "block_n", "dies", "function", "options")
+    __slots__ = ("block_m", "block_n", "dies", "function", "name", "options")
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None) -> None:
         """With a launch configuration of the caller's, or that of the tuning table."""
@@ -64,12 +65,14 @@ class JitKernel:
 
         spec = launches.specification(variant, target, config)
         module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
+        self.name = f"{variant.name} for {target}"
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.dies: int = spec.constants.get("DIES", 1)
         self.function = getattr(module, spec.symbol)
-        # The interpreters of older Tritons refuse the compiler's options.
-        self.options = spec.constants if interpreting() else {**spec.constants, **spec.options}
+        self.options = dict(spec.constants)
+        if not interpreting():  # interpreters of older Tritons refuse the compiler's options
+            self.options |= spec.options | {"enable_fp_fusion": True}  # no longer the default from Triton 3.10 on
 
     @staticmethod
     def pointer(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,14 +90,21 @@ class JitKernel:
         )
 
     def launch(self, device: int, _stream: int, x: int, y: int, z: int, *args: Any) -> None:
-        """Triton launches on torch's current stream by itself."""
+        """Triton launches on torch's current stream by itself. Raises KernelError where it cannot compile."""
         if x * y * z == 0:
             return
-        if device >= 0:
-            with torch.cuda.device(device):
+        try:
+            with torch.cuda.device(device) if device >= 0 else nullcontext():
                 self.function[(x, y, z)](*args, **self.options)
-        else:
-            self.function[(x, y, z)](*args, **self.options)
+        except RuntimeError as error:
+            if "PassManager" not in str(error):
+                raise
+            import triton
+
+            raise KernelError(
+                f"Triton {triton.__version__} cannot compile {self.name} ({error}). The Triton of a newer torch may; "
+                "a wheel with kernels for this GPU, where there is one, needs no Triton"
+            ) from error
 
 
 def device_target(device: int) -> str:

@@ -1,0 +1,106 @@
+"""Triton's JIT for an AMD GPU that is not there: what it compiles and launches goes to the simulator.
+
+On a user's GPU the kernels that a wheel lacks come from it, whichever Triton torch has brought. `pytest --gfx TARGET
+--jit`, as a process either compiles kernels or interprets them.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from amdgpu import assembly, machine
+from flash_attn.kernels.tuning import Config
+from flash_attn.runtime import launch
+from flash_attn.runtime.variants import Variant
+from triton.backends.compiler import GPUTarget
+
+_FORMS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
+
+
+class Kernel(launch.JitKernel):
+    """The kernel of `runtime.launch`, on CPU tensors."""
+
+    def __init__(self, target: str, variant: Variant, config: Config | None, launched: list[str]) -> None:
+        super().__init__(variant, target, config)
+        self._variant = variant.name
+        self._launched = launched
+
+    @staticmethod
+    def optional(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        with mock.patch.object(launch, "interpreting", return_value=True):
+            return launch.JitKernel.optional(*tensors)
+
+    def launch(self, *arguments: Any) -> None:
+        self._launched.append(self._variant)
+        super().launch(*arguments)
+
+
+class _Driver:
+    """What Triton asks of a driver: one GPU of the target, and no stream."""
+
+    def __init__(self, target: str, directory: Path, program: Callable[[assembly.Kernel], machine.Program]) -> None:
+        self._target = target
+        self._directory = directory
+        self._program = cache(lambda text: program(assembly.parse(text)))
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("hip", self._target, self._wave)
+
+    @property
+    def _wave(self) -> int:
+        return 64 if self._target.startswith("gfx9") else 32
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 16}
+
+    def load_binary(self, name: str, image: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
+        """A module, the function, its registers and spills; from 3.4 on the most threads, too."""
+        made = next(path for path in self._directory.glob(f"*/{name}.hsaco") if path.read_bytes() == image)
+        program = self._program(made.with_suffix(".amdgcn").read_text(encoding="utf-8"))
+        return None, program, 0, 0, *[1024][: launch._triton_version() >= (3, 4)]
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return partial(self._launch, source, metadata)
+
+    def _launch(self, source: Any, metadata: Any, *given: Any) -> None:
+        x, y, z, _stream, program, _packed, _metadata, _enter, _exit, *arguments = given
+        content, ranges = bytearray(program.kernel.descriptor["kernarg_size"]), []
+        places = iter(program.kernel.arguments)
+        for (name, type_), value in zip(source.signature.items(), arguments, strict=True):
+            if type_ == "constexpr" or name in source.constants:  # compiled in
+                continue
+            offset, _, _ = next(places)
+            if type_.startswith("*"):
+                struct.pack_into("<Q", content, offset, value.data_ptr())
+                ranges.append((value.untyped_storage().data_ptr(), value.untyped_storage().nbytes()))
+            else:
+                struct.pack_into(_FORMS[type_], content, offset, value)
+        threads = metadata.num_warps * self._wave
+        machine.launch(program, (x, y, z), threads, bytes(content), ranges, shared=metadata.shared)
+
+
+@contextmanager
+def active(target: str, program: Callable[[assembly.Kernel], machine.Program]) -> Iterator[None]:
+    """Triton compiles for the target and launches on the simulator."""
+    with (
+        tempfile.TemporaryDirectory(prefix="jit-") as directory,
+        mock.patch.dict("os.environ", TRITON_CACHE_DIR=directory),
+    ):
+        triton.runtime.driver.set_active(_Driver(target, Path(directory), program))
+        yield
