@@ -144,6 +144,18 @@ def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
     assert driver == []
 
 
+@pytest.mark.parametrize(
+    ("triton", "target", "stages"), [((3, 2), "gfx908", 1), ((3, 3), "gfx908", 2), ((3, 2), "sm_90", 3)]
+)
+def test_triton_3_2_pipelines_nothing_for_amd(
+    triton: tuple[int, int], target: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launch, "_triton_version", lambda: triton)
+    kernel = launch.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
+    assert (kernel.options["num_stages"], kernel.options["enable_fp_fusion"]) == (stages, True)
+
+
 def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 

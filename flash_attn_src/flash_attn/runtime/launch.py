@@ -73,6 +73,8 @@ class JitKernel:
         self.options = dict(spec.constants)
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
             self.options |= spec.options | {"enable_fp_fusion": True}  # no longer the default from Triton 3.10 on
+            if _triton_version() == (3, 2) and not target.startswith("sm_"):
+                self.options["num_stages"] = 1  # its pipeline for AMD GPUs moves loads before what they depend on
 
     @staticmethod
     def pointer(tensor: torch.Tensor) -> torch.Tensor:
