@@ -38,24 +38,24 @@ def _columns(start, dim, present, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _spread(number, tile):
-    """A number in the shape of a tile: compared before, it would be no mask in the interpreter of Triton 3.9."""
-    return tl.broadcast_to(number, tile.shape)
+def _under(flag, inside):
+    """The mask `inside` under a flag. Compared as one number that would be no mask in Triton 3.9's interpreter."""
+    return inside & (tl.broadcast_to(flag, inside.shape) != 0)
 
 
 @triton.jit
 def _input(x, residual, cols, inside, flags):
     """x + residual of rows, to which the pointers point, (BLOCK_M, 1): fp32, 0 outside."""
     z = tl.load(x + cols, mask=inside, other=0.0).to(tl.float32)
-    return z + tl.load(residual + cols, mask=inside & (_spread(flags & HAS_RESIDUAL, inside) != 0), other=0.0).to(tl.float32)
+    return z + tl.load(residual + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, flags):
     """Store columns of z, and of normal."""
-    tl.store(z + cols, value.to(z.dtype.element_ty), mask=inside & (_spread(flags & STORE_Z, inside) != 0))
+    tl.store(z + cols, value.to(z.dtype.element_ty), mask=_under(flags & STORE_Z, inside))
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
-    b = tl.load(bias + cols, mask=inside & (_spread(flags & HAS_BIAS, inside) != 0), other=0.0).to(tl.float32)
+    b = tl.load(bias + cols, mask=_under(flags & HAS_BIAS, inside), other=0.0).to(tl.float32)
     result = (value - centre[:, None]) * scale[:, None] * w + b
     tl.store(normal + cols, result.to(normal.dtype.element_ty), mask=inside)
 
@@ -135,7 +135,7 @@ def norm_bwd(
         z_row = z + row[:, None] * (stride_z * UNIT)
         dy_row = dy + row[:, None] * (stride_dy * UNIT)
         scale = tl.load(rstd + row, mask=present, other=0.0)
-        centre = tl.load(mean + row, mask=present & (_spread(flags & IS_RMS, present) == 0), other=0.0)
+        centre = tl.load(mean + row, mask=_under(~flags & IS_RMS, present), other=0.0)
         along = tl.zeros((BLOCK_M,), tl.float32)
         level = tl.zeros((BLOCK_M,), tl.float32)
         if LONG:
@@ -150,7 +150,7 @@ def norm_bwd(
         weight_sum += dout * normal
         bias_sum += dout
         dz_row = dz + row[:, None] * (stride_dz * UNIT)
-        passed = tl.load(dz_row + cols, mask=inside & (_spread(flags & HAS_RESIDUAL, inside) != 0), other=0.0).to(tl.float32)
+        passed = tl.load(dz_row + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
         along = (along + tl.sum(normal * grad, 1)) / dim
         level = tl.where((flags & IS_RMS) == 0, (level + tl.sum(grad, 1)) / dim, 0.0)
         total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed
