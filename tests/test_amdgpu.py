@@ -178,6 +178,19 @@ def test_a_scalar_offset_of_private_memory_counts_all_lanes() -> None:
     assert list(run(code, "gfx1030", threads=32)) == list(range(32))
 
 
+def test_what_a_wave_is_given_beside_its_arguments() -> None:
+    """The dispatch packet, whose word 3 is the size of the grid, and arguments that firmware has loaded already: where
+    it does not, the wave would begin at a trap."""
+    code = KERNEL.replace("{code}", "\ts_trap 2\n\ts_load_dword s10, s[0:1], 0xc\n\ts_waitcnt lgkmcnt(0)\n{code}")
+    code = code.replace("user_sgpr_count 2", "user_sgpr_count 6").replace(
+        "\t\t.amdhsa_user_sgpr_kernarg", "\t\t.amdhsa_user_sgpr_dispatch_ptr 1\n\t\t.amdhsa_user_sgpr_kernarg"
+    )
+    code = code.replace("segment_ptr 1", "segment_ptr 1\n\t\t.amdhsa_user_sgpr_kernarg_preload_length 2")
+    body = "\tv_lshlrev_b32_e32 v1, 2, v0\n\tv_mov_b32_e32 v9, s10\n\tglobal_store_dword v1, v9, s[4:5]"
+    program = machine.Program(assembly.parse(code.format(target="gfx942", code=body)))
+    assert list(run("", program=program)) == [64] * 64
+
+
 NOT_THERE = 0xFFFFFFFF
 # The words of the result, as a buffer, to shared memory.
 BRING = """s_mov_b32 s6, 0x200

@@ -33,7 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """numpy warns where the interpreter computes what a GPU computes silently: log2(0), exp2 of something large."""
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
-    if not torch.cuda.is_available() and not config.getoption("--jit"):
+    jit = config.getoption("--jit")
+    if jit and config.getoption("--gfx") is None:
+        raise pytest.UsageError("--jit compiles for the target of --gfx, which is not given: --gfx gfx1031 --jit")
+    if not torch.cuda.is_available() and not jit:
         # Triton reads this when a kernel is decorated, so it is set before any test module is imported.
         os.environ["TRITON_INTERPRET"] = "1"
 

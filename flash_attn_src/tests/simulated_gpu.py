@@ -128,7 +128,7 @@ def pretend(
         if jit:
             import simulated_jit
 
-            stack.enter_context(simulated_jit.active(target, program))
+            stack.enter_context(simulated_jit.active(target, program, backwards))
             stack.enter_context(mock.patch.object(triton_kernels, "_check_device"))
         for module in (custom_ops, dispatch, dropout_op, fp8_op, kvcache_op):
             stack.enter_context(mock.patch.object(module, "select", return_value=triton))

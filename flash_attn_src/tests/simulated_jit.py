@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 import triton
-from amdgpu import assembly, machine
+from amdgpu import assembly, machine, packets
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant
@@ -47,8 +47,11 @@ class Kernel(launch.JitKernel):
 class _Driver:
     """What Triton asks of a driver: one GPU of the target, and no stream."""
 
-    def __init__(self, target: str, directory: Path, program: Callable[[assembly.Kernel], machine.Program]) -> None:
+    def __init__(
+        self, target: str, directory: Path, program: Callable[[assembly.Kernel], machine.Program], backwards: bool
+    ) -> None:
         self._target = target
+        self._backwards = backwards
         self._directory = directory
         self._program = cache(lambda text: program(assembly.parse(text)))
         self.utils = self
@@ -92,15 +95,21 @@ class _Driver:
             else:
                 struct.pack_into(_FORMS[type_], content, offset, value)
         threads = metadata.num_warps * self._wave
-        machine.launch(program, (x, y, z), threads, bytes(content), ranges, shared=metadata.shared)
+        machine.launch(
+            program, (x, y, z), threads, bytes(content), ranges, shared=metadata.shared, backwards=self._backwards
+        )
 
 
 @contextmanager
-def active(target: str, program: Callable[[assembly.Kernel], machine.Program]) -> Iterator[None]:
-    """Triton compiles for the target and launches on the simulator."""
+def active(target: str, program: Callable[[assembly.Kernel], machine.Program], backwards: bool) -> Iterator[None]:
+    """Triton compiles for the target and launches on the simulator; program, backwards: see `simulated_gpu.pretend`."""
+    if packets.running():
+        raise ValueError(
+            "Triton's JIT launches on the simulator alone, not through AMD's runtime: leave out --jit or hip.py"
+        )
     with (
         tempfile.TemporaryDirectory(prefix="jit-") as directory,
         mock.patch.dict("os.environ", TRITON_CACHE_DIR=directory),
     ):
-        triton.runtime.driver.set_active(_Driver(target, Path(directory), program))
+        triton.runtime.driver.set_active(_Driver(target, Path(directory), program, backwards))
         yield

@@ -14,21 +14,9 @@ def test_kernels_of_a_gpu_that_no_wheel_is_for() -> None:
     """In a process of its own: in this one Triton interprets."""
     words = "test_masks_and_lengths and 70-41-both or test_pairs_of_options and append and rotary_seqlens"
     files = [_TESTS / "test_triton_backend.py", _TESTS / "test_kvcache_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--gfx",
-            "gfx1031",
-            "--jit",
-            "-k",
-            words,
-            *files,
-        ],
+        [*command, "--gfx", "gfx1031", "--jit", "-k", words, *files],
         env={name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "PYTEST_"))},
         capture_output=True,
         text=True,

@@ -190,10 +190,8 @@ def _buffer_address(instruction: Instruction, _action: str) -> Address:
             places = places + read(wave)
         start = more(wave)
         if stride == PRIVATE:  # there a word of all lanes lies together: this offset counts it as often
-            start //= wave.count
+            return places[lanes] + start // wave.count, None
         places = places[lanes] + start
-        if stride == PRIVATE:
-            return places, None
         return (places + (words & 0xFFFFFFFFFFFF)).astype(np.uint64), (words >> 64 & 0xFFFFFFFF) - places
 
     return address
