@@ -63,7 +63,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     Raises ValueError for a target without tuning."""
     module, symbol = OPS[variant.op]
     if variant.op in BLOCKS:
-        return Specification(module, symbol, *layers.launch(variant))
+        return Specification(module, symbol, *layers.launch(variant, target))
     cached = module in _OF_A_CACHE
     config = config or configuration(variant, target)
     constants: dict[str, Any] = {

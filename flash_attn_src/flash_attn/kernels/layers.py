@@ -11,23 +11,31 @@ _ROTARY_TILE = 2048
 
 # Of a norm's, at least: short rows share a program. A warp has 512 elements, so that a thread of 64 has one 16-byte
 # access, of 32 two; where each element has an address, half as many.
-_NORM_TILE = 1024
+_NORM_FWD_TILE = 1024
+_NORM_BWD_TILE = 512
 _NORM_WARP = 512
 
 # Columns at a time of rows that no block holds, forward, and warps: with more fewer programs run at once.
 _LONG_NORM_TILE = 4096
 _NORM_FWD_WARPS = 8
 
+# Up to which block, from 1024 on, the backward reads a row while it works on the one before. Smaller ones have enough
+# programs on their compute unit to wait with; larger ones, and those of fp32, lack registers on NVIDIA GPUs.
+_NORM_AHEAD = {"norm-bwd": 8192, "norm-bwd-w32": 8192, "norm-bwd-r32": 4096}
+
 # Pieces in which a block of the cross entropy is read, forward: as many as the kernel has by name.
 _LOSS_PIECES = 4
 
 
-def launch(variant: Variant) -> tuple[dict[str, Any], dict[str, int]]:
+def launch(variant: Variant, target: str) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, compiler options) of a variant of a layer."""
     unit = 1 if variant.kind == "uneven" else 4 if variant.dtype == "fp32" else 8
     family = {"rotary": _rotary, "norm": _norm, "cross": _loss}[variant.op.partition("-")[0]]
     tile, warps = family(variant, unit)
-    return {"UNIT": unit, **tile}, {"num_warps": warps, "num_stages": 1}
+    options = {"num_warps": warps, "num_stages": 1}
+    if target.startswith("sm_") and variant.op.startswith("norm-bwd") and warps < (8 if "r32" in variant.op else 16):
+        options["maxnreg"] = 128  # with up to 164, which it takes unasked, fewer programs run at once
+    return {"UNIT": unit, **tile}, options
 
 
 def _rotary(variant: Variant, _: int) -> tuple[dict[str, Any], int]:
@@ -37,14 +45,16 @@ def _rotary(variant: Variant, _: int) -> tuple[dict[str, Any], int]:
 
 def _norm(variant: Variant, unit: int) -> tuple[dict[str, Any], int]:
     block = variant.block_d
+    is_forward = variant.op.startswith("norm-fwd")
     is_long = block == blocks(variant.op, variant.kind)[-1]
-    tile = {"BLOCK_M": max(1, _NORM_TILE // block), "BLOCK_N": block, "LONG": is_long}
-    warps = max(_NORM_TILE, block) // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
-    if variant.op.startswith("norm-fwd"):
-        warps = min(warps, _NORM_FWD_WARPS)
-        if is_long:
-            tile["BLOCK_N"] = _LONG_NORM_TILE
-    return tile, warps
+    elements = max(block, _NORM_FWD_TILE if is_forward else _NORM_BWD_TILE)
+    tile = {"BLOCK_M": elements // block, "BLOCK_N": block, "LONG": is_long}
+    warps = elements // (_NORM_WARP if unit > 1 else _NORM_WARP // 2)
+    if not is_forward:
+        return {**tile, "AHEAD": unit == 8 and 1024 <= block <= _NORM_AHEAD[variant.op]}, warps
+    if is_long:
+        tile["BLOCK_N"] = _LONG_NORM_TILE
+    return tile, min(warps, _NORM_FWD_WARPS)
 
 
 def _loss(variant: Variant, unit: int) -> tuple[dict[str, Any], int]:

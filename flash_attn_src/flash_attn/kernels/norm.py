@@ -102,62 +102,102 @@ def norm_fwd(
 
 
 @triton.jit
-def _gradient(z, dy, weight, shift, centre, scale, cols, inside):
-    """Of columns of rows: (normalised input, dy, gradient of the normalised input), fp32. The first is anything
-    outside, the others 0."""
-    normal = (tl.load(z + cols, mask=inside, other=0.0).to(tl.float32) - centre[:, None]) * scale[:, None]
-    dout = tl.load(dy + cols, mask=inside, other=0.0).to(tl.float32)
-    w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
-    return normal, dout, dout * w
+def _saved(
+    z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags,
+    UNIT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What is read for the gradients of rows: (z, dy, as they are stored, 0 outside; mean, 0 for RMS; rstd)."""
+    there = tl.minimum(row, rows - 1)  # and no mask: a load behind a branch is one that AMD's compiler cannot count
+    centre = tl.load(mean + there)
+    centre = tl.where((flags & IS_RMS) == 0, centre, 0.0)
+    scale = tl.load(rstd + there)
+    cols, inside = _columns(begin, dim, present, BLOCK_N)
+    z_tile = tl.load(z + row[:, None] * (stride_z * UNIT) + cols, mask=inside, other=0.0)
+    dy_tile = tl.load(dy + row[:, None] * (stride_dy * UNIT) + cols, mask=inside, other=0.0)
+    return z_tile, dy_tile, centre, scale
+
+
+@triton.jit
+def _passed(dz, row, stride_dz, cols, inside, flags, UNIT: tl.constexpr):
+    """Gradient of the stored z, as it is stored, 0 outside."""
+    return tl.load(dz + row[:, None] * (stride_dz * UNIT) + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0)
+
+
+@triton.jit
+def _gradient(z, dy, w, shift, centre, scale):
+    """(normalised input, dy, gradient of the normalised input), fp32. Outside the first is anything, the others 0."""
+    dout = dy.to(tl.float32)
+    return (z.to(tl.float32) - centre[:, None]) * scale[:, None], dout, dout * (w.to(tl.float32) + shift)
 
 
 @triton.jit(do_not_specialize=_RUNTIME_ARGUMENTS)
 def norm_bwd(
     z, weight, dy, dz, dx, dresidual, mean, rstd, dweight, shift,
     stride_z, stride_dy, stride_dz, stride_dx, rows, dim, groups, flags,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of z, plus dz (the gradient of the stored z) under HAS_RESIDUAL: into dx, and under STORE_Z into
     dresidual too, whose rows are dim apart. dweight: (groups, 1, dim), under HAS_BIAS (groups, 2, dim), the sums over
-    every groups-th tile of rows of the gradients of weight and of bias.
+    every groups-th tile of rows of the gradients of weight and of bias. mean is followed under IS_RMS too, and not used.
 
     Grid: groups * column blocks, of which there is one unless LONG. A row is read once; a program of a longer one
-    reads the other blocks' columns too, for the sums along the row.
+    reads the other blocks' columns too, for the sums along the row. AHEAD: a row is read while the one before is
+    worked on, so that a compute unit waits less with few programs.
     """
     dim *= UNIT
     group = tl.program_id(0) % groups
     begin = tl.program_id(0) // groups * BLOCK_N if LONG else 0
     weight_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if AHEAD:
+        row = tl.cast(group, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        present = _present(row, rows, BLOCK_M)
+        z_next, dy_next, centre_next, scale_next = _saved(
+            z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
+        )
+        # Once: AMD GPUs wait for loads in order, so those of each tile would wait for the next one's rows.
+        columns, within = _columns(begin, dim, present, BLOCK_N)
+        w = tl.load(weight + columns, mask=within, other=0.0)
     for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
         row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         present = _present(row, rows, BLOCK_M)
-        z_row = z + row[:, None] * (stride_z * UNIT)
-        dy_row = dy + row[:, None] * (stride_dy * UNIT)
-        scale = tl.load(rstd + row, mask=present, other=0.0)
-        centre = tl.load(mean + row, mask=_under(~flags & IS_RMS, present), other=0.0)
+        columns, within = _columns(begin, dim, present, BLOCK_N)
+        if AHEAD:
+            z_tile, dy_tile, centre, scale = z_next, dy_next, centre_next, scale_next
+            passed = _passed(dz, row, stride_dz, columns, within, flags, UNIT)
+            later = row + tl.cast(groups, tl.int64) * BLOCK_M
+            z_next, dy_next, centre_next, scale_next = _saved(
+                z, dy, mean, rstd, later, rows, later < rows, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
+            )
         along = tl.zeros((BLOCK_M,), tl.float32)
         level = tl.zeros((BLOCK_M,), tl.float32)
         if LONG:
             for start in range(0, dim, BLOCK_N):
                 if start != begin:
+                    z_there, dy_there, centre_there, scale_there = _saved(
+                        z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, start, dim, flags, UNIT, BLOCK_N
+                    )
                     cols, inside = _columns(start, dim, present, BLOCK_N)
-                    normal, _, grad = _gradient(z_row, dy_row, weight, shift, centre, scale, cols, inside)
+                    w_there = tl.load(weight + cols, mask=inside, other=0.0)
+                    normal, _, grad = _gradient(z_there, dy_there, w_there, shift, centre_there, scale_there)
                     along += tl.sum(normal * grad, 1)
                     level += tl.sum(grad, 1)
-        cols, inside = _columns(begin, dim, present, BLOCK_N)
-        normal, dout, grad = _gradient(z_row, dy_row, weight, shift, centre, scale, cols, inside)
+        if not AHEAD:
+            z_tile, dy_tile, centre, scale = _saved(
+                z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
+            )
+            w = tl.load(weight + columns, mask=within, other=0.0)
+            passed = _passed(dz, row, stride_dz, columns, within, flags, UNIT)
+        normal, dout, grad = _gradient(z_tile, dy_tile, w, shift, centre, scale)
         weight_sum += dout * normal
         bias_sum += dout
-        dz_row = dz + row[:, None] * (stride_dz * UNIT)
-        passed = tl.load(dz_row + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
         along = (along + tl.sum(normal * grad, 1)) / dim
         level = tl.where((flags & IS_RMS) == 0, (level + tl.sum(grad, 1)) / dim, 0.0)
-        total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed
-        tl.store(dx + row[:, None] * (stride_dx * UNIT) + cols, total.to(dx.dtype.element_ty), mask=inside)
+        total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed.to(tl.float32)
+        tl.store(dx + row[:, None] * (stride_dx * UNIT) + columns, total.to(dx.dtype.element_ty), mask=within)
         if flags & STORE_Z:
             dresidual_row = dresidual + row[:, None] * dim
-            tl.store(dresidual_row + cols, total.to(dresidual.dtype.element_ty), mask=inside)
+            tl.store(dresidual_row + columns, total.to(dresidual.dtype.element_ty), mask=within)
     sums = 2 if flags & HAS_BIAS else 1
     dweight += tl.cast(group * sums, tl.int64) * dim
     # Vectors here, not tiles of one row: their layout would become that of all that leads to them.
