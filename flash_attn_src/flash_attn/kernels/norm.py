@@ -102,25 +102,15 @@ def norm_fwd(
 
 
 @triton.jit
-def _saved(
-    z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags,
-    UNIT: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """What is read for the gradients of rows: (z, dy, as they are stored, 0 outside; mean, 0 for RMS; rstd)."""
-    there = tl.minimum(row, rows - 1)  # and no mask: a load behind a branch is one that AMD's compiler cannot count
-    centre = tl.load(mean + there)
-    centre = tl.where((flags & IS_RMS) == 0, centre, 0.0)
-    scale = tl.load(rstd + there)
-    cols, inside = _columns(begin, dim, present, BLOCK_N)
-    z_tile = tl.load(z + row[:, None] * (stride_z * UNIT) + cols, mask=inside, other=0.0)
-    dy_tile = tl.load(dy + row[:, None] * (stride_dy * UNIT) + cols, mask=inside, other=0.0)
-    return z_tile, dy_tile, centre, scale
+def _pair(z, dy, cols, inside):
+    """z and its gradient dy of rows to which the pointers point, as they are stored, 0 outside."""
+    return tl.load(z + cols, mask=inside, other=0.0), tl.load(dy + cols, mask=inside, other=0.0)
 
 
 @triton.jit
-def _passed(dz, row, stride_dz, cols, inside, flags, UNIT: tl.constexpr):
-    """Gradient of the stored z, as it is stored, 0 outside."""
-    return tl.load(dz + row[:, None] * (stride_dz * UNIT) + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0)
+def _passed(dz, cols, inside, flags):
+    """The gradient of the stored z, likewise."""
+    return tl.load(dz + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0)
 
 
 @triton.jit
@@ -138,11 +128,11 @@ def norm_bwd(
 ):  # fmt: skip
     """Gradient of z, plus dz (the gradient of the stored z) under HAS_RESIDUAL: into dx, and under STORE_Z into
     dresidual too, whose rows are dim apart. dweight: (groups, 1, dim), under HAS_BIAS (groups, 2, dim), the sums over
-    every groups-th tile of rows of the gradients of weight and of bias. mean is followed under IS_RMS too, and not used.
+    every groups-th tile of rows of the gradients of weight and of bias.
 
     Grid: groups * column blocks, of which there is one unless LONG. A row is read once; a program of a longer one
-    reads the other blocks' columns too, for the sums along the row. AHEAD: a row is read while the one before is
-    worked on, so that a compute unit waits less with few programs.
+    reads the other blocks' columns too, for the sums along the row. AHEAD, for tiles of one row that is not LONG: a
+    row is read while the one before is worked on. mean is then followed under IS_RMS too, and not used.
     """
     dim *= UNIT
     group = tl.program_id(0) % groups
@@ -150,54 +140,60 @@ def norm_bwd(
     weight_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if AHEAD:
-        row = tl.cast(group, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        present = _present(row, rows, BLOCK_M)
-        z_next, dy_next, centre_next, scale_next = _saved(
-            z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
-        )
-        # Once: AMD GPUs wait for loads in order, so those of each tile would wait for the next one's rows.
-        columns, within = _columns(begin, dim, present, BLOCK_N)
-        w = tl.load(weight + columns, mask=within, other=0.0)
+        tl.static_assert(BLOCK_M == 1 and not LONG)
+        row = tl.cast(group, tl.int64) + tl.arange(0, 1)
+        # Weights once: AMD GPUs wait for loads in their order, so those of a row would wait for the next row, too.
+        cols, inside = _columns(0, dim, row >= row, BLOCK_N)
+        w = tl.load(weight + cols, mask=inside, other=0.0)
+        z_row = z + row[:, None] * (stride_z * UNIT)
+        z_next, dy_next = _pair(z_row, dy + row[:, None] * (stride_dy * UNIT), cols, inside)
+        centre_next, scale_next = tl.load(mean + row), tl.load(rstd + row)
     for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
         row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         present = _present(row, rows, BLOCK_M)
-        columns, within = _columns(begin, dim, present, BLOCK_N)
+        z_row = z + row[:, None] * (stride_z * UNIT)
+        dy_row = dy + row[:, None] * (stride_dy * UNIT)
+        dz_row = dz + row[:, None] * (stride_dz * UNIT)
         if AHEAD:
-            z_tile, dy_tile, centre, scale = z_next, dy_next, centre_next, scale_next
-            passed = _passed(dz, row, stride_dz, columns, within, flags, UNIT)
-            later = row + tl.cast(groups, tl.int64) * BLOCK_M
-            z_next, dy_next, centre_next, scale_next = _saved(
-                z, dy, mean, rstd, later, rows, later < rows, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
-            )
+            cols, inside = _columns(0, dim, present, BLOCK_N)
+            z_tile, dy_tile, scale = z_next, dy_next, scale_next
+            centre = tl.where((flags & IS_RMS) == 0, centre_next, 0.0)
+            passed = _passed(dz_row, cols, inside, flags)
+            # Without a mask, which would be a branch: the last row's program reads it again.
+            later = tl.minimum(row + groups, rows - 1)
+            centre_next, scale_next = tl.load(mean + later), tl.load(rstd + later)
+            z_later = z + later[:, None] * (stride_z * UNIT)
+            z_next, dy_next = _pair(z_later, dy + later[:, None] * (stride_dy * UNIT), cols, inside)
+        else:
+            scale = tl.load(rstd + row, mask=present, other=0.0)
+            centre = tl.load(mean + row, mask=_under(~flags & IS_RMS, present), other=0.0)
         along = tl.zeros((BLOCK_M,), tl.float32)
         level = tl.zeros((BLOCK_M,), tl.float32)
         if LONG:
             for start in range(0, dim, BLOCK_N):
                 if start != begin:
-                    z_there, dy_there, centre_there, scale_there = _saved(
-                        z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, start, dim, flags, UNIT, BLOCK_N
-                    )
                     cols, inside = _columns(start, dim, present, BLOCK_N)
-                    w_there = tl.load(weight + cols, mask=inside, other=0.0)
-                    normal, _, grad = _gradient(z_there, dy_there, w_there, shift, centre_there, scale_there)
+                    z_tile, dy_tile = _pair(z_row, dy_row, cols, inside)
+                    w = tl.load(weight + cols, mask=inside, other=0.0)
+                    normal, _, grad = _gradient(z_tile, dy_tile, w, shift, centre, scale)
                     along += tl.sum(normal * grad, 1)
                     level += tl.sum(grad, 1)
         if not AHEAD:
-            z_tile, dy_tile, centre, scale = _saved(
-                z, dy, mean, rstd, row, rows, present, stride_z, stride_dy, begin, dim, flags, UNIT, BLOCK_N
-            )
-            w = tl.load(weight + columns, mask=within, other=0.0)
-            passed = _passed(dz, row, stride_dz, columns, within, flags, UNIT)
+            cols, inside = _columns(begin, dim, present, BLOCK_N)
+            z_tile, dy_tile = _pair(z_row, dy_row, cols, inside)
+            w = tl.load(weight + cols, mask=inside, other=0.0)
         normal, dout, grad = _gradient(z_tile, dy_tile, w, shift, centre, scale)
         weight_sum += dout * normal
         bias_sum += dout
+        if not AHEAD:
+            passed = _passed(dz_row, cols, inside, flags)
         along = (along + tl.sum(normal * grad, 1)) / dim
         level = tl.where((flags & IS_RMS) == 0, (level + tl.sum(grad, 1)) / dim, 0.0)
         total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed.to(tl.float32)
-        tl.store(dx + row[:, None] * (stride_dx * UNIT) + columns, total.to(dx.dtype.element_ty), mask=within)
+        tl.store(dx + row[:, None] * (stride_dx * UNIT) + cols, total.to(dx.dtype.element_ty), mask=inside)
         if flags & STORE_Z:
             dresidual_row = dresidual + row[:, None] * dim
-            tl.store(dresidual_row + columns, total.to(dresidual.dtype.element_ty), mask=within)
+            tl.store(dresidual_row + cols, total.to(dresidual.dtype.element_ty), mask=inside)
     sums = 2 if flags & HAS_BIAS else 1
     dweight += tl.cast(group * sums, tl.int64) * dim
     # Vectors here, not tiles of one row: their layout would become that of all that leads to them.

@@ -43,12 +43,12 @@ OPS = {
     "cross-entropy-bwd": ("cross_entropy", "cross_entropy_bwd"),
 }
 
-_NORM_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_NORM_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 # Operations of layers, not of attention -> the blocks they are compiled for, in elements of a row.
 BLOCKS = {
     **dict.fromkeys(("rotary", "rotary-interleaved", "rotary-t32", "rotary-interleaved-t32"), (64, 128, 256)),
-    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), (*_NORM_BLOCKS, 16384)),
+    **dict.fromkeys(("norm-fwd", "norm-fwd-w32", "norm-fwd-r32"), _NORM_BLOCKS),
     **dict.fromkeys(("norm-bwd", "norm-bwd-w32", "norm-bwd-r32"), _NORM_BLOCKS),
     **dict.fromkeys(("cross-entropy-fwd", "cross-entropy-bwd"), (4096,)),
 }
