@@ -15,12 +15,12 @@ _NORM_FWD_TILE = 1024
 _NORM_BWD_TILE = 512
 _NORM_WARP = 512
 
-# Columns at a time of rows that no block holds, and warps, forward: with more fewer programs run at once.
+# Columns at a time of rows that no block holds. Forward a program has 8 warps at most: with more fewer run at once.
 _LONG_NORM_FWD_TILE = 4096
 _LONG_NORM_BWD_TILE = 8192
 _NORM_FWD_WARPS = 8
 
-# Blocks whose backward reads a row while it works on the one before, on the H200 1.1 to 1.4 times as fast. Others were
+# Blocks whose backward reads a row while it works on the one before: on the H200 1.1 to 1.5 times as fast. Others were
 # not faster there, as enough programs share a multiprocessor or registers are short.
 _NORM_AHEAD = {"norm-bwd": (8192,), "norm-bwd-w32": (8192,), "norm-bwd-r32": (1024, 2048, 4096)}
 
