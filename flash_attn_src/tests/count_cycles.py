@@ -5,7 +5,7 @@
     python flash_attn_src/tests/count_cycles.py gfx942 fwd-bf16-d128 128,64,4,2  # by others
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
-compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16.
+compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention.
 
 Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: of the matrix and
 vector units of each SIMD, of shared memory and of the cache of global memory (`tests/amdgpu/cycles.py`). `estimate` is
@@ -72,9 +72,10 @@ def parse_tile(text: str) -> Config:
     options = [part.split("=") for part in text.split(",") if "=" in part]
     try:
         block_m, block_n, warps, stages, depth = map(int, [*numbers, 0] if len(numbers) == 4 else numbers)
-        return Config(block_m, block_n, warps, stages, depth, tuple((name, int(value)) for name, value in options))
+        chosen = tuple((name, int(value) if value.isdecimal() else value.replace("+", ",")) for name, value in options)
+        return Config(block_m, block_n, warps, stages, depth, chosen)
     except ValueError:
-        raise SystemExit(f"error: {text}: want block_m,block_n,warps,stages[,depth][,option=number...]") from None
+        raise SystemExit(f"error: {text}: want block_m,block_n,warps,stages[,depth][,option=value...]") from None
 
 
 def call(variant: Variant, length: int) -> None:

@@ -66,7 +66,8 @@ def test_kept_configurations_are_read_and_not_searched(
 ) -> None:
     _call()
     (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
-    forced = {name: {"config": Config(16, 32, 4), "milliseconds": 1.0} for name in json.loads(store.read_text())}
+    config = Config(16, 32, 4, options=(("waves_per_eu", 2), ("schedule_hint", "attention")))
+    forced = {name: {"config": config, "milliseconds": 1.0} for name in json.loads(store.read_text())}
     store.write_text(json.dumps(forced))
     monkeypatch.setattr(autotune, "_kernels", {})
     capsys.readouterr()
@@ -117,8 +118,15 @@ def test_the_neighbours_of_a_tile() -> None:
     tiles = ((64, 32), (128, 32), (64, 64), (32, 32), (64, 16))
     wanted = [Config(*tile, warps, stages) for tile in tiles for warps in (4, 8) for stages in (1, 2, 3)]
     wanted.remove(own)
-    waves = [own._replace(options=(("waves_per_eu", count),)) for count in (1, 2, 3, 4)]
-    assert tuning.neighbours("gfx942", own) == [*waves, *wanted]
+    options = [("waves_per_eu", count) for count in (1, 2, 3, 4)]
+    orders = ("attention", "memory-bound-attention", "attention,memory-bound-attention")
+    options += [("schedule_hint", order) for order in orders]
+    assert tuning.neighbours("gfx942", own) == [*(own._replace(options=(one,)) for one in options), *wanted]
+    # Beside the options that it has.
+    own = Config(64, 32, 4, 2, options=(("matrix_instr_nonkdim", 16), ("waves_per_eu", 2)))
+    found = [one.options for one in tuning.neighbours("gfx942", own) if one[:5] == own[:5]]
+    assert found[0] == (("matrix_instr_nonkdim", 16), ("waves_per_eu", 1))
+    assert found[-1] == (*own.options, ("schedule_hint", orders[-1]))
     # Of 16 to 256 rows and keys, with the warps that it has too.
     found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 2))}
     assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (2, 4, 8)}

@@ -107,7 +107,7 @@ def test_what_is_there_ahead_of_time() -> None:
     assert some["fwd"][:5] == ["d32", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
     assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256) for kind in ("", "-any")]
     assert some["norm-bwd"] == [
-        *("d64", "d128", "d256", "d512", "d1024", "d1024-uneven", "d2048", "d4096", "d4096-uneven", "d8192")
+        *("d64", "d128", "d256", "d512", "d1024", "d1024-uneven", "d2048", "d4096", "d4096-uneven", "d8192", "d16384")
     ]
     assert some["combine"] == ["d128", "d128-wide"]
     assert some["probabilities"] == ["d32", "d64", "d128", "d256"]

@@ -164,7 +164,8 @@ def _config(fields: list[Any] | None) -> Config | None:
         return None
     block_m, block_n, num_warps, num_stages, depth, options = fields
     sizes = int(block_m), int(block_n), int(num_warps), int(num_stages), int(depth)
-    return Config(*sizes, tuple((str(option), int(value)) for option, value in options))
+    chosen = ((str(option), value if isinstance(value, str) else int(value)) for option, value in options)
+    return Config(*sizes, tuple(chosen))
 
 
 def _milliseconds(call: Callable[[], object], device: int) -> float:

@@ -38,7 +38,7 @@ class Specification(NamedTuple):
     module: str
     symbol: str
     constants: dict[str, Any]
-    options: dict[str, int]
+    options: dict[str, int | str]
 
 
 def configuration(variant: Variant, target: str) -> Config:

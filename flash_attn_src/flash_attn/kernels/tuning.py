@@ -34,7 +34,7 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int = 1
     depth: int = 0
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, int | str], ...] = ()
 
 
 def family(target: str) -> str:
@@ -64,8 +64,9 @@ def config(target: str, variant: Variant) -> Config:
 
 
 def neighbours(target: str, own: Config) -> list[Config]:
-    """What is near a configuration in tile, warps and stages, and its own tile with other bounds of the registers."""
-    found = [own._replace(options=(option,)) for option in _REGISTER_BOUNDS[family(target)]]
+    """What is near a configuration in tile, warps and stages, and its own tile with other options of the compiler."""
+    others = [dict(own.options) | {name: value} for name, value in _OPTIONS[family(target)]]
+    found = [own._replace(options=tuple(options.items())) for options in others]
     for block_m, block_n in ((1, 1), (2, 1), (1, 2), (0.5, 1), (1, 0.5)):
         for num_warps in sorted({4, 8, own.num_warps}):
             for num_stages in (1, 2, 3):
@@ -93,10 +94,14 @@ def half_up(target: str) -> bool:
     return target.startswith("gfx") and target != "gfx950"
 
 
-# The compilers' options that trade registers of a program against programs beside it.
+# The compilers' options that trade registers of a program against programs beside it, and AMD's orders of the
+# instructions of a loop with two products.
 _WAVES = tuple(("waves_per_eu", waves) for waves in (1, 2, 3, 4))
-_REGISTER_BOUNDS = {
-    "cuda": (("maxnreg", 128), ("maxnreg", 168)), "cdna": _WAVES, "rdna2": _WAVES, "rdna3": _WAVES,
+_ORDERS = tuple(
+    ("schedule_hint", order) for order in ("attention", "memory-bound-attention", "attention,memory-bound-attention")
+)
+_OPTIONS: dict[str, tuple[tuple[str, int | str], ...]] = {
+    "cuda": (("maxnreg", 128), ("maxnreg", 168)), "cdna": _WAVES + _ORDERS, "rdna2": _WAVES, "rdna3": _WAVES + _ORDERS,
 }  # fmt: skip
 
 # gfx12 has gfx11's wavefronts and registers and a WMMA that holds less: what fits one fits the other.
