@@ -66,8 +66,7 @@ def test_kept_configurations_are_read_and_not_searched(
 ) -> None:
     _call()
     (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
-    config = Config(16, 32, 4, options=(("waves_per_eu", 2), ("schedule_hint", "attention")))
-    forced = {name: {"config": config, "milliseconds": 1.0} for name in json.loads(store.read_text())}
+    forced = {name: {"config": Config(16, 32, 4), "milliseconds": 1.0} for name in json.loads(store.read_text())}
     store.write_text(json.dumps(forced))
     monkeypatch.setattr(autotune, "_kernels", {})
     capsys.readouterr()
@@ -76,6 +75,11 @@ def test_kept_configurations_are_read_and_not_searched(
     assert {(kernel.block_m, kernel.block_n) for found in autotune._kernels.values() for kernel in found[-1:]} == {
         (16, 32)
     }
+
+
+def test_options_are_kept_as_they_were_found() -> None:
+    config = Config(16, 32, 4, options=(("waves_per_eu", 2), ("schedule_hint", "attention")))
+    assert autotune._config(json.loads(json.dumps(config))) == config
 
 
 def test_a_damaged_file_is_searched_again(searching: Path) -> None:
