@@ -155,7 +155,6 @@ def norm_bwd(
         dy_row = dy + row[:, None] * (stride_dy * UNIT)
         dz_row = dz + row[:, None] * (stride_dz * UNIT)
         if AHEAD:
-            cols, inside = _columns(0, dim, present, BLOCK_N)
             z_tile, dy_tile, scale = z_next, dy_next, scale_next
             centre = tl.where((flags & IS_RMS) == 0, centre_next, 0.0)
             passed = _passed(dz_row, cols, inside, flags)
