@@ -272,7 +272,7 @@ def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) ->
     assert tuple(len(queue) for queue in queues) == left
 
 
-def taken(code: str, target: str) -> dict[str, int]:
+def taken(code: str, target: str) -> dict[str, float]:
     """Cycles of each unit beyond those of a kernel that only stores its result."""
     counted = [cycles.Counted(kernel(part, target)) for part in (code, "")]
     for program in counted:
@@ -288,6 +288,7 @@ def taken(code: str, target: str) -> dict[str, int]:
         ("v_add_u32_e32 v9, 1, v0", "gfx1100", {"vector": 1}),
         ("v_exp_f32_e32 v9, v0", "gfx942", {"vector": 16}),
         ("v_mul_lo_u32 v9, v0, v0", "gfx1100", {"vector": 4}),
+        ("v_dual_mov_b32 v8, v0 :: v_dual_mov_b32 v9, v1", "gfx1100", {"vector": 1}),
         ("s_mov_b32 s6, 1", "gfx942", {}),
         # 2 * 32 * 32 * 8 operations at 512 a cycle; on gfx90a 256, in fp32 64; FP8 at twice the rate
         ("v_mfma_f32_32x32x8_bf16_1k v[16:31], v[4:5], v[4:5], 0", "gfx90a", {"matrix": 64}),
@@ -296,6 +297,7 @@ def taken(code: str, target: str) -> dict[str, int]:
         ("v_mfma_f32_32x32x16_fp8_fp8 v[16:31], v[4:5], v[4:5], 0", "gfx942", {"matrix": 32}),
         ("v_mfma_f32_32x32x2_f32 v[16:31], v4, v5, 0", "gfx942", {"matrix": 64}),
         ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx1100", {"matrix": 32}),
+        ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:7], v[8:11], 0", "gfx1201", {"matrix": 16}),
     ],
 )
 def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:

@@ -7,22 +7,21 @@
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
 compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention.
 
-Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: of the matrix and
-vector units of each SIMD, of shared memory and of the cache of global memory (`tests/amdgpu/cycles.py`). `estimate` is
-the most of them, as work groups take turns; where a compute unit holds one it is their sum, as its waves wait for each
-other. It says which tiles to try on a GPU, and what holds one up; not how long a call takes.
+Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: `cycles` of a
+compute unit that is full of work groups which take turns, with loads that take so long (`tests/amdgpu/timeline.py`);
+then those that each unit is busy, the matrix and vector units of a SIMD, shared memory and the cache of global memory
+(`tests/amdgpu/cycles.py`). They say which tiles to try on a GPU, and what holds one up; not how long a call takes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from typing import Any, NamedTuple
 
 import conftest  # noqa: F401 - puts the sources on the path
 import simulated_gpu
 import torch
-from amdgpu import assembly, cycles
+from amdgpu import assembly, cycles, timeline
 from flash_attn import flash_attn_func
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
@@ -32,14 +31,16 @@ from rocm_wheels import versions
 from rocm_wheels.errors import CompileFailed
 from rocm_wheels.targets import wavefront
 
-ROWS, MORE = 128, 128
+ROWS, KEYS = 128, 128
+_LENGTHS = 256, 768
 UNITS = ("matrix", "vector", "shared", "memory")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Taken(NamedTuple):
-    """Cycles of each unit, and what the kernel asks of a compute unit."""
+    """Cycles, in all and of each unit, and what the kernel asks of a compute unit."""
 
+    cycles: float
     matrix: float
     vector: float
     shared: float
@@ -48,11 +49,6 @@ class Taken(NamedTuple):
     spills: int
     shared_bytes: int
     groups: int
-
-    @property
-    def estimate(self) -> float:
-        units = self[: len(UNITS)]
-        return max(units) if self.groups >= 2 else sum(units)
 
 
 def parse_kernel(name: str) -> Variant:
@@ -97,27 +93,31 @@ def call(variant: Variant, length: int) -> None:
         out.sum().backward()
 
 
-def measure(target: str, variant: Variant, tile: Config) -> Taken:
-    """What a kernel takes by a tile. Raises CompileFailed."""
+def measure(target: str, variant: Variant, tile: Config, latency: int = timeline.LATENCY) -> Taken:
+    """What a kernel takes by a tile; latency: cycles of a load. Raises CompileFailed."""
+    _, entry, _ = simulated_gpu.compiled(target, variant, tile)
+    groups = resident(target, entry)
 
-    def counts(length: int) -> Counter[str]:
-        programs: dict[str, cycles.Counted] = {}
+    def counts(length: int) -> list[float]:
+        programs: dict[str, timeline.Traced] = {}
 
-        def program(kernel: assembly.Kernel) -> cycles.Counted:
-            return programs.setdefault(kernel.symbol, cycles.Counted(kernel))
+        def program(kernel: assembly.Kernel) -> timeline.Traced:
+            return programs.setdefault(kernel.symbol, timeline.Traced(kernel))
 
         with simulated_gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
             call(variant, length)
         assert variant.name in launched
-        return programs[OPS[variant.op][1]].cycles
+        found = programs[OPS[variant.op][1]]
+        played = timeline.play(found.groups[0], groups, found.kernel, latency) * len(found.groups) / groups
+        simds = cycles.simds(target)
+        return [played, *(found.cycles[unit] / (simds if unit in ("matrix", "vector") else 1) for unit in UNITS)]
 
-    start, end = counts(MORE), counts(2 * MORE)
-    more = {unit: end[unit] - start[unit] for unit in UNITS}
-    _, entry, _ = simulated_gpu.compiled(target, variant, tile)
-    each = cycles.simds(target)
+    start, end = (counts(length) for length in _LENGTHS)
+    steps = (_LENGTHS[1] - _LENGTHS[0]) / KEYS
+    played, matrix, vector, shared, memory = ((more - less) / steps for less, more in zip(start, end, strict=True))
     return Taken(
-        more["matrix"] / each, more["vector"] / each, more["shared"], more["memory"],
-        entry["resources"]["vgprs"], entry["resources"]["vgpr_spills"], entry["shared"], resident(target, entry),
+        played, matrix, vector, shared, memory,
+        entry["resources"]["vgprs"], entry["resources"]["vgpr_spills"], entry["shared"], groups,
     )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("target")
     parser.add_argument("kernel")
     parser.add_argument("tiles", nargs="*", help="default: the kernel's own")
+    parser.add_argument("--latency", type=int, default=timeline.LATENCY, help="cycles of a load (default %(default)s)")
     parser.add_argument("--near", action="store_true", help="the tiles near its own too")
     given = parser.parse_args(arguments)
     variant = parse_kernel(given.kernel)
@@ -145,17 +146,18 @@ def main(arguments: list[str] | None = None) -> None:
     tiles = [parse_tile(text) for text in given.tiles] or [own]
     if given.near:
         tiles += tuning.neighbours(given.target, own)
-    print(f"{'tile':36} estimate " + "".join(f"{unit:>8}" for unit in UNITS) + "  registers  spills  LDS KiB  groups")
+    columns = "".join(f"{unit:>8}" for unit in ("cycles", *UNITS))
+    print(f"{'tile':36}{columns}  registers  spills  LDS KiB  groups")
     for tile in tiles:
         shown = ",".join([*map(str, tile[:5]), *(f"{name}={value}" for name, value in tile.options)])
         try:
-            found = measure(given.target, variant, tile)
+            found = measure(given.target, variant, tile, given.latency)
         except CompileFailed as error:
             print(f"{shown:36} {str(error).splitlines()[0]}", flush=True)
             continue
-        units = "".join(f"{number:8.0f}" for number in found[: len(UNITS)])
+        units = "".join(f"{number:8.0f}" for number in found[: 1 + len(UNITS)])
         print(
-            f"{shown:36} {found.estimate:8.0f} {units}  {found.registers:9}  {found.spills:6}"
+            f"{shown:36}{units}  {found.registers:9}  {found.spills:6}"
             f"  {found.shared_bytes / 1024:7.0f}  {found.groups:6}",
             flush=True,
         )

@@ -12,7 +12,7 @@ A launch comes from a test, or from AMD's own runtime: `hip` starts a process wi
 machine of `topology`; `packets` are what arrives, `through_hip` is how flash_attn's kernels get there.
 
 Sources: AMD, "CDNA3", "CDNA4", "RDNA2", "RDNA3" and "RDNA4 Instruction Set Architecture" reference guides; LLVM, "User
-Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: time, of which `cycles` counts
-what the units of a compute unit are busy, the order of stores to global memory, exceptions, and modes: denormals are
-kept, rounding is to nearest even.
+Guide for AMDGPU Backend" (initial state of a wave, kernel descriptor). Not modelled: the order of stores to global
+memory, exceptions, and modes: denormals are kept, rounding is to nearest even. Nor does a launch take time: `cycles`
+counts what it keeps the units of a compute unit busy, and `timeline` plays what was executed against their clock.
 """

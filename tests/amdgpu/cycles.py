@@ -17,7 +17,7 @@ transcendentals and integer products, a quarter of the rate, the instruction set
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 
 import numpy as np
 
@@ -33,7 +33,7 @@ LINE, LANES = 64, 4
 
 # Operations on 16 bits that the matrix unit of a SIMD does in a cycle; on 8 bits twice as many from gfx942 on, and on
 # 32 bits what the second number says.
-_RATES = {"gfx90a": (256, 64), "gfx942": (512, 64), "gfx950": (1024, 64), "gfx11": (256, 0), "gfx12": (256, 0)}
+_RATES = {"gfx90a": (256, 64), "gfx942": (512, 64), "gfx950": (1024, 64), "gfx11": (256, 0), "gfx12": (512, 0)}
 
 
 def simds(target: str) -> int:
@@ -50,13 +50,14 @@ class Counted(Program):
     """A program that adds up what it takes."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.cycles: Counter[str] = Counter()
+        self.cycles: defaultdict[str, float] = defaultdict(float)
         super().__init__(kernel)
 
     def _decode(self, instruction: Instruction) -> Step:
         execute = super()._decode(instruction)
         name, cycles, target = instruction.mnemonic, self.cycles, self.kernel.target
-        if name.startswith("ds_"):
+        where = unit(name)
+        if where == "shared":
 
             def shared(wave: Wave) -> str | None:
                 touched: list[Array] = []
@@ -68,7 +69,7 @@ class Counted(Program):
                 return status
 
             return shared
-        if name.startswith(("buffer_", "global_", "flat_", "scratch_")):
+        if where == "memory":
 
             def memory(wave: Wave) -> str | None:
                 lines: set[int] = set()
@@ -80,13 +81,26 @@ class Counted(Program):
                 return status
 
             return memory
-        unit, takes = _alone(name, self.kernel)
+        if not where:
+            return execute
+        takes = _alone(name, self.kernel)
 
         def counted(wave: Wave) -> str | None:
-            cycles[unit] += takes
+            cycles[where] += takes
             return execute(wave)
 
-        return counted if takes else execute
+        return counted
+
+
+def unit(name: str) -> str:
+    """The unit that an instruction takes; "" for those that take none."""
+    if name.startswith("ds_"):
+        return "shared"
+    if name.startswith(("buffer_", "global_", "flat_", "scratch_")):
+        return "memory"
+    if _MATRIX.match(name):
+        return "matrix"
+    return "vector" if name.startswith("v_") else ""
 
 
 def accesses(touched: list[Array], count: int, lanes: int) -> tuple[int, int]:
@@ -98,13 +112,13 @@ def accesses(touched: list[Array], count: int, lanes: int) -> tuple[int, int]:
     return int(np.bincount(words % count).max()), -(-len(words) // count)
 
 
-def _alone(name: str, kernel: Kernel) -> tuple[str, int]:
-    """The unit of another instruction, and its cycles there."""
+def _alone(name: str, kernel: Kernel) -> float:
+    """Cycles that a matrix or vector instruction takes, or its half of those that a pair of RDNA does."""
     if found := _MATRIX.match(name):
         rows, columns, depth = (int(found[group]) for group in (1, 2, 3))
         half, single = next(rates for prefix, rates in _RATES.items() if kernel.target.startswith(prefix))
         rate = single if found[4].startswith("f32") else 2 * half if "8" in found[4] else half
-        return "matrix", 2 * rows * columns * depth // rate
-    if name.startswith("v_"):
-        return "vector", (4 if _SLOW.match(name) else 1) * (4 if kernel.wave == 64 else 1)
-    return "", 0
+        return 2 * rows * columns * depth // rate
+    if name.startswith("v_dual_"):
+        return 0.5
+    return (4 if _SLOW.match(name) else 1) * (4 if kernel.wave == 64 else 1)

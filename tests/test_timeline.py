@@ -1,0 +1,129 @@
+"""The clock of the simulator: when instructions of waves begin that share a compute unit."""
+
+from __future__ import annotations
+
+import pytest
+from amdgpu import timeline
+from amdgpu.timeline import Executed
+from test_amdgpu import kernel, run
+
+NOTHING = (0, 0, 0)
+END = Executed("end", 0, (), (), NOTHING)
+BARRIER = Executed("barrier", 0, (), (), NOTHING)
+
+
+def vector(reads: int, writes: int, cycles: int = 4) -> Executed:
+    return Executed("vector", cycles, (reads,), (writes,), NOTHING)
+
+
+def matrix(reads: tuple[int, ...], writes: int) -> Executed:
+    return Executed("matrix", 32, (*reads, writes), (writes,), NOTHING)
+
+
+def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", latency: int = 500) -> float:
+    """Cycles of instructions, without the one that ends each wave."""
+    group = [[*wave, END._replace(left=wave[-1].left if wave else NOTHING)] for wave in waves]
+    issue = 4 if target == "gfx942" else 1
+    return timeline.play(group, resident, kernel("", target), latency) - issue
+
+
+@pytest.mark.parametrize(
+    ("wave", "taken"),
+    [
+        ([vector(0, 1), vector(2, 3), vector(4, 5)], 12),
+        ([vector(0, 1), vector(1, 2), vector(2, 3)], 4 + 8 + 8),  # each needs the one before
+        ([vector(0, 1, 16), vector(2, 3)], 16 + 4),  # an exponential holds the unit
+        ([matrix((0, 1), 2), matrix((0, 1), 3), vector(4, 5)], 32 + 4 + 4),  # the matrix unit works on behind them
+        ([matrix((0, 1), 2), matrix((0, 1), 2), vector(4, 5)], 32 + 4 + 4),  # as it does with a sum
+        ([matrix((0, 1), 2), matrix((2, 1), 3), vector(4, 5)], 32 + 12 + 4 + 4),  # but not with a factor
+        ([matrix((0, 1), 2), vector(2, 3)], 32 + 12 + 4),
+        ([Executed("", 7, (), (), NOTHING)], 32),  # s_nop 7
+    ],
+)
+def test_a_wave_alone(wave: list[Executed], taken: int) -> None:
+    assert play(wave) == taken
+
+
+def test_waves_of_a_simd_take_turns() -> None:
+    """Four waves have a SIMD each; more fill the gaps of the others, until the unit is busy."""
+    chain = [vector(register, register + 1) for register in range(100)]
+    assert play(chain, resident=1) == play(chain, resident=4) == 8 * 100 - 4
+    assert play(chain, resident=8) == 8 * 100
+    assert play(chain, resident=16) == pytest.approx(4 * 4 * 100, abs=8)
+
+
+def test_shared_memory_is_the_compute_units() -> None:
+    read = [Executed("shared", 16, (), (), (0, left, 0)) for left in range(1, 5)]
+    assert play(read) == 4 * 16 - 12
+    assert play(read, read, read, read) == 16 * 16 - 12
+    assert play([*read, Executed("", 0, (), (), NOTHING)]) == 4 * 16 + 64 + 4
+
+
+def test_loads_are_waited_for_in_their_order() -> None:
+    two = [Executed("memory", 16, (), (), (left, 0, 0)) for left in (1, 2)]
+    first, both = (Executed("", 0, (), (), (left, 0, 0)) for left in (1, 0))
+    work = vector(0, 1, 400)
+    assert play([*two, first]) == 16 + 500 + 4
+    assert play([*two, both]) == 32 + 500 + 4
+    assert play([*two, both], latency=900) == 32 + 900 + 4
+    assert play([*two, work._replace(left=(2, 0, 0)), both]) == play([*two, both])  # the work is done meanwhile
+    assert play([*two, both, work]) == 32 + 500 + 4 + 4
+
+
+def test_a_barrier_waits_for_the_last_wave() -> None:
+    late = [vector(0, 1, 400), vector(2, 3)]
+    assert play([*late, BARRIER], [BARRIER, vector(0, 1)]) == 404 + 4 + 4
+    # Of its own group alone.
+    assert play([BARRIER, vector(0, 1)], [BARRIER, vector(0, 1)], resident=2) == 8
+
+
+def test_a_barrier_that_a_wave_never_comes_to() -> None:
+    with pytest.raises(ValueError, match="1 of 2 waves wait at a barrier"):
+        play([BARRIER], [])
+
+
+CODE = """
+v_cvt_f32_u32_e32 v4, v0
+v_lshlrev_b32_e32 v5, 2, v0
+ds_write_b32 v5, v4
+s_waitcnt lgkmcnt(0)
+s_barrier
+s_nop 3
+v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[4:5], v[16:31]
+v_fmac_f32_e32 v4, v16, v5
+v_cmp_eq_u32_e32 vcc, v4, v5
+global_load_dword v9, v[2:3], off
+s_waitcnt vmcnt(0)
+"""
+
+
+def test_what_is_written_down() -> None:
+    program = timeline.Traced(kernel(CODE, "gfx942"))
+    run("", threads=128, program=program)
+    (group,) = program.groups
+    assert len(group) == 2
+    assert [len(wave) for wave in group] == [len(program.kernel.instructions)] * 2
+    start = next(index for index, one in enumerate(group[0]) if one.writes == (4,))
+    numbers = tuple(range(16, 32))
+    assert group[0][start:] == [
+        Executed("vector", 4, (0,), (4,), (0, 0, 0)),
+        Executed("vector", 4, (0,), (5,), (0, 0, 0)),
+        Executed("shared", 2, (5, 4), (), (0, 1, 0)),
+        Executed("", 0, (), (), (0, 0, 0)),
+        BARRIER,
+        Executed("", 3, (), (), (0, 0, 0)),
+        Executed("matrix", 32, (4, 5, 4, 5, *numbers), numbers, (0, 0, 0)),
+        Executed("vector", 4, (4, 16, 5), (4,), (0, 0, 0)),
+        Executed("vector", 4, (4, 5), (), (0, 0, 0)),
+        Executed("memory", 16, (9, 2, 3), (), (1, 0, 0)),
+        Executed("", 0, (), (), (0, 0, 0)),
+        Executed("memory", 16, (2, 3, 9), (), (1, 0, 0)),
+        END._replace(left=(1, 0, 0)),
+    ]
+
+
+def test_rdna_multiplies_in_its_vector_units() -> None:
+    program = timeline.Traced(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], v[16:23]", "gfx1100"))
+    run("", threads=32, program=program)
+    (one,) = (one for one in program.groups[0][0] if len(one.writes) == 8)
+    assert (one.unit, one.cycles, program.cycles["matrix"]) == ("vector", 32, 32)
