@@ -10,9 +10,8 @@ shared memory and the way to global memory a compute unit's; `cycles` says how l
 copies of one, in the order in which they would start. What is not there: caches (every load takes as long), other
 compute units, the fetching of instructions, and scalar registers as operands.
 
-Sources: AMD, "CDNA 3" instruction set guide, chapters 4 and 7 (a wave issues in every fourth cycle; what waits for
-matrix instructions), "RDNA Architecture"; on MI300X others measured some 65 cycles for shared memory, 250 for the
-level-2 cache and 700 for memory, with nothing else under way.
+Sources: AMD, "CDNA 3" white paper and instruction set guide, "RDNA Architecture". Latencies are round numbers, near
+those that others measured on MI300X when nothing else was under way (shared memory, the level-2 cache).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from amdgpu.assembly import Instruction, Kernel
 from amdgpu.machine import Step
 from amdgpu.wave import Wave, place, register
 
-# Cycles until a load of global memory is back: what the level-2 cache takes while all compute units ask it, as guessed.
+# Cycles until a load of global memory is back: a guess of what the level-2 cache takes while all compute units ask it.
 LATENCY = 500
 # Until those of constants and of shared memory are, once their units have had them.
 _CONSTANT, _SHARED = 200, 64
