@@ -74,6 +74,11 @@ def parse_tile(text: str) -> Config:
         raise SystemExit(f"error: {text}: want block_m,block_n,warps,stages[,depth][,option=value...]") from None
 
 
+def write_tile(tile: Config) -> str:
+    """A launch configuration as `parse_tile` reads it."""
+    return ",".join([*map(str, tile[:5]), *(f"{name}={value}".replace(",", "+") for name, value in tile.options)])
+
+
 def call(variant: Variant, length: int) -> None:
     """A call whose kernels run one program: ROWS rows against `length` others."""
     lengths = (length, ROWS, ROWS) if variant.op == "bwd-dkdv" else (ROWS, length, length)
@@ -146,18 +151,19 @@ def main(arguments: list[str] | None = None) -> None:
     tiles = [parse_tile(text) for text in given.tiles] or [own]
     if given.near:
         tiles += tuning.neighbours(given.target, own)
+    names = [write_tile(tile) for tile in tiles]
+    width = max(map(len, names))
     columns = "".join(f"{unit:>8}" for unit in ("cycles", *UNITS))
-    print(f"{'tile':36}{columns}  registers  spills  LDS KiB  groups")
-    for tile in tiles:
-        shown = ",".join([*map(str, tile[:5]), *(f"{name}={value}" for name, value in tile.options)])
+    print(f"{'tile':{width}}{columns}  registers  spills  LDS KiB  groups")
+    for tile, shown in zip(tiles, names, strict=True):
         try:
             found = measure(given.target, variant, tile, given.latency)
         except CompileFailed as error:
-            print(f"{shown:36} {str(error).splitlines()[0]}", flush=True)
+            print(f"{shown:{width}} {str(error).splitlines()[0]}", flush=True)
             continue
         units = "".join(f"{number:8.0f}" for number in found[: 1 + len(UNITS)])
         print(
-            f"{shown:36}{units}  {found.registers:9}  {found.spills:6}"
+            f"{shown:{width}}{units}  {found.registers:9}  {found.spills:6}"
             f"  {found.shared_bytes / 1024:7.0f}  {found.groups:6}",
             flush=True,
         )

@@ -120,7 +120,7 @@ def test_candidates_are_neighbours() -> None:
 def test_the_neighbours_of_a_tile() -> None:
     own = Config(64, 32, 4, 2)
     tiles = ((64, 32), (128, 32), (64, 64), (32, 32), (64, 16))
-    wanted = [Config(*tile, warps, stages) for tile in tiles for warps in (4, 8) for stages in (1, 2, 3)]
+    wanted = [Config(*tile, warps, stages) for tile in tiles for warps in (2, 4, 8) for stages in (1, 2, 3)]
     wanted.remove(own)
     options = [("waves_per_eu", count) for count in (1, 2, 3, 4)]
     orders = ("attention", "memory-bound-attention", "attention,memory-bound-attention")
@@ -131,9 +131,12 @@ def test_the_neighbours_of_a_tile() -> None:
     found = [one.options for one in tuning.neighbours("gfx942", own) if one[:5] == own[:5]]
     assert found[0] == (("matrix_instr_nonkdim", 16), ("waves_per_eu", 1))
     assert found[-1] == (*own.options, ("schedule_hint", orders[-1]))
+    # Without the order of instructions that it has.
+    found = tuning.neighbours("gfx942", Config(64, 32, 4, 2, options=(("schedule_hint", "attention"),)))
+    assert Config(64, 32, 4, 2, options=(("schedule_hint", "none"),)) in found
     # Of 16 to 256 rows and keys, with the warps that it has too.
-    found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 2))}
-    assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (2, 4, 8)}
+    found = {one[:3] for one in tuning.neighbours("sm_90", Config(16, 256, 1))}
+    assert found == {(*tile, warps) for tile in ((16, 256), (32, 256), (16, 128)) for warps in (1, 4, 8)}
 
 
 def test_blocks_of_keys_in_fp8_stay_within_their_sequence() -> None:

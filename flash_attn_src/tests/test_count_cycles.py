@@ -7,7 +7,8 @@ import pytest
 
 
 def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
-    tiles = ["64,64,4,1,0", "64,64,4,1,0,matrix_instr_nonkdim=16", "64,64,3,1,0"]
+    options = "matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention"
+    tiles = ["64,64,4,1,0", f"64,64,4,1,0,{options}", "64,64,3,1,0"]
     count_cycles.main(["gfx942", "fwd-bf16-d32", *tiles])
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:6] == ["tile", "cycles", "matrix", "vector", "shared", "memory"]

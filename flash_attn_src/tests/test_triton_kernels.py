@@ -170,9 +170,10 @@ def test_the_warps_of_kernels_whose_tile_is_no_choice() -> None:
 def test_which_row_of_the_tables_serves_a_variant() -> None:
     own, cached, fp8 = tuning._TABLE, decode_tuning._TABLE, decode_tuning._FP8
     for target, name, row in (
-        ("gfx90a", "bwd-dq-bf16-d64-softcap", own["cdna"]["bwd-dq", 16, 64][3]),
+        ("gfx90a", "bwd-dkdv-bf16-d128-softcap", own["cdna"]["bwd-dkdv", 16, 128][3]),
+        ("gfx942", "bwd-dkdv-bf16-d256-alibi", own["gfx942"]["bwd-dkdv", 16, 256][1]),  # of the target itself
         ("gfx90a", "fwd-bf16-d64-any", own["cdna"]["fwd", 16, 64][4]),
-        ("gfx90a", "fwd-bf16-d128-any", own["cdna"]["fwd", 16, 128][0]),  # one of all kinds
+        ("gfx90a", "fwd-bf16-d192-any", own["cdna"]["fwd", 16, 192][0]),  # one of all kinds
         ("gfx90a", "fwd-fp32-d96-any", own["cdna"]["fwd", 32, 128][1]),
         ("gfx90a", "fwd-paged-fp32-d96", own["cdna"]["fwd", 32, 128][0]),
         ("gfx1030", "bwd-dkdv-bf16-d192", own["rdna2"]["bwd-dkdv", 16, 256][0]),

@@ -4,14 +4,18 @@ One table, read by the ahead-of-time compiler and by the JIT path. `benchmarks/t
 
 cuda: measured on an H200 with code of Triton 3.7.1 (2026-11-22, bf16, full, causal and window, and the kinds that have
 a tile of their own, of dim 32 plain alone); fp16 follows bf16, fp32 by size.
-cdna, rdna3: no such GPU was at hand. 16-bit types: of a list of tiles, the one with the least estimate by
-`flash_attn_src/tests/count_cycles.py` (bf16, plain) on gfx942 and gfx1100; of nearly equal ones that which leaves two
-work groups on a compute unit of gfx90a too, and two stages where two groups still fit, as the loads then run under the
-arithmetic. It asks for registers (256 on cdna) that let two groups take turns, all columns of a score row in one warp,
-else P goes through LDS, and no more warps than a product has rows of tiles, else they repeat each other's. Other kinds
-take the same tile where it spills no more. On cdna none spills a vector register to memory; on rdna3 the forward of dim
-256 and dk and dv of 128 do, up to 56 of them, which is counted. Dim 32, and the rest of 192 and 256 on rdna3, are of an
-earlier count of the main loop's instructions.
+cdna, 16-bit types: no such GPU was at hand. Of a list of tiles, that with the fewest cycles by the clock of
+`flash_attn_src/tests/count_cycles.py`, with loads of 500 and of 900: for each kind in bf16 (`any`: dropout with ALiBi,
+not of dim 32), on gfx942, which counts twice, gfx90a and gfx950; fp16 was compiled for its registers. A target has rows
+of its own where another tile gains half there. Two stages, so that a wave's loads run under its own arithmetic,
+are worth more than a second wave on the SIMD; two warps, of which fewer wait for each other, more than four; and in
+nearly all AMD's orders of the instructions. No kernel spills a vector register to memory in code of Triton 3.7.1; other
+Tritons spill with tiles of more than 400 registers.
+rdna3, 16-bit types: no such GPU was at hand. Of a list of tiles, that whose busiest unit is busy for the fewest cycles
+by the same tool (bf16, plain) on gfx1100: all columns of a score row in one warp, else P goes through LDS, and no more
+warps than a product has rows of tiles, else they repeat each other's. Other kinds take the same tile where it spills no
+more. The forward of dim 256 and dk and dv of 128 spill up to 56 registers, which is counted. Dim 32, and the rest of
+192 and 256, are of an earlier count of the main loop's instructions.
 rdna2, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector register to
 memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3 with fp32
 and 192, or 16 bits and 64 to 128: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of
@@ -48,7 +52,7 @@ def family(target: str) -> str:
 def config(target: str, variant: Variant) -> Config:
     """The launch configuration of one variant on one target. Raises ValueError for an unknown target."""
     bits = 32 if variant.dtype == "fp32" else 16
-    table = _TABLE[family(target)]
+    table = _TABLE[family(target)] | _TABLE.get(target, {})
     if variant.op == "probabilities":
         return Config(32, 32, 4, depth=16)  # asked for when debugging; never worth a tile of its own
     # Without a row of its own a paged cache takes the tile of packed keys, and 96 and 192 that of 128 and 256.
@@ -65,10 +69,12 @@ def config(target: str, variant: Variant) -> Config:
 
 def neighbours(target: str, own: Config) -> list[Config]:
     """What is near a configuration in tile, warps and stages, and its own tile with other options of the compiler."""
-    others = [dict(own.options) | {name: value} for name, value in _OPTIONS[family(target)]]
-    found = [own._replace(options=tuple(options.items())) for options in others]
+    options = dict(own.options)
+    others = [(name, value) for name, value in _OPTIONS[family(target)] if value != "none" or name in options]
+    found = [own._replace(options=tuple((options | dict([other])).items())) for other in others]
+    fewest = 4 if family(target) == "cuda" else 2
     for block_m, block_n in ((1, 1), (2, 1), (1, 2), (0.5, 1), (1, 0.5)):
-        for num_warps in sorted({4, 8, own.num_warps}):
+        for num_warps in sorted({fewest, 4, 8, own.num_warps}):
             for num_stages in (1, 2, 3):
                 tile = int(own.block_m * block_m), int(own.block_n * block_n)
                 if min(tile) >= 16 and max(tile) <= 256:
@@ -98,7 +104,8 @@ def half_up(target: str) -> bool:
 # instructions of a loop with two products.
 _WAVES = tuple(("waves_per_eu", waves) for waves in (1, 2, 3, 4))
 _ORDERS = tuple(
-    ("schedule_hint", order) for order in ("attention", "memory-bound-attention", "attention,memory-bound-attention")
+    ("schedule_hint", order)
+    for order in ("none", "attention", "memory-bound-attention", "attention,memory-bound-attention")
 )
 _OPTIONS: dict[str, tuple[tuple[str, int | str], ...]] = {
     "cuda": (("maxnreg", 128), ("maxnreg", 168)), "cdna": _WAVES + _ORDERS, "rdna2": _WAVES, "rdna3": _WAVES + _ORDERS,
@@ -112,8 +119,11 @@ _FAMILIES = (("sm_", "cuda"), ("gfx9", "cdna"), ("gfx10", "rdna2"), ("gfx11", "r
 _DROPOUT_BITS = (("sm_", 0b111000), ("gfx9", 0b11011), ("gfx11", 0b11110), ("gfx12", 0b10111), ("gfx10", 0b1111))
 
 C = Config
+_16 = (("matrix_instr_nonkdim", 16),)
+_BOTH = (("schedule_hint", "attention,memory-bound-attention"),)
 _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
-    # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest
+    # (op, element bits, head-dim bucket): one of each kind in the order of `variants.kinds`, the last for the rest.
+    # Of a family, or of a target: what its family has for it otherwise.
     "cuda": {
         ("fwd", 16, 32): (C(64, 64, 4, 3),),
         ("fwd", 16, 64): (
@@ -161,40 +171,70 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dq", 32, 256): (C(16, 16, 4),),
     },
     "cdna": {
-        ("fwd", 16, 32): (C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
-        ("fwd", 16, 64): (C(128, 64, 4, 2), C(128, 64, 4, 2), C(128, 64, 4), C(128, 64, 4, 2), C(128, 64, 4)),
-        ("fwd", 16, 96): (C(128, 32, 4, 2),),
-        ("fwd", 16, 128): (C(128, 32, 4, 2),),
-        ("fwd", 16, 192): (C(128, 16, 4),),
-        ("fwd", 16, 256): (C(64, 32, 4, options=(("matrix_instr_nonkdim", 16),)),),
+        ("fwd", 16, 32): (*(C(128, 64, 4, 2, options=_BOTH),) * 4, C(128, 64, 4)),
+        ("fwd", 16, 64): (*(C(128, 64, 4, 2, options=_BOTH),) * 4, C(128, 32, 4, 2, options=_BOTH)),
+        ("fwd", 16, 96): (*(C(128, 64, 4, 2, options=_BOTH),) * 4, C(128, 32, 4, 2)),
+        ("fwd", 16, 128): (
+            C(128, 32, 4, 2, options=_BOTH),
+            C(128, 32, 4, 2, options=_BOTH),
+            C(128, 32, 4, 2),
+            C(128, 32, 4, 2, options=_BOTH),
+            C(128, 32, 4, 2),
+        ),
+        ("fwd", 16, 192): (C(128, 32, 4, 2, options=_BOTH),),
+        ("fwd", 16, 256): (C(128, 32, 4, 2, options=_BOTH),),
         ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
         ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
         ("fwd", 32, 256): (C(64, 32, 4),),
-        ("bwd-dkdv", 16, 32): (C(32, 128, 4), C(32, 128, 4), C(16, 128, 4), C(32, 128, 4), C(16, 128, 4)),
-        ("bwd-dkdv", 16, 64): (C(16, 128, 4),),
-        ("bwd-dkdv", 16, 96): (C(16, 128, 4), C(16, 128, 4, 2), C(16, 64, 4), C(16, 128, 4), C(16, 64, 4)),
+        ("bwd-dkdv", 16, 32): (C(16, 128, 2, 2, options=_16), *(C(16, 64, 2, 2, options=_16),) * 3, C(16, 128, 4)),
+        ("bwd-dkdv", 16, 64): (*(C(16, 64, 2, 2, options=_16 + _BOTH),) * 4, C(16, 128, 4)),
+        ("bwd-dkdv", 16, 96): (C(16, 64, 2, 2, options=_BOTH),),
         ("bwd-dkdv", 16, 128): (
-            C(32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
-            C(16, 128, 4),
-            C(32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
+            C(16, 128, 4, 2, options=_BOTH),
+            C(32, 64, 2, options=_16),
+            C(32, 64, 2, options=_16),
+            C(16, 128, 4, 2, options=_BOTH),
+            C(32, 128, 4, options=_16),
         ),
-        ("bwd-dkdv", 16, 192): (*(C(16, 64, 4, 2),) * 4, C(16, 64, 4)),
-        ("bwd-dkdv", 16, 256): (C(16, 64, 4),),
+        ("bwd-dkdv", 16, 192): (C(16, 64, 4, 2, options=_BOTH),),
+        ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4), C(16, 64, 4, options=_BOTH), C(16, 64, 4)),
         ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
         ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
         ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
         ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
-        ("bwd-dq", 16, 32): (C(128, 64, 4, 2), C(128, 32, 4, 2), C(128, 32, 4)),
-        ("bwd-dq", 16, 64): (C(128, 64, 4), C(128, 32, 4, 2), C(128, 32, 4, 2), C(128, 64, 4), C(128, 32, 4, 2)),
-        ("bwd-dq", 16, 96): (C(128, 32, 4),),
-        ("bwd-dq", 16, 128): (C(128, 32, 4), C(128, 16, 4)),
-        ("bwd-dq", 16, 192): (*(C(64, 16, 4),) * 4, C(128, 16, 4)),
-        ("bwd-dq", 16, 256): (C(64, 16, 4),),
+        ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=_BOTH),),
+        ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=_BOTH),),
+        ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=_BOTH),),
+        ("bwd-dq", 16, 128): (
+            C(128, 32, 4),
+            *(C(64, 16, 2, 2, options=_BOTH),) * 3,
+            C(64, 32, 2, 2, options=_BOTH),
+        ),
+        ("bwd-dq", 16, 192): (*(C(128, 32, 4, 2, options=_BOTH),) * 4, C(64, 32, 2, 2, options=_BOTH)),
+        ("bwd-dq", 16, 256): (C(128, 16, 4, 2, options=_BOTH),),
         ("bwd-dq", 32, 32): (C(64, 64, 4),),
         ("bwd-dq", 32, 64): (C(64, 32, 4),),
         ("bwd-dq", 32, 128): (C(64, 32, 4),),
         ("bwd-dq", 32, 256): (C(32, 16, 4),),
+    },
+    "gfx942": {
+        ("bwd-dkdv", 16, 256): (
+            C(32, 64, 4, options=_16),
+            C(32, 64, 4, options=_16),
+            C(16, 64, 4, options=_BOTH),
+            C(32, 64, 4, options=_16),
+            C(16, 64, 4),
+        ),
+    },
+    "gfx950": {
+        ("bwd-dkdv", 16, 128): (*(C(16, 64, 2, 2, options=_BOTH),) * 4, C(16, 64, 2, 2, options=_16 + _BOTH)),
+        ("bwd-dkdv", 16, 256): (C(16, 64, 4, 2, options=_16 + _BOTH),),
+        ("bwd-dq", 16, 128): (
+            C(128, 32, 4, 2, options=_BOTH),
+            *(C(64, 16, 2, 2, options=_BOTH),) * 3,
+            C(64, 32, 2, 2, options=_BOTH),
+        ),
     },
     "rdna2": {
         ("fwd", 16, 32): (C(64, 16, 8, depth=16),),
