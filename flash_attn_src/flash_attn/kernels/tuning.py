@@ -11,11 +11,11 @@ of its own where another tile gains half there. Two stages, so that a wave's loa
 are worth more than a second wave on the SIMD; two warps, of which fewer wait for each other, more than four; and in
 nearly all AMD's orders of the instructions. No kernel spills a vector register to memory in code of Triton 3.7.1; other
 Tritons spill with tiles of more than 400 registers.
-rdna3, 16-bit types: no such GPU was at hand. Of a list of tiles, that whose busiest unit is busy for the fewest cycles
-by the same tool (bf16, plain) on gfx1100: all columns of a score row in one warp, else P goes through LDS, and no more
-warps than a product has rows of tiles, else they repeat each other's. Other kinds take the same tile where it spills no
-more. The forward of dim 256 and dk and dv of 128 spill up to 56 registers, which is counted. Dim 32, and the rest of
-192 and 256, are of an earlier count of the main loop's instructions.
+rdna3, 16-bit types: no such GPU was at hand. The same, plain on gfx1100 alone; other kinds take the same tile where it
+spills no more, or gains half with what it spills. The forward of dim 256 spills up to 56 registers, dk and dv of 128 up
+to 39 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and with dropout dk and dv up to 96, have a tile that an
+earlier count of units chose: all columns of a score row in one warp, else P goes through LDS, and no more warps than a
+product has rows of tiles, else they repeat each other's.
 rdna2, fp32: no such GPU was at hand either. The largest tile of a list whose compiled code spills no vector register to
 memory; of kind `any`, backward, every one does on rdna2 with dims 192 and 256 or fp16 and 128, and on rdna3 with fp32
 and 192, or 16 bits and 64 to 128: what is there spills least. rdna2 has no matrix cores: a thread keeps whole rows of
@@ -263,10 +263,11 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
     },
     "rdna3": {
-        ("fwd", 16, 32): (C(128, 32, 8),),
-        ("fwd", 16, 64): (C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8), C(128, 32, 8, depth=32)),
-        ("fwd", 16, 96): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=32)),
+        ("fwd", 16, 32): (C(64, 32, 4, 2),),
+        ("fwd", 16, 64): (*(C(64, 32, 4, 2),) * 4, C(128, 32, 8, depth=32)),
+        ("fwd", 16, 96): (*(C(64, 32, 4),) * 4, C(64, 32, 8, depth=32)),
         ("fwd", 16, 128): (C(64, 32, 4), *(C(128, 32, 8),) * 3, C(64, 32, 8, depth=64)),
+        ("fwd", 16, 192): (C(64, 32, 8, 2, depth=32),),
         ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
         ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
         ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
@@ -277,11 +278,23 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 64): (C(128, 16, 8, depth=32),),
         ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
         ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
-        ("bwd-dkdv", 16, 32): (C(32, 32, 4),),
-        ("bwd-dkdv", 16, 64): (C(32, 32, 4, depth=32), C(32, 32, 8, depth=32)),
-        ("bwd-dkdv", 16, 96): (*(C(32, 64, 8, depth=32),) * 4, C(16, 32, 8, depth=16)),
+        ("bwd-dkdv", 16, 32): (C(32, 64, 4), C(32, 64, 4), C(32, 32, 4), C(32, 64, 4), C(32, 32, 4)),
+        ("bwd-dkdv", 16, 64): (
+            C(32, 64, 4, 2, depth=32),
+            C(32, 64, 4, 2, depth=32),
+            C(32, 32, 8, depth=32),
+            C(32, 64, 4, 2, depth=32),
+            C(32, 32, 8, depth=32),
+        ),
+        ("bwd-dkdv", 16, 96): (
+            C(16, 64, 4, 2, depth=32),
+            C(16, 64, 4, 2, depth=32),
+            C(32, 64, 8, depth=32),
+            C(16, 64, 4, 2, depth=32),
+            C(16, 32, 8, depth=16),
+        ),
         ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16),) * 4, C(16, 32, 8, depth=16)),
-        ("bwd-dkdv", 16, 192): (*(C(16, 32, 8, depth=16),) * 4, C(16, 16, 4, depth=16)),
+        ("bwd-dkdv", 16, 192): (*(C(16, 32, 4, 2, depth=32),) * 4, C(16, 16, 4, depth=16)),
         ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
         ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
         ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
@@ -289,7 +302,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 192): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=64)),
         ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
         ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
-        ("bwd-dq", 16, 64): (*(C(64, 32, 4, depth=32),) * 4, C(32, 32, 8, depth=32)),
+        ("bwd-dq", 16, 64): (*(C(64, 16, 4),) * 4, C(32, 32, 8, depth=32)),
         ("bwd-dq", 16, 128): (
             C(64, 32, 4, depth=32),
             C(64, 32, 4, depth=32),
@@ -298,7 +311,13 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
             C(16, 16, 8, depth=16),
         ),
         ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=32),) * 4, C(32, 16, 8, depth=16)),
-        ("bwd-dq", 16, 256): (C(32, 16, 8, depth=32),),
+        ("bwd-dq", 16, 256): (
+            C(32, 16, 4, 2, depth=32),
+            C(32, 16, 4, 2, depth=32),
+            C(32, 16, 8, depth=32),
+            C(32, 16, 4, 2, depth=32),
+            C(32, 16, 8, depth=32),
+        ),
         ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),
         ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
         ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
