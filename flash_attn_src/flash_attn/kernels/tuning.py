@@ -7,10 +7,11 @@ a tile of their own, of dim 32 plain alone); fp16 follows bf16, fp32 by size.
 cdna, 16-bit types: no such GPU was at hand. Of a list of tiles, that with the fewest cycles by the clock of
 `flash_attn_src/tests/count_cycles.py`, with loads of 500 and of 900: for each kind in bf16 (`any`: dropout with ALiBi,
 not of dim 32), on gfx942, which counts twice, gfx90a and gfx950; fp16 was compiled for its registers. A target has rows
-of its own where another tile gains half there. Two stages, so that a wave's loads run under its own arithmetic,
-are worth more than a second wave on the SIMD; two warps, of which fewer wait for each other, more than four; and in
-nearly all AMD's orders of the instructions. No kernel spills a vector register to memory in code of Triton 3.7.1; other
-Tritons spill with tiles of more than 400 registers.
+of its own where another tile gains a third there. Of nearly equal ones that whose reads of shared memory wait less for
+its banks (plain backward of 64). Two stages, so that a wave's loads run under its own arithmetic, are worth more than a
+second wave on the SIMD; two warps, of which fewer wait for each other, more than four; and in nearly all AMD's orders
+of the instructions. No kernel spills a vector register to memory in code of Triton 3.7.1; in that of others some that
+take more than 300 registers do.
 rdna3, 16-bit types: no such GPU was at hand. The same, plain on gfx1100 alone; other kinds take the same tile where it
 spills no more, or gains half with what it spills. The forward of dim 256 spills up to 56 registers, dk and dv of 128 up
 to 39 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and with dropout dk and dv up to 96, have a tile that an
@@ -188,7 +189,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
         ("fwd", 32, 256): (C(64, 32, 4),),
         ("bwd-dkdv", 16, 32): (C(16, 128, 2, 2, options=_16), *(C(16, 64, 2, 2, options=_16),) * 3, C(16, 128, 4)),
-        ("bwd-dkdv", 16, 64): (*(C(16, 64, 2, 2, options=_16 + _BOTH),) * 4, C(16, 128, 4)),
+        ("bwd-dkdv", 16, 64): (C(32, 64, 2), *(C(16, 64, 2, 2, options=_16 + _BOTH),) * 3, C(16, 128, 4)),
         ("bwd-dkdv", 16, 96): (C(16, 64, 2, 2, options=_BOTH),),
         ("bwd-dkdv", 16, 128): (
             C(16, 128, 4, 2, options=_BOTH),
@@ -204,7 +205,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
         ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
         ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
         ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=_BOTH),),
-        ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=_BOTH),),
+        ("bwd-dq", 16, 64): (C(128, 64, 4), *(C(64, 32, 2, 2, options=_BOTH),) * 4),
         ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=_BOTH),),
         ("bwd-dq", 16, 128): (
             C(128, 32, 4),
@@ -230,6 +231,7 @@ _TABLE: dict[str, dict[tuple[str, int, int], tuple[Config, ...]]] = {
     "gfx950": {
         ("bwd-dkdv", 16, 128): (*(C(16, 64, 2, 2, options=_BOTH),) * 4, C(16, 64, 2, 2, options=_16 + _BOTH)),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4, 2, options=_16 + _BOTH),),
+        ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=_BOTH),),
         ("bwd-dq", 16, 128): (
             C(128, 32, 4, 2, options=_BOTH),
             *(C(64, 16, 2, 2, options=_BOTH),) * 3,
