@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path.insert(0, str(ROOT / "flash_attn_src"))
 
-from flash_attn.runtime import troubles  # noqa: E402
+from flash_attn.diagnosis import troubles  # noqa: E402
 
 HEAD = """\
 # Troubleshooting
@@ -30,7 +30,7 @@ X.Y and GFX stand for versions and a GPU target that it fills in.
 
 No AMD GPU was there when this was written: what the doctor says of one is tested with made-up machines.
 
-<!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/runtime/troubles.py -->
+<!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 
 """
 

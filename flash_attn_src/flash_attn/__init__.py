@@ -12,6 +12,7 @@ __version__ = _build.version
 # The doctor has to run where torch is missing or broken. While Python looks for a module to run, argv is ["-m", ...].
 if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
     try:
+        from flash_attn.diagnosis.info import backend_info
         from flash_attn.flash_attn_interface import (
             flash_attn_func,
             flash_attn_kvpacked_func,
@@ -27,7 +28,6 @@ if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
             flash_attn_varlen_fp8_func,
             flash_attn_varlen_qkvpacked_fp8_func,
         )
-        from flash_attn.runtime.info import backend_info
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flash_attn import doctor
-from flash_attn.runtime import store, survey
+from flash_attn.diagnosis import doctor, findings, survey
+from flash_attn.diagnosis.survey import Access, Facts
+from flash_attn.diagnosis.troubles import TROUBLES
+from flash_attn.runtime import store
 from flash_attn.runtime.build_info import BuildInfo
-from flash_attn.runtime.survey import Access, Facts
-from flash_attn.runtime.troubles import TROUBLES
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _BUILD = BuildInfo(label="rocm62torch2.5triton", targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2")
@@ -99,8 +99,8 @@ CASES: list[tuple[str, Facts, str]] = [
         probed(devices=[{"name": "Radeon", "target": "gfx1100", "memory_mib": 1}]),
         "PYTORCH_ROCM_ARCH=gfx1100",
     ),
-    ("triton-not-selected", replace(HEALTHY, variables={doctor.TRITON: "FALSE"}), "asks for Composable Kernel"),
-    ("triton-not-selected", replace(HEALTHY, variables={doctor.TRITON: "triton"}), "neither TRUE nor FALSE"),
+    ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "FALSE"}), "asks for Composable Kernel"),
+    ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "triton"}), "neither TRUE nor FALSE"),
     ("call-failed", probed(call={**_CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
     ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
@@ -126,7 +126,7 @@ LOGS = {
 
 @pytest.mark.parametrize(("key", "facts", "said"), CASES, ids=[f"{key}-{i}" for i, (key, _, _) in enumerate(CASES)])
 def test_it_finds(key: str, facts: Facts, said: str) -> None:
-    found = doctor.examine(facts)
+    found = findings.examine(facts)
     assert [finding.key for finding in found] == [key]
     assert said.replace("'", "") in f"{found[0].what} {found[0].remedy}".replace("'", "")
     assert found[0].remedy
@@ -136,7 +136,7 @@ def test_it_finds(key: str, facts: Facts, said: str) -> None:
 def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
     info = {"problems": ["no GPU driver: libamdhip64 is not there"]}
     for facts in (torch("2.5.1", cuda="12.4", devices=[], info=info), torch("2.5.1+cpu", devices=[], info=info)):
-        assert len(found := doctor.examine(facts)) == 1
+        assert len(found := findings.examine(facts)) == 1
         assert found[0].key.startswith("torch-")
 
 
@@ -146,7 +146,7 @@ def test_every_trouble_has_a_case() -> None:
 
 
 def test_a_healthy_machine_has_nothing_wrong() -> None:
-    assert doctor.examine(HEALTHY) == []
+    assert findings.examine(HEALTHY) == []
     page = doctor.report(HEALTHY)
     for part in (
         "2.8.3+rocm62torch2.5triton",
@@ -157,10 +157,10 @@ def test_a_healthy_machine_has_nothing_wrong() -> None:
     ):
         assert part in page
     # Another GPU may be another user's.
-    assert doctor.examine(replace(HEALTHY, render=(*HEALTHY.render, _DENIED))) == []
+    assert findings.examine(replace(HEALTHY, render=(*HEALTHY.render, _DENIED))) == []
     # A source tree on a machine without a GPU is no fault.
     plain = {"torch": {"version": "2.13.0+cpu", "hip": None, "cuda": None}, "devices": [], "call": _CALL}
-    assert doctor.examine(Facts(probe=plain)) == []
+    assert findings.examine(Facts(probe=plain)) == []
     assert "2.8.3, a source tree in" in doctor.report(Facts(probe=plain))
 
 
@@ -168,7 +168,7 @@ def test_what_pip_compiled_for_amd_gpus_wants_torch_for_rocm() -> None:
     built = BuildInfo(targets=("gfx942",), python="3.11", compiler="triton 3.7.1")
     driver = {"launcher": None, "problems": ["no GPU driver: no CUDA driver; install the NVIDIA driver"]}
     facts = replace(torch("2.5.1+cu124", cuda="12.4", devices=[], info=driver), build=built)
-    (finding,) = doctor.examine(facts)
+    (finding,) = findings.examine(facts)
     assert finding.key == "torch-cuda"
     assert finding.what == "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not"
     assert "2.8.3, built by pip in" in doctor.report(facts)
@@ -178,8 +178,8 @@ def test_what_pip_compiled_for_amd_gpus_wants_torch_for_rocm() -> None:
 @pytest.mark.parametrize("key", LOGS)
 def test_it_reads_a_log(key: str) -> None:
     log = f"[1/9] compiling\n{LOGS[key]}\nninja: build stopped\n"
-    assert [finding.key for finding in doctor.examine(replace(HEALTHY, log=log))] == [key]
-    assert doctor.examine(replace(HEALTHY, log="[1/9] compiling\nSuccessfully built flash_attn\n")) == []
+    assert [finding.key for finding in findings.examine(replace(HEALTHY, log=log))] == [key]
+    assert findings.examine(replace(HEALTHY, log="[1/9] compiling\nSuccessfully built flash_attn\n")) == []
 
 
 def test_what_a_wheel_lacks(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ os._exit(1)"""
 
 def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:
     versions = pytest.importorskip("rocm_wheels.versions")
-    assert max(each.job_memory_mib for each in versions.load().backends.values()) == doctor.JOB_MIB
+    assert max(each.job_memory_mib for each in versions.load().backends.values()) == findings.JOB_MIB
 
 
 @pytest.fixture(scope="module")

@@ -182,19 +182,6 @@ int flash_attn_ck_plan_backward(const flash_attn_ck_backward* parameters, flash_
     return end(check, *plan);
 }
 
-void flash_attn_ck_decode_workspace(const flash_attn_ck_decode* parameters, int64_t* split_out, int64_t* split_lse)
-{
-    flash_attn_ck_plan plan;
-    Checker check(plan);
-    check.shape(parameters->shape, true);
-    check.rows(parameters->total_q);
-    *split_lse = *split_out = 0;
-    if(!check.ok() || parameters->num_splits < 1 || parameters->num_splits > FLASH_ATTN_CK_MAX_SPLITS)
-        return;
-    *split_lse = parameters->num_splits * SplitSums(*parameters).split * 4;
-    *split_out = *split_lse * parameters->shape.head_dim;
-}
-
 int flash_attn_ck_plan_decode(const flash_attn_ck_decode* parameters, flash_attn_ck_plan* plan)
 {
     const auto& p  = *parameters;

@@ -114,7 +114,7 @@ typedef struct flash_attn_ck_decode {
     int32_t seqlen_new, page_size;
     int32_t num_splits;                /* 1 to FLASH_ATTN_CK_MAX_SPLITS */
     int32_t reserved;
-    float *split_out, *split_lse;      /* workspaces: flash_attn_ck_decode_workspace() */
+    float *split_out, *split_lse;      /* workspaces in fp32: num_splits times the elements of out, of lse */
 } flash_attn_ck_decode;
 
 typedef struct flash_attn_ck_launch {
@@ -146,9 +146,6 @@ FLASH_ATTN_CK_API int flash_attn_ck_plan_decode(const flash_attn_ck_decode *, fl
 
 /* Bytes of dq_sum, from the shape, total_q and deterministic; 0 where they are not valid. */
 FLASH_ATTN_CK_API int64_t flash_attn_ck_backward_workspace(const flash_attn_ck_backward *);
-
-/* Bytes of split_out and of split_lse, from the shape, total_q and num_splits; 0 and 0 where they are not valid. */
-FLASH_ATTN_CK_API void flash_attn_ck_decode_workspace(const flash_attn_ck_decode *, int64_t *split_out, int64_t *split_lse);
 
 /* The name of the kernel number `index` that a plan may hold, NULL from the last on; its argument bytes. */
 FLASH_ATTN_CK_API const char *flash_attn_ck_kernel(uint32_t index, uint32_t *argument_bytes);

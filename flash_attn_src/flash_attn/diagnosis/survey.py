@@ -39,7 +39,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything the doctor knows. `probe` is what runtime/probe.py answered, its lines merged.
+    """Everything the doctor knows. `probe` is what diagnosis/probe.py answered, its lines merged.
 
     `died` says how the probe ended where it did not end by itself. `lacking` are files that the wheel should have.
     """

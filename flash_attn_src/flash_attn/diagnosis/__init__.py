@@ -1,0 +1,1 @@
+"""What an installation is, whether it works, and what to do where it does not."""

@@ -1,0 +1,86 @@
+"""Says what is wrong with this installation and what to do: `python -m flash_attn.doctor`.
+
+It prints what a bug report needs, runs one forward and one backward in a separate process, and ends with a remedy for
+each problem that it finds. Exit code 0: nothing is wrong; 1: something is. --log reads the log of a failed build too,
+and --json is for programs. It runs without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from flash_attn.diagnosis import survey
+from flash_attn.diagnosis.findings import examine, hip_runtimes
+from flash_attn.diagnosis.survey import Facts
+from flash_attn.diagnosis.troubles import BY_KEY
+
+
+def report(facts: Facts) -> str:
+    """What a report of a bug needs, as lines."""
+    build, probe = facts.build, facts.probe
+    torch, call = probe.get("torch"), probe.get("call")
+    devices = probe.get("devices", [])
+    origin = "built by pip" if build.python else "a source tree"
+    label = f"{build.version}+{build.label}" if build.label else f"{build.version}, {origin}"
+    lines = [
+        ("flash_attn", f"{label} in {facts.location}"),
+        ("backend", f"{build.backend}, compiled by {build.compiler}" if build.compiler else build.backend),
+        ("targets", ", ".join(build.targets) or "none: kernels are compiled by Triton at their first call"),
+        ("python", facts.python),
+        ("torch", f"{torch['version']}, HIP {torch['hip']}, CUDA {torch['cuda']}" if torch else "none that loads"),
+        ("triton", ", ".join(f"{name} {version}" for name, version in facts.tritons.items()) or "none"),
+        ("system", facts.system),
+        ("driver", facts.driver or "none"),
+        *(("device", f"{each['name']}, {each['target']}, {each['memory_mib']} MiB") for each in devices or ()),
+        *(() if devices else (("device", "none"),)),
+        *(
+            (each.path, f"{each.owner}:{each.group} {each.mode}, {'allowed' if each.allowed else 'denied'}")
+            for each in (facts.kfd, *facts.render)
+            if each is not None
+        ),
+        *(() if facts.kfd else ((str(survey.KFD), "not there"),)),
+        ("user", facts.user),
+        ("library", probe.get("info", {}).get("launcher") or "no driver library is used"),
+        *(("HIP runtime", path) for path in hip_runtimes(probe.get("libraries", ()))),
+        *(("variable", f"{name}={value}") for name, value in facts.variables.items()),
+    ]
+    if call is not None:
+        for way in ("forward", "backward"):
+            text = (
+                f"{call[f'{way}_ms']:.1f} ms at first, error {call[f'{way}_error']:.1e} (at most {call['limit']:.1e})"
+            )
+            lines.append((way, f"{text}, {call['backend']} on {call['device']}"))
+    return "\n".join(f"{name:<16}{value}" for name, value in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flash_attn.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print facts and findings as one JSON object")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="the log of a build that failed")
+    arguments = parser.parse_args(argv)
+    try:
+        log = arguments.log.read_text(encoding="utf-8", errors="replace") if arguments.log else ""
+    except OSError as error:
+        parser.error(f"--log {arguments.log}: {error.strerror}")
+    if not arguments.json:
+        print("looking; the first import of torch may take a while", file=sys.stderr, flush=True)
+    facts = survey.survey(log)
+    findings = examine(facts)
+    if arguments.json:
+        content = asdict(facts) | {"findings": [asdict(finding) for finding in findings]}
+        content.pop("log")
+        print(json.dumps(content, indent=1))
+    else:
+        print(report(facts))
+        for finding in findings:
+            print(f"\n{BY_KEY[finding.key].title}: {finding.what}\n  {finding.remedy}")
+        if not findings:
+            print("\nnothing is wrong")
+    return 1 if findings else 0

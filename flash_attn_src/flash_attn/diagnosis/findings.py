@@ -1,0 +1,138 @@
+"""The findings of the doctor: which troubles of the table the facts of a machine show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flash_attn.diagnosis.survey import Facts
+from flash_attn.diagnosis.troubles import NAMES, TROUBLES
+
+TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+# Of the largest compiler process, as rocm_wheels/versions.toml has it.
+JOB_MIB = 1400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something wrong: a key of the table of troubles, what it is here, and what to do."""
+
+    key: str
+    what: str
+    remedy: str
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Everything wrong, in the order of the table: earlier ones explain later ones."""
+    found: dict[str, str] = {}
+    for examination in (_torch, _wheel, _machine, _backend, _call, _build):
+        for key, what in examination(facts):
+            found.setdefault(key, what)
+    if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
+        found.pop("no-driver", None)  # it is torch for ROCm that brings the driver library
+    targets = [device["target"] for device in facts.probe.get("devices", [])]
+    unserved = next((target for target in targets if target not in facts.build.targets), "")
+    known = {"torch": facts.build.torch_minor, "rocm": facts.build.rocm, "target": unserved}
+    names = {name: value or NAMES[name] for name, value in known.items()}
+    return [
+        Finding(key=trouble.key, what=found[trouble.key], remedy=trouble.remedy.format(**names))
+        for trouble in TROUBLES
+        if trouble.key in found
+    ]
+
+
+_Found = Iterator[tuple[str, str]]
+
+
+def _torch(facts: Facts) -> _Found:
+    if (error := facts.probe.get("torch_error")) is not None:
+        yield (
+            ("torch-broken", f"`import torch` fails: {error}") if error else ("torch-missing", "torch is not installed")
+        )
+    torch, build = facts.probe.get("torch"), facts.build
+    if torch is None:
+        return
+    if build.for_rocm and torch["hip"] is None:
+        kind = "cuda" if torch["cuda"] else "cpu"
+        with_cuda = f" (CUDA {torch['cuda']})" if torch["cuda"] else ""
+        rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
+        yield f"torch-{kind}", f"this wheel is for {rocm}, torch {torch['version']}{with_cuda} is not"
+    minor = ".".join(torch["version"].split(".")[:2])
+    if build.torch_minor and minor != build.torch_minor:
+        yield "torch-minor", f"this wheel is for torch {build.torch_minor}, torch {torch['version']} is installed"
+    hip = ".".join((torch["hip"] or "").split(".")[:2])
+    if build.rocm and hip and hip != build.rocm:
+        yield "rocm-mismatch", f"this wheel is for ROCm {build.rocm}, torch is built for ROCm {hip}"
+
+
+def _wheel(facts: Facts) -> _Found:
+    if facts.lacking:
+        yield "wheel-incomplete", f"{facts.location} lacks {', '.join(facts.lacking)}"
+    if facts.installed is not None and facts.installed != facts.location:
+        yield "shadowed", f"{facts.location} is imported, the wheel is installed in {facts.installed}"
+    if len(facts.tritons) > 1:
+        named = ", ".join(f"{name} {version}" for name, version in facts.tritons.items())
+        yield "two-tritons", f"{named} are all installed, and share one module"
+
+
+def _machine(facts: Facts) -> _Found:
+    denied = [each for each in (facts.kfd, *facts.render) if each is not None and not each.allowed]
+    hip = (facts.probe.get("torch") or {}).get("hip")
+    if (hip or facts.build.for_rocm) and denied and not facts.probe.get("devices"):
+        named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
+        yield "no-permission", f"{facts.user} may not read and write {named}"
+    elif hip and not facts.probe.get("devices"):
+        hidden = [name for name in facts.variables if name.endswith("_VISIBLE_DEVICES")]
+        there = "/dev/kfd is there" if facts.kfd else "there is no /dev/kfd"
+        yield "no-device", f"torch sees no GPU; {there}{', and ' + ', '.join(hidden) + ' is set' if hidden else ''}"
+    runtimes = hip_runtimes(facts.probe.get("libraries", ()))
+    if len(runtimes) > 1:
+        yield "two-hip-runtimes", f"one process has loaded {' and '.join(runtimes)}"
+
+
+def hip_runtimes(maps: Sequence[str]) -> list[str]:
+    """The files of libamdhip64 in lines of /proc/self/maps: each a runtime of its own."""
+    paths = {line.split(maxsplit=5)[5] for line in maps if "libamdhip64" in line}
+    return sorted({str(Path(path).resolve()) for path in paths})
+
+
+def _backend(facts: Facts) -> _Found:
+    asked = facts.variables.get(TRITON, "").strip().upper()
+    if asked not in ("", "0", "1", "FALSE", "TRUE"):
+        yield "triton-not-selected", f"{TRITON}={asked} is neither TRUE nor FALSE"
+    elif asked in ("0", "FALSE") and facts.build.backend != "ck":
+        yield "triton-not-selected", f"{TRITON}={asked} asks for Composable Kernel, which this wheel does not have"
+    devices = facts.probe.get("devices", [])
+    unserved = sorted({device["target"] for device in devices} - set(facts.build.targets))
+    if facts.build.targets and unserved:
+        yield "target-missing", f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
+    problems = facts.probe.get("info", {}).get("problems", [])
+    if drivers := [problem for problem in problems if "no GPU driver" in problem]:
+        yield "no-driver", drivers[0]
+    if broken := [problem for problem in problems if "reinstall the wheel" in problem]:
+        yield "wheel-incomplete", broken[0]
+
+
+def _call(facts: Facts) -> _Found:
+    call = facts.probe.get("call")
+    if "error" in facts.probe:
+        yield "call-failed", facts.probe["error"]
+    elif facts.died:
+        yield "call-failed", f"the process that tried {facts.died}"
+    elif call is not None:
+        for way in ("forward", "backward"):
+            if not call[f"{way}_error"] <= call["limit"]:
+                error = f"{call[f'{way}_error']:.1e}, at most {call['limit']:.1e}"
+                yield "call-failed", f"the {way} by {call['backend']} is wrong: error {error}"
+
+
+def _build(facts: Facts) -> _Found:
+    jobs = facts.variables.get("MAX_JOBS", "")
+    needed = int(jobs) * JOB_MIB if jobs.isdecimal() and int(jobs) > 1 else 0
+    if facts.memory_mib and needed > facts.memory_mib:
+        yield "build-memory", f"MAX_JOBS={jobs} compilers take up to {needed} MiB, {facts.memory_mib} MiB are free"
+    for trouble in TROUBLES:
+        if trouble.log and (match := re.search(f".*(?:{trouble.log}).*", facts.log)):
+            yield trouble.key, f"the log says: {match[0].strip()[:200]}"
