@@ -21,7 +21,7 @@ from launcher_cases import CASES
 from rocm_wheels import launcher
 from rocm_wheels.errors import CompileFailed, MissingTool
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parent / "support"
 OTHER_PYTHONS = ("3.10", "3.12", "3.13")
 
 
@@ -61,7 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Built:
         environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache / "zig")}
         environment["ZIG_LOCAL_CACHE_DIR"] = str(cache / "zig")
         command = [*zig, "fake_driver.c", "-o", str(library)]
-        subprocess.run(command, cwd=TESTS, env=environment, check=True)
+        subprocess.run(command, cwd=SUPPORT, env=environment, check=True)
         return library
 
     return Built(
@@ -93,7 +93,7 @@ def run_code(built: Built, code: str, *, library_path: Path | None = None) -> st
 
 def run_cases(built: Built, platform: str, *names: str, python: str = sys.executable) -> list[str]:
     library = {"hip": built.hip, "cuda": built.cuda}[platform]
-    arguments = [str(TESTS / "launcher_cases.py"), platform, str(built.modules), str(library), *names]
+    arguments = [str(SUPPORT / "launcher_cases.py"), platform, str(built.modules), str(library), *names]
     done = run(built, *arguments, python=python, library_path=library.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

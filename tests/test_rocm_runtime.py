@@ -8,14 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from amdgpu import hip
 
+from amdgpu_simulator.hip import process as hip
 from rocm_wheels import kernels
 from rocm_wheels.sources import ROOT
 
 # Kept from run to run: what is in it depends on its key alone.
 CACHE = ROOT / "build" / "test-cache"
 RELEASE = "6.4"
+CASES = "tests/support/hip_cases.py"
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,13 @@ def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variable
 
 @pytest.mark.usefixtures("_runtime")
 def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: Path) -> None:
-    cases = ("tests/hip_cases.py", "-k", "not refused")
+    cases = (CASES, "-k", "not refused")
     assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(kernel_store))
 
 
 @pytest.mark.usefixtures("_runtime")
 def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
-    assert "1 passed" in run(tmp_path, "gfx1100", "tests/hip_cases.py", "-k", "refused", STORE=str(kernel_store))
+    assert "1 passed" in run(tmp_path, "gfx1100", CASES, "-k", "refused", STORE=str(kernel_store))
 
 
 @pytest.mark.usefixtures("_runtime")
@@ -63,7 +64,7 @@ def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
     """Two of one code object: it once lacked a section that the loader needs."""
     only = "dot-bf16-d32-*"
     path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
-    assert "1 passed" in run(tmp_path, "gfx942", "tests/hip_cases.py", "-k", "every_kernel", STORE=str(path))
+    assert "1 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel", STORE=str(path))
 
 
 @pytest.mark.usefixtures("_runtime")

@@ -8,9 +8,10 @@ In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,
 compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention.
 
 Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: `cycles` of a
-compute unit that is full of work groups which take turns, with loads that take so long (`tests/amdgpu/timeline.py`);
-then those that each unit is busy, the matrix and vector units of a SIMD, shared memory and the cache of global memory
-(`tests/amdgpu/cycles.py`). They say which tiles to try on a GPU, and what holds one up; not how long a call takes.
+compute unit that is full of work groups which take turns, with loads that take so long
+(`amdgpu_simulator/clock/timeline.py`); then those that each unit is busy, the matrix and vector units of a SIMD, shared
+memory and the cache of global memory (`amdgpu_simulator/clock/cycles.py`). They say which tiles to try on a GPU, and
+what holds one up; not how long a call takes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Any, NamedTuple
 import conftest  # noqa: F401 - puts the sources on the path
 import simulated_gpu
 import torch
-from amdgpu import assembly, cycles, timeline
 from flash_attn import flash_attn_func
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
 
+from amdgpu_simulator.clock import cycles, timeline
+from amdgpu_simulator.isa import assembly
 from rocm_wheels import versions
 from rocm_wheels.errors import CompileFailed
 from rocm_wheels.targets import wavefront

@@ -5,7 +5,8 @@
     simulated_gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
 
 Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
-the simulator's, `tests/amdgpu`; in a process that `amdgpu/hip.py` runs the launcher and AMD's runtime are a user's too.
+the simulator's, `amdgpu_simulator`. In a process that `amdgpu_simulator/hip/process.py` runs, the launcher and AMD's
+runtime are a user's too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from amdgpu import assembly, machine, packets, through_hip
 from flash_attn import custom_ops, dispatch, dropout_op, fp8_op, kvcache_op
 from flash_attn.backends import triton, triton_fp8, triton_kernels
 from flash_attn.kernels.tuning import Config
@@ -34,6 +34,8 @@ from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.variants import Variant, fp8_format
 
+from amdgpu_simulator.hip import packets, through_hip
+from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels import ck_compiler, ck_instances, ck_sources, sources, triton_compiler
 
 _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}

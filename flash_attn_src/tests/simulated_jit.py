@@ -17,11 +17,13 @@ from unittest import mock
 
 import torch
 import triton
-from amdgpu import assembly, machine, packets
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant
 from triton.backends.compiler import GPUTarget
+
+from amdgpu_simulator.hip import packets
+from amdgpu_simulator.isa import assembly, machine
 
 _FORMS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 

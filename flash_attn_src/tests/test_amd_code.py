@@ -14,13 +14,14 @@ import ck_interpreter
 import pytest
 import simulated_gpu
 import torch
-from amdgpu import assembly, cycles
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.runtime import ck_planner, recording
 from reference import attention
 
+from amdgpu_simulator.clock import cycles
+from amdgpu_simulator.isa import assembly
 from rocm_wheels import ck_planner as build
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.

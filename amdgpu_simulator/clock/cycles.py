@@ -21,9 +21,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from amdgpu.assembly import Instruction, Kernel
-from amdgpu.machine import Program, Step
-from amdgpu.wave import Array, Wave
+from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.machine import Program, Step
+from amdgpu_simulator.isa.wave import Array, Wave
 
 _MATRIX = re.compile(r"v_(?:mfma|wmma)_\w+?_(\d+)x(\d+)x(\d+)_?(\w+)")
 _SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(lo|hi)_|v_mad_u64")

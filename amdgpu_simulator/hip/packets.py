@@ -1,4 +1,4 @@
-"""Kernels as they arrive in the queues of a pretended GPU, in a process that `hip.py` runs.
+"""Kernels as they arrive in the queues of a pretended GPU, in a process that `process.py` runs.
 
 Sources: HSA Platform System Architecture, "Kernel dispatch packet"; LLVM, "User Guide for AMDGPU Backend", "Kernel
 Descriptor".

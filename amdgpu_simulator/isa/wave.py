@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amdgpu.waits import Queues
+from amdgpu_simulator.isa.waits import Queues
 
 if TYPE_CHECKING:
-    from amdgpu.memory import Memory
-    from amdgpu.shared import Shared
+    from amdgpu_simulator.isa.memory import Memory
+    from amdgpu_simulator.isa.shared import Shared
 
 # numpy's arrays of 32 or 64 lanes; a closer type would be lost in every expression.
 Array = Any

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from amdgpu.assembly import Instruction
+from amdgpu_simulator.isa.assembly import Instruction
 
 if TYPE_CHECKING:
-    from amdgpu.wave import Wave
+    from amdgpu_simulator.isa.wave import Wave
 
 _ALL = 0
 

@@ -1,6 +1,6 @@
 """What AMD's own runtime makes of the launcher and of every kernel of a store, whose archive is STORE.
 
-test_rocm_runtime.py runs it, in processes that `amdgpu/hip.py` starts.
+test_rocm_runtime.py runs it, in processes that `amdgpu_simulator/hip/process.py` starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amdgpu import packets, through_hip
+
+from amdgpu_simulator.hip import packets, through_hip
 
 FORMS = {"P": "Q", "i": "i", "f": "f", "0": "Q"}
 BITS = {"P": 47, "i": 31, "f": 23}

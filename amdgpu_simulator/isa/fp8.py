@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import torch
 
-from amdgpu.assembly import Instruction
-from amdgpu.scalar import Execute
-from amdgpu.wave import Array, Wave, place, put, source
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.wave import Array, Wave, place, put, source
 
 _U32 = np.uint32
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu.assembly import Instruction
-from amdgpu.wave import WORD, Wave, scalar, scalar_place
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.wave import WORD, Wave, scalar, scalar_place
 
 Execute = Callable[[Wave], None]
 

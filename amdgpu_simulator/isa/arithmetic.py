@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu.wave import Array
+from amdgpu_simulator.isa.wave import Array
 
 _U32, _U64 = np.uint32, np.uint64
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from amdgpu import timeline
-from amdgpu.timeline import Executed
-from test_amdgpu import kernel, run
+
+from amdgpu_simulator.clock import timeline
+from amdgpu_simulator.clock.timeline import Executed
+from amdgpu_simulator.tests.test_isa import kernel, run
 
 NOTHING = (0, 0, 0)
 END = Executed("end", 0, (), (), NOTHING)

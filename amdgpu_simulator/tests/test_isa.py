@@ -6,11 +6,13 @@ import struct
 
 import numpy as np
 import pytest
-from amdgpu import assembly, cycles, machine
-from amdgpu.memory import Memory, MemoryFaultError
-from amdgpu.shared import Shared
-from amdgpu.waits import Operation
-from amdgpu.wave import Array
+
+from amdgpu_simulator.clock import cycles
+from amdgpu_simulator.isa import assembly, machine
+from amdgpu_simulator.isa.memory import Memory, MemoryFaultError
+from amdgpu_simulator.isa.shared import Shared
+from amdgpu_simulator.isa.waits import Operation
+from amdgpu_simulator.isa.wave import Array
 
 KERNEL = """
 \t.amdgcn_target "amdgcn-amd-amdhsa--{target}"

@@ -1,4 +1,4 @@
-"""Kernels that go through flash_attn's launcher and AMD's runtime, in a process that `amdgpu/hip.py` runs, and then are
+"""Kernels that go through flash_attn's launcher and AMD's runtime, in a process that `process.py` runs, and then are
 run by the simulator, with what their packets say."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from amdgpu import hip, machine, packets
+from amdgpu_simulator.hip import packets, process
+from amdgpu_simulator.isa import machine
 from rocm_wheels import launcher
 
 
@@ -21,7 +22,7 @@ from rocm_wheels import launcher
 def launcher_module() -> ModuleType:
     """The launcher of these sources, bound to the runtime that this process has loaded."""
     packets.runtime()
-    path = launcher.build(hip.CACHE / "launcher", cache=hip.CACHE.parent)
+    path = launcher.build(process.CACHE / "launcher", cache=process.CACHE.parent)
     spec = importlib.util.spec_from_file_location("_launcher", path)
     assert spec is not None
     assert spec.loader is not None

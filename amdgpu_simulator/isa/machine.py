@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from amdgpu import fp8, lanes, matrix, memory, scalar, shared, vector, waits
-from amdgpu.assembly import Instruction, Kernel
-from amdgpu.memory import PRIVATE, Memory
-from amdgpu.scalar import Execute
-from amdgpu.shared import Shared
-from amdgpu.wave import TTMP, VCC, Wave, register
+from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, vector, waits
+from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.memory import PRIVATE, Memory
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.shared import Shared
+from amdgpu_simulator.isa.wave import TTMP, VCC, Wave, register
 
 # Executes one instruction; at the end and at a barrier it says so.
 Step = Callable[[Wave], str | None]

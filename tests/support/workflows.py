@@ -22,7 +22,7 @@ import yaml
 
 from rocm_wheels import cli
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 WORKFLOWS = ROOT / ".github/workflows"
 EXPRESSION = re.compile(r"\$\{\{((?:(?!\}\}).)*)\}\}", re.DOTALL)
 _TOKEN = re.compile(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from amdgpu.assembly import Instruction
-from amdgpu.scalar import Execute
-from amdgpu.waits import Operation, counts_stores
-from amdgpu.wave import M0, Array, Wave, place, register, scalar, source
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.waits import Operation, counts_stores
+from amdgpu_simulator.isa.wave import M0, Array, Wave, place, register, scalar, source
 
 _U32, _U64 = np.uint32, np.uint64
 _OFF = "off"

@@ -1,6 +1,6 @@
 """Python with AMD's own HIP runtime, over a driver that pretends GPUs of a target (`kfd.c`): no AMD GPU, no ROCm.
 
-    python tests/amdgpu/hip.py 6.4 gfx942 -m pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942
+    python -m amdgpu_simulator.hip.process 6.4 gfx942 -m pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942
 
 runs what follows the target as Python's arguments. The runtime, HIP and ROCr with the libraries they were linked with,
 is what Debian makes of AMD's sources, fetched by apt into build/test-cache; nothing is installed. HIP takes kernels,
@@ -20,10 +20,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from amdgpu import topology
+from amdgpu_simulator.hip import topology
 
 _HERE = Path(__file__).resolve().parent
 CACHE = _HERE.parent.parent / "build" / "test-cache" / "hip"

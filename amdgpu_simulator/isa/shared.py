@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu.assembly import Instruction
-from amdgpu.memory import FORMS, Form, MemoryFaultError, arrive, from_registers, offset_of
-from amdgpu.scalar import Execute
-from amdgpu.waits import Operation
-from amdgpu.wave import Array, Wave, place, source
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.memory import FORMS, Form, MemoryFaultError, arrive, from_registers, offset_of
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.waits import Operation
+from amdgpu_simulator.isa.wave import Array, Wave, place, source
 
 _U32 = np.uint32
 _NOBODY = -1

@@ -6,9 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu.assembly import Instruction
-from amdgpu.scalar import Execute
-from amdgpu.wave import Array, Wave, bits, mask, place, put, register, scalar, scalar_place, source, target
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.wave import (
+    Array,
+    Wave,
+    bits,
+    mask,
+    place,
+    put,
+    register,
+    scalar,
+    scalar_place,
+    source,
+    target,
+)
 
 _U32, _U64 = np.uint32, np.uint64
 

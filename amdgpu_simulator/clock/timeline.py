@@ -22,10 +22,10 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from amdgpu import cycles
-from amdgpu.assembly import Instruction, Kernel
-from amdgpu.machine import Step
-from amdgpu.wave import Wave, place, register
+from amdgpu_simulator.clock import cycles
+from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.machine import Step
+from amdgpu_simulator.isa.wave import Wave, place, register
 
 # Cycles until a load of global memory is back: a guess of what the level-2 cache takes while all compute units ask it.
 LATENCY = 500

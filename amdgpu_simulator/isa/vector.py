@@ -7,10 +7,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu.arithmetic import COMPARISONS, OPERATIONS, classes, half_bits, saturated
-from amdgpu.assembly import Instruction
-from amdgpu.scalar import Execute
-from amdgpu.wave import Array, Read, Wave, Write, bits, mask, place, put, register, scalar, signs, source, target
+from amdgpu_simulator.isa.arithmetic import COMPARISONS, OPERATIONS, classes, half_bits, saturated
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.wave import (
+    Array,
+    Read,
+    Wave,
+    Write,
+    bits,
+    mask,
+    place,
+    put,
+    register,
+    scalar,
+    signs,
+    source,
+    target,
+)
 
 _U32 = np.uint32
 _KINDS = {"f32": "f", "i32": "i", "u32": "u", "b32": "u", "i64": "I", "u64": "U", "f64": "F", "f16": "h", "u16": "u"}

@@ -1,0 +1,1 @@
+"""Tests of the simulator that need no compiler: a few instructions each."""
