@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rocm_wheels import matrix
+from rocm_wheels.cli import matrix
 
 ROCM_MATRIX = {
     "flash_attn": ["2.6.3", "2.7.4", "2.8.3"],

@@ -24,11 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import create_matrix  # noqa: E402
-from rocm_wheels.cells import Cell  # noqa: E402
+from rocm_wheels.matrix.cells import Cell  # noqa: E402
 from rocm_wheels.packages import setup  # noqa: E402
 
 try:
-    from rocm_wheels import ck_planner, kernels, launcher, matrix, plan, repair, rows, units, versions, wheel
+    from rocm_wheels.compile import kernels, units
+    from rocm_wheels.compile.ck import planner as ck_planner
+    from rocm_wheels.matrix import plan, rows, versions
+    from rocm_wheels.matrix import select as matrix
+    from rocm_wheels.wheel import assemble, launcher, repair
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: {error.name} is not installed\n{setup()}") from None
 
@@ -64,7 +68,7 @@ def assemble(cell: Cell, targets: tuple[str, ...], cache: Path, only: str | None
     )
     stores = kernels.compile_store(targets, cache=cache, jobs=1, only=only, backend=cell.backend)
     planner = ck_planner.build(work, cache=cache) if cell.backend == "ck" else None
-    raw = wheel.assemble(made, stores, launcher.build(work, cache=cache), work, planner=planner)
+    raw = assemble.assemble(made, stores, launcher.build(work, cache=cache), work, planner=planner)
     return repair.repair(raw, work / "repaired")
 
 

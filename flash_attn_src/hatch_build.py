@@ -124,8 +124,8 @@ class MetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         request = _Request.from_environment()
         with _plain_errors():
-            from rocm_wheels import versions
             from rocm_wheels.errors import UnknownVersion
+            from rocm_wheels.matrix import versions
 
             known = versions.load().flash_attn
             if request.version not in known:
@@ -149,8 +149,8 @@ class BuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name == "sdist":
             tools = _tools()
-            for path in sorted(tools.glob("*.*")):
-                build_data["force_include"][str(path)] = f"rocm_wheels/{path.name}"
+            for path in sorted((*tools.rglob("*.py"), *tools.rglob("*.toml"))):
+                build_data["force_include"][str(path)] = f"rocm_wheels/{path.relative_to(tools).as_posix()}"
             return
         if version == "editable":
             return
@@ -175,7 +175,7 @@ class BuildHook(BuildHookInterface[Any]):
         if request.planner:
             files["flash_attn/_ck_planner.so"] = request.planner
         with _plain_errors():
-            from rocm_wheels import sbom
+            from rocm_wheels.wheel import sbom
 
             bill = sbom.write(scratch, request.full_version, request.requires, files)
         build_data["sbom_files"].append(str(bill))
@@ -203,10 +203,10 @@ class BuildHook(BuildHookInterface[Any]):
 def _compiled(request: _Request, scratch: Path) -> _Request:
     """The request with kernels for the GPUs at hand and the launcher, both compiled here."""
     with _plain_errors():
-        from rocm_wheels import versions
-        from rocm_wheels.machine import survey
-        from rocm_wheels.plan import parallel_jobs, requested_targets
-        from rocm_wheels.targets import known_targets, without_kernels
+        from rocm_wheels.matrix import versions
+        from rocm_wheels.matrix.machine import survey
+        from rocm_wheels.matrix.plan import parallel_jobs, requested_targets
+        from rocm_wheels.matrix.targets import known_targets, without_kernels
 
         data, machine = versions.load(), survey(os.environ)
         requested, notes = requested_targets(data, os.environ)
@@ -226,8 +226,9 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
                 'name the targets: PYTORCH_ROCM_ARCH="gfx942;gfx1100", or build without kernels:'
                 " FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE (CPU tensors, and Triton's JIT where it is installed)"
             )
-        from rocm_wheels import kernels, launcher
-        from rocm_wheels.build_cli import default_cache
+        from rocm_wheels.cli.build import default_cache
+        from rocm_wheels.compile import kernels
+        from rocm_wheels.wheel import launcher
 
         cache = default_cache()
         stores = kernels.compile_store(targets, cache=cache, jobs=parallel_jobs(data, os.environ, machine))

@@ -1,20 +1,17 @@
 """Builds, repairs, tests and publishes ROCm wheels of flash_attn.
 
-Data flows downwards:
+Data flows downwards, and a stage imports only what stands above it:
 
 | stage | modules | it hands on |
 |-|-|-|
-| what exists | versions.toml, versions, tables, errors | versions, known and checked |
-| what is asked for | cells, targets, names, machine, plan | a plan: one cell, its targets, label and wheel |
-| in a release | matrix, rows, published, refresh | rows of the workflow's jobs, without what a release has |
-| checks | packages, toolchain, interpreters, container | a machine that can carry the plan out, or a container |
-| compile | units, kernels, progress, sources, isa, codeobject | a kernel store for each target, from the cache |
-| - of Triton | triton_compiler | |
-| - of Composable Kernel | ck_instances, ck_sources, ck_toolchain, ck_compiler | |
-| assemble | launcher, ck_planner, sbom, wheel | a wheel |
-| repair | repair | a manylinux wheel |
-| verify | verify, verdict, inspect_store, benchmark | a verdict beside the wheel |
-| publish | assets, github, release, catalogue, entry, notes, coverage | a release |
-| site | index, templates, which | package indexes, the page to choose a wheel on |
-| commands | cli, build_cli, release_cli, build | what people and workflows run |
+| common | errors, paths, tables, packages | failures with a remedy, checked tables, pinned packages |
+| matrix | versions, cells, targets, names, machine, plan, select, rows, refresh | a plan, rows of a release |
+| compile | toolchain, sources, units, cache, kernels, progress, store, codeobject, isa, inspect_store | kernel stores |
+| compile/triton | compiler | a code object of a Triton kernel |
+| compile/ck | instances, sources, toolchain, compiler, planner | a code object of Composable Kernel, the planner |
+| wheel | interpreters, launcher, sbom, assemble, repair, verdict, verify, container | a wheel, its verdict |
+| wheel | build, benchmark | the same by one call |
+| publish | entry, catalogue, assets, github, published, templates, notes, release | a release |
+| publish | coverage, index, which, measured | package indexes, the page to choose a wheel on |
+| cli | build, release, matrix | what people and workflows run |
 """

@@ -19,9 +19,9 @@ import pytest
 import torch
 import wheelhouse
 
-from rocm_wheels import github
-from rocm_wheels.cells import Cell
-from rocm_wheels.versions import Versions, load
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.versions import Versions, load
+from rocm_wheels.publish import github
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,7 +51,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ROCM_WHEELS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("rocm_wheels.machine.detect_targets", lambda: ())
+    monkeypatch.setattr("rocm_wheels.matrix.machine.detect_targets", lambda: ())
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import wheelhouse
 from fake_github import Hub
 from publishing import publish, state
 
-from rocm_wheels import assets
 from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.publish import assets
 
 CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
 

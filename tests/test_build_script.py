@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from wheelhouse import CELL
 
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix.versions import Versions
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "build_rocm.sh"

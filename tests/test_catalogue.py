@@ -9,8 +9,8 @@ import pytest
 import wheelhouse
 from sites import HOME
 
-from rocm_wheels import catalogue, github, release
 from rocm_wheels.errors import DataError
+from rocm_wheels.publish import catalogue, github, release
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rocm_wheels import cells, versions
-from rocm_wheels.cells import Cell
 from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import cells, versions
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.versions import Versions
 
 FLASH_ATTN = ("2.6.3", "2.7.4", "2.8.3")
 TORCH = ("2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.14.0")

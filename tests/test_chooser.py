@@ -16,8 +16,9 @@ import pytest
 import wheelhouse
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from rocm_wheels import catalogue, index, versions
-from rocm_wheels.entry import Wheel
+from rocm_wheels.matrix import versions
+from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish.entry import Wheel
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(

@@ -15,26 +15,20 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from rocm_wheels import (
-    ck_compiler,
-    ck_instances,
-    ck_planner,
-    ck_toolchain,
-    codeobject,
-    inspect_store,
-    kernels,
-    launcher,
-    names,
-    repair,
-    sources,
-    wheel,
-)
+from rocm_wheels.compile import codeobject, inspect_store, kernels, sources
+from rocm_wheels.compile.ck import compiler as ck_compiler
+from rocm_wheels.compile.ck import instances as ck_instances
+from rocm_wheels.compile.ck import planner as ck_planner
+from rocm_wheels.compile.ck import toolchain as ck_toolchain
 from rocm_wheels.errors import CompileFailed, MissingTool
-from rocm_wheels.plan import make_plan
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.plan import make_plan
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import assemble, launcher, repair
 
 # Kept from run to run: what is in it depends on its key alone.
-CACHE = sources.ROOT / "build" / "test-cache"
+CACHE = ROOT / "build" / "test-cache"
 # The forward of up to 128 that needs most registers, none of which may wait in memory, and small ones elsewhere.
 SUBSETS = {"gfx942": "fwd-bf16-d128-batch-mask-dropout", "gfx950": "dot-bf16-d32-*"}
 
@@ -65,7 +59,7 @@ def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
         assert set(manifest["kernels"]) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
         for name, entry in manifest["kernels"].items():
             image = images[entry["image"]]
-            assert str(sources.ROOT).encode() not in image
+            assert str(ROOT).encode() not in image
             symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".symtab")
             assert isinstance(symbols, SymbolTableSection)
             assert symbols.get_symbol_by_name(f"{entry['symbol']}.kd")
@@ -174,7 +168,7 @@ def test_a_wheel_of_them_plans_calls(data: Versions, stores: dict[str, Path], tm
     target = {"PYTORCH_ROCM_ARCH": "gfx942"}
     plan = make_plan(data, flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", env=target)
     built = [build(tmp_path, cache=CACHE) for build in (launcher.build, ck_planner.build)]
-    raw = wheel.assemble(plan, {"gfx942": stores["gfx942"]}, built[0], tmp_path / "raw", planner=built[1])
+    raw = assemble.assemble(plan, {"gfx942": stores["gfx942"]}, built[0], tmp_path / "raw", planner=built[1])
     repaired = repair.repair(raw, tmp_path)
     assert "manylinux_2_17_x86_64" in names.parse(repaired.name).platforms
     assert names.parse(repaired.name).backend == "ck"

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from rocm_wheels import ck_compiler, ck_instances
+from rocm_wheels.compile.ck import compiler as ck_compiler
+from rocm_wheels.compile.ck import instances as ck_instances
 
 
 def test_the_table_is_what_the_axes_say() -> None:

@@ -24,12 +24,14 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocm_wheels import ck_instances, ck_planner, sources
+from rocm_wheels.compile.ck import instances as ck_instances
+from rocm_wheels.compile.ck import planner as ck_planner
+from rocm_wheels.paths import FLASH_ATTN_SRC, ROOT
 
 
 def _planner() -> Any:
     """The package's binding, as a module of its own: the package itself would want torch."""
-    path = sources.FLASH_ATTN_SRC / "flash_attn" / "runtime" / "ck_planner.py"
+    path = FLASH_ATTN_SRC / "flash_attn" / "runtime" / "ck_planner.py"
     specification = importlib.util.spec_from_file_location("ck_planner_alone", path)
     assert specification is not None
     assert specification.loader is not None
@@ -41,7 +43,7 @@ def _planner() -> Any:
 planner = _planner()
 
 # Kept from run to run: what is in it depends on its key alone.
-CACHE = sources.ROOT / "build" / "test-cache"
+CACHE = ROOT / "build" / "test-cache"
 DIMS = (32, 64, 128, 256)
 GUARD = b"\xa5" * 64
 SIZES = {instance.name for instance in ck_instances.table()}
@@ -419,7 +421,7 @@ def test_the_header_is_c(tmp_path: Path) -> None:
         ]
     )
     (tmp_path / "header.c").write_text(f'#include "flash_attn_ck.h"\n{lines}')
-    include = sources.FLASH_ATTN_SRC / "csrc" / "ck" / "include"
+    include = FLASH_ATTN_SRC / "csrc" / "ck" / "include"
     command = [sys.executable, "-m", "ziglang", "cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-c"]
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path), "ZIG_LOCAL_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(

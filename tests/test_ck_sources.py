@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import ck_sources
-from rocm_wheels.ck_sources import Fix
+from rocm_wheels.compile.ck import sources as ck_sources
+from rocm_wheels.compile.ck.sources import Fix
 from rocm_wheels.errors import DataError, MissingTool
 
 FIX = Fix(file="a/b.hpp", why="it is wrong", find="old();", put="new();")

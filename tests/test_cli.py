@@ -14,9 +14,10 @@ from fake_stages import Stages
 from wheelhouse import CELL
 
 import rocm_wheels
-from rocm_wheels import build_cli, cli
+from rocm_wheels import cli
+from rocm_wheels.cli import build as build_cli
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
-from rocm_wheels.plan import Plan
+from rocm_wheels.matrix.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -174,7 +175,7 @@ def test_docker_builds_each_wheel_by_its_own_plan(
         ran.append(plan)
         return next(codes)
 
-    monkeypatch.setattr("rocm_wheels.container.run", run)
+    monkeypatch.setattr("rocm_wheels.wheel.container.run", run)
     monkeypatch.setenv("BUILD_TRITON_BACKEND", "true")
     command = ["build", *CELL, "--dist", str(tmp_path), "--docker"]
     assert cli.main(command) == 0
@@ -202,7 +203,7 @@ def test_an_error_of_a_stage_stops_the_build(
     def check(plan: Plan) -> None:
         raise MissingTool(f"{plan.compiler} is not installed", remedy="Run build_rocm.sh.")
 
-    monkeypatch.setattr(sys.modules["rocm_wheels.toolchain"], "check", check)
+    monkeypatch.setattr(sys.modules["rocm_wheels.compile.toolchain"], "check", check)
     assert cli.main(["build", *CELL, "--dist", str(tmp_path)]) == 5
     assert capsys.readouterr().err == "error: ziglang 0.15.2 is not installed\nRun build_rocm.sh.\n"
     assert stages.calls == []
@@ -266,9 +267,14 @@ def test_help_reads_well() -> None:
 
 
 def test_the_table_of_the_package_has_every_module_once() -> None:
-    rows = [row.split("|")[2] for row in (rocm_wheels.__doc__ or "").splitlines() if row.startswith("| ")][1:]
-    named = sorted(name.strip() for row in rows for name in row.split(",") if not name.endswith(".toml"))
-    assert named == sorted(path.stem for path in (ROOT / "rocm_wheels").glob("[a-z]*.py"))
+    rows = [row.split("|")[1:3] for row in (rocm_wheels.__doc__ or "").splitlines() if row.startswith("| ")][1:]
+    named = [
+        f"{'' if stage.strip() == 'common' else f'{stage.strip()}/'}{name.strip()}.py"
+        for stage, modules in rows
+        for name in modules.split(",")
+    ]
+    package = ROOT / "rocm_wheels"
+    assert sorted(named) == sorted(path.relative_to(package).as_posix() for path in package.rglob("[a-z]*.py"))
 
 
 WHEEL = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"

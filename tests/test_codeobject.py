@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import codeobject, isa
+from rocm_wheels.compile import codeobject, isa
 from rocm_wheels.errors import CompileFailed
 
 

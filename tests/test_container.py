@@ -14,12 +14,13 @@ import pytest
 import yaml
 from fake_parts import plan
 
-from rocm_wheels import container, names
-from rocm_wheels.cells import resolve
 from rocm_wheels.errors import DataError
-from rocm_wheels.machine import Machine
-from rocm_wheels.plan import make_plan
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.cells import resolve
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import make_plan
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.wheel import container
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"

@@ -8,10 +8,13 @@ import fake_github
 import pytest
 import wheelhouse
 
-from rocm_wheels import catalogue, cli, coverage, index, names
-from rocm_wheels.coverage import ROOT, Published
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.paths import ROOT
+from rocm_wheels.publish import catalogue, coverage, index
+from rocm_wheels.publish.coverage import Published
 
 MATRIX = """
 ROCM_MATRIX = {

@@ -9,8 +9,9 @@ import pytest
 from fake_github import REPOSITORY, TOKEN, Hub
 from publishing import arguments, publish, silent
 
-from rocm_wheels import cli, github
+from rocm_wheels import cli
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.publish import github
 
 
 @pytest.mark.parametrize(

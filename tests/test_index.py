@@ -14,9 +14,11 @@ import sites
 import wheelhouse
 from sites import CELLS, HOME
 
-from rocm_wheels import catalogue, cli, github, index, release, versions
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError
-from rocm_wheels.index import Home
+from rocm_wheels.matrix import versions
+from rocm_wheels.publish import catalogue, github, index, release
+from rocm_wheels.publish.index import Home
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ import wheelhouse
 from sites import HOME
 from uv import find_uv_bin
 
-from rocm_wheels import catalogue, index, versions
+from rocm_wheels.matrix import versions
+from rocm_wheels.publish import catalogue, index
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 # (flash-attn wanted or "", Python, torch, ROCm, label expected): the newest, ck before triton, never another cell.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import interpreters
 from rocm_wheels.errors import MissingTool
+from rocm_wheels.wheel import interpreters
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import codeobject, inspect_store, kernels, sources, units
+from rocm_wheels.compile import cache as unit_cache
+from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, units
 from rocm_wheels.errors import CompileFailed, DataError
+from rocm_wheels.paths import FLASH_ATTN_SRC
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("gfx942", "gfx1100", "sm_90")
@@ -82,7 +84,7 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
     _, stores = built
     command = [
         sys.executable, "-c",
-        "import sys; from pathlib import Path; from rocm_wheels.kernels import compile_store\n"
+        "import sys; from pathlib import Path; from rocm_wheels.compile.kernels import compile_store\n"
         "if __name__ == '__main__':\n"
         f"    compile_store(['gfx942'], cache=Path(sys.argv[1]), jobs=1, only={SMALL!r})",
         str(tmp_path),
@@ -150,7 +152,7 @@ def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
     request: pytest.FixtureRequest,
 ) -> None:
     folder = "flash_attn/kernels"
-    shutil.copytree(sources.FLASH_ATTN_SRC / folder, tmp_path / folder)
+    shutil.copytree(FLASH_ATTN_SRC / folder, tmp_path / folder)
 
     def read_anew() -> None:
         sources.digest.cache_clear()
@@ -232,11 +234,11 @@ def test_builds_in_two_containers_may_fill_one_cache(tmp_path: Path, monkeypatch
 
     def meanwhile(self: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", replace)
-        kernels._write(path, b"theirs")
+        unit_cache.write(path, b"theirs")
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", meanwhile)
-    kernels._write(path, b"ours")
+    unit_cache.write(path, b"ours")
     assert path.read_bytes() == b"ours"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -18,8 +18,8 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 from launcher_cases import CASES
 
-from rocm_wheels import launcher
 from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.wheel import launcher
 
 SUPPORT = Path(__file__).parent / "support"
 OTHER_PYTHONS = ("3.10", "3.12", "3.13")

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from rocm_wheels import matrix, names, published, rows, versions
-from rocm_wheels.cells import Cell
+from rocm_wheels.cli import matrix
 from rocm_wheels.errors import BadTarget, DataError
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import names, rows, versions
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.select import Matrix, select
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.publish import published
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "create_matrix.py"
@@ -61,7 +64,7 @@ def test_golden(name: str, arguments: list[str], golden: Callable[[str, str], No
 
 
 def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, list[str]]) -> None:
-    selected = matrix.select(data, {"rocm": whole})
+    selected = select(data, {"rocm": whole})
     assert len(selected.cells) == 3 * 3 * 2 * 2 * 2
     assert selected.left_out == ()
     made = rows.rows(data, selected.cells)
@@ -73,7 +76,7 @@ def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, li
 
 
 def test_a_wheel_takes_the_kernels_of_its_backend_alone(data: Versions, whole: dict[str, list[str]]) -> None:
-    made = rows.rows(data, matrix.select(data, {"rocm": whole}).cells)
+    made = rows.rows(data, select(data, {"rocm": whole}).cells)
     for wheel in made["wheels"]:
         taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(wheel["kernels"]))]
         assert {row["backend"] for row in taken} == {wheel["backend"]}
@@ -84,7 +87,7 @@ def test_a_wheel_takes_the_kernels_of_its_backend_alone(data: Versions, whole: d
 
 def test_kernels_of_ck_depend_on_the_rocm_of_a_container(data: Versions, whole: dict[str, list[str]]) -> None:
     inside = replace(data, jobs=replace(data.jobs, container=True))
-    made = rows.rows(inside, matrix.select(inside, {"rocm": whole}).cells)
+    made = rows.rows(inside, select(inside, {"rocm": whole}).cells)
     assert {(row["backend"], row["rocm-version"]) for row in made["kernels"]} == {
         ("ck", "6.1"),
         ("ck", "6.2"),
@@ -95,7 +98,7 @@ def test_kernels_of_ck_depend_on_the_rocm_of_a_container(data: Versions, whole: 
         assert str(row["container"]).startswith("rocm/pytorch:rocm" + ("6." if rocm == rows.NO_ROCM else rocm))
     lacking = replace(inside, rocm={**inside.rocm, "6.1": replace(inside.rocm["6.1"], image=None)})
     with pytest.raises(DataError, match=r"rocm/6\.1: no image, and jobs run in containers"):
-        rows.rows(lacking, matrix.select(lacking, {"rocm": whole}).cells)
+        rows.rows(lacking, select(lacking, {"rocm": whole}).cells)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +120,9 @@ def test_a_gpu_job_has_an_image_whatever_its_rocm(data: Versions, torch: str, ro
 
 
 def test_a_platform_can_be_switched_off(data: Versions) -> None:
-    assert matrix.select(data, {"rocm": False}) == matrix.Matrix(cells=(), left_out=(("rocm", "switched off"),))
+    assert select(data, {"rocm": False}) == Matrix(cells=(), left_out=(("rocm", "switched off"),))
     with pytest.raises(DataError, match="platform 'rocm' is on without a matrix"):
-        matrix.select(data, {"rocm": True})
+        select(data, {"rocm": True})
     assert matrix.main({"rocm": False}, ["--github-output"]) == 0
 
 
@@ -132,7 +135,7 @@ def test_an_empty_matrix_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_glob_selects(data: Versions, whole: dict[str, list[str]]) -> None:
     def selected(only: str) -> list[str]:
-        return [rows.cell_name(cell) for cell in matrix.select(data, {"rocm": whole}, only=only).cells]
+        return [rows.cell_name(cell) for cell in select(data, {"rocm": whole}, only=only).cells]
 
     assert selected("2.8.3 3.11 2.5.1 6.2 *") == ["2.8.3 3.11 2.5.1 6.2 ck", "2.8.3 3.11 2.5.1 6.2 triton"]
     assert len(selected("2.8.3 *")) == 24
@@ -141,14 +144,14 @@ def test_a_glob_selects(data: Versions, whole: dict[str, list[str]]) -> None:
 
 
 def test_a_pull_request_builds_the_oldest_and_the_newest(data: Versions, whole: dict[str, list[str]]) -> None:
-    cells = matrix.select(data, {"rocm": whole}, event="pull_request").cells
+    cells = select(data, {"rocm": whole}, event="pull_request").cells
     assert [str(cell) for cell in cells] == ["2.6.3 3.10 2.5.1 6.1", "2.8.3 3.12 2.6.0 6.2"]
     one = {axis: each[:1] if axis != "backend" else ["triton"] for axis, each in whole.items()}
-    assert len(matrix.select(data, {"rocm": one}, event="pull_request").cells) == 1
+    assert len(select(data, {"rocm": one}, event="pull_request").cells) == 1
 
 
 def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
-    cells = matrix.select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
+    cells = select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
     there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
     verdicts = [f"{name}.verdict.json" for name in there]
     interface = names.interface_wheel_name(cells[0])
@@ -170,10 +173,10 @@ def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[st
 
 def test_wheels_without_their_interface_are_built_again(data: Versions, whole: dict[str, list[str]]) -> None:
     def left(only: str, *more: str) -> list[str]:
-        cells = matrix.select(data, {"rocm": whole}, only=only).cells
+        cells = select(data, {"rocm": whole}, only=only).cells
         there = [names.wheel_name(cell, "manylinux_2_17_x86_64") for cell in cells]
         has = [*there, *(f"{name}.verdict.json" for name in there), *more]
-        return [str(cell) for cell in matrix.select(data, {"rocm": whole}, only=only, has=has).cells]
+        return [str(cell) for cell in select(data, {"rocm": whole}, only=only, has=has).cells]
 
     label, newest = "rocm62torch2.5triton", data.flash_attn[-1]
     whole["flash_attn"] = ["2.7.4", newest]
@@ -196,7 +199,7 @@ def test_a_listing_is_checked(content: str, message: str, tmp_path: Path) -> Non
 
 
 def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole: dict[str, list[str]]) -> None:
-    cells = matrix.select(data, {"rocm": whole}, only="2.8.3 3.11 2.5.1 6.2 *").cells
+    cells = select(data, {"rocm": whole}, only="2.8.3 3.11 2.5.1 6.2 *").cells
     made = rows.rows(data, cells, ["gfx942", "gfx1100"])
     assert {row["backend"]: row["targets"] for row in made["wheels"]} == {"ck": "gfx942", "triton": "gfx942;gfx1100"}
     with pytest.raises(BadTarget, match=r"none of gfx1100 is served by the cell 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"):
@@ -223,16 +226,14 @@ def test_too_many_rows_are_an_error_with_a_way_out(data: Versions) -> None:
         "backend": ["triton"],
     }
     more = replace(data, flash_attn=(*data.flash_attn, "2.9.0", "2.9.1"))
-    cells = matrix.select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}).cells
+    cells = select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}).cells
     assert len(rows.rows(more, cells[:256])["wheels"]) == 256
     with pytest.raises(DataError) as caught:
         rows.rows(more, cells)
     assert caught.value.message == f"the matrix has {len(cells)} rows, a workflow run holds 256"
     globs = re.findall(r"--only '([^']+)'", caught.value.remedy)
     assert globs[0] == "2.6.3 * * * *"
-    parts = [
-        matrix.select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}, only=glob).cells for glob in globs
-    ]
+    parts = [select(more, {"rocm": {**wide, "flash_attn": list(more.flash_attn)}}, only=glob).cells for glob in globs]
     assert sum(map(len, parts)) == len(cells)
     assert all(len(rows.rows(more, part)["wheels"]) <= 256 for part in parts)
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from rocm_wheels import names
-from rocm_wheels.cells import Cell
 from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.cells import Cell
 
 numbers = st.integers(0, 99)
 cells = st.builds(

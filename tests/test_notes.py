@@ -8,10 +8,12 @@ import jinja2
 import pytest
 import wheelhouse
 
-from rocm_wheels import catalogue, cli, index, notes, templates, versions
-from rocm_wheels.entry import Wheel
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
-from rocm_wheels.index import Home
+from rocm_wheels.matrix import versions
+from rocm_wheels.publish import catalogue, index, notes, templates
+from rocm_wheels.publish.entry import Wheel
+from rocm_wheels.publish.index import Home
 
 HOSTILE = 'x"><script>alert(1)</script>|`**<!--\n# [a](javascript:b) ${{ secrets }} {{ 7*7 }}'
 HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import machine as machines
 from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell, UnknownVersion
-from rocm_wheels.machine import Machine, detect_targets, gfx_name
-from rocm_wheels.plan import Plan, make_plan, parallel_jobs, wants_triton_too
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import machine as machines
+from rocm_wheels.matrix.machine import Machine, detect_targets, gfx_name
+from rocm_wheels.matrix.plan import Plan, make_plan, parallel_jobs, wants_triton_too
+from rocm_wheels.matrix.versions import Versions
 
 BARE = Machine(cores=8, available_mib=16384)
 COMMON = ("gfx90a", "gfx942", "gfx1030", "gfx1100")
@@ -246,7 +246,7 @@ def test_a_refused_cell_costs_no_look_at_the_machine(data: Versions, monkeypatch
     def look(env: object) -> Machine:
         raise AssertionError(f"surveyed with {env}")
 
-    monkeypatch.setattr("rocm_wheels.plan.survey", look)
+    monkeypatch.setattr("rocm_wheels.matrix.plan.survey", look)
     for torch, env in [("2.6.0", {}), ("2.7.0", {"GPU_ARCHS": "gfx950"})]:
         with pytest.raises((ImpossibleCell, BadTarget)):
             make_plan(data, flash_attn="2.8.3", python="3.11", torch=torch, rocm="6.3", env=env)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rocm_wheels import progress
-from rocm_wheels.units import Unit
-from rocm_wheels.versions import Versions
+from rocm_wheels.compile import progress
+from rocm_wheels.compile.units import Unit
+from rocm_wheels.matrix.versions import Versions
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _seconds(data: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel takes, whatever was measured last."""
     seconds = {"ck": 7, "triton": 2}
     backends = {name: replace(backend, kernel_seconds=seconds[name]) for name, backend in data.backends.items()}
-    monkeypatch.setattr("rocm_wheels.progress.versions.load", lambda: replace(data, backends=backends))
+    monkeypatch.setattr("rocm_wheels.compile.progress.versions.load", lambda: replace(data, backends=backends))
 
 
 def unit(name: str, compiler: str, kernels: int) -> Unit:
@@ -39,7 +39,7 @@ def test_the_time_is_told_before_and_the_faster_way(capsys: pytest.CaptureFixtur
 
 def test_the_time_left_weighs_the_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("rocm_wheels.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("rocm_wheels.compile.progress.time.monotonic", lambda: clock[0])
     units = [unit("large", "ck", 2), unit("small", "triton", 1), unit("medium", "triton", 2)]  # 14, 2 and 4 seconds
     counted = progress.Progress(units, 1)
     for each, now in zip(units, (107.0, 108.0, 110.0), strict=True):

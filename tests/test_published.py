@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from fake_github import Hub
 
-from rocm_wheels import cli, published
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.publish import published
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import refresh, versions
 from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.matrix import refresh, versions
+from rocm_wheels.paths import ROOT
 
 DIGEST = "sha256:" + "ab" * 32
 
 
 def texts() -> dict[str, str]:
-    return {name: (refresh.ROOT / name).read_text(encoding="utf-8") for name in refresh.PINNED}
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in refresh.PINNED}
 
 
 def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:

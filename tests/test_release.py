@@ -19,14 +19,17 @@ import wheelhouse
 from fake_github import REPOSITORY, TOKEN, Hub
 from publishing import TAG, arguments, environment, expected, publish, state
 
-from rocm_wheels import assets, catalogue, cli, github, wheel
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
+from rocm_wheels.publish import assets, catalogue, github
+from rocm_wheels.wheel import assemble
 
 MOMENTS = ("before", "mid", "after", "answered")
 # What a user starts, with waits short enough for a test.
 PUBLISH = """
 import sys
-from rocm_wheels import cli, github
+from rocm_wheels import cli
+from rocm_wheels.publish import github
 github.BACKOFF_SECONDS, github.TIMEOUT_SECONDS, github.ATTEMPTS = 0.005, (5.0, 0.25), 12
 sys.exit(cli.main(sys.argv[1:]))
 """
@@ -204,14 +207,14 @@ def test_wheels_are_added_to_a_release_with_an_interface_wheel(
     said: list[str] = []
     pythons = ("3.10", "3.11", "3.12")
     for python, committed in zip(pythons, (1700000000, 1700000002, 1700000002), strict=True):
-        monkeypatch.setattr(wheel, "wheel_date", lambda _, now=committed: now)
+        monkeypatch.setattr(assemble, "wheel_date", lambda _, now=committed: now)
         if python == "3.12":
             newer = tmp_path / "site/sitecustomize.py"
             newer.parent.mkdir()
             newer.write_text("import hatchling.__about__\nhatchling.__about__.__version__ = '99.0'\n")
             monkeypatch.setenv("PYTHONPATH", str(newer.parent))
         wheelhouse.write(tmp_path / python, wheelhouse.cell(f"2.8.3 {python} 2.5.1 6.2"))
-        built.append(wheel.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python))
+        built.append(assemble.assemble_interface(fake_parts.plan("gfx942", python=python), tmp_path / python))
         publish(hub, tmp_path / python, said.append)
     first, later, other = built
     assert first.read_bytes() == later.read_bytes() != other.read_bytes()

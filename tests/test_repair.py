@@ -15,8 +15,8 @@ from typing import Any
 import fake_parts
 import pytest
 
-from rocm_wheels import repair
 from rocm_wheels.errors import MissingTool, RepairFailed
+from rocm_wheels.wheel import repair
 
 LABEL = "2.8.3+rocm62torch2.5triton"
 PLAIN = "int answer(void) { return 42; }\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from amdgpu_simulator.hip import process as hip
-from rocm_wheels import kernels
-from rocm_wheels.sources import ROOT
+from rocm_wheels.compile import kernels
+from rocm_wheels.paths import ROOT
 
 # Kept from run to run: what is in it depends on its key alone.
 CACHE = ROOT / "build" / "test-cache"

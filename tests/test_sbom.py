@@ -8,7 +8,8 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from fake_parts import store
 
-from rocm_wheels import ck_sources, sbom
+from rocm_wheels.compile.ck import sources as ck_sources
+from rocm_wheels.wheel import sbom
 
 REQUIRES = ("torch==2.5.*", "einops")
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from rocm_wheels import sources, versions
-from rocm_wheels.cells import Cell
+from rocm_wheels.compile import sources
 from rocm_wheels.errors import BadTarget
-from rocm_wheels.targets import known_targets, targets, wavefront
-from rocm_wheels.versions import Versions
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.targets import known_targets, targets, wavefront
+from rocm_wheels.matrix.versions import Versions
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ import fake_parts
 import pytest
 import wheelhouse
 
-from rocm_wheels import benchmark, build, catalogue, cli, interpreters, notes, verify
+from rocm_wheels import cli
 from rocm_wheels.errors import DataError, VerifyFailed
-from rocm_wheels.verdict import VERDICT
+from rocm_wheels.publish import catalogue, measured, notes
+from rocm_wheels.wheel import benchmark, build, interpreters, verify
+from rocm_wheels.wheel.verdict import VERDICT
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "trend.py"
 
@@ -156,14 +158,14 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
     tmp_path: Path, summary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dist = tmp_path / "dist"
-    measured = wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck"), device=wheelhouse.MI300X)
+    wheel = wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck"), device=wheelhouse.MI300X)
     other = wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "ck"))
     common = ["publish", "--tag", "v1.0.0", "--dir", str(dist), "--repo", "owner/name", "--dry-run", "--benchmarks"]
     assert cli.main([*common, str(tmp_path / "none.json")]) == 0
     assert "benchmarks: of none of these wheels" in capsys.readouterr().out
     assert cli.main([*common, str(summary)]) == 0
-    assert f"benchmarks: {measured.name}" in capsys.readouterr().out
-    verdicts = [json.loads(Path(f"{wheel}{VERDICT}").read_text()) for wheel in (measured, other)]
+    assert f"benchmarks: {wheel.name}" in capsys.readouterr().out
+    verdicts = [json.loads(Path(f"{each}{VERDICT}").read_text()) for each in (wheel, other)]
     assert verdicts[0]["benchmarks"] == json.loads(summary.read_text())
     assert "benchmarks" not in verdicts[1]
 
@@ -178,7 +180,7 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
 
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match=r"bad\.json is not what benchmarks/trend\.py writes"):
-        benchmark.attach(dist, tmp_path / "bad.json")
+        measured.attach(dist, tmp_path / "bad.json")
 
 
 def test_benchmarks_run_where_the_wheel_is_installed(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocm_wheels import kernels, sources, units
+from rocm_wheels.compile import kernels, sources, units
 from rocm_wheels.errors import CompileFailed
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from fake_parts import library, plan, store
 
-from rocm_wheels import build, cli, kernels, units, verdict, verify, wheel
+from rocm_wheels import cli
+from rocm_wheels.compile import kernels, units
 from rocm_wheels.errors import CompileFailed, DataError, VerifyFailed
-from rocm_wheels.plan import Plan
-from rocm_wheels.verdict import Stage, Verdict
+from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.paths import FLASH_ATTN_SRC
+from rocm_wheels.wheel import assemble, build, verdict, verify
+from rocm_wheels.wheel.verdict import Stage, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("built")
     launcher = library(directory / "launcher.so", "int x(void) { return 1; }")
     stores = {target: store(directory, target) for target in ("gfx90a", "gfx942")}
-    return wheel.assemble(plan("gfx90a", "gfx942"), stores, launcher, directory / "dist")
+    return assemble.assemble(plan("gfx90a", "gfx942"), stores, launcher, directory / "dist")
 
 
 def test_the_wheel_holds_its_bill_of_materials(built: Path) -> None:
@@ -112,9 +115,9 @@ def test_the_variables_of_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_cibuildwheel_passes_on_every_variable_of_a_cell() -> None:
-    project = (wheel.SOURCE / "pyproject.toml").read_text(encoding="utf-8")
+    project = (FLASH_ATTN_SRC / "pyproject.toml").read_text(encoding="utf-8")
     passed = project.partition("environment-pass = [")[2].partition("]")[0]
-    for name in (*wheel.cell_variables(plan("gfx942").cell), "PYTORCH_ROCM_ARCH", "TORCH_INDEX"):
+    for name in (*assemble.cell_variables(plan("gfx942").cell), "PYTORCH_ROCM_ARCH", "TORCH_INDEX"):
         assert f'"{name}"' in passed
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import wheelhouse
 
-from rocm_wheels import assets, verdict, verify
 from rocm_wheels.errors import DataError
-from rocm_wheels.verdict import Stage, Verdict
+from rocm_wheels.publish import assets
+from rocm_wheels.wheel import verdict, verify
+from rocm_wheels.wheel.verdict import Stage, Verdict
 
 
 def test_verdict_json_is_checked(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import fake_parts
 import pytest
 import wheelhouse
 
-from rocm_wheels import catalogue, interpreters, repair, verdict, verify, wheel
 from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.publish import catalogue
+from rocm_wheels.wheel import assemble, interpreters, repair, verdict, verify
 
 NAME = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
 FILES = [name for files in verdict.TESTED.values() for name in files]
@@ -329,7 +330,7 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     cell = fake_parts.plan("gfx90a", python=running, torch="2.9.1", rocm="6.4")
     stores = {"gfx90a": fake_parts.store(tmp_path, "gfx90a")}
-    built = repair.repair(wheel.assemble(cell, stores, launcher, tmp_path / "raw"), tmp_path / "out")
+    built = repair.repair(assemble.assemble(cell, stores, launcher, tmp_path / "raw"), tmp_path / "out")
     site = tmp_path / "site"
     shutil.unpack_archive(built, site, format="zip")
     report = tmp_path / "report.json"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rocm_wheels import versions
 from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.tables import key
-from rocm_wheels.versions import Versions
 
 TEXT = versions.DATA_FILE.read_text(encoding="utf-8")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"

@@ -14,9 +14,11 @@ import fake_parts
 import pytest
 from packaging.requirements import Requirement
 
-from rocm_wheels import names, wheel
 from rocm_wheels.errors import AssembleFailed
-from rocm_wheels.machine import detect_targets
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.machine import detect_targets
+from rocm_wheels.paths import FLASH_ATTN_SRC
+from rocm_wheels.wheel import assemble
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = b"\x7fELF pretended launcher"
@@ -61,7 +63,7 @@ def _metadata(path: Path, name: str) -> list[str]:
 
 def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
     plan = fake_parts.plan("gfx90a", "gfx942")
-    built = wheel.assemble(plan, _stores(tmp_path, "gfx90a", "gfx942"), launcher, tmp_path / "out")
+    built = assemble.assemble(plan, _stores(tmp_path, "gfx90a", "gfx942"), launcher, tmp_path / "out")
     assert built == tmp_path / "out" / names.wheel_name(plan.cell)
     assert list((tmp_path / "out").iterdir()) == [built]
     metadata = _metadata(built, "METADATA")
@@ -95,7 +97,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
 
 def test_cell_of_another_python(tmp_path: Path, launcher: Path) -> None:
     plan = fake_parts.plan("gfx1100", python="3.12", torch="2.6.0")
-    built = wheel.assemble(plan, _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
+    built = assemble.assemble(plan, _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
     assert built.name == "flash_attn-2.8.3+rocm62torch2.6triton-cp312-cp312-linux_x86_64.whl"
 
 
@@ -106,7 +108,7 @@ def test_same_input_gives_same_bytes(tmp_path: Path, launcher: Path, monkeypatch
     for number in (1, 2):
         source = tmp_path / f"checkout{number}" / "flash_attn_src"
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(wheel.SOURCE, source, ignore=ignore)
+        shutil.copytree(FLASH_ATTN_SRC, source, ignore=ignore)
         shutil.copytree(ROOT / "rocm_wheels", source.parent / "rocm_wheels", ignore=ignore)
         if number == 2:
             (source / "flash_attn" / "__pycache__").mkdir()
@@ -117,7 +119,7 @@ def test_same_input_gives_same_bytes(tmp_path: Path, launcher: Path, monkeypatch
             (source / "flash_attn" / "__init__.py").chmod(0o600)
         stores = _stores(tmp_path / f"parts{number}", "gfx90a", "gfx942")
         plan = fake_parts.plan("gfx90a", "gfx942")
-        built.append(wheel.assemble(plan, stores, launcher, tmp_path / f"out{number}", source=source))
+        built.append(assemble.assemble(plan, stores, launcher, tmp_path / f"out{number}", source=source))
     assert built[0].read_bytes() == built[1].read_bytes()
     with zipfile.ZipFile(built[0]) as archive:
         assert {info.date_time for info in archive.infolist()} == {(2025, 6, 15, 15, 6, 40)}
@@ -128,19 +130,19 @@ def test_environment_of_the_caller_does_not_leak(
 ) -> None:
     monkeypatch.setenv("FLASH_ATTENTION_SKIP_CUDA_BUILD", "TRUE")
     monkeypatch.setenv("FLASH_ATTN_VERSION", "2.6.3")
-    built = wheel.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), launcher, tmp_path / "out")
+    built = assemble.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), launcher, tmp_path / "out")
     assert "flash_attn-2.8.3+" in built.name
 
 
 def test_stores_that_are_not_the_plans(tmp_path: Path, launcher: Path) -> None:
     with pytest.raises(AssembleFailed, match=r"gfx90a, gfx942.*gfx1100"):
-        wheel.assemble(fake_parts.plan("gfx90a", "gfx942"), _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
+        assemble.assemble(fake_parts.plan("gfx90a", "gfx942"), _stores(tmp_path, "gfx1100"), launcher, tmp_path / "out")
 
 
 def test_missing_launcher(tmp_path: Path) -> None:
     absent = tmp_path / "_launcher.abi3.so"
     with pytest.raises(AssembleFailed, match=r"missing: .*_launcher\.abi3\.so"):
-        wheel.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), absent, tmp_path / "out")
+        assemble.assemble(fake_parts.plan("gfx90a"), _stores(tmp_path, "gfx90a"), absent, tmp_path / "out")
 
 
 def test_a_failing_build_shows_its_log(tmp_path: Path, launcher: Path) -> None:
@@ -149,23 +151,23 @@ def test_a_failing_build_shows_its_log(tmp_path: Path, launcher: Path) -> None:
         "gfx942": fake_parts.store(tmp_path, "gfx942", compiler="3.6.0"),
     }
     with pytest.raises(AssembleFailed, match=r"several compilers: triton 3\.6\.0, triton 3\.7\.1"):
-        wheel.assemble(fake_parts.plan("gfx90a", "gfx942"), stores, launcher, tmp_path / "out")
+        assemble.assemble(fake_parts.plan("gfx90a", "gfx942"), stores, launcher, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
 
 
 def test_the_date_of_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
-    assert wheel.wheel_date() == 1750000000
+    assert assemble.wheel_date() == 1750000000
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    assert wheel.wheel_date() == 315532800
+    assert assemble.wheel_date() == 315532800
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    assert wheel.wheel_date(tmp_path) == 315532800
+    assert assemble.wheel_date(tmp_path) == 315532800
 
 
 def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     group = toml.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
-    inner = toml.loads((wheel.SOURCE / "pyproject.toml").read_text())["build-system"]["requires"]
+    inner = toml.loads((FLASH_ATTN_SRC / "pyproject.toml").read_text())["build-system"]["requires"]
     pins = {Requirement(each).name: each for each in group}
     assert {Requirement(each).name: each for each in inner}.items() <= pins.items()
     assert {"hatchling", "triton", "ziglang"} <= {Requirement(each).name for each in inner}
@@ -173,12 +175,12 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 
 def test_both_licenses_are_the_same() -> None:
     for copy in ("LICENSE", "flash_attn_3/LICENSE"):
-        assert (ROOT / "LICENSE").read_bytes() == (wheel.SOURCE / copy).read_bytes()
+        assert (ROOT / "LICENSE").read_bytes() == (FLASH_ATTN_SRC / copy).read_bytes()
 
 
 @pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU to build for")
 def test_user_without_a_gpu_is_told_what_to_do(tmp_path: Path) -> None:
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)})
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode != 0
     assert "no AMD GPU is visible" in done.stdout + done.stderr
     assert "PYTORCH_ROCM_ARCH=" in done.stdout + done.stderr
@@ -187,7 +189,7 @@ def test_user_without_a_gpu_is_told_what_to_do(tmp_path: Path) -> None:
 
 
 def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"PYTORCH_ROCM_ARCH": "gfx943"})
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"PYTORCH_ROCM_ARCH": "gfx943"})
     assert done.returncode != 0
     assert "error: 'gfx943' is not a known GPU target" in done.stdout + done.stderr
     assert "Traceback (most recent call last)" not in done.stderr
@@ -197,11 +199,11 @@ def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -
     """In an image of rocm/pytorch; the compile that would follow fails at once, without a directory for its cache."""
     (tmp_path / "file").touch()
     variables = {"PYTORCH_ROCM_ARCH": "gfx900;gfx906;gfx942", "ROCM_WHEELS_CACHE": str(tmp_path / "file/cache")}
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
     assert done.returncode != 0
     assert "note: PYTORCH_ROCM_ARCH: gfx900, gfx906 left out, for which no backend has kernels" in done.stderr
     assert "is not a known GPU target" not in done.stdout + done.stderr
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {**variables, "GPU_ARCHS": "gfx1100"})
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {**variables, "GPU_ARCHS": "gfx1100"})
     assert "note: GPU_ARCHS counts, not PYTORCH_ROCM_ARCH=gfx900;gfx906;gfx942" in done.stderr
 
 
@@ -223,7 +225,7 @@ def test_user_builds_where_a_gpu_has_no_kernels(tmp_path: Path, gpus: str, said:
     tool.write_text("#!/bin/sh\necho " + "; echo ".join(["gfx000", *gpus.split()]) + "\n")
     tool.chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROCM_WHEELS_CACHE": str(tmp_path / "file/cache")}
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
     assert done.returncode != 0
     assert said in done.stdout + done.stderr
     assert ("Not a directory" in done.stdout + done.stderr) == said.startswith("note")
@@ -235,33 +237,33 @@ def test_user_builds_where_a_gpu_has_no_kernels(tmp_path: Path, gpus: str, said:
 )
 def test_user_gives_a_label_of_their_own(tmp_path: Path, label: str, canonical: str) -> None:
     variables = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTN_LOCAL_VERSION": label}
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"flash_attn-2.8.3+{canonical}-py3-none-any.whl"]
 
 
 def test_user_asks_pip_for_composable_kernel(tmp_path: Path) -> None:
     variables = {"PYTORCH_ROCM_ARCH": "gfx942", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"}
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
     assert done.returncode != 0
     assert "error: the ck backend is not compiled by pip: build its wheel with" in done.stdout + done.stderr
 
 
 def test_user_names_a_version_that_does_not_exist(tmp_path: Path) -> None:
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTN_VERSION": "9.9.9"})
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"FLASH_ATTN_VERSION": "9.9.9"})
     assert done.returncode != 0
     assert "FLASH_ATTN_VERSION=9.9.9 is not known\nknown: 2.6.3, 2.7.4, 2.8.3" in done.stdout + done.stderr
 
 
 def test_user_names_a_label_that_no_version_takes(tmp_path: Path) -> None:
     variables = {"FLASH_ATTN_LOCAL_VERSION": "my build!", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", variables)
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
     assert done.returncode != 0
     assert "error: FLASH_ATTN_LOCAL_VERSION=my build! is no label of a version\n" in done.stdout + done.stderr
 
 
 def test_wheel_without_kernels(tmp_path: Path) -> None:
-    done = _build(wheel.SOURCE, tmp_path / "out", "wheel", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})
+    done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})
     assert done.returncode == 0, done.stdout + done.stderr
     built = tmp_path / "out" / "flash_attn-2.8.3-py3-none-any.whl"
     with zipfile.ZipFile(built) as archive:
@@ -273,12 +275,12 @@ def test_wheel_without_kernels(tmp_path: Path) -> None:
 
 def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
     out, skip = tmp_path / "out", {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
-    assert _build(wheel.SOURCE, out, "sdist", {}).returncode == 0
+    assert _build(FLASH_ATTN_SRC, out, "sdist", {}).returncode == 0
     shutil.unpack_archive(out / "flash_attn-2.8.3.tar.gz", tmp_path, filter="data")
     unpacked = tmp_path / "flash_attn-2.8.3"
     assert (unpacked / "csrc" / "launcher" / "module.c").is_file()
     assert (unpacked / "rocm_wheels" / "versions.toml").is_file()
-    for source, directory in ((wheel.SOURCE, out), (unpacked, tmp_path / "from_sdist")):
+    for source, directory in ((FLASH_ATTN_SRC, out), (unpacked, tmp_path / "from_sdist")):
         done = _build(source, directory, "wheel", skip)
         assert done.returncode == 0, done.stdout + done.stderr
     name = "flash_attn-2.8.3-py3-none-any.whl"
@@ -292,7 +294,7 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
     """A module and a package with its name, no platform, the flash_attn of its label; the same bytes after another
     commit."""
     plan = fake_parts.plan("gfx942")
-    built = wheel.assemble_interface(plan, tmp_path / "out")
+    built = assemble.assemble_interface(plan, tmp_path / "out")
     assert built == tmp_path / "out" / names.interface_wheel_name(plan.cell)
     assert built.name == "flash_attn_3-3.0.0+rocm62torch2.5triton-py3-none-any.whl"
     metadata = _metadata(built, "METADATA")
@@ -302,6 +304,6 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
     assert modules == ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"]
-    monkeypatch.setattr(wheel, "wheel_date", lambda _: 1700000000)
-    again = wheel.assemble_interface(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
+    monkeypatch.setattr(assemble, "wheel_date", lambda _: 1700000000)
+    again = assemble.assemble_interface(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
     assert again.read_bytes() == built.read_bytes()

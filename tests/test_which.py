@@ -20,13 +20,13 @@ import wheelhouse
 import yaml
 from py_mini_racer import MiniRacer
 
-from rocm_wheels import catalogue, index, which
-from rocm_wheels import machine as survey
 from rocm_wheels.errors import BadTarget, ImpossibleCell
-from rocm_wheels.plan import Plan, make_plan
-from rocm_wheels.templates import TEMPLATES
-from rocm_wheels.versions import Versions
-from rocm_wheels.which import Machine
+from rocm_wheels.matrix import machine as survey
+from rocm_wheels.matrix.plan import Plan, make_plan
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.publish import catalogue, index, which
+from rocm_wheels.publish.templates import TEMPLATES
+from rocm_wheels.publish.which import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "request_wheel.yml"
@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def versions_of_this_repository() -> Versions:
-    from rocm_wheels import versions
+    from rocm_wheels.matrix import versions
 
     return versions.load()
 

@@ -15,7 +15,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from amdgpu_simulator.hip import packets, process
 from amdgpu_simulator.isa import machine
-from rocm_wheels import launcher
+from rocm_wheels.wheel import launcher
 
 
 @cache

@@ -87,10 +87,10 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The planner of Composable Kernel, built from these sources."""
     from flash_attn.runtime import ck_planner
 
-    from rocm_wheels import ck_planner as build
-    from rocm_wheels import sources
+    from rocm_wheels.compile.ck import planner as build
+    from rocm_wheels.paths import ROOT
 
-    path = build.build(tmp_path_factory.mktemp("planner"), cache=sources.ROOT / "build" / "test-cache")
+    path = build.build(tmp_path_factory.mktemp("planner"), cache=ROOT / "build" / "test-cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ck_planner, "PATH", path)
         ck_planner.library.cache_clear()

@@ -29,9 +29,9 @@ from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
 
 from amdgpu_simulator.clock import cycles, timeline
 from amdgpu_simulator.isa import assembly
-from rocm_wheels import versions
 from rocm_wheels.errors import CompileFailed
-from rocm_wheels.targets import wavefront
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.targets import wavefront
 
 ROWS, KEYS = 128, 128
 _LENGTHS = 256, 768

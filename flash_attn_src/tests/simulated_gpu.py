@@ -36,7 +36,12 @@ from flash_attn.runtime.variants import Variant, fp8_format
 
 from amdgpu_simulator.hip import packets, through_hip
 from amdgpu_simulator.isa import assembly, machine
-from rocm_wheels import ck_compiler, ck_instances, ck_sources, sources, triton_compiler
+from rocm_wheels.compile import sources
+from rocm_wheels.compile.ck import compiler as ck_compiler
+from rocm_wheels.compile.ck import instances as ck_instances
+from rocm_wheels.compile.ck import sources as ck_sources
+from rocm_wheels.compile.triton import compiler as triton_compiler
+from rocm_wheels.paths import ROOT
 
 _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
 
@@ -163,7 +168,7 @@ def compiled(target: str, variant: Variant, config: Config | None = None) -> tup
     return _compiler().submit(triton_compiler.translate, target, tuple(variant), plain).result()
 
 
-CACHE = sources.ROOT / "build" / "test-cache"
+CACHE = ROOT / "build" / "test-cache"
 
 
 def run(target: str, launches: list[Launch], *, backwards: bool = False) -> None:

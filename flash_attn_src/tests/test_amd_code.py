@@ -22,7 +22,7 @@ from reference import attention
 
 from amdgpu_simulator.clock import cycles
 from amdgpu_simulator.isa import assembly
-from rocm_wheels import ck_planner as build
+from rocm_wheels.compile.ck import planner as build
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
 TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201")

@@ -278,7 +278,7 @@ os._exit(1)"""
 
 
 def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:
-    versions = pytest.importorskip("rocm_wheels.versions")
+    versions = pytest.importorskip("rocm_wheels.matrix.versions")
     assert max(each.job_memory_mib for each in versions.load().backends.values()) == findings.JOB_MIB
 
 

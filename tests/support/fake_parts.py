@@ -9,9 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from rocm_wheels import versions
-from rocm_wheels.machine import Machine
-from rocm_wheels.plan import Plan, make_plan
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import Plan, make_plan
 
 
 def plan(*targets: str, python: str = "3.11", torch: str = "2.5.1", rocm: str = "6.2") -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import rocm_wheels
-from rocm_wheels import names
 from rocm_wheels.errors import RocmWheelsError
-from rocm_wheels.plan import Plan
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.plan import Plan
 
 
 class Verdict:
@@ -31,20 +31,21 @@ class Stages:
         self.compiled: dict[str, object] = {}
         self.reported = Path()
         modules: dict[str, dict[str, Callable[..., object]]] = {
-            "toolchain": {"check": self.note("toolchain.check")},
-            "kernels": {"compile_store": self.compile_store},
-            "launcher": {"build": self.launcher},
-            "ck_planner": {"build": self.planner},
-            "wheel": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
-            "interpreters": {"find": self.find},
-            "repair": {"check": self.note("repair.check"), "repair": self.repair},
-            "verify": {"verify": self.verify},
-            "inspect_store": {"report": self.report},
+            "compile.toolchain": {"check": self.note("toolchain.check")},
+            "compile.kernels": {"compile_store": self.compile_store},
+            "wheel.launcher": {"build": self.launcher},
+            "compile.ck.planner": {"build": self.planner},
+            "wheel.assemble": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
+            "wheel.interpreters": {"find": self.find},
+            "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
+            "wheel.verify": {"verify": self.verify},
+            "compile.inspect_store": {"report": self.report},
         }
         for module, functions in modules.items():
             fake = SimpleNamespace(**functions)
-            monkeypatch.setitem(sys.modules, f"rocm_wheels.{module}", fake)
-            monkeypatch.setattr(rocm_wheels, module, fake, raising=False)
+            package, _, name = f"rocm_wheels.{module}".rpartition(".")
+            monkeypatch.setitem(sys.modules, f"{package}.{name}", fake)
+            monkeypatch.setattr(importlib.import_module(package), name, fake, raising=False)
 
     def note(self, name: str) -> Callable[..., None]:
         return lambda *_: self.calls.append(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_github import REPOSITORY, TOKEN, Hub
 
-from rocm_wheels import assets, github, release
+from rocm_wheels.publish import assets, github, release
 
 TAG = "v1.2.3"
 

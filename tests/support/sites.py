@@ -7,8 +7,9 @@ from pathlib import Path
 
 import wheelhouse
 
-from rocm_wheels import catalogue, index, versions
-from rocm_wheels.index import Home
+from rocm_wheels.matrix import versions
+from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish.index import Home
 
 HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
 CELLS = [

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels import names, versions
-from rocm_wheels.cells import Cell
-from rocm_wheels.verdict import GPU, PASSED, VERDICT
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.wheel.verdict import GPU, PASSED, VERDICT
 
 NEWEST = versions.load().flash_attn[-1]
 CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it

@@ -1,0 +1,62 @@
+"""`python -m rocm_wheels <verb>`: reads the command line and hands over; no logic of its own."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+
+from rocm_wheels.cli import build as build_cli
+from rocm_wheels.cli import release as release_cli
+from rocm_wheels.errors import exit_code
+
+DESCRIPTION = "Builds, repairs and verifies ROCm wheels of flash_attn. No GPU and no ROCm needed."
+EXAMPLES = """\
+examples:
+  python -m rocm_wheels plan 2.8.3 3.11 2.5.1 6.2
+      what a build would do, as JSON; refused at once if the versions do not exist together
+  python -m rocm_wheels build 2.8.3 3.11 2.5.1 6.2
+      one wheel in dist/, for the GPU of this machine or else all common targets
+  PYTORCH_ROCM_ARCH='gfx90a;gfx942' MAX_JOBS=4 python -m rocm_wheels build 2.8.3 3.11 2.5 6.2
+      the same for two targets, four compile jobs at once
+  python -m rocm_wheels compile --target gfx942 --shard 2/4
+      the second quarter of the kernels of one target, into the cache
+  python -m rocm_wheels compile --backend ck --target gfx942 --only 'fwd-bf16-d128-batch*'
+      some kernels of Composable Kernel
+  python -m rocm_wheels compile --target gfx942 --only 'fwd-bf16-d128' --tiles
+      every tile that benchmarks/tune.py compares on the GPU
+  python -m rocm_wheels inspect dist/flash_attn-*.whl
+      targets, kernels and resources in a wheel
+  python -m rocm_wheels which
+      the line that installs flash_attn on this machine, or why there is none
+  python -m rocm_wheels publish --tag v1.2.3 --dist dist --dry-run
+      what a release of these wheels would hold
+  python -m rocm_wheels index --dir dist --out site --repo owner/name --url http://127.0.0.1:8000/
+      a package index of one's own wheels: python -m http.server --bind 127.0.0.1 --directory site
+"""
+SCRIPT_VERBS = ("plan", "check", "build")  # that build_rocm.sh runs
+
+
+def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
+    """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback.
+
+    `usage` is that of the script which took the command line, to be shown instead of the verb's where it is wrong.
+    """
+    arguments = _parser(usage).parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
+    return exit_code(lambda: arguments.run(arguments))
+
+
+def _parser(usage: str = "") -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m rocm_wheels", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="<verb>", required=True)
+    build_cli.add_verbs(verbs)
+    release_cli.add_verbs(verbs)
+    for script in (parser, *(verbs.choices[verb] for verb in SCRIPT_VERBS)) if usage else ():
+        script.usage, script.prog = usage, usage.split()[0]
+    for verb in verbs.choices.values():
+        verb.allow_abbrev = False  # build_rocm.sh looks for --plan and --docker as they are
+    return parser

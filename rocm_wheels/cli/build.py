@@ -1,0 +1,270 @@
+"""The verbs that build wheels, test them and look into them; no logic of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.machine import survey
+from rocm_wheels.matrix.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
+from rocm_wheels.matrix.targets import check_served, known_targets
+from rocm_wheels.packages import packages_of
+from rocm_wheels.wheel import container
+
+CELL = (
+    ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3"),
+    ("python", "python", "version of Python: 3.11"),
+    ("torch", "torch", "version of torch: 2.5.1, or 2.5 for the newest of them"),
+    ("rocm", "rocm", "version of ROCm: 6.2"),
+)
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds them to the subparsers of the command line."""
+    plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
+    check = verbs.add_parser("check", help="print nothing; refuse what cannot be built or written")
+    build = verbs.add_parser("build", help="build the wheel of one cell")
+    environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
+    for verb in (plan, check, build, environment):
+        for name, dest, text in CELL:
+            verb.add_argument(dest, metavar=name, help=text)
+        verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
+    for verb in (plan, check, build):
+        verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
+        verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
+        verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
+        verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
+        _add_cache(verb)
+    plan.set_defaults(run=_plan)
+    check.set_defaults(run=_check)
+    build.set_defaults(run=_build)
+    environment.set_defaults(run=_environment)
+
+    compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
+    compile_.add_argument(
+        "--target", action="append", required=True, metavar="GFX", help="gfx942, sm_90, ...; may be repeated"
+    )
+    compile_.add_argument("--backend", default="triton", metavar="NAME", help="whose kernels: ck or triton (triton)")
+    compile_.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
+    )
+    compile_.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-d128-*'")
+    compile_.add_argument(
+        "--tiles", action="store_true",
+        help="every tile that benchmarks/tune.py compares on a GPU, of Triton's kernels: the archive for it",
+    )  # fmt: skip
+    compile_.add_argument(
+        "--jobs",
+        type=_jobs,
+        metavar="N",
+        help="compile jobs at once (default: MAX_JOBS, or by cores and memory)",
+    )
+    _add_cache(compile_)
+    compile_.set_defaults(run=_compile)
+
+    repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
+    repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
+    repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
+    repair.set_defaults(run=_repair)
+
+    verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
+    verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
+    verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
+    _add_cache(verify)
+    verify.set_defaults(run=_verify)
+
+    benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
+    benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
+    benchmark.add_argument(
+        "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
+    )
+    _add_cache(benchmark)
+    benchmark.set_defaults(run=_benchmark)
+
+    refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
+    refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
+    refresh.set_defaults(run=_refresh)
+
+    inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
+    inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
+    inspect.set_defaults(run=_inspect)
+
+
+def default_cache() -> Path:
+    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory."""
+    if own := os.environ.get("ROCM_WHEELS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocm_wheels"
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    _print_plan(_planned(arguments))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import build
+
+    _planned(arguments)
+    build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
+    return 0
+
+
+@packages_of("build")
+def _environment(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import assemble
+
+    plan = _planned(arguments)
+    variables = {**assemble.cell_variables(plan.cell), "PYTORCH_ROCM_ARCH": ";".join(plan.targets)}
+    for name, value in {**variables, "TORCH_INDEX": plan.torch_index}.items():
+        print(f"{name}={value}")
+    return 0
+
+
+@packages_of("build")
+def _build(arguments: argparse.Namespace) -> int:
+    plan = _planned(arguments)
+    if arguments.plan:
+        _print_plan(plan)
+        return 0
+    plans = [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
+    dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
+    from rocm_wheels.wheel import build
+
+    build.check_writable(dist=dist, cache=cache)
+    say = partial(print, flush=True)
+    for plan in plans:
+        for note in plan.notes:
+            say(f"note: {note}")
+        if arguments.docker:
+            code = container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
+            if code != 0:
+                return code
+            continue
+        say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
+        build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
+    return 0
+
+
+@packages_of("build")
+def _compile(arguments: argparse.Namespace) -> int:
+    data = versions.load()
+    machine = survey(os.environ)
+    backend = known_backend(data, arguments.backend)
+    targets = known_targets(data, arguments.target)
+    check_served(data, targets, backend.name)
+    jobs = arguments.jobs or parallel_jobs(data, os.environ, machine, backend.name)
+    from rocm_wheels.compile import kernels
+    from rocm_wheels.wheel import build
+
+    build.check_writable(cache=arguments.cache.absolute())
+
+    stores = kernels.compile_store(
+        targets,
+        cache=arguments.cache.absolute(),
+        jobs=jobs,
+        shard=arguments.shard,
+        only=arguments.only,
+        backend=backend.name,
+        toolchain=toolchain_of(machine, backend.name),
+        tiles=arguments.tiles,
+    )
+    for target, store in stores.items():
+        print(f"{target}  {store}")
+    return 0
+
+
+@packages_of("build")
+def _repair(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import repair
+
+    print(repair.repair(arguments.wheel, arguments.output.absolute()))
+    return 0
+
+
+@packages_of("build")
+def _verify(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import build
+
+    for wheel in arguments.wheel:
+        verdict = build.verify_again(wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu)
+        print(verdict.summary(), flush=True)
+    return 0
+
+
+@packages_of("build")
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import benchmark, build
+
+    build.check_writable(cache=arguments.cache.absolute())
+    for result in benchmark.run(arguments.wheel, cache=arguments.cache.absolute(), output=arguments.out):
+        print(result)
+    return 0
+
+
+@packages_of("build")
+def _refresh(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.matrix import refresh
+
+    for change in refresh.run(dry_run=arguments.dry_run):
+        print(change)
+    return 0
+
+
+@packages_of("build")
+def _inspect(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.compile import inspect_store
+
+    for index, file in enumerate(arguments.file):
+        if len(arguments.file) > 1:
+            print("\n" * (index > 0) + f"{file}:")
+        print(inspect_store.report(file))
+    return 0
+
+
+def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
+    cell = {name: getattr(arguments, name) for _, name, _ in CELL}
+    return make_plan(versions.load(), **cell, backend=backend or arguments.backend, env=os.environ)
+
+
+def _print_plan(plan: Plan) -> None:
+    """JSON on stdout; the notes on stderr too, where a user sees them when stdout is piped."""
+    print(json.dumps(plan.as_dict(), indent=2))
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not i/n with 1 <= i <= n, such as 2/4")
+    return int(index), int(count)
+
+
+def _directory(text: str) -> Path:
+    """An empty one is a variable that is not set; taken for the current directory, it would be filled."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the directory is empty")
+    return Path(text)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        type=_directory,
+        default=default_cache(),
+        metavar="DIR",
+        help="compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE, else ~/.cache/rocm_wheels)",
+    )

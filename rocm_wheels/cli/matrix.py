@@ -1,0 +1,110 @@
+"""The command line of create_matrix.py: prints the rows of the workflow's jobs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from rocm_wheels.errors import exit_code
+from rocm_wheels.matrix import names, rows, versions
+from rocm_wheels.matrix.plan import requested_targets
+from rocm_wheels.matrix.rows import Row
+from rocm_wheels.matrix.select import Platforms, select
+from rocm_wheels.publish import published
+
+EVENTS = ("pull_request", "push", "workflow_dispatch")
+
+
+def main(platforms: Platforms, argv: Sequence[str] | None = None) -> int:
+    """The command line of create_matrix.py; a failure is one message on stderr."""
+    arguments = _parser().parse_args(argv)
+    return exit_code(lambda: _run(platforms, arguments))
+
+
+def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
+    data = versions.load()
+    selected = select(
+        data,
+        platforms,
+        only=arguments.only,
+        event=arguments.event,
+        has=published.files(arguments.missing) if arguments.missing else (),
+    )
+    requested, notes = (arguments.target, ()) if arguments.target else requested_targets(data, os.environ)
+    made = rows.rows(data, selected.cells, requested)
+    for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
+        print(line, file=sys.stderr)
+    print(_TEXTS[arguments.form](made, arguments.tag))
+    return 0
+
+
+def _json(made: dict[str, list[Row]], tag: str) -> str:
+    return json.dumps({"tag": tag, **{name: {"include": each} for name, each in made.items()}}, indent=2)
+
+
+def _outputs(made: dict[str, list[Row]], tag: str) -> str:
+    lines = [f"tag={tag}"]
+    for name, each in made.items():
+        lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
+    lines.append(f"newest={json.dumps({'include': _newest(made['wheels'])})}")
+    return "\n".join(lines)
+
+
+def _newest(wheels: list[Row]) -> list[Row]:
+    """The newest cell's first wheel: by Composable Kernel where both backends are built, with the kernels of both."""
+    cells = [str(row["name"]).rpartition(" ")[0] for row in wheels]
+    return wheels[cells.index(cells[-1]) :][:1] if wheels else []
+
+
+def _listing(made: dict[str, list[Row]], tag: str) -> str:
+    lines = [f"{name:<8} {row['name']:<28} {row['runner']}  {row['container'] or 'no container'}"
+             for name, each in made.items() for row in each]  # fmt: skip
+    counts = ", ".join(f"{len(each)} {name}" for name, each in made.items())
+    return "\n".join([*lines, f"{counts}{f' for {tag}' if tag else ''}"])
+
+
+_TEXTS: dict[str, Callable[[dict[str, list[Row]], str], str]] = {
+    "json": _json,
+    "list": _listing,
+    "github": _outputs,
+}
+
+
+def _tag(text: str) -> str:
+    return names.release_tag(text) if text else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="create_matrix.py", description="Prints what the release builds, as JSON.")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="cells that match, as '2.8.3 * * 6.2 triton'")
+    parser.add_argument(
+        "--event",
+        choices=EVENTS,
+        default="push",
+        help="what started the run: a pull_request gets the oldest and the newest cell",
+    )
+    parser.add_argument(
+        "--missing",
+        default="",
+        metavar="RELEASE",
+        help="leave out what this release has: a tag ($GITHUB_REPOSITORY, $GITHUB_TOKEN), or a file of GitHub's JSON",
+    )
+    parser.add_argument(
+        "--tag", type=_tag, default="", metavar="vX.Y.Z", help="the release it is for; checked, printed"
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="GFX",
+        help="these GPU targets alone; may be repeated (default: PYTORCH_ROCM_ARCH or GPU_ARCHS, else all common ones)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--list", dest="form", action="store_const", const="list", help="a line for each row, for people")
+    form.add_argument(
+        "--github-output", dest="form", action="store_const", const="github", help="lines for $GITHUB_OUTPUT"
+    )
+    parser.set_defaults(form="json")
+    return parser

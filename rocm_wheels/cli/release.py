@@ -1,0 +1,202 @@
+"""The verbs that publish wheels and find them; no logic of its own."""
+
+# Imported where they are used: `plan` and `build` must run without the packages of the `release` group.
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.packages import packages_of
+from rocm_wheels.paths import ROOT
+from rocm_wheels.publish import published, which
+
+if TYPE_CHECKING:
+    from rocm_wheels.publish.github import GitHub
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds them to the subparsers of the command line."""
+    publish = verbs.add_parser("publish", help="make a GitHub release hold a directory of wheels, and make it public")
+    some = publish.add_mutually_exclusive_group()
+    some.add_argument("--dry-run", action="store_true", help="check everything, show it, and send nothing")
+    some.add_argument("--draft-only", action="store_true", help="create or find the draft, and stop")
+    publish.add_argument(
+        "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
+    )
+    publish.set_defaults(run=_publish)
+
+    notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels, or renew a release's")
+    notes.add_argument("--update", action="store_true", help="write them into the release, over all that it holds")
+    notes.add_argument("--new", type=Path, metavar="FILE", help="Markdown: what is new")
+    notes.set_defaults(run=_notes)
+
+    yank = verbs.add_parser("yank", help="mark a published wheel so that installers pass it over")
+    yank.add_argument("wheel", help="its file name")
+    why = yank.add_mutually_exclusive_group(required=True)
+    why.add_argument("--reason", help="shown by installers that were told to take it all the same")
+    why.add_argument("--undo", action="store_true", help="take the mark away")
+    yank.set_defaults(run=_yank)
+
+    index = verbs.add_parser("index", help="write the site: package indexes and the page to choose a wheel on")
+    source = index.add_mutually_exclusive_group()
+    source.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
+    source.add_argument("--dir", type=Path, metavar="DIR", help="wheels and verdicts; they become part of the site")
+    index.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the site; an earlier one is replaced, other files stay"
+    )
+    index.set_defaults(run=_index)
+
+    coverage = verbs.add_parser("coverage", help="wanted wheels against published ones")
+    coverage.add_argument("--release", metavar="TAG", help="count this release only (default: all)")
+    coverage.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
+    coverage.add_argument("--metadata", type=Path, metavar="FILE", help="metadata.json of a site")
+    coverage.add_argument("--readme", action="store_true", help="write the README's table and badges instead")
+    coverage.set_defaults(run=_coverage)
+
+    directory: dict[str, Any] = {"dest": "dist", "type": Path, "default": Path("dist"), "metavar": "DIR"}
+    for verb in (publish, notes):
+        verb.add_argument("--dist", "--dir", **directory, help="wheels and verdicts (dist)")
+    publish.add_argument("--tag", required=True, type=names.release_tag, help="v1.2.3")
+    for verb in (notes, yank):
+        verb.add_argument("--tag", required=True, help="v1.2.3")
+    for verb in (publish, notes, yank, index, coverage):
+        verb.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
+    for verb in (publish, notes, index):
+        verb.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
+
+    there = verbs.add_parser(
+        "published", help="list the files that a release has, as create_matrix.py --missing reads it"
+    )
+    there.add_argument("tag", help="the release; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.set_defaults(run=_published)
+
+    found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
+    which.add_options(found)
+    found.set_defaults(run=which.run)
+
+
+def _published(arguments: argparse.Namespace) -> int:
+    print(json.dumps(published.listing(arguments.tag), indent=1))
+    return 0
+
+
+@packages_of("release")
+def _publish(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import index, release
+
+    say = partial(print, flush=True)
+    if arguments.benchmarks is not None:
+        from rocm_wheels.publish import measured
+
+        # A trend that did not get so far keeps no release back: the notes then hold no measurements.
+        found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
+        say(f"benchmarks: {', '.join(found) or 'of none of these wheels'}")
+    if arguments.dry_run:
+        home = index.Home.of(repository=arguments.repo, url=arguments.url)
+        release.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
+        return 0
+    api = _github(arguments, writes=True)
+    home = index.Home.of(repository=api.repository, url=arguments.url)
+    if arguments.draft_only:
+        draft = release.Release(api, arguments.tag, say)
+        say(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
+        return 0
+    release.publish(api, arguments.tag, arguments.dist, index_url=home.url, say=say)
+    return 0
+
+
+@packages_of("release")
+def _yank(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import release
+
+    api = _github(arguments, writes=True)
+    release.yank(api, arguments.tag, arguments.wheel, None if arguments.undo else arguments.reason, say=print)
+    return 0
+
+
+@packages_of("release")
+def _notes(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import catalogue, index, notes, release
+
+    if arguments.update:
+        api = _github(arguments, writes=True)
+        home = index.Home.of(repository=api.repository, url=arguments.url)
+        release.update_notes(api, arguments.tag, index_url=home.url, say=partial(print, flush=True))
+        return 0
+    home = index.Home.of(repository=arguments.repo, url=arguments.url)
+    new = _read(arguments.new) if arguments.new else ""
+    wheels = catalogue.from_directory(arguments.dist)
+    print(notes.render(wheels, tag=arguments.tag, index_url=home.url, new=new, repository=home.name), end="")
+    return 0
+
+
+@packages_of("release")
+def _index(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import catalogue, index
+
+    home = index.Home.of(repository=arguments.repo, url=arguments.url)
+    if arguments.dir is not None:
+        wheels, interfaces = catalogue.from_directory(arguments.dir), catalogue.interfaces_in(arguments.dir)
+    else:
+        # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.
+        api = _github(arguments, writes=False)
+        releases = _releases(arguments.release_json) if arguments.release_json else api.releases()
+        public = catalogue.final(releases)
+
+        def fetch(asset: Mapping[str, Any]) -> bytes:
+            return api.download(asset["browser_download_url"])
+
+        wheels, interfaces = catalogue.from_releases(public, fetch), catalogue.interfaces_of(public, fetch)
+    index.build(wheels, arguments.out, interfaces=interfaces, versions=versions.load(), home=home, files=arguments.dir)
+    print(f"{arguments.out}: {len(wheels)} wheel{'s' * (len(wheels) != 1)}, for {home.url}")
+    return 0
+
+
+@packages_of("release")
+def _coverage(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import coverage
+
+    data = versions.load()
+    if arguments.readme:
+        if arguments.metadata:
+            coverage.save(ROOT / coverage.PUBLISHED, coverage.from_site(arguments.metadata))
+        for path, text in coverage.generated(ROOT, data).items():
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(ROOT))
+        return 0
+    if arguments.metadata:
+        published = [wheel.name for wheel in coverage.from_site(arguments.metadata)]
+    else:
+        api = _github(arguments, writes=False)
+        releases = _releases(arguments.release_json) if arguments.release_json else list(api.releases())
+        published = coverage.released(releases, arguments.release)
+    print(coverage.table(coverage.wanted(data), published))
+    return 0
+
+
+def _github(arguments: argparse.Namespace, *, writes: bool) -> GitHub:
+    from rocm_wheels.publish.github import GitHub
+
+    say = partial(print, file=sys.stderr, flush=True)
+    return GitHub.from_environment(repository=arguments.repo, say=say, writes=writes)
+
+
+def _releases(path: Path) -> list[dict[str, Any]]:
+    from rocm_wheels.publish import catalogue
+
+    return catalogue.load_releases(_read(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

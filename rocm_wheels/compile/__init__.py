@@ -1,0 +1,1 @@
+"""Kernel sources become kernel stores, one for each GPU target."""

@@ -1,0 +1,141 @@
+"""Compiles one translation unit of Composable Kernel instances for one GPU target, device code only."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.compile import codeobject
+from rocm_wheels.compile.ck import sources as ck_sources
+from rocm_wheels.compile.ck import toolchain as ck_toolchain
+from rocm_wheels.compile.ck.instances import Instance
+from rocm_wheels.compile.isa import instruction_mix
+from rocm_wheels.errors import CompileFailed
+from rocm_wheels.paths import FLASH_ATTN_SRC
+
+SOURCES = ("csrc/ck/device.hpp", "csrc/ck/kernels.hpp", "csrc/ck/compat/hip/hip_fp16.h")
+
+# Options of ck_tile that change what a kernel computes or what its arguments mean: the planner is built with them too.
+DEFINES = (
+    "-DNDEBUG",
+    "-D__HIP_PLATFORM_AMD__=1",
+    "-DCK_TILE_FMHA_FWD_FAST_EXP2=1",
+    # Rounds to nearest even, in assembly: the fastest of those that keep NaN.
+    "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=3",
+    # The builtin that ck_tile takes for clang 20 stored nothing but zeros.
+    "-DCK_TILE_USE_BUFFER_ADDRESSING_BUILTIN=0",
+)
+FLAGS = (
+    "-x", "hip", "--cuda-device-only", "-S", "-std=c++17", "-O3", "-w",
+    "-fgpu-flush-denormals-to-zero", "--no-gpu-bundle-output", "-mcode-object-version=5",
+    # Until clang 20 an element of a vector is no constant, which stops ck_tile's conversions to FP4, unused here.
+    "-Wno-invalid-constexpr",
+    # Symbols and file names of a unit depend on nothing but its content.
+    "-fuse-cuid=none",
+    # Calls would need a stack: everything is inlined.
+    "-mllvm", "-amdgpu-function-calls=false",
+    # ck_tile schedules its loops by hand; as upstream, nothing moves after register allocation.
+    "-mllvm", "-enable-post-misched=0",
+)  # fmt: skip
+
+# Bytes a thread beside the registers that wait in memory, 4 each: what moves those there takes up to 36. An object on
+# a stack is more; the smallest one that was met and cured took 208.
+_MAX_BESIDE = 64
+
+_UNIT = "unit.hip"
+_CALLS = re.compile(r"^\s+(s_swappc_b64|s_call_b64)\b", re.MULTILINE)
+
+
+def source(instances: Sequence[Instance]) -> str:
+    """The translation unit of some instances, one a line from the second line on."""
+    entries = (f"FLASH_ATTN_CK_ENTRY({instance.symbol}, {instance.type})" for instance in instances)
+    return "\n".join(('#include "device.hpp"', *entries, ""))
+
+
+def compile_unit(
+    target: str, name: str, instances: Sequence[Instance], *, cache: Path, toolchain: str
+) -> tuple[bytes, dict[str, dict[str, Any]]]:
+    """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed naming the instance."""
+    clang = ck_toolchain.find(toolchain)
+    with tempfile.TemporaryDirectory(prefix="ck-") as directory:
+        scratch = Path(directory)
+        assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
+        assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
+        _step([*clang.command, *assemble], scratch, target, name, instances)
+        # Not stripped of all symbols: where there is no .symtab, ROCm's loader ends the process.
+        link = ["-shared", "--no-undefined", "--discard-all", "unit.o", "-o", "unit.co"]
+        _step([*clang.linker, *link], scratch, target, name, instances)
+        image = (scratch / "unit.co").read_bytes()
+    found = codeobject.read_all(image)
+    if sorted(found) != sorted(instance.symbol for instance in instances):
+        raise CompileFailed(f"{name} for {target} came out with the kernels {', '.join(sorted(found))}")
+    entries = {}
+    for instance in instances:
+        kernel, body = found[instance.symbol], function(assembly, instance.symbol)
+        _check(target, instance, kernel, body)
+        entries[instance.name] = {
+            "symbol": instance.symbol,
+            "image": name,
+            "threads": kernel.threads,
+            "shared": 0,
+            "params": f"B{kernel.argument_bytes}",
+            "constants": {},
+            "options": {},
+            "resources": kernel.resources(),
+            "isa": instruction_mix(body),
+        }
+    return image, entries
+
+
+def translate(
+    target: str, name: str, instances: Sequence[Instance], scratch: Path, *, cache: Path, toolchain: str
+) -> str:
+    """The assembly text of a unit, which is left in the directory `scratch` too. Raises CompileFailed."""
+    clang = ck_toolchain.find(toolchain)
+    include = ck_sources.headers(cache)
+    (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
+    command = [*clang.command, *FLAGS, f"--offload-arch={target}", *clang.flags, *DEFINES]
+    command += [*clang.library(target, scratch), f"-I{include}", f"-I{FLASH_ATTN_SRC / 'csrc' / 'ck'}"]
+    _step([*command, _UNIT, "-o", "unit.s"], scratch, target, name, instances)
+    return (scratch / "unit.s").read_text(encoding="utf-8")
+
+
+def function(assembly: str, symbol: str) -> str:
+    """The instructions of one kernel in an assembly text."""
+    start = assembly.index(f"\n{symbol}:")
+    return assembly[start : assembly.index("\n.Lfunc_end", start)]
+
+
+def _step(command: list[str], scratch: Path, target: str, name: str, instances: Sequence[Instance]) -> None:
+    done = ck_toolchain.run(command, scratch)
+    if done.returncode == 0:
+        return
+    # A note of the compiler points at the line of the entry that it could not make.
+    lines = {int(line) for line in re.findall(rf"{re.escape(_UNIT)}:(\d+):", done.stderr)}
+    blamed = [instance.name for line, instance in enumerate(instances, 2) if line in lines]
+    what = ", ".join(blamed or (instance.name for instance in instances))
+    if done.returncode < 0:
+        raise CompileFailed(
+            f"{what} for {target}: the compiler was ended by signal {-done.returncode}",
+            remedy="if memory was short, run it again with a smaller MAX_JOBS: what was compiled is kept",
+        )
+    errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()[-20:]
+    raise CompileFailed(f"{what} (unit {name}) for {target} did not compile:\n" + "\n".join(errors[:20]))
+
+
+def _check(target: str, instance: Instance, kernel: codeobject.CodeObject, body: str) -> None:
+    """What every kernel has to be: for the target, without calls and stack objects, of one argument."""
+    wrong = []
+    if kernel.target != target:
+        wrong.append(f"it is for {kernel.target}")
+    if calls := _CALLS.search(body):
+        wrong.append(f"it calls functions ({calls[1]})")
+    if kernel.private - 4 * kernel.vgpr_spills > _MAX_BESIDE:
+        wrong.append(f"it uses {kernel.private} bytes of private memory a thread, {kernel.vgpr_spills} registers in it")
+    if kernel.arguments != 1:
+        wrong.append(f"it takes {kernel.arguments} arguments")
+    if wrong:
+        raise CompileFailed(f"{instance.name} for {target} came out wrong: {'; '.join(wrong)}")

@@ -1,0 +1,35 @@
+"""What a build needs of its environment, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+from rocm_wheels.compile.ck import toolchain as ck_toolchain
+from rocm_wheels.errors import MissingTool
+from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.packages import setup, version_of
+
+
+def check(plan: Plan) -> None:
+    """Raises MissingTool for the first thing this environment lacks to carry the plan out.
+
+    The compiler must be the pinned one: another version would fill the store with other kernels than the plan
+    says, under the same name.
+    """
+    name, wanted = plan.compiler.split()
+    found = version_of(name)
+    if found != wanted:
+        raise MissingTool(f"the plan compiles with {name} {wanted}, this environment has {found}", remedy=setup())
+    for package in ("ziglang", "hatchling", "build", "uv", "msgpack", "pyelftools"):
+        version_of(package)
+    if plan.cell.backend == "ck":
+        for package in ("triton", "clang-tidy", "setuptools"):
+            version_of(package)
+        ck_toolchain.find(plan.toolchain)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        raise MissingTool(
+            f"the C headers of this Python are missing: no {header}",
+            remedy="install python3-dev, or build with a Python that has them (uv's, pyenv's, deadsnakes' -dev)",
+        )

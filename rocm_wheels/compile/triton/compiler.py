@@ -1,0 +1,97 @@
+"""Compiles one variant of a Triton kernel for one GPU target, ahead of time, on a machine that needs no GPU.
+
+Runs in worker processes: importing Triton costs a second and its compiler may end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from rocm_wheels.compile import codeobject, sources
+from rocm_wheels.compile.isa import instruction_mix
+from rocm_wheels.errors import CompileFailed
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.targets import wavefront
+
+_SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
+
+
+def prepare(scratch: str) -> None:
+    """Set up a worker process. Nothing of the build machine may reach a code object: no compiler switches of its
+    user, no line tables (they hold paths), and a compiler cache of this run's own, in the directory `scratch`."""
+    for name in [name for name in os.environ if name.startswith(_SWITCHES)]:
+        del os.environ[name]
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    os.environ["TRITON_CACHE_DIR"] = scratch
+    warnings.simplefilter("ignore")
+
+
+def compile_variant(
+    target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
+) -> tuple[bytes, dict[str, Any]]:
+    """The code object of a variant, given by its fields, and its manifest entry; with a launch configuration of the
+    caller's, or that of the tuning table. Raises CompileFailed."""
+    image, entry, _ = translate(target, fields, config)
+    return image, entry
+
+
+def translate(
+    target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
+) -> tuple[bytes, dict[str, Any], str]:
+    """As `compile_variant`, with the assembly text that the code object was made from (PTX on NVIDIA)."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    variants = sources.module("runtime.variants")
+    variant = variants.Variant(*fields)
+    chosen = None if config is None else sources.module("kernels.tuning").Config(*config)
+    spec = sources.module("kernels.launches").specification(variant, target, chosen)
+    function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)
+    signature, constants, attributes, letters = {}, {}, {}, ""
+    for position, name in enumerate(function.arg_names):
+        if name in spec.constants:
+            signature[name] = "constexpr"
+            constants[(position,)] = spec.constants[name]
+            continue
+        signature[name] = variants.argument_type(name, variant)
+        letters += variants.launch_letter(signature[name])
+        if name in variants.ALIGNED:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    gpu = (
+        GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+        if target.startswith("sm_")
+        else GPUTarget("hip", target, wavefront(versions.load(), target))
+    )
+    where = f"{variant.name} for {target}"
+    try:
+        source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+        compiled = triton.compile(source, target=gpu, options=dict(spec.options))
+    except Exception as error:
+        raise CompileFailed(f"Triton {triton.__version__} cannot compile {where}: {error}") from error
+
+    metadata = compiled.metadata
+    for scratch in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(metadata, scratch, 0):
+            raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
+    image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
+    assembly: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
+    found = codeobject.read(image)
+    if found.target != target or found.symbol != metadata.name:
+        raise CompileFailed(f"{where} came out as {found.symbol} for {found.target}")
+    if found.arguments < len(letters):
+        raise CompileFailed(f"{where} takes {found.arguments} arguments, the kernel has {len(letters)}")
+    entry = {
+        "symbol": metadata.name,
+        "threads": metadata.num_warps * gpu.warp_size,
+        "shared": metadata.shared,
+        # Beyond its own arguments Triton passes scratch pointers, null for kernels that use none.
+        "params": letters + "0" * (found.arguments - len(letters)),
+        "constants": spec.constants,
+        "options": spec.options,
+        "resources": found.resources(),
+        "isa": instruction_mix(assembly),
+    }
+    return image, entry, assembly

@@ -1,0 +1,1 @@
+"""What exists, what is asked for, and the plan of one wheel."""

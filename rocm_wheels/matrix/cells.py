@@ -1,0 +1,218 @@
+"""A cell is one combination of versions that a wheel is built for; this module says which exist."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
+from rocm_wheels.matrix.versions import Torch, Versions
+from rocm_wheels.tables import key
+
+AXES = ("flash_attn", "python", "torch", "rocm", "backend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Full versions, as versions.toml spells them: "2.8.3", "3.11", "2.5.1", "6.2", "ck" or "triton"."""
+
+    flash_attn: str
+    python: str
+    torch: str
+    rocm: str
+    backend: str
+
+    @property
+    def torch_minor(self) -> str:
+        return ".".join(self.torch.split(".")[:2])
+
+    @property
+    def python_tag(self) -> str:
+        return "cp" + self.python.replace(".", "")
+
+    def __str__(self) -> str:
+        return f"{self.flash_attn} {self.python} {self.torch} {self.rocm}"
+
+    def __lt__(self, other: Cell) -> bool:
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[object, ...]:
+        return *(key(version) for version in (self.flash_attn, self.python, self.torch, self.rocm)), self.backend
+
+
+def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
+    """The cell that these spellings mean: torch "2.5" is the newest 2.5.x, rocm "6.2.4" is 6.2 if torch's is, python
+    "311" and "cp311" are 3.11.
+
+    UnknownVersion if versions.toml lacks one of them, ImpossibleCell if they do not exist together.
+    """
+    try:
+        cell = Cell(
+            flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn),
+            python=_python(versions, python),
+            torch=_newest("torch", torch, list(versions.torch)),
+            rocm=_rocm(versions, rocm),
+            backend=_backend(versions, backend),
+        )
+    except UnknownVersion as error:
+        known = (versions.flash_attn, versions.python, versions.torch, versions.rocm)
+        given = (flash_attn, python, torch, rocm)
+        everything = {*itertools.chain(*known)}
+        if any(value in everything and value not in own for value, own in zip(given, known, strict=True)):
+            remedy = f"{error.remedy}\nThe order is: flash-attn python torch rocm."
+            raise UnknownVersion(error.message, remedy=remedy) from None
+        raise
+    reasons = list(_reasons(versions, cell))
+    if reasons:
+        near = nearest(versions, cell)
+        raise ImpossibleCell("; ".join(reasons), remedy=f"Nearest cell that exists: {near}")
+    built = versions.torch[cell.torch].rocm[cell.rocm].removeprefix("rocm")
+    if rocm.removeprefix("rocm") not in (cell.rocm, built):
+        raise ImpossibleCell(
+            f"torch {cell.torch} is built for ROCm {built}, not {rocm}",
+            remedy=f"Leave the patch release out: {cell}",
+        )
+    return cell
+
+
+def exists(versions: Versions, cell: Cell) -> bool:
+    """Whether torch has wheels for the Python and the ROCm of the cell."""
+    return not any(_reasons(versions, cell))
+
+
+def has_interface(versions: Versions, cell: Cell) -> bool:
+    """Whether a wheel of flash-attn-3 accompanies the cell's: the newest flash-attn's, as its label names none."""
+    return cell.flash_attn == versions.flash_attn[-1]
+
+
+def nearest(versions: Versions, wanted: Cell) -> Cell:
+    """The existing cell with the fewest versions changed; the torch version changes last."""
+    torches, pythons, rocms = list(versions.torch), list(versions.python), list(versions.rocm)
+
+    def distance(cell: Cell) -> tuple[int, ...]:
+        steps = (
+            abs(torches.index(cell.torch) - torches.index(wanted.torch)),
+            abs(pythons.index(cell.python) - pythons.index(wanted.python)),
+            abs(rocms.index(cell.rocm) - rocms.index(wanted.rocm)),
+        )
+        return sum(step > 0 for step in steps), *steps
+
+    cells = (
+        Cell(flash_attn=wanted.flash_attn, python=python, torch=torch, rocm=rocm, backend=wanted.backend)
+        for torch, release in versions.torch.items()
+        for python in release.python
+        for rocm in release.rocm
+    )
+    return min(cells, key=distance)
+
+
+def product(
+    versions: Versions, matrix: Mapping[str, Sequence[str]]
+) -> tuple[list[Cell], list[tuple[dict[str, str], str]]]:
+    """All cells of a matrix (axis -> spellings), and the combinations left out, each with its reason.
+
+    UnknownVersion for a version that nobody knows, DataError for an axis that is missing, unknown, empty or no list of
+    texts.
+    """
+    for axis in [*AXES, *matrix]:
+        if axis not in matrix or axis not in AXES:
+            state = "unknown" if axis in matrix else "missing"
+            raise DataError(f"matrix: axis {axis!r} is {state}", remedy=f"The axes are {', '.join(AXES)}.")
+    for axis in AXES:
+        values = matrix[axis]
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+            raise DataError(
+                f"matrix: {axis}: {values!r} is not a list of texts",
+                remedy='Quote each version, ["3.10"]: Python reads a bare 3.10 as the number 3.1.',
+            )
+        if not values:
+            raise DataError(f"matrix: {axis} is empty", remedy="Name one at least, or switch the platform off: False.")
+    cells: dict[tuple[object, ...], Cell] = {}
+    left_out: list[tuple[dict[str, str], str]] = []
+    for values in itertools.product(*(matrix[axis] for axis in AXES)):
+        combination = dict(zip(AXES, values, strict=True))
+        try:
+            cell = resolve(versions, **combination)
+        except ImpossibleCell as error:
+            left_out.append((combination, error.message))
+            continue
+        name = (cell.flash_attn, cell.python, cell.torch_minor, cell.rocm, cell.backend)
+        first = cells.setdefault(name, cell)
+        if first != cell:
+            left_out.append((combination, f"torch {first.torch} gives a wheel of the same name"))
+    return list(cells.values()), left_out
+
+
+def torches_with(versions: Versions, has: Callable[[Torch], bool]) -> str:
+    """The torch versions for which `has` holds, as text for a message."""
+    return ", ".join(name for name, torch in versions.torch.items() if has(torch)) or "no torch"
+
+
+def _reasons(versions: Versions, cell: Cell) -> list[str]:
+    torch = versions.torch[cell.torch]
+    reasons = []
+    if cell.python not in torch.python:
+        others = torches_with(versions, lambda other: cell.python in other.python)
+        reasons.append(
+            f"torch {cell.torch} has no wheels for Python {cell.python}, only for {', '.join(torch.python)}"
+            f" (Python {cell.python} has torch {others})"
+        )
+    if cell.rocm not in torch.rocm:
+        others = torches_with(versions, lambda other: cell.rocm in other.rocm)
+        reasons.append(
+            f"torch {cell.torch} has no wheels for ROCm {cell.rocm}, only for {', '.join(torch.rocm)}"
+            f" (ROCm {cell.rocm} has torch {others})"
+        )
+    return reasons
+
+
+def _newest(what: str, value: str, known: Sequence[str]) -> str:
+    """The known version `value` names: itself, or the newest patch release of a "major.minor"."""
+    if value in known:
+        return value
+    series = [version for version in known if version.rpartition(".")[0] == value and value.count(".") == 1]
+    if series:
+        return max(series, key=key)
+    raise _unknown(what, value, known)
+
+
+def _python(versions: Versions, value: str) -> str:
+    """The known Python of these digits: "3.11", or as the name of a wheel has it, "311" or "cp311"."""
+    for known in versions.python:
+        if value in (known, bare := known.replace(".", ""), f"cp{bare}"):
+            return known
+    raise _unknown("Python", value, versions.python, why=" (a wheel serves all patch releases of one minor)")
+
+
+def _rocm(versions: Versions, value: str) -> str:
+    bare = value.removeprefix("rocm")
+    minor = ".".join(bare.split(".")[:2])
+    if bare.count(".") <= 2 and minor in versions.rocm:
+        return minor
+    raise _unknown("ROCm", value, list(versions.rocm))
+
+
+def _backend(versions: Versions, value: str) -> str:
+    if value in versions.backends:
+        return value
+    raise UnknownVersion(f"backend {value!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}.")
+
+
+def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> RocmWheelsError:
+    near = _nearest_version(value, known)
+    return UnknownVersion(f"{what} {value!r} is not known{why}", remedy=f"Nearest: {near}. Known: {', '.join(known)}.")
+
+
+def _nearest_version(value: str, known: Sequence[str]) -> str:
+    """By distance of the numbers, first component first; the newest if `value` holds no version."""
+    try:
+        wanted = key(value.removeprefix("v").partition("+")[0])
+    except ValueError:
+        return max(known, key=key)
+
+    def distance(version: str) -> tuple[int, ...]:
+        pairs = itertools.zip_longest(key(version), wanted, fillvalue=0)
+        return tuple(abs(ours - theirs) for ours, theirs in pairs)
+
+    return min(reversed(known), key=distance)

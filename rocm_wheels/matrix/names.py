@@ -1,0 +1,126 @@
+"""Labels and wheel names: `flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+from dataclasses import dataclass
+
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix.cells import Cell
+
+DISTRIBUTION = "flash_attn"
+BUILT_PLATFORM = "linux_x86_64"  # before repair
+EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
+
+# Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.
+INTERFACE = f"{DISTRIBUTION}_3"
+INTERFACE_VERSION = "3.0.0"
+
+_TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
+# The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
+_LABEL = re.compile(r"rocm(?P<major>[1-9])(?P<minor>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
+_LABEL_BACKENDS = {"": "ck", "triton": "triton"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedWheel:
+    """What a wheel's name says; torch is a minor version ("2.5") because the label holds no more."""
+
+    flash_attn: str
+    python: str
+    torch_minor: str
+    rocm: str
+    backend: str
+    platforms: tuple[str, ...]
+
+
+def local_label(cell: Cell) -> str:
+    """The local version label: "rocm62torch2.5" with "triton" appended for that backend."""
+    suffix = {backend: suffix for suffix, backend in _LABEL_BACKENDS.items()}[cell.backend]
+    label = f"rocm{cell.rocm.replace('.', '')}torch{cell.torch_minor}{suffix}"
+    if parse_label(label) != (cell.rocm, cell.torch_minor, cell.backend):
+        raise DataError(f"ROCm {cell.rocm} has no label: {label!r} would be read as another version")
+    return label
+
+
+def parse_label(label: str) -> tuple[str, str, str]:
+    """(rocm, torch minor, backend) of a local version label; DataError if it is none of ours."""
+    match = _LABEL.fullmatch(label)
+    if match is None or match["backend"] not in _LABEL_BACKENDS:
+        raise DataError(f"{label!r} is not a label of these wheels", remedy="A label reads rocm62torch2.5triton.")
+    return f"{match['major']}.{match['minor']}", match["torch"], _LABEL_BACKENDS[match["backend"]]
+
+
+def version(cell: Cell) -> str:
+    """The version in the wheel's metadata, label included."""
+    return f"{cell.flash_attn}+{local_label(cell)}"
+
+
+def wheel_name(cell: Cell, platform: str = BUILT_PLATFORM) -> str:
+    """The file name of the cell's wheel for a platform tag."""
+    return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.python_tag}-{platform}.whl"
+
+
+def interface_wheel_name(cell: Cell) -> str:
+    """The file name of the wheel of flash-attn-3 that belongs to the cell's."""
+    return f"{INTERFACE}-{INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
+
+
+def is_interface(filename: str) -> bool:
+    """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict."""
+    with contextlib.suppress(DataError):
+        return bool(parse_interface(filename))
+    return False
+
+
+def is_wheel(filename: str) -> bool:
+    """Whether a file is a wheel of flash_attn that was built with these sources."""
+    with contextlib.suppress(DataError):
+        return bool(parse(filename))
+    return False
+
+
+def parse_interface(filename: str) -> tuple[str, str, str]:
+    """(rocm, torch minor, backend) of a wheel of flash-attn-3. DataError if `interface_wheel_name` builds no such."""
+    match = re.fullmatch(rf"{INTERFACE}-[^-+]+\+([^-]+)-py3-none-any\.whl", filename)
+    if match is None:
+        raise DataError(f"{filename!r} is not a wheel of flash-attn-3 that was built with these sources")
+    return parse_label(match[1])
+
+
+def parse(filename: str) -> ParsedWheel:
+    """What a wheel's file name says. DataError if it is not a name that `wheel_name` builds."""
+    from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+    try:
+        name, full, build, tags = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise DataError(f"{filename!r} is not a wheel name: {error}", remedy=f"Expected: {EXAMPLE}") from error
+    interpreters = {tag.interpreter for tag in tags}
+    match = re.fullmatch(r"cp(\d)(\d+)", interpreters.pop()) if len(interpreters) == 1 else None
+    if name != canonicalize_name(DISTRIBUTION) or full.local is None or build or match is None:
+        raise DataError(f"{filename!r} is not one of these wheels", remedy=f"Expected: {EXAMPLE}")
+    rocm, torch_minor, backend = parse_label(full.local)
+    return ParsedWheel(
+        flash_attn=full.public,
+        python=f"{match[1]}.{match[2]}",
+        torch_minor=torch_minor,
+        rocm=rocm,
+        backend=backend,
+        platforms=tuple(sorted({tag.platform for tag in tags})),
+    )
+
+
+def release_tag(text: str) -> str:
+    """The tag of a release, for argparse, which refuses any other text."""
+    if not _TAG.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a release tag such as v1.2.3 or v1.2.3rc1")
+    return text
+
+
+def is_candidate(tag: str) -> bool:
+    """Whether the tag is of a release candidate: GitHub's pre-release, which nobody is led to."""
+    match = _TAG.fullmatch(tag)
+    return match is not None and match["candidate"] is not None

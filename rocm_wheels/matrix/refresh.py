@@ -1,0 +1,114 @@
+"""Brings pins up to date: packages of the dependency groups, digests of the container images."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from packaging.version import Version
+
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.paths import ROOT
+
+# A version that stands in several files becomes the same one in all of them.
+PINNED = (
+    "pyproject.toml",
+    "flash_attn_src/pyproject.toml",
+    "wheel_tests/requirements.txt",
+    "rocm_wheels/versions.toml",
+)
+_PIN = re.compile(r'(?m)(?:^|(?<="))(?P<name>[A-Za-z][\w.-]*)(?P<extras>\[[\w,-]+\])?==(?P<version>[\w.]+)(?=[";]|$)')
+_IMAGE = re.compile(r'(?m)^image = "(?P<repository>[^:"]+):(?P<tag>[^@"]+)(?:@(?P<digest>sha256:[0-9a-f]{64}))?"')
+
+_COMPILERS = re.compile(r"(?m)^\[compilers\]\n(?:[\w-]+ = .*\n)+")
+_COMPILER = re.compile(r'(?m)^(?P<name>[\w-]+) = "(?P<version>[\w.]+)"')
+
+
+def run(*, dry_run: bool = False) -> list[str]:
+    """Rewrites the files and returns a line for each change. DataError, before anything is written, where one fails."""
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PINNED}
+    fresh, changes = refreshed(texts, releases=releases_of, digest=image_digest)
+    if not dry_run:
+        for name, text in fresh.items():
+            (ROOT / name).write_text(text, encoding="utf-8")
+    return changes
+
+
+def refreshed(
+    texts: dict[str, str], *, releases: Callable[[str], list[str]], digest: Callable[[str, str], str]
+) -> tuple[dict[str, str], list[str]]:
+    """The texts with fresh pins, and what changed: `releases` gives a package's versions, `digest` an image's.
+
+    No pin becomes older. A package with several versions, such as transformers 4 and 5, keeps them: each becomes the
+    newest of its major version.
+    """
+    changes: dict[str, None] = {}
+    known: dict[str, list[Version]] = {}
+    pinned: dict[str, set[str]] = {}
+    for text in texts.values():
+        for match in _pins(text):
+            pinned.setdefault(match["name"], set()).add(match["version"])
+
+    def version(name: str, old: str) -> str:
+        if name not in known:
+            known[name] = [Version(release) for release in releases(name)]
+        several, now = len(pinned[name]) > 1, Version(old)
+        newer = [each for each in known[name] if each > now and (each.major == now.major or not several)]
+        if newer:
+            changes[f"{name} {old} -> {max(newer)}"] = None
+        return str(max(newer)) if newer else old
+
+    def pin(match: re.Match[str]) -> str:
+        name, extras = match["name"], match["extras"] or ""
+        return f"{name}{extras}=={version(name, match['version'])}"
+
+    def image(match: re.Match[str]) -> str:
+        name = f"{match['repository']}:{match['tag']}"
+        now = digest(match["repository"], match["tag"])
+        if now != match["digest"]:
+            changes[f"{name} {match['digest'] or 'without a digest'} -> {now}"] = None
+        return f'image = "{name}@{now}"'
+
+    def compilers(block: re.Match[str]) -> str:
+        def line(match: re.Match[str]) -> str:
+            return f'{match["name"]} = "{version(match["name"], match["version"])}"'
+
+        return _COMPILER.sub(line, block[0])
+
+    fresh = {name: _COMPILERS.sub(compilers, _IMAGE.sub(image, _PIN.sub(pin, text))) for name, text in texts.items()}
+    return fresh, list(changes)
+
+
+def releases_of(package: str) -> list[str]:
+    """The releases of a package that this Python can install, as pip sees them."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check", package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DataError(f"pip knows no version of {package}: {done.stderr.strip()}", remedy="Try again later.")
+    releases: list[str] = json.loads(done.stdout)["versions"]
+    return releases
+
+
+def image_digest(repository: str, tag: str) -> str:
+    """The digest of a tag in its registry, as docker sees it."""
+    command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", f"{repository}:{tag}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise MissingTool("there is no docker on PATH to ask for the digests of images", remedy="Install it.") from None
+    digest = done.stdout.strip()
+    if done.returncode != 0 or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise DataError(
+            f"docker gave no digest of {repository}:{tag}: {done.stderr.strip() or digest}",
+            remedy="Install docker's buildx where that is missing, or try again later.",
+        )
+    return digest
+
+
+def _pins(text: str) -> Iterator[re.Match[str]]:
+    yield from _PIN.finditer(text)
+    for block in _COMPILERS.finditer(text):
+        yield from _COMPILER.finditer(block[0])

@@ -1,0 +1,159 @@
+"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard) and wheels (cells)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rocm_wheels.errors import BadTarget, DataError
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.cells import AXES, Cell
+from rocm_wheels.matrix.targets import known_targets, targets
+from rocm_wheels.matrix.versions import Versions
+
+Row = dict[str, str | int]
+_Rows = Callable[[Versions, Sequence[Cell], Sequence[str] | None], list[Row]]
+
+MAX_ROWS = 256  # matrix rows of one GitHub workflow run
+NO_ROCM = "any"  # in the place of a ROCm version: the kernels are the same for all of them
+# What a container needs to reach the GPUs of its machine; a job without GPU still needs options that are not empty.
+GPU_OPTIONS = (
+    "--device=/dev/kfd --device=/dev/dri --group-add video --cap-add=SYS_PTRACE"
+    " --security-opt seccomp=unconfined --ipc=host"
+)
+CPU_OPTIONS = "--ipc=host"
+
+
+def rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> dict[str, list[Row]]:
+    """The rows of both jobs. DataError, with the runs to split it into, if one run cannot hold them."""
+    made = {}
+    for name, make in (("kernels", kernel_rows), ("wheels", wheel_rows)):
+        made[name] = make(data, cells, requested)
+        if (count := len(made[name])) > MAX_ROWS:
+            raise DataError(
+                f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
+                remedy=_split(data, cells, requested, make),
+            )
+    return made
+
+
+def cell_name(cell: Cell) -> str:
+    """What `--only` matches and a job is called: "2.8.3 3.11 2.5.1 6.2 triton"."""
+    return f"{cell} {cell.backend}"
+
+
+def stem(wheel: str) -> str:
+    """A wheel's name without its platform: "flash_attn-2.8.3+rocm62torch2.5triton-cp311"."""
+    return "-".join(wheel.split("-")[:3])
+
+
+def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
+    """One row for each part of the kernels that the wheels of `cells` hold."""
+    jobs = data.jobs
+    wanted: dict[tuple[str, str, str], str] = {}
+    for cell in cells:
+        rocm = cell.rocm if jobs.container and cell.backend == "ck" else NO_ROCM
+        for target in row_targets(data, cell, requested):
+            wanted.setdefault((cell.backend, rocm, target), cell.rocm)
+    rows: list[Row] = []
+    for (backend, rocm, target), image_of in wanted.items():
+        count = jobs.shards[backend]
+        for shard in range(1, count + 1):
+            part = f"{backend}-rocm_{rocm}-{target}"
+            rows.append(
+                {
+                    "name": f"{backend} {target}{'' if rocm == NO_ROCM else f' ROCm {rocm}'} {shard}/{count}",
+                    "backend": backend,
+                    "rocm-version": rocm,
+                    "target": target,
+                    "shard": f"{shard}/{count}",
+                    "runner": jobs.runner,
+                    **_container(data, image_of),
+                    "artifact": f"kernels-{part}-{shard}",
+                    "cache": f"kernels-{part}-{shard}of{count}",
+                    "compile-minutes": jobs.compile_minutes,
+                    "timeout-minutes": jobs.kernel_minutes,
+                }
+            )
+    return rows
+
+
+def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
+    """One row for each cell, with the inputs of _build_rocm.yml under their names."""
+    jobs = data.jobs
+    rows: list[Row] = []
+    for cell in cells:
+        rocm = cell.rocm if jobs.container and cell.backend == "ck" else NO_ROCM
+        rows.append(
+            {
+                "name": cell_name(cell),
+                "flash-attn-version": cell.flash_attn,
+                "python-version": cell.python,
+                "torch-version": cell.torch,
+                "rocm-version": cell.rocm,
+                "backend": cell.backend,
+                "targets": ";".join(row_targets(data, cell, requested)),
+                "label": names.local_label(cell),
+                "torch-index": data.torch[cell.torch].rocm[cell.rocm],
+                "runner": jobs.runner,
+                **_container(data, cell.rocm),
+                "image": _gpu_image(data, cell.rocm),
+                "gpu-runner": jobs.gpu_runner,
+                "gpu-options": GPU_OPTIONS,
+                "kernels": f"kernels-{cell.backend}-rocm_{rocm}-*",
+                "artifact": f"wheel-{stem(names.wheel_name(cell))}",
+                "verdict": f"verdict-{stem(names.wheel_name(cell))}",
+                "timeout-minutes": jobs.wheel_minutes,
+                "gpu-timeout-minutes": jobs.gpu_minutes,
+            }
+        )
+    return rows
+
+
+def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> tuple[str, ...]:
+    """The GPU targets of a cell's wheel: all common ones, or those requested that the cell serves.
+
+    BadTarget if it serves none of them.
+    """
+    if requested is None:
+        return targets(data, cell, None)
+    known = known_targets(data, requested)
+    fit = tuple(name for name in known if name in data.targets and data.targets[name].serves(cell.backend, cell.rocm))
+    if not fit:
+        raise BadTarget(
+            f"none of {', '.join(known)} is served by the cell {cell_name(cell)}",
+            remedy="Leave the cell out with --only, or name another target.",
+        )
+    return fit
+
+
+def _container(data: Versions, rocm: str) -> Row:
+    """The image a build job runs in: none where the runner has no room for one."""
+    image = data.rocm[rocm].image
+    if data.jobs.container and image is None:
+        raise DataError(f"versions.toml: rocm/{rocm}: no image, and jobs run in containers", remedy="Add its image.")
+    return {"container": image if data.jobs.container and image else "", "container-options": CPU_OPTIONS}
+
+
+def _gpu_image(data: Versions, rocm: str) -> str:
+    """The image that a job on a GPU runs in: that of the nearest ROCm which has one, of two the newer.
+
+    torch's wheels bring the HIP runtime of their ROCm with them: the image gives Python and tools.
+    """
+    place = {version: position for position, version in enumerate(data.rocm)}
+    images = {version: each.image for version, each in data.rocm.items() if each.image}
+    if not images:
+        raise DataError("versions.toml: rocm: no version has an image, and GPU jobs run in one", remedy="Add an image.")
+    nearest = min(images, key=lambda version: (abs(place[version] - place[rocm]), -place[version]))
+    return images[nearest]
+
+
+def _split(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None, make: _Rows) -> str:
+    """The runs that hold the cells together: one for each version of the first axis whose parts all fit."""
+    for position, axis in enumerate(AXES):
+        parts: dict[str, list[Cell]] = {}
+        for cell in cells:
+            parts.setdefault(getattr(cell, axis), []).append(cell)
+        if all(len(make(data, part, requested)) <= MAX_ROWS for part in parts.values()):
+            globs = [" ".join(version if at == position else "*" for at in range(len(AXES))) for version in parts]
+            return f"Build it in {len(parts)} runs: " + ", ".join(f"--only '{glob}'" for glob in globs) + "."
+    return "Build it in several runs, each with its own --only."

@@ -1,0 +1,84 @@
+"""What a run builds: the cells of all platforms, selected."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.cells import AXES, Cell, has_interface, product
+from rocm_wheels.matrix.rows import cell_name, stem
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.wheel.verdict import VERDICT
+
+Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """The selected cells, and (combination, reason) for the others."""
+
+    cells: tuple[Cell, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    def reasons(self) -> list[str]:
+        """A line for each reason, with what it holds for."""
+        named: dict[str, list[str]] = {}
+        for name, why in self.left_out:
+            named.setdefault(why, []).append(name)
+        lines = []
+        for why, which in named.items():
+            few = ", ".join(which) if len(which) <= 3 else f"{which[0]} to {which[-1]}, {len(which)} in all"
+            lines.append(f"left out: {few}: {why}")
+        return lines
+
+
+def select(
+    data: Versions,
+    platforms: Platforms,
+    *,
+    only: str = "*",
+    event: str = "push",
+    has: Sequence[str] = (),
+) -> Matrix:
+    """The cells of all platforms that are on and whose backend is ready, in ascending order.
+
+    `only` is a glob over `cell_name`; a pull request gets the oldest and the newest cell; `has` are names of
+    published files: a cell whose wheel, verdict and wheel of flash-attn-3 are among them is left out. DataError if the
+    glob matches no cell.
+    """
+    cells: list[Cell] = []
+    left_out: list[tuple[str, str]] = []
+    for platform, wanted in platforms.items():
+        if wanted is False:
+            left_out.append((platform, "switched off"))
+            continue
+        if wanted is True:
+            raise DataError(f"platform {platform!r} is on without a matrix", remedy="Give it its axes, or False.")
+        found, impossible = product(data, wanted)
+        left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
+        for cell in found:
+            if data.backends[cell.backend].ready:
+                cells.append(cell)
+            else:
+                left_out.append((cell_name(cell), f"the {cell.backend} backend is not ready (versions.toml)"))
+    cells.sort()
+    matching = [cell for cell in cells if fnmatch.fnmatchcase(cell_name(cell), only)]
+    if cells and not matching:
+        raise DataError(
+            f"no cell matches {only!r}",
+            remedy=f"Cells read as {cell_name(cells[0])!r}; `--list` shows all, '2.8.3 * 6.2 *' matches some.",
+        )
+    if event == "pull_request":
+        matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
+    there = {stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
+    missing = [
+        cell
+        for cell in matching
+        if stem(names.wheel_name(cell)) not in there
+        or (has_interface(data, cell) and names.interface_wheel_name(cell) not in has)
+    ]
+    left_out += [(cell_name(cell), "already released") for cell in matching if cell not in missing]
+    return Matrix(cells=tuple(missing), left_out=tuple(left_out))

@@ -1,0 +1,146 @@
+"""GPU targets: which of them a cell serves, and what to say about the others."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable
+
+from rocm_wheels.errors import BadTarget
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.versions import Target, Versions
+from rocm_wheels.tables import key
+
+CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
+_GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
+
+
+def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
+    """The targets to build, in the order of versions.toml, CUDA ones last; None means all common ones.
+
+    Wheels of all backends hold Triton kernels: a ck wheel may serve more targets than Composable Kernel does, if it
+    serves one of those too. BadTarget for a target that does not exist or that the cell's ROCm does not serve.
+    """
+    if requested is None:
+        everything = versions.targets.values()
+        return tuple(target.name for target in everything if target.default and target.serves(cell.backend, cell.rocm))
+    names = known_targets(versions, requested)
+    if not any(has_kernels(versions, name, cell.backend) for name in names):
+        check_served(versions, names, cell.backend)
+    for name in names:
+        if name in versions.targets:
+            _check(versions, cell, versions.targets[name])
+    return names
+
+
+def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
+    """The requested targets without feature suffixes or repetitions. BadTarget if one does not exist."""
+    names = {_known(versions, entry) for entry in requested}
+    gfx = [name for name in versions.targets if name in names]
+    return (*gfx, *sorted(names - set(gfx), key=lambda name: int(name.removeprefix("sm_"))))
+
+
+def without_kernels(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
+    """The requested targets that have the name of a GPU for which no backend has kernels, such as gfx900."""
+    return tuple(
+        entry
+        for entry in requested
+        if _GFX.fullmatch(strip_features(entry)) and strip_features(entry) not in versions.targets
+    )
+
+
+def served(versions: Versions, cell: Cell) -> list[Target]:
+    """All targets that a wheel of the cell may serve, by its backend or by the Triton kernels that each wheel has."""
+    return [
+        target
+        for target in versions.targets.values()
+        if any(target.serves(backend, cell.rocm) for backend in (cell.backend, "triton"))
+    ]
+
+
+def has_kernels(versions: Versions, name: str, backend: str) -> bool:
+    """Whether the backend has kernels for a known target, whatever the ROCm."""
+    if name not in versions.targets:
+        return backend == "triton"  # CUDA
+    return backend in versions.targets[name].backends
+
+
+def wavefront(versions: Versions, name: str) -> int:
+    """Threads that run in step on a known target; NVIDIA's warps have 32."""
+    return versions.targets[name].wavefront if name in versions.targets else 32
+
+
+def check_served(versions: Versions, names: Iterable[str], backend: str) -> None:
+    """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
+    for name in names:
+        if not has_kernels(versions, name, backend):
+            having = [target.name for target in versions.targets.values() if backend in target.backends]
+            remedy = "" if backend == "triton" else " Or use --backend triton."
+            raise BadTarget(
+                f"the {backend} backend has no kernels for {name}",
+                remedy=f"Its targets are {', '.join(having)}.{remedy}",
+            )
+
+
+def strip_features(entry: str) -> str:
+    """`gfx942:sramecc+:xnack-` -> `gfx942`: our code objects hold for any setting of the features."""
+    return re.sub(r"(:(sramecc|xnack)[+-])+$", "", entry.strip().lower())
+
+
+def _known(versions: Versions, entry: str) -> str:
+    name = strip_features(entry)
+    if name in versions.targets or CUDA.fullmatch(name):
+        return name
+    everything = _list(versions.targets.values())
+    product = re.sub(r"[^a-z0-9]|radeon|instinct|amd", "", name)
+    for target in versions.targets.values():
+        if product in target.products:
+            raise BadTarget(f"{entry!r} is a product, not a target", remedy=f"Its target is {target.name}.")
+    best = _closest(name, versions.targets)
+    hint = f"Did you mean {best} ({versions.targets[best].family})? " if best else ""
+    raise BadTarget(
+        f"{entry!r} is not a known GPU target",
+        remedy=f"{hint}Known: {everything}, or sm_90 and the like."
+        " For another GPU no wheel has kernels: Triton compiles them there, at their first call.",
+    )
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like a misspelt one; of equals the one that begins like it, then the first."""
+
+    def likeness(other: str) -> tuple[float, int]:
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))
+        return difflib.SequenceMatcher(None, name, other).ratio(), len(list(alike))
+
+    best = max(known, key=likeness)
+    return best if likeness(best)[0] >= 0.6 else None
+
+
+def _check(versions: Versions, cell: Cell, target: Target) -> None:
+    if target in served(versions, cell):
+        return
+    name = f"{target.name} ({target.family})"
+    since = target.backends.get(cell.backend, target.backends.get("triton"))
+    if since is None:
+        others = " or ".join(f"--backend {backend}" for backend in target.backends)
+        raise BadTarget(
+            f"the {cell.backend} backend has no kernels for {name}",
+            remedy=f"Use {others}, or one of {_list(served(versions, cell))}.",
+        )
+    fits = [rocm for rocm in versions.rocm if key(rocm) >= key(since)]
+    torches = [name for name, torch in versions.torch.items() if any(rocm in torch.rocm for rocm in fits)]
+    near = min(served(versions, cell), key=lambda other: abs(_number(other) - _number(target)))
+    raise BadTarget(
+        f"{name} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
+        remedy=f"Take ROCm {' or '.join(fits)} (torch {', '.join(torches)}),"
+        f" or the nearest target of this cell: {near.name} ({near.family}).",
+    )
+
+
+def _number(target: Target) -> int:
+    return int(target.name.removeprefix("gfx"), 16)
+
+
+def _list(known: Iterable[Target]) -> str:
+    return ", ".join(target.name for target in known)

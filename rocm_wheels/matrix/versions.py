@@ -1,0 +1,203 @@
+"""What exists, read from versions.toml and checked: an error names the file, the key and the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocm_wheels.paths import ROOT
+from rocm_wheels.tables import Table, key, lenient, parse
+
+DATA_FILE = ROOT / "rocm_wheels" / "versions.toml"
+FP8_FORMATS = ("none", "fnuz", "ocp")
+WAVEFRONTS = (32, 64)
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Facts of the build machine: pip of the environment."""
+
+    pip: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """The jobs of the workflows: labels of their runners, limits in minutes, parts of a backend's kernels."""
+
+    runner: str
+    container: bool
+    gpu_runner: str
+    compile_minutes: int
+    kernel_minutes: int
+    wheel_minutes: int
+    gpu_minutes: int
+    shards: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A kernel family; `ready` once its kernels are in this repository, `job_memory_mib` of one compile job,
+    `kernel_seconds` of a core for each kernel."""
+
+    name: str
+    compiler: str
+    job_memory_mib: int
+    kernel_seconds: int
+    ready: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """A torch release; `rocm` maps a ROCm version to the directory of the wheel index."""
+
+    version: str
+    python: tuple[str, ...]
+    rocm: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rocm:
+    """A ROCm release and a container image with it, where one is known."""
+
+    version: str
+    image: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A gfx target; `backends` maps a backend to the ROCm from which on it serves the target."""
+
+    name: str
+    family: str
+    products: tuple[str, ...]
+    wavefront: int
+    fp8: str
+    backends: Mapping[str, str]
+    default: bool
+
+    def serves(self, backend: str, rocm: str) -> bool:
+        """Whether `backend` has kernels for this target under that ROCm."""
+        since = self.backends.get(backend)
+        return since is not None and key(rocm) >= key(since)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """All of versions.toml; the versions ascend in every field."""
+
+    flash_attn: tuple[str, ...]
+    python: tuple[str, ...]
+    build: Build
+    jobs: Jobs
+    compilers: Mapping[str, str]
+    backends: Mapping[str, Backend]
+    rocm: Mapping[str, Rocm]
+    torch: Mapping[str, Torch]
+    targets: Mapping[str, Target]
+
+
+def load(path: Path = DATA_FILE) -> Versions:
+    """Reads the data file. DataError if its content is wrong."""
+    return loads(path.read_text(encoding="utf-8"), name=path.name)
+
+
+def loads(text: str, *, name: str = "versions.toml") -> Versions:
+    """Reads the text of a data file; `name` is what errors call it."""
+    root = Table(name, "", parse(text, name))
+    flash_attn = root.versions("flash_attn")
+    python = root.versions("python")
+    build = root.table("build")
+    compilers = root.table("compilers")
+    versions = Versions(
+        flash_attn=flash_attn,
+        python=python,
+        build=Build(pip=build.version("pip")),
+        compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
+        backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
+        jobs=_jobs(root.table("jobs"), backends),
+        rocm=(rocm := {entry.last: _rocm(entry) for entry in root.tables("rocm", versions=True)}),
+        torch={entry.last: _torch(entry, python, rocm) for entry in root.tables("torch", versions=True)},
+        targets={entry.last: _target(entry, backends, rocm) for entry in root.tables("targets")},
+    )
+    for table in (build, compilers, root):
+        table.finish()
+    return versions
+
+
+def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:
+    parts = table.table("shards")
+    jobs = Jobs(
+        runner=table.text("runner"),
+        container=table.get("container", bool),
+        gpu_runner=table.text("gpu_runner"),
+        compile_minutes=_positive(table, "compile_minutes"),
+        kernel_minutes=_positive(table, "kernel_minutes"),
+        wheel_minutes=_positive(table, "wheel_minutes"),
+        gpu_minutes=_positive(table, "gpu_minutes"),
+        shards={name: _positive(parts, name) for name in backends},
+    )
+    parts.finish()
+    table.finish()
+    if jobs.compile_minutes >= jobs.kernel_minutes:
+        raise table.error(
+            "compile_minutes", jobs.compile_minutes, f"is not below kernel_minutes, {jobs.kernel_minutes}"
+        )
+    return jobs
+
+
+def _positive(table: Table, name: str) -> int:
+    value = table.get(name, int)
+    if value < 1:
+        raise table.error(name, value, "is not above 0")
+    return value
+
+
+def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
+    backend = Backend(
+        name=table.last,
+        compiler=table.choice("compiler", compilers),
+        job_memory_mib=_positive(table, "job_memory_mib"),
+        kernel_seconds=_positive(table, "kernel_seconds"),
+        ready=table.get("ready", bool),
+    )
+    table.finish()
+    return backend
+
+
+def _rocm(table: Table) -> Rocm:
+    rocm = Rocm(version=table.last, image=table.optional("image", table.text))
+    table.finish()
+    if rocm.image is not None and not _IMAGE.fullmatch(rocm.image):
+        raise table.error("image", rocm.image, "is neither repository:tag nor repository:tag@sha256:digest")
+    return rocm
+
+
+def _torch(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> Torch:
+    index = table.table("rocm")
+    torch = Torch(
+        version=table.last,
+        python=table.choices("python", python),
+        rocm={label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)},
+    )
+    table.finish()
+    return torch
+
+
+def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Rocm]) -> Target:
+    since = table.table("backends")
+    target = Target(
+        name=table.last,
+        family=table.text("family"),
+        products=table.texts("products"),
+        wavefront=table.get("wavefront", int),
+        fp8=table.choice("fp8", FP8_FORMATS),
+        backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
+        default=table.get("default", bool),
+    )
+    table.finish()
+    if target.wavefront not in WAVEFRONTS:
+        raise table.error("wavefront", target.wavefront, "is neither 32 nor 64")
+    return target

@@ -1,0 +1,1 @@
+"""Wheels become a release, its notes and the package index."""

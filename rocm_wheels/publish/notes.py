@@ -1,0 +1,50 @@
+"""Release notes, rendered from the wheels and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rocm_wheels.errors import PublishFailed
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.names import INTERFACE_VERSION, is_candidate
+from rocm_wheels.publish.assets import SUMS
+from rocm_wheels.publish.entry import Wheel
+from rocm_wheels.publish.templates import render as render_template
+from rocm_wheels.tables import key
+
+MAX_CHARACTERS = 125_000  # of the text of a GitHub release
+
+
+def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repository: str) -> str:
+    """The notes of a release as Markdown; `new` is Markdown too.
+
+    PublishFailed if there is nothing to write about or GitHub would not take them.
+    """
+    if not wheels:
+        raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
+    grouped = sorted(wheels, key=lambda wheel: (key(wheel.rocm), key(wheel.torch)), reverse=True)
+    groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
+    example = next((wheel for wheel in wheels if wheel.yanked is None), None)
+    text = render_template(
+        "release_notes.md.j2",
+        tag=tag,
+        index_url=index_url.rstrip("/"),
+        new=new.strip(),
+        repository=repository,
+        groups=groups,
+        wheels=wheels,
+        example=example,
+        with_interface=example is not None and example.flash_attn == versions.load().flash_attn[-1],
+        interface_version=INTERFACE_VERSION,
+        candidate=is_candidate(tag),
+        ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
+        beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),
+        sums=SUMS,
+    )
+    if len(text) > MAX_CHARACTERS:
+        raise PublishFailed(
+            f"the notes of {tag} have {len(text)} characters, GitHub takes {MAX_CHARACTERS}",
+            remedy="Publish the wheels under two tags; the index joins all releases.",
+        )
+    return text

@@ -1,0 +1,48 @@
+"""Jinja templates: everything is escaped, and a name that is not given is an error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from rocm_wheels.paths import ROOT
+
+TEMPLATES = ROOT / "templates"
+# What begins markup in GitHub's Markdown; HTML is escaped before.
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~#!])")
+
+
+def render(template: str, **values: Any) -> str:
+    """The text of a template of templates/."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(size=size, error=error, md=markdown)
+    return environment.get_template(template).render(**values)
+
+
+def size(count: float) -> str:
+    """Bytes for people: "34.2 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def error(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"
+
+
+def markdown(text: object) -> Markup:
+    """Text that stands for itself in one line or table cell of Markdown."""
+    # Escaping of the HTML comes last: it must not see its own "#" escaped ("&#39;").
+    return Markup(escape(_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))))

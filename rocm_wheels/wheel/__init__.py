@@ -1,0 +1,1 @@
+"""Kernel stores become a wheel that is repaired and tested."""

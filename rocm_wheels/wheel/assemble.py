@@ -1,0 +1,150 @@
+"""Stage 2: kernel stores, the launcher and the Python package become the wheel of one cell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocm_wheels.errors import AssembleFailed
+from rocm_wheels.matrix import names
+from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.plan import OLDEST_EPOCH, Plan, source_date_epoch
+from rocm_wheels.paths import FLASH_ATTN_SRC
+
+_LOG_LINES = 25
+
+
+def assemble(
+    plan: Plan,
+    stores: Mapping[str, Path],
+    launcher: Path,
+    output: Path,
+    *,
+    planner: Path | None = None,
+    source: Path = FLASH_ATTN_SRC,
+) -> Path:
+    """Builds the wheel of `plan.cell` into `output` and returns its path.
+
+    `stores` maps each target of the plan to its zip; the ck backend has a planner too. The same stores, launcher,
+    planner, sources and SOURCE_DATE_EPOCH give the same bytes. Raises AssembleFailed with the end of the build's log.
+    """
+    libraries = {"LAUNCHER": launcher} | ({"PLANNER": planner} if planner is not None else {})
+    _check_inputs(plan, stores, libraries)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
+        kernels = Path(scratch) / "kernels"
+        kernels.mkdir()
+        for target, store in stores.items():
+            shutil.copyfile(store, kernels / f"{target}.zip")
+        built = _build(plan, kernels, libraries, Path(scratch) / "dist", source)
+        return built.replace(output / built.name)
+
+
+def assemble_interface(plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
+    """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
+
+    The same sources and the same hatchling give the same bytes, for every Python and at any time. Raises
+    AssembleFailed.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
+        expected = names.interface_wheel_name(plan.cell)
+        environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
+        built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
+        return built.replace(output / built.name)
+
+
+def wheel_date(source: Path = FLASH_ATTN_SRC) -> int:
+    """Seconds since 1970 for every date in the wheel.
+
+    SOURCE_DATE_EPOCH, else the time of the last commit, else (no git, no commit yet) 1980-01-01.
+    """
+    given = source_date_epoch(os.environ)
+    if given is not None:
+        return given
+    try:
+        log = subprocess.run(
+            # In a container the checkout belongs to another user, which git takes for an attack.
+            ["git", "-c", "safe.directory=*", "-C", str(source), "log", "-1", "--format=%ct"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return OLDEST_EPOCH
+    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else OLDEST_EPOCH
+
+
+def _check_inputs(plan: Plan, stores: Mapping[str, Path], libraries: Mapping[str, Path]) -> None:
+    remedy = "run the compile stage for the same plan again"
+    if set(stores) != set(plan.targets):
+        raise AssembleFailed(
+            f"the plan is for {', '.join(plan.targets)}, the stores are for {', '.join(sorted(stores))}",
+            remedy=remedy,
+        )
+    missing = [str(path) for path in (*stores.values(), *libraries.values()) if not path.is_file()]
+    if missing:
+        raise AssembleFailed(f"compiled parts are missing: {', '.join(missing)}", remedy=remedy)
+
+
+def _build(plan: Plan, kernels: Path, libraries: Mapping[str, Path], dist: Path, source: Path) -> Path:
+    return _run_build(plan, source, dist, _environment(plan, kernels, libraries, source), names.wheel_name(plan.cell))
+
+
+def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str], expected: str) -> Path:
+    # Without isolation: the environment is pinned already, and the compilers among the build
+    # requirements, which only a user's own build needs, may be absent where stores are assembled.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
+    done = subprocess.run(
+        [*command, "--outdir", str(dist), str(project)],
+        env=environment,
+        cwd=dist.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    tail = "\n".join(done.stdout.splitlines()[-_LOG_LINES:])
+    if done.returncode != 0:
+        raise AssembleFailed(f"building the wheel of {plan.label} failed:\n{tail}")
+    built = [path.name for path in dist.iterdir()]
+    if built != [expected]:
+        raise AssembleFailed(
+            f"the build made {', '.join(built) or 'nothing'}, the cell's wheel is {expected}",
+            remedy="flash_attn_src/hatch_build.py and rocm_wheels/matrix/names.py disagree: fix one",
+        )
+    return dist / expected
+
+
+def cell_variables(cell: Cell) -> dict[str, str]:
+    """What flash_attn_src/hatch_build.py reads about a cell, except for its Python, which is the one that builds."""
+    return {
+        "FLASH_ATTN_VERSION": cell.flash_attn,
+        "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
+        "FLASH_ATTN_TORCH": cell.torch_minor,
+        "FLASH_ATTN_BACKEND": cell.backend,
+        "FLASH_ATTN_ROCM": cell.rocm,
+    }
+
+
+def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+    return {
+        **inherited,
+        **cell_variables(plan.cell),
+        "FLASH_ATTN_PYTHON": plan.cell.python,
+        "SOURCE_DATE_EPOCH": str(wheel_date(source)),
+    }
+
+
+def _environment(plan: Plan, kernels: Path, libraries: Mapping[str, Path], source: Path) -> dict[str, str]:
+    return {
+        **_cell_environment(plan, source),
+        "FLASH_ATTN_KERNELS": str(kernels.resolve()),
+        **{f"FLASH_ATTN_{name}": str(path.resolve()) for name, path in libraries.items()},
+    }

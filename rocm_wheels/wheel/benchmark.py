@@ -1,0 +1,51 @@
+"""Benchmarks of a finished wheel in a clean environment."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import build, interpreters, verify
+
+SCRIPTS = ROOT / "benchmarks"
+# What runs, and how its results are written; defaults otherwise, so that anyone can run the same.
+SUITE = (
+    ("benchmark_fa2_vs_fa3_mlp_transformer.py", "--output-json"),
+    ("benchmark_flash_attn.py", "--json"),
+    ("attention.py", "--json"),
+    ("launch_overhead.py", "--json"),
+    ("cold_start.py", "--json"),
+)
+_SECONDS = 3600
+
+
+def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
+    """Measures a wheel on this machine's GPU; the results, each a JSON file of `output`.
+
+    VerifyFailed without torch for ROCm, or, after the others ran, with those that failed.
+    """
+    plan = build.plan_of(wheel)
+    python = interpreters.find(plan.cell.python)
+    cache.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
+    written, failed = [], []
+    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
+        env = Path(work) / "env"
+        interpreter = verify.environment(verify.torch_source(plan, require_gpu=True), python, env)
+        verify.install(interpreter, [wheel], env)
+        for script, flag in SUITE:
+            result = output.resolve() / f"{Path(script).stem}.json"
+            print(f"\n{script}", flush=True)
+            command = [str(interpreter), str(SCRIPTS / script), flag, str(result)]
+            try:
+                subprocess.run(command, env=verify.clean_environment(), cwd=env, timeout=_SECONDS, check=True)
+            except subprocess.SubprocessError as error:
+                failed.append(f"{script}: {error}")
+            else:
+                written.append(result)
+    if failed:
+        raise VerifyFailed("\n".join(["benchmarks failed:", *failed]), remedy=f"The others are in {output}.")
+    return written

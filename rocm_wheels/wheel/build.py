@@ -1,0 +1,167 @@
+"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each; verifies again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rocm_wheels.errors import DataError, VerifyFailed
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.cells import has_interface
+from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan
+from rocm_wheels.wheel.verdict import VERDICT, Verdict
+
+Say = Callable[[str], None]
+
+
+class StageLog:
+    """Prints what a stage did and how long it took, once it is done."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[list[str]]:
+        """Times a stage; what its body appends to the list is the detail of its line."""
+        detail: list[str] = []
+        start = time.monotonic()
+        yield detail
+        self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
+
+
+def check_writable(*, cache: Path, dist: Path | None = None) -> None:
+    """Makes the directories. DataError, with the option to give, for one that no file can be written into."""
+    for directory, what, remedy in (
+        (cache, "the cache", "Set ROCM_WHEELS_CACHE, or give --cache"),
+        (dist, "the directory of the wheel", "Give --dist"),
+    ):
+        if directory is None:
+            continue
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            message = f"{what} {directory} cannot be written: {error.strerror}"
+            raise DataError(message, remedy=f"{remedy}, a directory that can.") from None
+
+
+def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False) -> Path:
+    """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
+
+    With `cached_kernels` nothing is compiled: CompileFailed names the first kernel that the cache lacks. Errors of
+    the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
+    """
+    # Imported here: a plan must be checked by a Python that has none of what the stages need.
+    from rocm_wheels.compile import kernels, toolchain
+    from rocm_wheels.compile.ck import planner as ck_planner
+    from rocm_wheels.wheel import assemble, interpreters, launcher, repair, verify
+
+    check_writable(dist=dist, cache=cache)
+    log = StageLog(say)
+    # In the cache, since /tmp may be small or another file system than the one that uv links torch from.
+    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as temporary:
+        work = Path(temporary)
+        built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
+        for directory in (built, wheels, checks):
+            directory.mkdir()
+        with log.stage("check") as detail:
+            toolchain.check(plan)
+            repair.check()
+            python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
+            detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
+        with log.stage("compile") as detail:
+            backend, tools = plan.cell.backend, plan.toolchain
+            if cached_kernels:
+                kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools)
+            stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools)
+            detail += [f"{target} {_size(store)}" for target, store in stores.items()]
+        with log.stage("assemble") as detail:
+            planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
+            raw = assemble.assemble(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
+            detail.append(raw.name)
+        with log.stage("repair") as detail:
+            repaired = repair.repair(raw, dist)
+            detail.append(repaired.name)
+        beside = []
+        if has_interface(versions.load(), plan.cell):
+            with log.stage("interface") as detail:
+                beside = [assemble.assemble_interface(plan, dist)]
+                detail.append(beside[0].name)
+        say(f"  testing it in two clean environments with torch {plan.cell.torch}, which may have to be downloaded")
+        with log.stage("verify") as detail:
+            verdict = verify.verify(repaired, plan, checks, beside=beside)
+            detail.append("passed" if verdict.ok else "failed")
+    say(f"\n{verdict.summary()}\n")
+    for line in _closing(plan, repaired, beside):
+        say(line)
+    return repaired
+
+
+def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
+    """Tests a finished wheel on this machine and replaces its verdict.
+
+    DataError if it is none of these wheels, VerifyFailed if it does not pass, or with `require_gpu` if its tests
+    did not run on a GPU.
+    """
+    from rocm_wheels.wheel import verdict, verify
+
+    check_writable(cache=cache)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
+        found = verify.verify(wheel, plan_of(wheel), Path(work), require_gpu=require_gpu)
+    gpu = found.stages[verdict.GPU]
+    if require_gpu and gpu.status != verdict.PASSED:
+        raise VerifyFailed(
+            f"{wheel.name} was not tested on a GPU: {gpu.status}",
+            remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
+        )
+    return found
+
+
+def plan_of(wheel: Path) -> Plan:
+    """The plan that a finished wheel was built by, as far as its name and its contents tell. DataError for no wheel."""
+    name = names.parse(wheel.name)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError) as error:
+        raise DataError(f"{wheel.name} is not a wheel that was built with these sources: {error}") from error
+    return make_plan(
+        versions.load(),
+        flash_attn=name.flash_attn,
+        python=name.python,
+        torch=name.torch_minor,
+        rocm=name.rocm,
+        backend=name.backend,
+        env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
+    )
+
+
+def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
+    # The label of torch's version too: without it pip keeps another build of that version, such as PyPI's.
+    cell, torch = plan.cell, f"torch=={plan.cell.torch}+{plan.torch_index}"
+    return [
+        f"wheel    {wheel}",
+        f"size     {_size(wheel)}",
+        f"targets  {', '.join(plan.targets)}",
+        f"verdict  {wheel}{VERDICT}",
+        f"python   {cell.python}",
+        f"torch    pip install {torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
+        f"install  pip install {shlex.quote(str(wheel))}",
+        *(
+            f"beside   pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"
+            for path in beside
+        ),
+    ]
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

@@ -1,0 +1,88 @@
+"""`build --docker`: the same build inside a container with the cell's ROCm, through docker's command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.paths import ROOT
+
+KFD = Path("/dev/kfd")
+# What decides about a build besides its plan; docker passes those that are set.
+PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
+
+
+def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool) -> int:
+    """Builds the image where it is new, then the wheel in it, into the same `dist` and with the same `cache`.
+
+    Returns the exit code of docker, which is that of the build inside. MissingTool without docker, DataError if no
+    image is known for the ROCm.
+    """
+    if shutil.which("docker") is None:
+        raise MissingTool(
+            "--docker: there is no docker on PATH", remedy="Install it, or leave --docker out: no build needs it."
+        )
+    build = ROOT / "build" / "docker"
+    for directory in (build, dist, cache):
+        directory.mkdir(parents=True, exist_ok=True)
+    device_group = KFD.stat().st_gid if KFD.exists() else None
+    steps = commands(
+        plan,
+        dist=dist,
+        cache=cache,
+        cached_kernels=cached_kernels,
+        device_group=device_group,
+        root=ROOT,
+        env=os.environ,
+    )
+    for command in steps:
+        done = subprocess.run(command, check=False)
+        if done.returncode != 0:
+            return done.returncode
+    return 0
+
+
+def commands(
+    plan: Plan,
+    *,
+    dist: Path,
+    cache: Path,
+    cached_kernels: bool,
+    device_group: int | None,
+    root: Path,
+    env: Mapping[str, str],
+) -> list[list[str]]:
+    """The two docker commands. `device_group` is the group of /dev/kfd, None on a machine without AMD GPU."""
+    cell = plan.cell
+    if plan.image is None:
+        raise DataError(
+            f"no container image is known for ROCm {cell.rocm}",
+            remedy=f'Add one to rocm_wheels/versions.toml: [rocm."{cell.rocm}"] image = "repository:tag".',
+        )
+    origin = re.sub(r"[^a-z0-9.]+", "-", plan.image.partition("@")[0].partition(":")[2])
+    tag = f"rocm-wheels-build:{origin}-{cell.python_tag}"
+    image = ["docker", "build", "--tag", tag, "--file", str(root / "docker/build/Dockerfile")]
+    image += ["--build-arg", f"BASE={plan.image}", "--build-arg", f"PYTHON={cell.python}", str(root)]
+
+    start = ["docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(root)]
+    # The same paths inside and outside, except for the environment: that of the host does not run in there.
+    for directory in dict.fromkeys((root, dist, cache)):
+        start += ["--volume", f"{directory}:{directory}"]
+    start += ["--volume", f"{root}/build/docker:{root}/build", "--env", f"HOME={root}/build"]
+    # The targets of the plan: the image has a PYTORCH_ROCM_ARCH of its own, and inside another GPU may be found.
+    start += ["--env", f"PYTORCH_ROCM_ARCH={';'.join(plan.targets)}", "--env", "GPU_ARCHS="]
+    for name in PASSED_ON:
+        if name in env:
+            start += ["--env", name]
+    if device_group is not None:
+        start += ["--device=/dev/kfd", "--device=/dev/dri", "--group-add", "video", "--group-add", str(device_group)]
+        start += ["--cap-add=SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--ipc=host"]
+    build = [f"{root}/build_rocm.sh", cell.flash_attn, cell.python, cell.torch, cell.rocm, "--backend", cell.backend]
+    build += ["--dist", str(dist), "--cache", str(cache), *(["--cached-kernels"] if cached_kernels else [])]
+    return [image, [*start, tag, *build]]

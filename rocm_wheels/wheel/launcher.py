@@ -1,0 +1,137 @@
+"""The launcher: compiles flash_attn._launcher once, for every Python and every torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.packages import version_of
+from rocm_wheels.paths import FLASH_ATTN_SRC
+
+SOURCE = FLASH_ATTN_SRC / "csrc" / "launcher"
+FILE_NAME = "_launcher.abi3.so"
+
+# The oldest glibc that the manylinux tags of our wheels allow.
+TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
+
+# Without debug information no path of the build machine gets into the file.
+FLAGS = (
+    "-std=c11",
+    "-shared",
+    "-fPIC",
+    "-O2",
+    "-g0",
+    "-s",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+
+
+def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = None) -> Path:
+    """Compile csrc/launcher to `output_dir/_launcher.abi3.so` and return that path.
+
+    The bytes depend on the source, the compiler and the minor version of the running Python alone. `cache`
+    keeps them, and the compiler's own intermediate files, from run to run; `machine` is this machine's unless
+    given. Raises MissingTool without ziglang or Python.h, CompileFailed with the compiler's text.
+    """
+    target = _target(platform.machine() if machine is None else machine)
+    version = version_of("ziglang")
+    headers = _header_directories()
+
+    output = output_dir / FILE_NAME
+    kept = None if cache is None else cache / "launcher" / _key(target, version) / FILE_NAME
+    if kept is not None and kept.is_file():
+        _put(kept, output)
+        return output
+
+    with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
+        compiled = Path(scratch) / FILE_NAME
+        headers += _split_configuration(headers, target, Path(scratch) / "include")
+        _compile(compiled, target, headers, zig_cache=(Path(scratch) if cache is None else cache) / "zig")
+        _put(compiled, output)
+        if kept is not None:
+            _put(compiled, kept)
+    return output
+
+
+def _target(machine: str) -> str:
+    try:
+        return TARGETS[machine]
+    except KeyError:
+        raise MissingTool(
+            f"the launcher cannot be built for {machine!r}",
+            remedy=f"build on or for one of {', '.join(TARGETS)} (Linux)",
+        ) from None
+
+
+def _header_directories() -> list[Path]:
+    directories = list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("include", "platinclude")))
+    if not any((directory / "Python.h").is_file() for directory in directories):
+        python = sysconfig.get_python_version()
+        raise MissingTool(
+            f"the launcher needs Python.h, which is not in {directories[0]}",
+            remedy=f"install python{python}-dev, or use a Python that brings its headers (uv python install)",
+        )
+    return directories
+
+
+def _split_configuration(headers: list[Path], target: str, scratch: Path) -> list[Path]:
+    """What else to search where a Linux distribution keeps pyconfig.h apart for each machine: Debian's includes
+    <x86_64-linux-gnu/python3.11/pyconfig.h>. That lies beside the headers of this machine's C library, which are not
+    the compiler's, so it gets a directory of its own, below `scratch`; one serves every target, all 64-bit Linux."""
+    machine = sysconfig.get_config_var("MULTIARCH")
+    apart = [directory.parent / str(machine) / directory.name / "pyconfig.h" for directory in headers]
+    path = next(filter(Path.is_file, apart), None)
+    if path is None:
+        return []
+    copy = scratch / target.partition(".")[0] / path.parent.name / path.name
+    copy.parent.mkdir(parents=True)
+    shutil.copyfile(path, copy)
+    return [scratch]
+
+
+def _key(target: str, version: str) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCE.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for part in (target, version, sysconfig.get_python_version(), *FLAGS):
+        digest.update(b"\0" + part.encode())
+    return digest.hexdigest()
+
+
+def _compile(output: Path, target: str, headers: list[Path], *, zig_cache: Path) -> None:
+    """Run the compiler beside the sources, with its caches away from the home directory."""
+    zig_cache.mkdir(parents=True, exist_ok=True)
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(zig_cache.resolve()))
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS]
+    command += [f"-isystem{directory}" for directory in headers]
+    command += [*sorted(source.name for source in SOURCE.glob("*.c")), "-o", str(output)]
+    done = subprocess.run(
+        command, cwd=SOURCE, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0 or not output.is_file():
+        raise CompileFailed(f"the launcher did not compile for {target}:\n{done.stderr.strip()}")
+
+
+def _put(source: Path, destination: Path) -> None:
+    """Copy so that nobody ever sees half a file."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{FILE_NAME}-", dir=destination.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        shutil.copyfile(source, partial)
+        partial.chmod(0o755)
+        partial.replace(destination)
+    finally:
+        partial.unlink(missing_ok=True)

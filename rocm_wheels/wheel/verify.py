@@ -1,0 +1,252 @@
+"""Installs a wheel into clean environments, runs wheel_tests there and writes the verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
+from rocm_wheels.packages import packages_of
+from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import interpreters
+from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
+
+WHEEL_TESTS = ROOT / "wheel_tests"
+SMOKE = "test_smoke.py"
+_PROBES, _PROBE_SECONDS, _PAUSE_SECONDS = 3, 20, 5  # of the index: how many, how long each, between two
+_INSTALL_SECONDS = 1800
+_TEST_SECONDS = 1800
+_LOG_LINES = 40
+# What would change what an installer or an import does: nothing is set in a clean environment.
+_NOT_INHERITED = ("PYTHON", "VIRTUAL_ENV", "CONDA", "FLASH_ATT", "TRITON_", "PYTEST_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSource:
+    """Where the cell's torch comes from; `index` None is PyPI, `why` says why not the ROCm index."""
+
+    requirement: str
+    index: str | None
+    name: str
+    why: str = ""
+
+
+def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), require_gpu: bool = False) -> Verdict:
+    """Tests `wheel` as a user of `plan.cell` would meet it and writes <wheel>.verdict.json.
+
+    Wheels `beside` it are installed and tested with it. With `require_gpu` torch is that of the ROCm index,
+    else VerifyFailed at once.
+
+    Environments are made anew under `work`/envs. Raises VerifyFailed, after the verdict is written,
+    with the names of the failing tests or the words of the installer; MissingTool without uv or Python.
+    """
+    python = interpreters.find(plan.cell.python)
+    source = torch_source(plan, require_gpu=require_gpu)
+    key = f"torch{plan.cell.torch}-{source.name}-{plan.cell.python_tag}"
+    stages = {REPAIRED: _repaired(wheel)}
+    problems = []
+
+    stages[PIP], report, problem = _timed(_with_pip, (wheel, *beside), source, python, work / "envs" / f"{key}-pip")
+    problems += [problem] if problem else []
+    stages[UV], uv_report, problem = _timed(_with_uv, (wheel, *beside), source, python, work / "envs" / f"{key}-uv")
+    problems += [problem] if problem else []
+    stages |= tested_stages(report, "the wheel could not be installed with pip")
+
+    reports = [each for each in (report, uv_report) if each is not None]
+    tests = [test for each in reports for test in each["tests"]]
+    failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
+    data = wheel.read_bytes()
+    verdict = Verdict(
+        wheel=wheel.name,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        cell={name: str(value) for name, value in asdict(plan.cell).items()},
+        targets=plan.targets,
+        torch_source=_torch_words(source, report or uv_report),
+        python=reports[0]["python"] if reports else plan.cell.python,
+        platform=platform.platform(),
+        stages=stages,
+        tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
+        failures=failures,
+    )
+    written = verdict.write(wheel)
+    if not verdict.ok:
+        failed = [f"{name}: {stage.status}" for name, stage in verdict.unmet()]
+        raise VerifyFailed(
+            "\n".join([f"{wheel.name} did not pass: {'; '.join(failed)}", *failures, *problems]),
+            remedy=f"the whole verdict is in {written}",
+        )
+    return verdict
+
+
+def torch_source(plan: Plan, *, require_gpu: bool = False) -> TorchSource:
+    """The ROCm index directory of the cell where it answers, else, with a note, the same version from PyPI.
+
+    PyPI's torch is for CUDA: with `require_gpu` VerifyFailed instead.
+    """
+    torch, index, name = plan.cell.torch, f"{TORCH_INDEX}/{plan.torch_index}", plan.torch_index
+    why = _unanswered(f"{index}/torch/")
+    if not why:
+        return TorchSource(requirement=f"torch=={torch}+{name}", index=index, name=name)
+    if require_gpu:
+        raise VerifyFailed(
+            f"there is no torch {torch} for ROCm to test with: {why}: {index}/torch/",
+            remedy="Run it again once the index answers: PyPI's torch is for CUDA and sees no AMD GPU.",
+        )
+    print(f"note: {why}: testing with PyPI's torch {torch}, which sees no AMD GPU", file=sys.stderr, flush=True)
+    return TorchSource(requirement=f"torch=={torch}", index=None, name="pypi", why=why)
+
+
+def _unanswered(url: str) -> str:
+    """Why the ROCm index does not serve a page, "" if it does; asked again where that may be a matter of seconds."""
+    for attempt in range(_PROBES):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            with urllib.request.urlopen(url, timeout=_PROBE_SECONDS):
+                return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            why, passing = f"the ROCm index answered {error.code}", error.code == 429 or error.code >= 500
+        except (OSError, http.client.HTTPException) as error:
+            why = "the ROCm index could not be reached"
+            reason = getattr(error, "reason", error)
+            # A name that is not resolved or a connection that is refused will be so in seconds, too.
+            passing = isinstance(reason, (TimeoutError, ConnectionResetError, http.client.HTTPException))
+        if not passing:
+            return why
+    return f"{why}, {_PROBES} times"
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would reach into the environment under test."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
+
+
+def _repaired(wheel: Path) -> Stage:
+    platforms = names.parse(wheel.name).platforms
+    if any(name.startswith("manylinux") for name in platforms):
+        return Stage(status=PASSED, details={"platforms": list(platforms)})
+    return Stage.not_run(f"the wheel is tagged {', '.join(platforms)}")
+
+
+_Outcome = tuple[Stage, dict[str, Any] | None, str]
+
+
+def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> _Outcome:
+    """The stage, the report of the tests run in it, and what an installer said where it failed."""
+    started = time.monotonic()
+    try:
+        seconds, report = install(wheels, source, python, env)
+    except VerifyFailed as error:
+        return Stage(status=FAILED, seconds=round(time.monotonic() - started, 2)), None, str(error)
+    # What uv installed has no stages of its own: its smoke tests speak for the installation.
+    smoke = [test["outcome"] for test in report["tests"] if test["file"] == SMOKE]
+    return Stage(status=FAILED if FAILED in smoke else PASSED, seconds=seconds), report, ""
+
+
+def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
+    interpreter = environment(source, python, env, f"pip=={versions.load().build.pip}")
+    started = time.monotonic()
+    _run([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
+    _run([interpreter, "-m", "pip", "check"], cwd=env)
+    seconds = round(time.monotonic() - started, 2)
+    return seconds, _tests(interpreter, env, WHEEL_TESTS, f"--ignore={WHEEL_TESTS / SMOKE}")
+
+
+def _with_uv(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
+    interpreter = environment(source, python, env)
+    started = time.monotonic()
+    install(interpreter, wheels, env)
+    seconds = round(time.monotonic() - started, 2)
+    return seconds, _tests(interpreter, env, WHEEL_TESTS / SMOKE)
+
+
+def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
+    """Installs wheels into the environment with uv. VerifyFailed with uv's words."""
+    # The version is the same for a wheel that was built again: uv must not serve the cached one.
+    anew = ("--refresh-package", "flash-attn", "--refresh-package", "flash-attn-3")
+    _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
+    _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
+
+
+def environment(source: TorchSource, python: Path, env: Path, *more: str) -> Path:
+    """A fresh environment with torch and the tests' own packages; uv links them from its cache."""
+    _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
+    interpreter = env / "bin" / "python"
+    install: list[str | Path] = [_uv(), "pip", "install", "--python", interpreter]
+    if source.index is not None:
+        _run([*install, "--index-url", source.index, source.requirement])
+    _run([*install, source.requirement, *more, "-r", WHEEL_TESTS / "requirements.txt"])
+    return interpreter
+
+
+def _tests(interpreter: Path, env: Path, *tests: str | Path) -> dict[str, Any]:
+    """The report of a pytest run. VerifyFailed where pytest itself broke."""
+    report = env / "report.json"
+    command: list[str | Path] = [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-c", WHEEL_TESTS / "pytest.ini", "--report", report, *tests]
+    done = _call(command, seconds=_TEST_SECONDS, cwd=env)
+    # 1 is failed tests, which the report names; 5, no test collected, must not count as a pass.
+    if done.returncode not in (0, 1) or not report.is_file():
+        raise VerifyFailed(f"pytest ended with {done.returncode}:\n{_tail(done.stdout)}")
+    loaded: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _uv() -> str:
+    with packages_of("build"):
+        from uv import find_uv_bin
+    return str(find_uv_bin())
+
+
+def _torch_words(source: TorchSource, report: Mapping[str, Any] | None) -> str:
+    found = report["torch"] if report else source.requirement
+    return f"PyPI {found}: {source.why}" if source.index is None else f"{source.index} {found}"
+
+
+def _call(command: Sequence[str | Path], *, seconds: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    variables = {**clean_environment(), "PYTHONNOUSERSITE": "1"}
+    if cwd is not None:
+        # uv leaves byte-compiling to the first import; each later process then imports torch in a third of
+        # the time, and no __pycache__ comes into the repository.
+        variables["PYTHONPYCACHEPREFIX"] = str(cwd / "pycache")
+    try:
+        return subprocess.run(
+            [str(part) for part in command],
+            env=variables,
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        words = " ".join(str(part) for part in command)
+        raise VerifyFailed(f"`{words}` took over {seconds} s") from error
+
+
+def _run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
+    done = _call(command, seconds=_INSTALL_SECONDS, cwd=cwd)
+    if done.returncode != 0:
+        words = " ".join(str(part) for part in command)
+        raise VerifyFailed(f"`{words}` ended with {done.returncode}:\n{_tail(done.stdout)}")
+
+
+def _tail(log: str) -> str:
+    return "\n".join(log.splitlines()[-_LOG_LINES:])
