@@ -25,7 +25,7 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
 
 def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
     from flash_attn.backends import triton as backend
-    from flash_attn.backends import triton_fp8
+    from flash_attn.backends.triton import fp8 as triton_fp8
 
     op, kind, dim = variant.op, variant.kind, variant.block_d
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
@@ -64,8 +64,8 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
 
 
 def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends.triton_decode import attend_in_parts
-    from flash_attn.cache_call import CacheCall
+    from flash_attn.backends.triton.decode import attend_in_parts
+    from flash_attn.calls import CacheCall
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
     if dtype is None:

@@ -56,7 +56,7 @@ class Launching:
     """This package's kernels by one way alone: those that it finds are kept apart from the other way's."""
 
     def __init__(self, way: str, device: torch.device) -> None:
-        from flash_attn.backends import triton_kernels
+        from flash_attn.backends.triton import kernels as triton_kernels
         from flash_attn.runtime import launch, store
 
         self.backend, self.launch, self.store = triton_kernels, launch, store

@@ -89,7 +89,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
 
 def install(variant: Any, tile: Tile) -> None:
     """Makes a tile the kernel that the next calls take, on the GPU or, where there is none, in Triton's interpreter."""
-    from flash_attn.backends import triton_kernels
+    from flash_attn.backends.triton import kernels as triton_kernels
     from flash_attn.runtime import launch
 
     launch._kernels[0 if torch.cuda.is_available() else -1, variant] = tile.kernel

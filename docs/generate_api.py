@@ -29,7 +29,8 @@ from flash_attn import (  # noqa: E402
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.backends import ck_calls, triton_kernels  # noqa: E402
+from flash_attn.backends.ck import calls as ck_calls  # noqa: E402
+from flash_attn.backends.triton import kernels as triton_kernels  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
 from flash_attn.runtime import ck_planner, launch, recording, variants  # noqa: E402

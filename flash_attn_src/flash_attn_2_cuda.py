@@ -22,9 +22,9 @@ from flash_attn.arguments import (
     diagnose_switches,
 )
 from flash_attn.backends import select
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.custom_ops import maybe_contiguous
-from flash_attn.kvcache_op import attend as attend_to_cache
+from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 

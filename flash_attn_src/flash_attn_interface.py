@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import flash_attn
 import torch
-from flash_attn import chunks, fp8
+from flash_attn import fp8
 from flash_attn.arguments import (
     as_int,
     check_alike,
@@ -26,13 +26,14 @@ from flash_attn.arguments import (
 )
 from flash_attn.autograd import Window
 from flash_attn.backends import select
-from flash_attn.backends.torch_fp8 import is_fp8
-from flash_attn.cache_call import CacheCall
-from flash_attn.fa3_backward import _flash_attn_backward
-from flash_attn.fa3_inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
-from flash_attn.fa3_splits import flash_attn_combine, get_scheduler_metadata
+from flash_attn.backends.torch.fp8 import is_fp8
+from flash_attn.calls import CacheCall
+from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.fa3 import chunks
+from flash_attn.fa3.backward import _flash_attn_backward
+from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
+from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
 from flash_attn.flash_attn_interface import maybe_contiguous
-from flash_attn.kvcache_op import attend as attend_to_cache
 
 __all__ = [
     "_flash_attn_backward",

@@ -259,7 +259,7 @@ def test_launch_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     torch, overhead = importlib.import_module("torch"), importlib.import_module("launch_overhead")
-    backend = importlib.import_module("flash_attn.backends.triton_kernels")
+    backend = importlib.import_module("flash_attn.backends.triton.kernels")
     launch, store = (importlib.import_module(f"flash_attn.runtime.{name}") for name in ("launch", "store"))
     for module, name in ((backend, "_kernels"), (launch, "_kernels"), (store, "open_store")):
         monkeypatch.setattr(module, name, getattr(module, name))

@@ -11,8 +11,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from flash_attn import dispatch
-from flash_attn.custom_ops import maybe_contiguous
+from flash_attn.custom_ops import dispatch, maybe_contiguous
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Window = tuple[int, int]

@@ -41,7 +41,7 @@ from flash_attn.autograd import (
     Window,
     attend,
 )
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
@@ -49,8 +49,8 @@ from flash_attn.custom_ops import (
     _wrapped_flash_attn_varlen_forward,
     maybe_contiguous,
 )
+from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.dmask import _get_block_size_n
-from flash_attn.kvcache_op import attend as attend_to_cache
 
 if BEFORE_2_7:
     from flash_attn.api_2_6 import (

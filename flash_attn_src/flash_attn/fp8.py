@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import dispatch, fp8_op
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
 from flash_attn.autograd import Result, Window
-from flash_attn.backends.torch_fp8 import Descales, is_fp8
-from flash_attn.custom_ops import maybe_contiguous
+from flash_attn.backends.torch.fp8 import Descales, is_fp8
+from flash_attn.custom_ops import dispatch, maybe_contiguous
+from flash_attn.custom_ops import fp8 as fp8_op
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16

@@ -59,7 +59,7 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
-    from flash_attn.backends import triton_kernels
+    from flash_attn.backends.triton import kernels as triton_kernels
     from flash_attn.kernels import tuning
     from flash_attn.runtime import launch
 

@@ -27,8 +27,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from flash_attn import custom_ops, dispatch, dropout_op, fp8_op, kvcache_op
-from flash_attn.backends import triton, triton_fp8, triton_kernels
+from flash_attn.backends import triton
+from flash_attn.backends.triton import fp8 as triton_fp8
+from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.custom_ops import attention, dispatch, dropout, fp8, kvcache
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
@@ -137,7 +139,7 @@ def pretend(
 
             stack.enter_context(simulated_jit.active(target, program, backwards))
             stack.enter_context(mock.patch.object(triton_kernels, "_check_device"))
-        for module in (custom_ops, dispatch, dropout_op, fp8_op, kvcache_op):
+        for module in (attention, dispatch, dropout, fp8, kvcache):
             stack.enter_context(mock.patch.object(module, "select", return_value=triton))
         for module, name, value in (
             (launch, "_find", find),

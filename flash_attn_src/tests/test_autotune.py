@@ -10,7 +10,9 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.backends import autotune, triton, triton_kernels
+from flash_attn.backends import triton
+from flash_attn.backends.triton import autotune
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import Variant, table

@@ -12,7 +12,7 @@ import torch
 from assert_close import assert_close
 from ck_recorded import BF16, both, compare, operations, tensors
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func
-from flash_attn.backends import ck_calls
+from flash_attn.backends.ck import calls as ck_calls
 from flash_attn.runtime import ck_planner, recording
 
 torch.set_num_threads(2)

@@ -10,8 +10,8 @@ import torch
 from assert_close import assert_close
 from ck_recorded import operations, tensors
 from flash_attn import flash_attn_func
-from flash_attn.backends import ck_dropout
 from flash_attn.backends import torch as torch_backend
+from flash_attn.backends.ck import dropout as ck_dropout
 from flash_attn.runtime import ck_planner, recording
 
 torch.set_num_threads(2)

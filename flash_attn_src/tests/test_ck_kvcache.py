@@ -12,7 +12,9 @@ import torch
 from assert_close import assert_close
 from ck_recorded import BF16, operations, tensors
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import ck, ck_calls, parts
+from flash_attn.backends import ck
+from flash_attn.backends import split_kv as parts
+from flash_attn.backends.ck import calls as ck_calls
 from flash_attn.runtime import ck_planner, recording
 
 torch.set_num_threads(2)

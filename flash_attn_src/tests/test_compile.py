@@ -9,8 +9,8 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import custom_ops, dispatch, dropout_op, kvcache_op
 from flash_attn.backends import triton
+from flash_attn.custom_ops import attention, dispatch, dropout, kvcache
 from small_calls import in_one_graph, offsets, qkv
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -267,7 +267,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
     """Where tensors are that the ops give to Triton's kernels, which a CPU interprets."""
     if torch.cuda.is_available():
         return "cuda"
-    for module in (custom_ops, dropout_op, kvcache_op):
+    for module in (attention, dropout, kvcache):
         monkeypatch.setattr(module, "select", lambda _: triton)
     return "cpu"
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import reference
 import torch
-from flash_attn import fp8_op
 from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import torch_fp8 as oracle
 from flash_attn.backends import triton as triton_backend
-from flash_attn.backends import triton_fp8 as backend
-from flash_attn.backends import triton_kernels
-from flash_attn.cache_call import CacheCall
+from flash_attn.backends.torch import fp8 as oracle
+from flash_attn.backends.triton import fp8 as backend
+from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.calls import CacheCall
+from flash_attn.custom_ops import fp8 as fp8_op
 from flash_attn.kernels import decode_tuning
 from flash_attn.runtime import launch, variants
 from small_calls import in_one_graph

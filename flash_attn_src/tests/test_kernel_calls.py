@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flash_attn.backends import triton_kernels
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import launches
 from flash_attn.runtime import launch
 from flash_attn.runtime.variants import Variant

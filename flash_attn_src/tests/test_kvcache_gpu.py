@@ -10,7 +10,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_attn.backends import torch as oracle
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 

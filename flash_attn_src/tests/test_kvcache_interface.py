@@ -261,7 +261,7 @@ def test_kvcache_errors(case: str) -> None:
 def test_lengths_that_the_host_knows_are_checked_before_any_backend(
     monkeypatch: pytest.MonkeyPatch, case: str, compiled: bool
 ) -> None:
-    from flash_attn import kvcache_op
+    from flash_attn.custom_ops import kvcache as kvcache_op
 
     monkeypatch.setattr(kvcache_op, "select", lambda _: pytest.fail("a backend was asked"))
     change, error, match = KVCACHE_ERRORS[case]

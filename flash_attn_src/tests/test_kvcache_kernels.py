@@ -11,8 +11,10 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_decode, triton_kernels, triton_kvcache
-from flash_attn.cache_call import CacheCall
+from flash_attn.backends.triton import decode as triton_decode
+from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.backends.triton import kvcache as triton_kvcache
+from flash_attn.calls import CacheCall
 from flash_attn.kernels import decode_tuning, flags
 from flash_attn.runtime import launch, variants
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn.backends import ck_calls
+from flash_attn.backends.ck import calls as ck_calls
 from flash_attn.kernels import tuning
 from flash_attn.runtime import ck_planner, launch, layer, recording, store
 from flash_attn.runtime.ck_planner import Launch

@@ -9,9 +9,11 @@ from unittest import mock
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import parts, triton_attention, triton_kernels
+from flash_attn.backends import split_kv as parts
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
+from flash_attn.backends.triton import attention as triton_attention
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import decode_tuning
 from flash_attn.runtime import launch
 

@@ -12,7 +12,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as backend
-from flash_attn.backends import torch_tiles as tiles
+from flash_attn.backends.torch import tiles as tiles
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(2)

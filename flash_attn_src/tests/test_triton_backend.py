@@ -10,7 +10,8 @@ import reference
 import torch
 from flash_attn import backends
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_attention, triton_kernels
+from flash_attn.backends.triton import attention as triton_attention
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import flags, tuning
 from flash_attn.runtime import launch
 from triton_calls import DENSE, DEVICE, GPU, Options, compare, run

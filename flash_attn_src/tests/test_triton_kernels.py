@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flash_attn.backends import triton_kernels
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import decode_tuning, flags, launches, tuning
 from flash_attn.runtime import launch, variants
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_attention, triton_kernels
+from flash_attn.backends.triton import attention as triton_attention
+from flash_attn.backends.triton import kernels as triton_kernels
 from triton_calls import DENSE, DEVICE, Lengths, Options, run
 
 

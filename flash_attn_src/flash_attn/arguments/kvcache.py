@@ -19,7 +19,7 @@ from flash_attn.arguments.diagnosis import (
     diagnose_switches,
     diagnose_tensors,
 )
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
 

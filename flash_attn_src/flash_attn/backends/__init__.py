@@ -11,10 +11,11 @@ from types import ModuleType
 
 import torch as _torch
 
-from flash_attn.backends import autotune, ck_calls
 from flash_attn.backends import ck as ck_backend
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
+from flash_attn.backends.ck import calls as ck_calls
+from flash_attn.backends.triton import autotune
 from flash_attn.runtime import build_info, ck_planner, recording
 
 _TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from flash_attn.dispatch import arrived, is_traced
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import launch, layer
+from flash_attn.tracing import arrived, is_traced
 
 # Elements in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
 _AT_ONCE = 8192

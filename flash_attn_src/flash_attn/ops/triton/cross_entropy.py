@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from flash_attn.api import parameters
-from flash_attn.dispatch import arrived, is_traced
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
+from flash_attn.tracing import arrived, is_traced
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 

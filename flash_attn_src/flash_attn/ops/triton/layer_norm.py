@@ -13,9 +13,9 @@ import torch
 from torch.nn.functional import linear
 
 from flash_attn.api import parameters
-from flash_attn.dispatch import is_traced
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
+from flash_attn.tracing import is_traced
 
 Result = torch.Tensor | tuple[torch.Tensor | None, ...]
 

@@ -9,10 +9,10 @@ import torch
 
 from flash_attn.api import RELEASE
 from flash_attn.arguments import as_int
-from flash_attn.dispatch import is_traced
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
 from flash_attn.runtime import layer
+from flash_attn.tracing import is_traced
 
 MAX_HEAD_DIM = 256
 _INTS = (torch.int32, torch.int64)

@@ -12,8 +12,8 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends import select
-from flash_attn.backends.torch_fp8 import FORMAT, Descales, is_fp8, round_trip
-from flash_attn.dispatch import is_traced
+from flash_attn.backends.torch.fp8 import FORMAT, Descales, is_fp8, round_trip
+from flash_attn.tracing import is_traced
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, float softmax_scale, "

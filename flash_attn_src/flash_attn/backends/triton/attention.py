@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.parts import as_cache_call
-from flash_attn.backends.triton_decode import MAX_PAGE_UNITS, attend_in_parts
-from flash_attn.backends.triton_kernels import (
+from flash_attn.backends.split_kv import as_cache_call
+from flash_attn.backends.triton.decode import MAX_PAGE_UNITS, attend_in_parts
+from flash_attn.backends.triton.kernels import (
     VEC,
     add_parts,
     alibi_stride_of,

@@ -24,9 +24,10 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends import triton as backend
-from flash_attn.backends import triton_attention, triton_kernels
-from flash_attn.backends.parts import as_cache_call
+from flash_attn.backends.split_kv import as_cache_call
+from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
+from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime import launch

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.kernels.decode_tuning import RESIDENT
 from flash_attn.runtime.launch import compute_units
 

@@ -7,8 +7,8 @@ block_table. Arguments come checked by the interface, except the values inside i
 are checked here (ValueError). It reads index tensors on the host, so it synchronises with a GPU.
 """
 
-from flash_attn.backends.torch_attention import backward, forward
-from flash_attn.backends.torch_fp8 import fp8_forward
-from flash_attn.backends.torch_kvcache import combine, kvcache, rotate
+from flash_attn.backends.torch.attention import backward, forward
+from flash_attn.backends.torch.fp8 import fp8_forward
+from flash_attn.backends.torch.kvcache import combine, kvcache, rotate
 
 __all__ = ["backward", "combine", "forward", "fp8_forward", "kvcache", "rotate"]

@@ -8,9 +8,9 @@ from flash_attn.arguments import check_index, check_per_sequence, check_whole, c
 from flash_attn.autograd import Window
 from flash_attn.backends import select, torch_backend
 from flash_attn.custom_ops import maybe_contiguous
-from flash_attn.dispatch import is_traced
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.runtime.launch import compute_units
+from flash_attn.tracing import is_traced
 
 _OUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

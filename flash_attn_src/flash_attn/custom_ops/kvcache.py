@@ -9,9 +9,9 @@ import torch
 
 from flash_attn.arguments import check_places
 from flash_attn.backends import select
-from flash_attn.backends.torch_tiles import accumulation_dtype
-from flash_attn.cache_call import CacheCall
-from flash_attn.dispatch import is_traced
+from flash_attn.backends.torch.tiles import accumulation_dtype
+from flash_attn.calls import CacheCall
+from flash_attn.tracing import is_traced
 
 _SCHEMA = (
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "

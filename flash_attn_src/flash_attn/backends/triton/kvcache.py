@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from flash_attn.backends.parts import DECODE_ROWS, are_faster
-from flash_attn.backends.triton_append import append
-from flash_attn.backends.triton_attention import forward
-from flash_attn.backends.triton_decode import attend_in_parts
-from flash_attn.backends.triton_kernels import VEC, aligned, find, score_kind
-from flash_attn.cache_call import CacheCall
+from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
+from flash_attn.backends.triton.append import append
+from flash_attn.backends.triton.attention import forward
+from flash_attn.backends.triton.decode import attend_in_parts
+from flash_attn.backends.triton.kernels import VEC, aligned, find, score_kind
+from flash_attn.calls import CacheCall
 from flash_attn.runtime.launch import compute_units
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from flash_attn import custom_ops, dmask
+from flash_attn import dmask
 from flash_attn.backends import select
-from flash_attn.op_gradients import differentiate
+from flash_attn.custom_ops.attention import fake_results
+from flash_attn.custom_ops.autograd import differentiate
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, SymInt window_size_left, "
@@ -59,7 +60,7 @@ def _fake(q: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor, torc
     batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
     lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
     dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax else (0,)
-    return custom_ops.fake_results(q, lse_shape, dmask_shape)[:3]
+    return fake_results(q, lse_shape, dmask_shape)[:3]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

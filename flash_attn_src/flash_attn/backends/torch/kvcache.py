@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends import sequences
-from flash_attn.backends import torch_tiles as tiles
-from flash_attn.backends.torch_attention import in_own_types, options_of, slopes_of
-from flash_attn.backends.torch_fp8 import round_trip, sequence_of_rows
-from flash_attn.cache_call import CacheCall
+from flash_attn.backends.torch import sequences
+from flash_attn.backends.torch import tiles as tiles
+from flash_attn.backends.torch.attention import in_own_types, options_of, slopes_of
+from flash_attn.backends.torch.fp8 import round_trip, sequence_of_rows
+from flash_attn.calls import CacheCall
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.triton_kernels import (
+from flash_attn.backends.triton.kernels import (
     FP8_TYPES,
     alibi_stride_of,
     aligned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments import check_tables
-from flash_attn.backends.ck_calls import (
+from flash_attn.backends.ck.calls import (
     DIMS,
     NO_TENSOR,
     address,
@@ -17,7 +17,7 @@ from flash_attn.backends.ck_calls import (
     shape_fields,
     window_of,
 )
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 from flash_attn.runtime.launch import compute_units

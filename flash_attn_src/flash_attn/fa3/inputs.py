@@ -9,8 +9,8 @@ from flash_attn import fp8
 from flash_attn.arguments import check_index, check_window
 from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.autograd import Window
-from flash_attn.backends.torch_fp8 import is_fp8
-from flash_attn.dispatch import is_traced
+from flash_attn.backends.torch.fp8 import is_fp8
+from flash_attn.tracing import is_traced
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

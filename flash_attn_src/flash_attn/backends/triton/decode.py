@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton_kernels import (
+from flash_attn.backends.triton.kernels import (
     VEC,
     Kernel,
     alibi_stride_of,
@@ -14,7 +14,7 @@ from flash_attn.backends.triton_kernels import (
     strides_of,
     window_of,
 )
-from flash_attn.cache_call import CacheCall
+from flash_attn.calls import CacheCall
 from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
 from flash_attn.runtime.launch import compute_units, current_stream, follows_pages

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from flash_attn import dmask, op_gradients
+from flash_attn import dmask
 from flash_attn.arguments import check_dense, check_gradients, check_per_sequence, check_varlen
 from flash_attn.backends import select
-from flash_attn.backends.torch_tiles import accumulation_dtype
+from flash_attn.backends.torch.tiles import accumulation_dtype
+from flash_attn.custom_ops import autograd as op_gradients
 
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])

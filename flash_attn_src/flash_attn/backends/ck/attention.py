@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from flash_attn import rng
-from flash_attn.backends import ck_calls, ck_dropout
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.ck_calls import (
+from flash_attn.backends.ck import calls as ck_calls
+from flash_attn.backends.ck import dropout as ck_dropout
+from flash_attn.backends.ck.calls import (
     DIMS,
     NO_TENSOR,
     address,
@@ -23,9 +21,8 @@ from flash_attn.backends.ck_calls import (
     shape_fields,
     window_of,
 )
-from flash_attn.backends.ck_kvcache import attend, lacking_of, splits_of
-from flash_attn.backends.ck_kvcache import kvcache as kvcache
-from flash_attn.backends.parts import DECODE_ROWS, as_cache_call, pay
+from flash_attn.backends.ck.kvcache import attend, lacking_of, splits_of
+from flash_attn.backends.split_kv import DECODE_ROWS, as_cache_call, pay
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.ck_planner import UnsupportedError
 
@@ -33,11 +30,6 @@ name = "flash_attn.backends.ck"
 
 # Queries in a tile of the forward kernels.
 _FORWARD_ROWS = 128
-
-
-def __getattr__(name: str) -> Any:
-    """What is not attention in fp16 or bf16 (FP8, the sum of partial results) is the Triton backend's own."""
-    return getattr(triton_backend, name)
 
 
 def forward(

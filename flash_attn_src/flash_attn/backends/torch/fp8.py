@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends import torch_attention
+from flash_attn.backends.torch import attention as torch_attention
 
 # What numbers are cast to.
 FORMAT = torch.float8_e4m3fn

@@ -3,10 +3,10 @@
 Arguments are those of flash_attn.backends.torch.
 """
 
-from flash_attn.backends.triton_attention import backward, forward
-from flash_attn.backends.triton_decode import combine
-from flash_attn.backends.triton_fp8 import format_of, fp8_forward
-from flash_attn.backends.triton_kvcache import kvcache
+from flash_attn.backends.triton.attention import backward, forward
+from flash_attn.backends.triton.decode import combine
+from flash_attn.backends.triton.fp8 import format_of, fp8_forward
+from flash_attn.backends.triton.kvcache import kvcache
 
 name = "flash_attn.backends.triton"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends import sequences
-from flash_attn.backends import torch_tiles as tiles
+from flash_attn.backends.torch import sequences
+from flash_attn.backends.torch import tiles as tiles
 
 
 def forward(

@@ -1,0 +1,29 @@
+"""The custom ops flash_attn::*: what torch.compile and torch.export see of attention."""
+
+from flash_attn.custom_ops.attention import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+    _wrapped_flash_attn_backward,
+    _wrapped_flash_attn_forward,
+    _wrapped_flash_attn_varlen_backward,
+    _wrapped_flash_attn_varlen_forward,
+    complete,
+    gradients,
+    maybe_contiguous,
+)
+
+__all__ = [
+    "_flash_attn_backward",
+    "_flash_attn_forward",
+    "_flash_attn_varlen_backward",
+    "_flash_attn_varlen_forward",
+    "_wrapped_flash_attn_backward",
+    "_wrapped_flash_attn_forward",
+    "_wrapped_flash_attn_varlen_backward",
+    "_wrapped_flash_attn_varlen_forward",
+    "complete",
+    "gradients",
+    "maybe_contiguous",
+]

@@ -1,0 +1,36 @@
+"""Whether a call is traced: under torch.compile, torch.export, a dispatch mode, or with a tensor subclass."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state  # of torch.jit.trace
+
+
+def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
+    """Whether a call with these has to go through the custom ops.
+
+    The tensors are on one device. NotImplementedError for a tangent of forward-mode differentiation on a GPU, of which
+    a kernel knows nothing.
+    """
+    if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None:
+        return True
+    if forward_ad._current_level >= 0:
+        _refuse_tangents((x, *more))
+    return type(x) not in _PLAIN or x.is_meta or not _PLAIN.issuperset(map(type, more))
+
+
+def arrived(x: torch.Tensor) -> torch.Tensor:
+    """x, whose address a kernel may read: a copy where it is of a subclass, such as a value that is still on its way
+    from another rank. For gradients, which come as they are."""
+    return x if type(x) in _PLAIN else torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
+    for x in tensors:
+        if x is not None and x.is_cuda and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError("flash_attn has no forward-mode derivative on a GPU; take reverse mode, or a CPU")
