@@ -10,10 +10,11 @@ import numpy as np
 
 from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, vector, waits
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.events import Event, Observer
 from amdgpu_simulator.isa.memory import PRIVATE, Memory
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.shared import Shared
-from amdgpu_simulator.isa.wave import TTMP, VCC, Wave, register
+from amdgpu_simulator.isa.wave import TTMP, VCC, Array, Wave, register
 
 # Executes one instruction; at the end and at a barrier it says so.
 Step = Callable[[Wave], str | None]
@@ -26,19 +27,37 @@ _NOTHING = re.compile(
 
 
 class Program:
-    """A kernel's instructions as functions."""
+    """A kernel's instructions as functions. observer: is told what each launch executes."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
         self.kernel = kernel
+        self.observer = observer
         self.code = [self._together(parts) for parts in kernel.instructions]
 
     def run(self, wave: Wave) -> str:
         """Executes a wave up to its next barrier or its end; says which."""
+        if self.observer is not None:
+            return self._run_observed(wave, self.observer)
         code = self.code
         while True:
             execute = code[wave.pc]
             wave.pc += 1
             if status := execute(wave):
+                return status
+
+    def _run_observed(self, wave: Wave, observer: Observer) -> str:
+        code = self.code
+        shared: list[Array] = []
+        memory: list[tuple[Array, int]] = []
+        wave.shared.accesses, wave.memory.accesses = shared, memory
+        while True:
+            index = wave.pc
+            shared.clear()
+            memory.clear()
+            wave.pc += 1
+            status = code[index](wave)
+            observer.step(Event(wave, index, status, shared, memory))
+            if status:
                 return status
 
     def _together(self, parts: tuple[Instruction, ...]) -> Step:
@@ -152,6 +171,8 @@ def launch(
             for y in range(grid[1]):
                 for x in range(grid[0]):
                     local = Shared(room)
+                    if program.observer is not None:
+                        program.observer.begin()
                     waves = [
                         _wave(kernel, there, local, first, (x, y, z), kernarg.ctypes.data, packet.ctypes.data)
                         for first in range(0, threads, kernel.wave)

@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         """ranges: (address, bytes) of each."""
-        self.watch: Callable[[Array, int], None] | None = None  # is told the addresses of each access, and its bytes
+        self.accesses: list[tuple[Array, int]] | None = None  # where an observer wants them: see `events`
         self._starts: list[int] = []
         self._content: list[Array] = []
         for address, size in sorted(set(ranges), key=lambda range_: (range_[0], -range_[1])):
@@ -57,8 +57,8 @@ class Memory:
 
     def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, Array, Array]]:
         """The accesses of each range: which of them, its content and their places in it."""
-        if self.watch is not None:
-            self.watch(addresses, size)
+        if self.accesses is not None:
+            self.accesses.append((addresses, size))
         left = np.arange(len(addresses))
         while len(left):
             start, content = self.range(int(addresses[left[0]]), size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class Shared:
         self.content = np.full(size, 0xFF, np.uint8)
         self._writers = np.full(size, _NOBODY, np.int8)
         self._readers = np.zeros(size, np.uint32)
-        self.watch: Callable[[Array], None] | None = None  # is told the places of each access
+        self.accesses: list[Array] | None = None  # where an observer wants them: see `events`
 
     def barrier(self) -> None:
         self._writers.fill(_NOBODY)
@@ -73,8 +72,8 @@ class Shared:
         return Operation(finish, lambda: self.touch(wave + _LOADING, places, writes=True))
 
     def _check(self, places: Array) -> None:
-        if self.watch is not None:
-            self.watch(places)
+        if self.accesses is not None:
+            self.accesses.append(places)
         if int(places.max()) >= len(self.content) or int(places.min()) < 0:
             raise MemoryFaultError(f"byte {int(places.max())} of {len(self.content)} of shared memory")
 

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from amdgpu_simulator.clock import cycles
+from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 from amdgpu_simulator.isa.memory import Memory, MemoryFaultError
 from amdgpu_simulator.isa.shared import Shared
@@ -276,10 +276,10 @@ def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) ->
 
 def taken(code: str, target: str) -> dict[str, float]:
     """Cycles of each unit beyond those of a kernel that only stores its result."""
-    counted = [cycles.Counted(kernel(part, target)) for part in (code, "")]
-    for program in counted:
-        run("", threads=program.kernel.wave, program=program, room=16)
-    found, other = (program.cycles for program in counted)
+    records = [Record(kernel(part, target)) for part in (code, "")]
+    for record in records:
+        run("", threads=record.kernel.wave, program=machine.Program(record.kernel, record), room=16)
+    found, other = (record.cycles for record in records)
     return {unit: found[unit] - other[unit] for unit in found if found[unit] != other[unit]}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from amdgpu_simulator.clock import timeline
-from amdgpu_simulator.clock.timeline import Executed
+from amdgpu_simulator.clock.record import Executed, Record
+from amdgpu_simulator.isa import machine
 from amdgpu_simulator.tests.test_isa import kernel, run
 
 NOTHING = (0, 0, 0)
@@ -25,7 +26,7 @@ def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", late
     """Cycles of instructions, without the one that ends each wave."""
     group = [[*wave, END._replace(left=wave[-1].left if wave else NOTHING)] for wave in waves]
     issue = 4 if target == "gfx942" else 1
-    return timeline.play(group, resident, kernel("", target), latency) - issue
+    return timeline.play(group, resident, target, timeline.Latencies(memory=latency)) - issue
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,11 @@ s_waitcnt vmcnt(0)
 
 
 def test_what_is_written_down() -> None:
-    program = timeline.Traced(kernel(CODE, "gfx942"))
-    run("", threads=128, program=program)
-    (group,) = program.groups
+    record = Record(kernel(CODE, "gfx942"))
+    run("", threads=128, program=machine.Program(record.kernel, record))
+    (group,) = record.groups
     assert len(group) == 2
-    assert [len(wave) for wave in group] == [len(program.kernel.instructions)] * 2
+    assert [len(wave) for wave in group] == [len(record.kernel.instructions)] * 2
     start = next(index for index, one in enumerate(group[0]) if one.writes == (4,))
     numbers = tuple(range(16, 32))
     assert group[0][start:] == [
@@ -124,7 +125,7 @@ def test_what_is_written_down() -> None:
 
 
 def test_rdna_multiplies_in_its_vector_units() -> None:
-    program = timeline.Traced(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], v[16:23]", "gfx1100"))
-    run("", threads=32, program=program)
-    (one,) = (one for one in program.groups[0][0] if len(one.writes) == 8)
-    assert (one.unit, one.cycles, program.cycles["matrix"]) == ("vector", 32, 32)
+    record = Record(kernel("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], v[16:23]", "gfx1100"))
+    run("", threads=32, program=machine.Program(record.kernel, record))
+    (one,) = (one for one in record.groups[0][0] if len(one.writes) == 8)
+    assert (one.unit, one.cycles, record.cycles["matrix"]) == ("vector", 32, 32)

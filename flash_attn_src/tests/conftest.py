@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
-for _directory in (_ROOT, _ROOT / "tests", _TESTS, _TESTS.parent):
+for _directory in (_ROOT, _TESTS, _TESTS.parent):
     if str(_directory) not in sys.path:
         sys.path.insert(0, str(_directory))
 

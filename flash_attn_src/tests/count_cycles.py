@@ -10,7 +10,7 @@ compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+
 Cycles are those of 128 more keys (for dk and dv: queries) for 128 rows, in the loop without masks: `cycles` of a
 compute unit that is full of work groups which take turns, with loads that take so long
 (`amdgpu_simulator/clock/timeline.py`); then those that each unit is busy, the matrix and vector units of a SIMD, shared
-memory and the cache of global memory (`amdgpu_simulator/clock/cycles.py`). They say which tiles to try on a GPU, and
+memory and the cache of global memory (`amdgpu_simulator/clock/cost.py`). They say which tiles to try on a GPU, and
 what holds one up; not how long a call takes.
 """
 
@@ -27,15 +27,15 @@ from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
 
-from amdgpu_simulator.clock import cycles, timeline
-from amdgpu_simulator.isa import assembly
+from amdgpu_simulator.clock import cost, timeline
+from amdgpu_simulator.clock.record import Record
+from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.errors import CompileFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.targets import wavefront
 
 ROWS, KEYS = 128, 128
 _LENGTHS = 256, 768
-UNITS = ("matrix", "vector", "shared", "memory")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -100,24 +100,25 @@ def call(variant: Variant, length: int) -> None:
         out.sum().backward()
 
 
-def measure(target: str, variant: Variant, tile: Config, latency: int = timeline.LATENCY) -> Taken:
+def measure(target: str, variant: Variant, tile: Config, latency: int = timeline.Latencies.memory) -> Taken:
     """What a kernel takes by a tile; latency: cycles of a load. Raises CompileFailed."""
     _, entry, _ = simulated_gpu.compiled(target, variant, tile)
     groups = resident(target, entry)
 
     def counts(length: int) -> list[float]:
-        programs: dict[str, timeline.Traced] = {}
+        records: dict[str, Record] = {}
 
-        def program(kernel: assembly.Kernel) -> timeline.Traced:
-            return programs.setdefault(kernel.symbol, timeline.Traced(kernel))
+        def program(kernel: assembly.Kernel) -> machine.Program:
+            return machine.Program(kernel, records.setdefault(kernel.symbol, Record(kernel)))
 
         with simulated_gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
             call(variant, length)
         assert variant.name in launched
-        found = programs[OPS[variant.op][1]]
-        played = timeline.play(found.groups[0], groups, found.kernel, latency) * len(found.groups) / groups
-        simds = cycles.simds(target)
-        return [played, *(found.cycles[unit] / (simds if unit in ("matrix", "vector") else 1) for unit in UNITS)]
+        found = records[OPS[variant.op][1]]
+        latencies = timeline.Latencies(memory=latency)
+        played = timeline.play(found.groups[0], groups, target, latencies) * len(found.groups) / groups
+        simds = cost.rates(target).simds
+        return [played, *(found.cycles[unit] / (simds if unit in ("matrix", "vector") else 1) for unit in cost.UNITS)]
 
     start, end = (counts(length) for length in _LENGTHS)
     steps = (_LENGTHS[1] - _LENGTHS[0]) / KEYS
@@ -130,7 +131,7 @@ def measure(target: str, variant: Variant, tile: Config, latency: int = timeline
 
 def resident(target: str, entry: dict[str, Any]) -> int:
     """Work groups of a kernel that a compute unit holds, by their registers and shared memory."""
-    waves = entry["threads"] / wavefront(versions.load(), target) / cycles.simds(target)
+    waves = entry["threads"] / wavefront(versions.load(), target) / cost.rates(target).simds
     registers = 512 if target.startswith("gfx9") else 1024 if target.startswith("gfx10") else 1536
     shared = (160 if target == "gfx950" else 64) << 10
     groups = int(registers // max(entry["resources"]["vgprs"], 1) // waves)
@@ -142,7 +143,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("target")
     parser.add_argument("kernel")
     parser.add_argument("tiles", nargs="*", help="default: the kernel's own")
-    parser.add_argument("--latency", type=int, default=timeline.LATENCY, help="cycles of a load (default %(default)s)")
+    parser.add_argument(
+        "--latency", type=int, default=timeline.Latencies.memory, help="cycles of a load (default %(default)s)"
+    )
     parser.add_argument("--near", action="store_true", help="the tiles near its own too")
     given = parser.parse_args(arguments)
     variant = parse_kernel(given.kernel)
@@ -155,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
         tiles += tuning.neighbours(given.target, own)
     names = [write_tile(tile) for tile in tiles]
     width = max(map(len, names))
-    columns = "".join(f"{unit:>8}" for unit in ("cycles", *UNITS))
+    columns = "".join(f"{unit:>8}" for unit in ("cycles", *cost.UNITS))
     print(f"{'tile':{width}}{columns}  registers  spills  LDS KiB  groups")
     for tile, shown in zip(tiles, names, strict=True):
         try:
@@ -163,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
         except CompileFailed as error:
             print(f"{shown:{width}} {str(error).splitlines()[0]}", flush=True)
             continue
-        units = "".join(f"{number:8.0f}" for number in found[: 1 + len(UNITS)])
+        units = "".join(f"{number:8.0f}" for number in found[: 1 + len(cost.UNITS)])
         print(
             f"{shown:{width}}{units}  {found.registers:9}  {found.spills:6}"
             f"  {found.shared_bytes / 1024:7.0f}  {found.groups:6}",

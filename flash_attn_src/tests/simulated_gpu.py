@@ -120,7 +120,8 @@ def pretend(
 ) -> Iterator[list[str]]:
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
     as it runs. `backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the
-    tuning table's; program: makes what runs, as `cycles.Counted`; jit: kernels by Triton's JIT, see `simulated_jit`."""
+    tuning table's; program: makes what runs, for a program with an
+    observer; jit: kernels by Triton's JIT, see `simulated_jit`."""
     launched: list[str] = []
 
     def find(_device: int, variant: Variant) -> Any:

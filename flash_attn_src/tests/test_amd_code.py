@@ -20,8 +20,8 @@ from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.runtime import ck_planner, recording
 from reference import attention
 
-from amdgpu_simulator.clock import cycles
-from amdgpu_simulator.isa import assembly
+from amdgpu_simulator.clock.record import Record
+from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile.ck import planner as build
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
@@ -53,11 +53,11 @@ def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: 
 def test_forward_and_backward(target: str) -> None:
     """Shared memory serves matrix instructions from all of its banks: K once lay with 16 lanes on one of CDNA's."""
     inputs = tensors((1, 100, 2, 64), (1, 140, 1, 64), (1, 140, 1, 64), dtype=torch.bfloat16)
-    counted: list[cycles.Counted] = []
+    counted: list[Record] = []
 
-    def program(kernel: assembly.Kernel) -> cycles.Counted:
-        counted.append(cycles.Counted(kernel))
-        return counted[-1]
+    def program(kernel: assembly.Kernel) -> machine.Program:
+        counted.append(Record(kernel))
+        return machine.Program(kernel, counted[-1])
 
     with simulated_gpu.pretend(target, program=program) as launched:
         found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)

@@ -1,0 +1,136 @@
+"""The cycles that an instruction takes of a unit of a compute unit: a function of two tables and of what it touched.
+
+A cycle is one of the clock that the compute unit runs at. `matrix` and `vector` are units of a SIMD; `shared` (LDS) and
+`memory` (the path to the first-level cache) serve the whole compute unit. A bank of shared memory gives one word in a
+cycle. Where the lanes of an instruction want more words of one bank than of the others, the instruction takes as long
+as that bank. The cycles beyond an even spread over all banks are `conflicts`. Global memory is charged for each line
+that an instruction touches.
+
+Sources: AMD, "CDNA 3" and "CDNA 4" white papers (operations a cycle, banks of shared memory), "RDNA Architecture"; for
+transcendentals and integer products, a quarter of the rate, the instruction set guides.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.wave import Array
+
+MATRIX, VECTOR, SHARED, MEMORY, NONE = "matrix", "vector", "shared", "memory", ""
+UNITS = (MATRIX, VECTOR, SHARED, MEMORY)
+
+# Bytes of a line of global memory, which comes in a cycle, and lanes whose addresses are taken in a cycle.
+LINE, LANES = 64, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a compute unit of a target does in a cycle. A compute unit of RDNA is half of a work group processor.
+
+    simds: SIMDs of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD takes the lanes of a wave.
+    banks: banks of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on
+    elements of 8, 16 and 32 bits, 0 where it has none.
+    """
+
+    simds: int
+    lanes: int
+    passes: int
+    banks: int
+    by_8: int
+    by_16: int
+    by_32: int
+
+
+# By the beginning of the target's name; the first row that fits counts.
+RATES = {
+    "gfx950": Rates(simds=4, lanes=64, passes=4, banks=64, by_8=2048, by_16=1024, by_32=64),
+    "gfx94": Rates(simds=4, lanes=64, passes=4, banks=32, by_8=1024, by_16=512, by_32=64),
+    "gfx9": Rates(simds=4, lanes=64, passes=4, banks=32, by_8=256, by_16=256, by_32=64),
+    "gfx10": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=0, by_16=0, by_32=0),
+    "gfx11": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=512, by_16=256, by_32=0),
+    "gfx12": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=1024, by_16=512, by_32=0),
+}
+
+_PRODUCT = re.compile(r"v_(?:s?mfmac?|wmma)_\w+?_(\d+)x(\d+)x(\d+)_?(\w+)")
+
+
+class Row(NamedTuple):
+    """Instructions whose mnemonic begins with the pattern: their unit, and how many times a plain vector instruction's
+    cycles they take there. 0: the cycles depend on the shape or on what the instruction touches."""
+
+    pattern: str
+    unit: str
+    times: float
+
+
+# The first row that fits counts; an instruction that none fits takes no unit.
+INSTRUCTIONS = (
+    Row(r"ds_", SHARED, 0),
+    Row(r"(buffer|global|flat|scratch)_", MEMORY, 0),
+    Row(_PRODUCT.pattern, MATRIX, 0),
+    Row(r"v_dual_", VECTOR, 0.5),  # one of two that issue together
+    Row(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_", VECTOR, 4),
+    Row(r"v_mul_(lo|hi)_|v_mad_u64", VECTOR, 4),
+    Row(r"v_", VECTOR, 1),
+)
+
+
+class Cost(NamedTuple):
+    """The unit of an instruction and its cycles there; the cycles that bank conflicts caused."""
+
+    unit: str
+    cycles: float
+    conflicts: float = 0
+
+
+def rates(target: str) -> Rates:
+    """The row of a target. Raises ValueError for one that no row fits."""
+    for prefix, row in RATES.items():
+        if target.startswith(prefix):
+            return row
+    raise ValueError(f"the clock has no rates for {target}; it has those of {', '.join(RATES)} in clock/cost.py")
+
+
+def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:
+    """What instructions that issue together take, apart from what depends on the memory that they touch."""
+    row = next((row for row in INSTRUCTIONS if re.match(row.pattern, parts[0].mnemonic)), Row("", NONE, 0))
+    if row.unit == MATRIX:
+        return Cost(MATRIX, _product(parts[0].mnemonic, target))
+    return Cost(row.unit, row.times * rates(target).passes * len(parts))
+
+
+def shared(touched: list[Array], target: str) -> Cost:
+    """The least cycles in which the banks give these bytes, whatever the order of lanes. An instruction that exchanges
+    a word of each lane touches no bytes and takes all banks."""
+    banks, lanes = rates(target).banks, rates(target).lanes
+    if not touched:
+        return Cost(SHARED, -(-lanes // banks))
+    words = np.unique(np.concatenate([places.ravel() for places in touched]) // 4)
+    taken, least = int(np.bincount(words % banks).max()), -(-len(words) // banks)
+    return Cost(SHARED, taken, taken - least)
+
+
+def memory(touched: list[tuple[Array, int]], target: str) -> Cost:
+    """Cycles for the addresses of the lanes or for the lines, whichever are more."""
+    lines: set[int] = set()
+    for addresses, size in touched:
+        for end in (0, size - 1):
+            lines.update((addresses.astype(np.int64) + end) // LINE)
+    return Cost(MEMORY, max(len(lines), rates(target).lanes // LANES))
+
+
+def _product(name: str, target: str) -> float:
+    """Cycles of a product of matrices."""
+    found = _PRODUCT.match(name)
+    assert found is not None
+    rows, columns, depth = (int(found[group]) for group in (1, 2, 3))
+    row, kind = rates(target), found[4]
+    rate = row.by_32 if kind.startswith("f32") else row.by_8 if "8" in kind else row.by_16
+    if not rate:
+        raise ValueError(f"{name}: the clock has no rate for it on {target}; see RATES in clock/cost.py")
+    return 2 * rows * columns * depth // rate

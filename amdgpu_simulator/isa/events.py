@@ -1,0 +1,32 @@
+"""What a launch tells an observer while it runs: each work group that begins, each instruction that a wave executes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from amdgpu_simulator.isa.wave import Array, Wave
+
+
+class Event(NamedTuple):
+    """An instruction that a wave has executed.
+
+    place: its index in `Kernel.instructions`. status: "end" or "barrier" where the wave stops, None elsewhere.
+    shared: for each access of shared memory the bytes that it touched, [lanes, bytes]. memory: for each access of
+    global memory the addresses of its lanes and the bytes at each.
+    """
+
+    wave: Wave
+    place: int
+    status: str | None
+    shared: list[Array]
+    memory: list[tuple[Array, int]]
+
+
+class Observer(Protocol):
+    """Takes the events of a launch, in the order in which the simulator executes."""
+
+    def begin(self) -> None:
+        """A work group begins. The events that follow are its own."""
+
+    def step(self, event: Event) -> None:
+        """The lists of the event are the observer's to read until it returns."""
