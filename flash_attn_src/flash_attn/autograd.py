@@ -12,14 +12,13 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flash_attn.custom_ops import dispatch, maybe_contiguous
+from flash_attn.first_derivative import Gradients, first_only
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Window = tuple[int, int]
 
 # The head dimension that backends get is a multiple of this.
 _HEAD_DIM_STEP = 8
-# Tensors that a backward needs besides what autograd gave the forward.
-_SAVED = 6
 
 
 def _served(x: torch.Tensor) -> torch.Tensor:
@@ -82,32 +81,14 @@ def attend(
     return out, softmax_lse, dmask
 
 
-class _OnceOnly(torch.autograd.Function):
-    """Passes gradients through; a derivative of them raises instead of coming out as zero."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
-        """The first `count` of tensors are the gradients; they depend on the others, and on a leaf."""
-        return tuple(x.view_as(x) for x in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:  # noqa: ARG004
-        raise RuntimeError("flash_attn has no second derivative")
-
-
-def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
     """What _first_gradients gives, guarded against a second derivative where one may be asked for."""
     if ctx.paged:
         raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
-    saved = ctx.saved_tensors  # once: a checkpoint computes them anew for a single look
-    if is_compiling() or not torch.is_grad_enabled():
-        return _first_gradients(ctx, saved, dout)
-    with torch.no_grad():
-        gradients = _first_gradients(ctx, saved, dout)
-    return _OnceOnly.apply(len(gradients), *gradients, dout, *saved[_SAVED:], torch.zeros((), requires_grad=True))
+    return first_only("flash_attn", _first_gradients, ctx, dout)
 
 
-def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
     out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds

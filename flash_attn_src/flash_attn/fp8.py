@@ -23,6 +23,7 @@ from flash_attn.autograd import Result, Window
 from flash_attn.backends.torch.fp8 import Descales, is_fp8
 from flash_attn.custom_ops import dispatch, maybe_contiguous
 from flash_attn.custom_ops import fp8 as fp8_op
+from flash_attn.first_derivative import Gradients, first_only
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16
@@ -54,18 +55,22 @@ class _Attention(torch.autograd.Function):
         return out, softmax_lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = ctx.saved_tensors
-        softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
-        offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
-        q, k, v = [fp8_op.there_and_back(*each) for each in zip((q, k, v), factors, offsets, strict=True)]
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dispatch.backward(
-            maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
-            alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
-        )  # fmt: skip
-        return dq, dk, dv, *(None,) * 5
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> Gradients:
+        return *first_only("flash_attn in FP8", _gradients, ctx, dout), *(None,) * 5
+
+
+def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
+    """The gradients of q, k and v."""
+    q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = saved
+    softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
+    offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
+    q, k, v = [fp8_op.there_and_back(*each) for each in zip((q, k, v), factors, offsets, strict=True)]
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dispatch.backward(
+        maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
+        alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
+    )  # fmt: skip
+    return dq, dk, dv
 
 
 def stand_in(x: torch.Tensor) -> torch.Tensor:

@@ -340,6 +340,10 @@ def test_what_is_turned_in_place_is_an_alias_that_may_be_changed() -> None:
     turned = apply_rotary_emb_qkv_(kept, IN_PLACE_COS, IN_PLACE_SIN)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         turned.sum().backward()
+    kept = x.sigmoid()
+    turned = _turn_q(kept[:, :, 0])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (turned.sum() + kept.sum()).backward()
 
 
 ERRORS = {

@@ -1,8 +1,8 @@
 """Rotary position embedding with autograd, by the names that clients import from flash_attn.layers.rotary.
 
 Shapes, options and errors of everything here: flash_attn.ops.triton.rotary.apply_rotary. Functions whose name ends
-in _ work in place, which autograd is not told, as upstream: gradients go through what is returned, and through the
-tensor that was given as if it had not been turned.
+in _ work in place, as upstream: gradients go through what is returned, and through the tensor that was given as if it
+had not been turned. A backward that needs what the tensor held before raises.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ def _keep(ctx: Any, tables: tuple[torch.Tensor | None, ...], offsets: Offsets, *
 def _changed(x: torch.Tensor) -> torch.Tensor:
     """x, whose data were turned, as a tensor that is given a history of its own.
 
-    Autograd would have the history of all that shares x's memory changed, which it refuses for leaves and for parts of
-    a split. Where x is no view it is counted as changed, so that a backward that needs what x held raises.
+    Autograd would change the history of every tensor that shares x's memory. It refuses that for leaves and for parts
+    of a split. So the memory is only counted as changed: a backward that needs what it held raises.
     """
-    if not x._is_view():
-        torch.autograd.graph.increment_version(x)
+    torch.autograd.graph.increment_version(x)
     return x.detach()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
 from flash_attn.runtime import launch, layer
@@ -76,17 +75,21 @@ class _AddNorm(torch.autograd.Function):
         ctx.save_for_backward(x if z is None else z, weight, mean, rstd)
         ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
         ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.shift, ctx.is_rms = shift, is_rms
+        ctx.eps, ctx.shift, ctx.is_rms = eps, shift, is_rms
         ctx.set_materialize_grads(False)
         return y, z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor | None, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         z, weight, mean, rstd = ctx.saved_tensors
         x_type, weight_type, bias_type = ctx.types
         dy = torch.zeros(z.shape, dtype=x_type, device=z.device) if dy is None else arrived(dy)
         dz = None if dz is None else arrived(dz)
+        if torch.is_grad_enabled():  # for a second derivative
+            total, weight_sum, bias_sum = _gradients(z, weight, dy, dz, ctx.eps, ctx.shift, ctx.is_rms)
+            residual_part = total.to(z.dtype) if ctx.has_residual else None
+            bias_part = bias_sum.to(bias_type) if ctx.has_bias else None
+            return total.to(x_type), residual_part, weight_sum.to(weight_type), bias_part, *(None,) * 4
         dx, dresidual, sums = launch_backward(
             z, weight, dy, dz, mean, rstd, ctx.shift, ctx.has_bias, ctx.is_rms, x_type
         )
@@ -96,6 +99,31 @@ class _AddNorm(torch.autograd.Function):
             dweight = dweight.to(weight_type)
             dbias = rest[0].to(bias_type) if rest else None
         return dx, dresidual if ctx.has_residual else None, dweight, dbias, *(None,) * 4
+
+
+def _gradients(
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    dy: torch.Tensor,
+    dz: torch.Tensor | None,
+    eps: float,
+    shift: float,
+    is_rms: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of z, weight and bias by PyTorch's operations, fp32, which autograd can differentiate."""
+    centred = z.float()
+    if not is_rms:
+        centred = centred - centred.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    normal = centred * rstd
+    dout = dy.float()
+    grad = dout * (weight.float() + shift)
+    along = normal * (normal * grad).mean(-1, keepdim=True)
+    total = (grad - along if is_rms else grad - along - grad.mean(-1, keepdim=True)) * rstd
+    if dz is not None:
+        total = total + dz.float()
+    dweight, dbias = ((dout * x).reshape(-1, z.shape[-1]).sum(0) for x in (normal, 1.0))
+    return total, dweight, dbias
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

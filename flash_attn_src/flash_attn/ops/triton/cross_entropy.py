@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from flash_attn.api import parameters
+from flash_attn.first_derivative import Gradients, first_only
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
 from flash_attn.tracing import arrived, is_traced
 
 _INTS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+_OVER_PROCESSES = "cross entropy over several processes"
 
 
 @parameters(since={"precomputed_lse": "2.7"})
@@ -92,9 +93,11 @@ def reference(
     rank, world = _ranks(process_group)
     cols = logits.shape[1]
     first = rank * cols
-    s = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
     labels = labels.long()
     ignored = labels == ignore_index
+    if world > 1:
+        logits = _FirstOnly.apply(logits)
+    s = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(ignored[:, None], 0.0) * scale
     if logits.is_cpu and not is_traced(logits):
         wrong = ~ignored & ((labels < 0) | (labels >= cols * world))
         if bool(wrong.any()):
@@ -118,9 +121,21 @@ def reference(
         lse = known + (lse - known).exp().detach() * (lse - lse.detach())
     elif known is not None:
         lse = lse + (known - lse).detach()
-    z_losses = square_scale * lse.square()
+    z_losses = square_scale * lse * lse
     losses = (losses + lse + z_losses).masked_fill(ignored, 0.0)
     return losses, z_losses.detach().masked_fill(ignored, 0.0)
+
+
+class _FirstOnly(torch.autograd.Function):
+    """Logits over several processes: a second derivative of them would lack what the other processes hold."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, dlogits: torch.Tensor) -> torch.Tensor | None:
+        return first_only(_OVER_PROCESSES, lambda _, __, gradient: (gradient,), ctx, dlogits)[0]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -148,15 +163,48 @@ class _CrossEntropy(torch.autograd.Function):
             z_losses = (square_scale * lse.square()).masked_fill(ignored, 0.0)
             losses = losses + lse.masked_fill(ignored, 0.0) + z_losses
         ctx.save_for_backward(logits, labels, lse)
-        ctx.options = (*options, inplace_backward)
+        ctx.options, ctx.inplace, ctx.is_split = options, inplace_backward, world > 1
         ctx.mark_non_differentiable(z_losses)
         return losses, z_losses
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dlosses: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, labels, lse = ctx.saved_tensors
-        return launch_backward(logits, labels, lse, arrived(dlosses), *ctx.options), *(None,) * 8
+    def backward(ctx: Any, dlosses: torch.Tensor, _: torch.Tensor) -> Gradients:
+        dlosses = arrived(dlosses)
+        if torch.is_grad_enabled() and not ctx.is_split:  # for a second derivative
+            logits, labels, lse = ctx.saved_tensors
+            return _gradient(logits, labels, lse, dlosses, *ctx.options[:5]), *(None,) * 8
+        return *first_only(_OVER_PROCESSES, _by_kernel, ctx, dlosses), *(None,) * 8
+
+
+def _by_kernel(ctx: Any, saved: tuple[torch.Tensor, ...], dlosses: torch.Tensor) -> Gradients:
+    logits, labels, lse = saved
+    dlogits = launch_backward(logits, labels, lse, dlosses, *ctx.options, inplace=ctx.inplace)
+    if ctx.inplace:  # Autograd then refuses a second backward, which would read the gradient as logits.
+        torch.autograd.graph.increment_version(logits)
+    return (dlogits,)
+
+
+def _gradient(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    lse: torch.Tensor,
+    dlosses: torch.Tensor,
+    smoothing: float,
+    scale: float,
+    square_scale: float,
+    ignore_index: int,
+    classes: int,
+) -> torch.Tensor:
+    """The gradient of logits by PyTorch's operations, which autograd can differentiate."""
+    ignored = (labels == ignore_index)[:, None]
+    s = logits.float().masked_fill(ignored, 0.0) * scale
+    own = s.logsumexp(1)
+    lse = own[:, None] + (lse - own).detach()[:, None].masked_fill(ignored, 0.0)
+    p = (s - lse).exp() * (1.0 + 2.0 * square_scale * lse)
+    picked = torch.arange(classes, device=labels.device) == labels[:, None]
+    target = torch.where(picked, 1.0 - smoothing, 0.0) + smoothing / classes
+    dlogits = dlosses[:, None] * scale * (p - target)
+    return dlogits.masked_fill(ignored, 0.0).to(logits.dtype)
 
 
 def launch_forward(
