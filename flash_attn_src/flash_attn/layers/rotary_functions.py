@@ -2,7 +2,7 @@
 
 Shapes, options and errors of everything here: flash_attn.ops.triton.rotary.apply_rotary. Functions whose name ends
 in _ work in place, as upstream: gradients go through what is returned, and through the tensor that was given as if it
-had not been turned. A backward that needs what the tensor held before raises.
+had not been turned. A backward that needs what the tensor held before raises, unless the tensor is a part of a split.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from flash_attn.ops.triton.rotary import apply_rotary, turn
 Offsets = int | torch.Tensor
 # There from torch 2.7 on, but in 2.11 torch.compile says so of itself too.
 _is_exporting = torch.compiler.is_exporting if torch.__version__ >= "2.13" else lambda: False
+
+# How autograd knows a view: as one of several that an operation such as split gave, as made under no_grad, as DEFAULT.
+_creation_of = torch._C._autograd._get_creation_meta
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
@@ -55,9 +58,11 @@ def _changed(x: torch.Tensor) -> torch.Tensor:
     """x, whose data were turned, as a tensor that is given a history of its own.
 
     Autograd would change the history of every tensor that shares x's memory. It refuses that for leaves and for parts
-    of a split. So the memory is only counted as changed: a backward that needs what it held raises.
+    of a split. So the memory is only counted as changed: a backward that needs what it held raises. Not for a part of
+    a split, since autograd would then refuse the other parts too.
     """
-    torch.autograd.graph.increment_version(x)
+    if not x._is_view() or _creation_of(x) == torch._C._autograd.CreationMeta.DEFAULT:
+        torch.autograd.graph.increment_version(x)
     return x.detach()
 
 

@@ -163,7 +163,7 @@ class _CrossEntropy(torch.autograd.Function):
             z_losses = (square_scale * lse.square()).masked_fill(ignored, 0.0)
             losses = losses + lse.masked_fill(ignored, 0.0) + z_losses
         ctx.save_for_backward(logits, labels, lse)
-        ctx.options, ctx.inplace, ctx.is_split = options, inplace_backward, world > 1
+        ctx.options, ctx.is_split = (*options, inplace_backward), world > 1
         ctx.mark_non_differentiable(z_losses)
         return losses, z_losses
 
@@ -178,8 +178,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _by_kernel(ctx: Any, saved: tuple[torch.Tensor, ...], dlosses: torch.Tensor) -> Gradients:
     logits, labels, lse = saved
-    dlogits = launch_backward(logits, labels, lse, dlosses, *ctx.options, inplace=ctx.inplace)
-    if ctx.inplace:  # Autograd then refuses a second backward, which would read the gradient as logits.
+    dlogits = launch_backward(logits, labels, lse, dlosses, *ctx.options)
+    if dlogits is logits:  # Autograd then refuses a second backward, which would read the gradient as logits.
         torch.autograd.graph.increment_version(logits)
     return (dlogits,)
 
