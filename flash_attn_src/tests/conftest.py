@@ -52,9 +52,9 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
         raise pytest.UsageError(
             f"--gfx {target}: the tests run on this machine's GPU; hide it to run them on a simulator"
         )
-    import simulated_gpu
+    from amdgpu_simulator import gpu
 
-    with simulated_gpu.pretend(target, jit=request.config.getoption("--jit")):
+    with gpu.pretend(target, jit=request.config.getoption("--jit")):
         yield
 
 
@@ -103,8 +103,9 @@ def done(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
     """The launches of the test's calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by
     their code."""
     import ck_interpreter
-    import simulated_gpu
     from flash_attn.runtime import recording
+
+    from amdgpu_simulator import gpu
 
     add = recording.Recording.add
     target = request.config.getoption("--gfx")
@@ -115,7 +116,7 @@ def done(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
         if target is None:
             ck_interpreter.run(own)
         else:
-            simulated_gpu.run(target, own)
+            gpu.run(target, own)
 
     monkeypatch.setattr(recording.Recording, "add", add_and_run)
     with recording.record(target or "gfx942") as launches:

@@ -20,13 +20,13 @@ import argparse
 from typing import Any, NamedTuple
 
 import conftest  # noqa: F401 - puts the sources on the path
-import simulated_gpu
 import torch
 from flash_attn import flash_attn_func
 from flash_attn.kernels import tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
 
+from amdgpu_simulator import gpu
 from amdgpu_simulator.clock import cost, timeline
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
@@ -102,7 +102,7 @@ def call(variant: Variant, length: int) -> None:
 
 def measure(target: str, variant: Variant, tile: Config, latency: int = timeline.Latencies.memory) -> Taken:
     """What a kernel takes by a tile; latency: cycles of a load. Raises CompileFailed."""
-    _, entry, _ = simulated_gpu.compiled(target, variant, tile)
+    _, entry, _ = gpu.compiled(target, variant, tile)
     groups = resident(target, entry)
 
     def counts(length: int) -> list[float]:
@@ -111,7 +111,7 @@ def measure(target: str, variant: Variant, tile: Config, latency: int = timeline
         def program(kernel: assembly.Kernel) -> machine.Program:
             return machine.Program(kernel, records.setdefault(kernel.symbol, Record(kernel)))
 
-        with simulated_gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
+        with gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
             call(variant, length)
         assert variant.name in launched
         found = records[OPS[variant.op][1]]

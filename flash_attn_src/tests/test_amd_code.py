@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ck_interpreter
 import pytest
-import simulated_gpu
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -20,6 +19,7 @@ from flash_attn.fp8 import flash_attn_fp8_func
 from flash_attn.runtime import ck_planner, recording
 from reference import attention
 
+from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile.ck import planner as build
@@ -59,7 +59,7 @@ def test_forward_and_backward(target: str) -> None:
         counted.append(Record(kernel))
         return machine.Program(kernel, counted[-1])
 
-    with simulated_gpu.pretend(target, program=program) as launched:
+    with gpu.pretend(target, program=program) as launched:
         found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
     assert launched == ["fwd-bf16-d64", "bwd-dq-bf16-d64", "bwd-dkdv-bf16-d64"]
     check(found, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
@@ -76,7 +76,7 @@ def test_varlen_with_a_window(target: str, dim: int, bucket: int) -> None:
         pieces = [[x[None, a:b] for x in packed] for a, b in pairwise(starts.tolist())]
         return torch.cat([attention(*piece, window=(20, 3), dtype=dtype)[0][0] for piece in pieces])
 
-    with simulated_gpu.pretend(target) as launched:
+    with gpu.pretend(target) as launched:
         call = lambda *x: flash_attn_varlen_func(*x, starts, starts, 70, 70, window_size=(20, 3))  # noqa: E731
         found = results(call, inputs)
     assert launched == [f"{op}-fp16-d{bucket}" for op in ("fwd", "bwd-dq", "bwd-dkdv")]
@@ -86,7 +86,7 @@ def test_varlen_with_a_window(target: str, dim: int, bucket: int) -> None:
 @pytest.mark.parametrize("target", ["gfx942", "gfx1201"])
 def test_dropout(target: str) -> None:
     inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.bfloat16)
-    with simulated_gpu.pretend(target):
+    with gpu.pretend(target):
         torch.manual_seed(7)
         found = results(lambda *x: flash_attn_func(*x, dropout_p=0.3), inputs)
         torch.manual_seed(7)
@@ -102,7 +102,7 @@ def test_the_order_of_waves_changes_nothing() -> None:
     inputs = tensors(*[(1, 100, 8, 32)] * 3, dtype=torch.bfloat16)
     runs = []
     for backwards in (False, True):
-        with simulated_gpu.pretend("gfx942", backwards=backwards):
+        with gpu.pretend("gfx942", backwards=backwards):
             runs.append(results(flash_attn_func, inputs))
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
@@ -113,7 +113,7 @@ def test_the_order_of_waves_changes_nothing() -> None:
 def test_fp8(target: str, form: str) -> None:
     """The two formats, which differ in their exponent's bias."""
     inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.float16)
-    with simulated_gpu.pretend(target) as launched, torch.no_grad():
+    with gpu.pretend(target) as launched, torch.no_grad():
         out = flash_attn_fp8_func(*inputs, causal=True)
     cast = ["fp8-amax-fp16-d64", "fp8-cast-fp16-d64"]
     assert launched == [*cast, *cast, cast[0], "fp8-cast-v-fp16-d64", f"fp8-fwd-{form}-d64"]
@@ -138,7 +138,7 @@ def test_a_paged_cache(page_size: int, op: str) -> None:
         )  # fmt: skip
 
     mine, theirs = [page.clone() for page in pages], [page.clone() for page in pages]
-    with simulated_gpu.pretend("gfx942") as launched:
+    with gpu.pretend("gfx942") as launched:
         found = call(mine)
     assert [name.partition("-fp16")[0] for name in launched] == ["append", op, "combine"]
     assert_close("out", found, call(theirs).float(), tiny=2e-3)
@@ -149,7 +149,7 @@ def test_a_paged_cache(page_size: int, op: str) -> None:
 @pytest.fixture
 def _planner(tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ck_planner, "PATH", build.build(tmp_path, cache=simulated_gpu.CACHE))
+        patch.setattr(ck_planner, "PATH", build.build(tmp_path, cache=gpu.CACHE))
         ck_planner.library.cache_clear()
         yield
     ck_planner.library.cache_clear()
@@ -163,7 +163,7 @@ def launched(_planner: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[c
         self.launches += launches
         for one in launches:
             if one.kernel.startswith(("fwd", "combine")):
-                simulated_gpu.run("gfx942", [one])
+                gpu.run("gfx942", [one])
             else:
                 ck_interpreter.run([one])
 

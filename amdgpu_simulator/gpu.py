@@ -1,8 +1,8 @@
 """A pretended AMD GPU for flash_attn: calls on CPU tensors run the kernels that were compiled for it.
 
-    with simulated_gpu.pretend("gfx942"):  # by Triton
+    with gpu.pretend("gfx942"):  # by Triton
         out = flash_attn_func(q, k, v)
-    simulated_gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
+    gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
 
 Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
 the simulator's, `amdgpu_simulator`. In a process that `amdgpu_simulator/hip/process.py` runs, the launcher and AMD's
@@ -121,7 +121,7 @@ def pretend(
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
     as it runs. `backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the
     tuning table's; program: makes what runs, for a program with an
-    observer; jit: kernels by Triton's JIT, see `simulated_jit`."""
+    observer; jit: kernels by Triton's JIT, see `jit`."""
     launched: list[str] = []
 
     def find(_device: int, variant: Variant) -> Any:
@@ -136,7 +136,7 @@ def pretend(
     _known.clear()
     with ExitStack() as stack:
         if jit:
-            import simulated_jit
+            from amdgpu_simulator import jit as simulated_jit
 
             stack.enter_context(simulated_jit.active(target, program, backwards))
             stack.enter_context(mock.patch.object(triton_kernels, "_check_device"))

@@ -104,7 +104,7 @@ class _Driver:
 
 @contextmanager
 def active(target: str, program: Callable[[assembly.Kernel], machine.Program], backwards: bool) -> Iterator[None]:
-    """Triton compiles for the target and launches on the simulator; program, backwards: see `simulated_gpu.pretend`."""
+    """Triton compiles for the target and launches on the simulator; program, backwards: see `gpu.pretend`."""
     if packets.running():
         raise ValueError(
             "Triton's JIT launches on the simulator alone, not through AMD's runtime: leave out --jit or hip.py"
