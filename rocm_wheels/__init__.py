@@ -6,9 +6,10 @@ Data flows downwards, and a stage imports only what stands above it:
 |-|-|-|
 | common | errors, paths, tables, packages | failures with a remedy, checked tables, pinned packages |
 | matrix | versions, cells, targets, names, machine, plan, select, rows, refresh | a plan, rows of a release |
-| compile | toolchain, sources, units, cache, kernels, progress, store, codeobject, isa, inspect_store | kernel stores |
-| compile/triton | compiler | a code object of a Triton kernel |
-| compile/ck | instances, sources, toolchain, compiler, planner | a code object of Composable Kernel, the planner |
+| compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
+| compile | sources, codeobject, isa | what compilers share |
+| compile/triton | units, compiler | a code object of a Triton kernel |
+| compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, launcher, sbom, assemble, repair, verdict, verify, container | a wheel, its verdict |
 | wheel | build, benchmark | the same by one call |
 | publish | entry, catalogue, assets, github, published, templates, notes, release | a release |

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from rocm_wheels.compile import cache as unit_cache
-from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, units
+from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, units, workers
 from rocm_wheels.errors import CompileFailed, DataError
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
@@ -62,7 +62,7 @@ def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], mo
     def refuse(*_: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(kernels, "_compile", refuse)
+    monkeypatch.setattr(kernels, "compile_units", refuse)
     assert kernels.compile_store(TARGETS, cache=cache, jobs=2, only=SMALL) == stores
 
 
@@ -261,7 +261,7 @@ FULL = os.strerror(errno.ENOSPC)
 def test_what_a_worker_could_not_do_is_told(
     problem: Exception, jobs: int, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "ProcessPoolExecutor", partial(Pool, problem))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", partial(Pool, problem))
     name = "probabilities-fp16-d32"
     with pytest.raises(CompileFailed) as caught:
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=jobs, only=name)
@@ -272,7 +272,7 @@ def test_what_a_worker_could_not_do_is_told(
 def test_tiles_that_do_not_compile_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "ProcessPoolExecutor", partial(Pool, CompileFailed("too wide\nby far")))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", partial(Pool, CompileFailed("too wide\nby far")))
     name = "fwd-fp16-d32"
     with pytest.raises(CompileFailed, match=f"no kernel for gfx942 matches '{name}' and compiles"):
         kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=name, tiles=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rocm_wheels.compile import progress
-from rocm_wheels.compile.units import Unit
+from rocm_wheels.compile.compiler import Unit
 from rocm_wheels.matrix.versions import Versions
 
 

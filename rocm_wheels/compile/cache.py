@@ -6,30 +6,39 @@ import hashlib
 import json
 import uuid
 from pathlib import Path
-from typing import Any
 
-from rocm_wheels.compile.units import Unit
+from rocm_wheels.compile.compiler import Compiled, Unit
+
+
+def read(unit: Unit, cache: Path) -> Compiled | None:
+    """A compiled unit, or None where the cache lacks it or holds a damaged copy. Its entries hold the digest."""
+    path = unit.path(cache)
+    try:
+        image = path.read_bytes()
+        entries = json.loads(path.with_suffix(".json").read_bytes())
+        digest = hashlib.sha256(image).hexdigest()
+        whole = sorted(entries) == sorted(unit.kernels) and all(e["sha256"] == digest for e in entries.values())
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return Compiled(image, entries) if whole else None
+
+
+def put(unit: Unit, compiled: Compiled, cache: Path) -> None:
+    """Keeps a compiled unit. The entries are written last, so a unit is there once both files are whole."""
+    path = unit.path(cache)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(compiled.image).hexdigest()
+    held = {name: {**entry, "sha256": digest} for name, entry in compiled.entries.items()}
+    write(path, compiled.image)
+    write(path.with_suffix(".json"), json.dumps(held, sort_keys=True).encode())
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all, whenever the process is killed."""
-    # A name that no process of another container takes, which has the same cache and numbers of processes.
+    """Writes a file whole or not at all, whenever the process is killed."""
+    # Another container may share the cache and the numbers of processes: the name is random.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def read(unit: Unit, cache: Path) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
-    """A unit's code object and entries, or None where the cache lacks it or holds a damaged copy."""
-    path = unit.path(cache)
-    try:
-        image = path.read_bytes()
-        entries: dict[str, dict[str, Any]] = json.loads(path.with_suffix(".json").read_bytes())
-        digest = hashlib.sha256(image).hexdigest()
-        whole = sorted(entries) == sorted(unit.kernels) and all(e["sha256"] == digest for e in entries.values())
-    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return (image, entries) if whole else None

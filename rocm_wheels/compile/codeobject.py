@@ -17,16 +17,16 @@ from rocm_wheels.errors import CompileFailed
 
 _EM_AMDGPU, _EM_CUDA = 224, 190
 
-# NVIDIA cubin, .nv.info attributes: the ones that cuobjdump prints under these names.
+# Attributes in a cubin's .nv.info, under the names that cuobjdump prints.
 _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeObject:
-    """What a code object says of one of its kernels. Counts of registers, bytes of memory.
+    """What a code object says about one of its kernels: counts of registers, bytes of memory.
 
-    sgprs, agprs and spills are 0 on NVIDIA, where `private` shows what was spilled; so are the two that only AMD
-    tells: bytes of the explicit arguments, and the most threads of a block.
+    `argument_bytes` covers the explicit arguments, `threads` is the largest block. NVIDIA's cubins tell neither of
+    the two, nor sgprs, agprs and spills: these fields are 0 there, and `private` shows what was spilled.
     """
 
     target: str
@@ -49,7 +49,7 @@ class CodeObject:
 
 
 def read(image: bytes) -> CodeObject:
-    """Read an image that holds one kernel. Raises CompileFailed for anything else."""
+    """Reads an image that holds one kernel. Raises CompileFailed for anything else."""
     found = read_all(image)
     if len(found) != 1:
         raise CompileFailed(f"the code object holds {len(found)} kernels, expected one")
@@ -57,7 +57,7 @@ def read(image: bytes) -> CodeObject:
 
 
 def read_all(image: bytes) -> dict[str, CodeObject]:
-    """The kernels of an image by symbol, one for NVIDIA. Raises CompileFailed for what is no code object."""
+    """The kernels of an image by symbol; a cubin has one. Raises CompileFailed for anything but a code object."""
     try:
         elf = ELFFile(io.BytesIO(image))
         machine = elf.header["e_machine"]
@@ -78,7 +78,7 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
         for note in section.iter_notes():
             if note["n_name"] == "AMDGPU":
                 described = msgpack.unpackb(note["n_descdata"])
-                # "amdgcn-amd-amdhsa--gfx90a:sramecc+"; wheel_tests compares it with the ELF header's flags
+                # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header.
                 target = described["amdhsa.target"].rpartition("-")[2].partition(":")[0]
                 for kernel in described["amdhsa.kernels"]:
                     yield _amd_kernel(target, kernel)
@@ -116,7 +116,7 @@ def _read_nvidia(elf: ELFFile) -> CodeObject:
         return max(values, default=0)
 
     shared = sections.get(f".nv.shared.{symbol}")
-    # From CUDA 13 on the ELF ABI keeps the architecture in the second byte of e_flags, before in the first.
+    # The ELF ABI of CUDA 13 has the architecture in the second byte of e_flags, earlier ones in the first byte.
     flags = elf.header["e_flags"]
     architecture = (flags >> 8) & 0xFF if elf.header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF
     return CodeObject(

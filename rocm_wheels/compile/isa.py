@@ -1,11 +1,11 @@
-"""What the assembly text of a kernel is made of."""
+"""The instruction mix of a kernel, from its assembly text."""
 
 from __future__ import annotations
 
 import collections
 import re
 
-# What an instruction counts as, by the start of its mnemonic: AMD ISA first, then PTX.
+# Class of an instruction, by the start of its mnemonic. The first match counts. AMD ISA, then PTX.
 _CLASSES = (
     ("mfma", r"v_mfma|v_smfmac"),
     ("wmma", r"v_wmma|v_swmmac"),
@@ -22,7 +22,7 @@ _MNEMONIC = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z]\w*[\w.]*)", re.MULTILINE)
 
 
 def instruction_mix(assembly: str) -> dict[str, int]:
-    """How many instructions of each class an assembly text holds; classes that do not occur are left out."""
+    """How many instructions of each class an assembly text has. Classes that do not occur are left out."""
     counts: collections.Counter[str] = collections.Counter()
     for mnemonic, number in collections.Counter(_MNEMONIC.findall(assembly)).items():
         for name, pattern in _CLASSES:

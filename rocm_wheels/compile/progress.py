@@ -1,4 +1,4 @@
-"""What compiling kernels will take and how far it is: said before it starts and while it runs."""
+"""How long compiling will take, said before it starts, and how far it is, said while it runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from rocm_wheels.matrix import versions
 
 if TYPE_CHECKING:
-    from rocm_wheels.compile.units import Unit
+    from rocm_wheels.compile.compiler import Unit
 
 
 class Progress:
-    """Counts compiled kernels; one of Composable Kernel weighs more than one of Triton, as versions.toml says."""
+    """Counts compiled kernels. A kernel weighs what versions.toml says about its compiler (kernel_seconds)."""
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
         self.each = {name: backend.kernel_seconds for name, backend in versions.load().backends.items()}
@@ -32,7 +32,7 @@ class Progress:
         print(line, flush=True)
 
     def count(self, unit: Unit) -> None:
-        """A line that rewrites itself on a terminal; in a log, ten lines in all."""
+        """Prints a line, which rewrites itself on a terminal. A log gets ten lines in all."""
         before = self.spent
         self.compiled += len(unit.kernels)
         self.spent += self._seconds(unit)
@@ -49,5 +49,5 @@ class Progress:
             print(line, flush=True)
 
     def _seconds(self, unit: Unit) -> int:
-        """What a unit takes of a core, roughly."""
-        return self.each[unit.compiler] * len(unit.kernels)
+        """Roughly the seconds that a core needs for a unit."""
+        return self.each.get(unit.compiler, 1) * len(unit.kernels)

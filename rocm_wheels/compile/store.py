@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels.compile.cache import read, write
-from rocm_wheels.compile.units import Unit
+from rocm_wheels.compile.compiler import Unit
 from rocm_wheels.errors import CompileFailed
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
@@ -27,10 +27,10 @@ def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
         if held is None:
             raise CompileFailed(
                 f"{unit.name} for {target} vanished from the cache {cache}",
-                remedy="Let nothing else write there, and run it again: what is missing is compiled anew.",
+                remedy="Let nothing else write there, and run it again: what is missing is compiled.",
             )
-        images[unit.name] = held[0]
-        kernels.update(held[1])
+        images[unit.name] = held.image
+        kernels.update(held.entries)
     manifest = {
         "format": 1,
         "target": target,

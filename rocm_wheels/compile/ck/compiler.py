@@ -6,58 +6,56 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rocm_wheels.compile import codeobject
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.compile.ck import toolchain as ck_toolchain
 from rocm_wheels.compile.ck.instances import Instance
+from rocm_wheels.compile.compiler import Compiled
 from rocm_wheels.compile.isa import instruction_mix
 from rocm_wheels.errors import CompileFailed
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
 SOURCES = ("csrc/ck/device.hpp", "csrc/ck/kernels.hpp", "csrc/ck/compat/hip/hip_fp16.h")
 
-# Options of ck_tile that change what a kernel computes or what its arguments mean: the planner is built with them too.
+# Options of ck_tile that change what a kernel computes or what its arguments mean. The planner is built with them too.
 DEFINES = (
     "-DNDEBUG",
     "-D__HIP_PLATFORM_AMD__=1",
     "-DCK_TILE_FMHA_FWD_FAST_EXP2=1",
-    # Rounds to nearest even, in assembly: the fastest of those that keep NaN.
+    # Mode 3 rounds to nearest even, in assembly. Of the modes that keep NaN it is the fastest.
     "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=3",
-    # The builtin that ck_tile takes for clang 20 stored nothing but zeros.
+    # With the builtin that ck_tile takes for clang 20 the kernels stored only zeros.
     "-DCK_TILE_USE_BUFFER_ADDRESSING_BUILTIN=0",
 )
 FLAGS = (
     "-x", "hip", "--cuda-device-only", "-S", "-std=c++17", "-O3", "-w",
     "-fgpu-flush-denormals-to-zero", "--no-gpu-bundle-output", "-mcode-object-version=5",
-    # Until clang 20 an element of a vector is no constant, which stops ck_tile's conversions to FP4, unused here.
+    # Up to clang 20 an element of a vector is no constant expression. ck_tile's FP4 conversions, unused here, need one.
     "-Wno-invalid-constexpr",
-    # Symbols and file names of a unit depend on nothing but its content.
+    # Names in the code object must depend on the content of the unit alone.
     "-fuse-cuid=none",
-    # Calls would need a stack: everything is inlined.
+    # A call would need a stack, so everything is inlined.
     "-mllvm", "-amdgpu-function-calls=false",
-    # ck_tile schedules its loops by hand; as upstream, nothing moves after register allocation.
+    # ck_tile schedules its loops by hand. Like upstream, forbid the scheduler that runs after register allocation.
     "-mllvm", "-enable-post-misched=0",
 )  # fmt: skip
 
-# Bytes a thread beside the registers that wait in memory, 4 each: what moves those there takes up to 36. An object on
-# a stack is more; the smallest one that was met and cured took 208.
-_MAX_BESIDE = 64
+# Private memory in bytes a thread, not counting 4 bytes for each spilled register. Spilling itself takes up to 36 more.
+# A larger figure means an object on the stack: the smallest one found (and fixed, see composable_kernel.toml) took 208.
+_MAX_STACK = 64
 
 _UNIT = "unit.hip"
 _CALLS = re.compile(r"^\s+(s_swappc_b64|s_call_b64)\b", re.MULTILINE)
 
 
 def source(instances: Sequence[Instance]) -> str:
-    """The translation unit of some instances, one a line from the second line on."""
+    """The translation unit of some instances: one a line, from the second line on."""
     entries = (f"FLASH_ATTN_CK_ENTRY({instance.symbol}, {instance.type})" for instance in instances)
     return "\n".join(('#include "device.hpp"', *entries, ""))
 
 
-def compile_unit(
-    target: str, name: str, instances: Sequence[Instance], *, cache: Path, toolchain: str
-) -> tuple[bytes, dict[str, dict[str, Any]]]:
+def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache: Path, toolchain: str) -> Compiled:
     """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed naming the instance."""
     clang = ck_toolchain.find(toolchain)
     with tempfile.TemporaryDirectory(prefix="ck-") as directory:
@@ -65,7 +63,7 @@ def compile_unit(
         assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)
-        # Not stripped of all symbols: where there is no .symtab, ROCm's loader ends the process.
+        # --discard-all keeps .symtab. Without one ROCm's loader ends the process.
         link = ["-shared", "--no-undefined", "--discard-all", "unit.o", "-o", "unit.co"]
         _step([*clang.linker, *link], scratch, target, name, instances)
         image = (scratch / "unit.co").read_bytes()
@@ -87,13 +85,13 @@ def compile_unit(
             "resources": kernel.resources(),
             "isa": instruction_mix(body),
         }
-    return image, entries
+    return Compiled(image, entries)
 
 
 def translate(
     target: str, name: str, instances: Sequence[Instance], scratch: Path, *, cache: Path, toolchain: str
 ) -> str:
-    """The assembly text of a unit, which is left in the directory `scratch` too. Raises CompileFailed."""
+    """The assembly text of a unit. It stays in the directory `scratch` too. Raises CompileFailed."""
     clang = ck_toolchain.find(toolchain)
     include = ck_sources.headers(cache)
     (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
@@ -113,7 +111,7 @@ def _step(command: list[str], scratch: Path, target: str, name: str, instances: 
     done = ck_toolchain.run(command, scratch)
     if done.returncode == 0:
         return
-    # A note of the compiler points at the line of the entry that it could not make.
+    # The compiler's notes name the line of the entry that failed.
     lines = {int(line) for line in re.findall(rf"{re.escape(_UNIT)}:(\d+):", done.stderr)}
     blamed = [instance.name for line, instance in enumerate(instances, 2) if line in lines]
     what = ", ".join(blamed or (instance.name for instance in instances))
@@ -133,7 +131,7 @@ def _check(target: str, instance: Instance, kernel: codeobject.CodeObject, body:
         wrong.append(f"it is for {kernel.target}")
     if calls := _CALLS.search(body):
         wrong.append(f"it calls functions ({calls[1]})")
-    if kernel.private - 4 * kernel.vgpr_spills > _MAX_BESIDE:
+    if kernel.private - 4 * kernel.vgpr_spills > _MAX_STACK:
         wrong.append(f"it uses {kernel.private} bytes of private memory a thread, {kernel.vgpr_spills} registers in it")
     if kernel.arguments != 1:
         wrong.append(f"it takes {kernel.arguments} arguments")

@@ -1,4 +1,4 @@
-"""The clang that compiles Composable Kernel: ROCm's own, or the one of pinned PyPI packages."""
+"""The clang that compiles Composable Kernel: from this machine's ROCm or from pinned PyPI packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocm_wheels.errors import MissingTool
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
-# The device library's switches, which ROCm keeps in small files beside it and the triton package leaves out.
+# The switches of the device library. ROCm has them in small files beside it; the triton package lacks these files.
 _CONTROL = """\
 target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr hidden addrspace(4) constant i32 {isa}
@@ -28,7 +28,7 @@ target triple = "amdgcn-amd-amdhsa"
 @__oclc_correctly_rounded_sqrt32 = linkonce_odr hidden addrspace(4) constant i8 1
 """
 
-# zig configures its libc++ on the command line. Only headers are used here: none of it reaches a code object.
+# zig configures its libc++ on the command line. Only its headers are used: no libc++ code reaches a code object.
 _LIBCXX = (
     "-D_LIBCPP_ABI_VERSION=1",
     "-D_LIBCPP_ABI_NAMESPACE=__1",
@@ -49,7 +49,7 @@ _LIBCXX = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clang:
-    """A HIP compiler. `flags` find its headers and device library; `control` makes the missing part of it."""
+    """A HIP compiler. `flags` find its headers. `bitcode` is the device library where `flags` do not find it."""
 
     name: str
     version: str
@@ -59,7 +59,7 @@ class Clang:
     bitcode: tuple[str, ...] = ()
 
     def library(self, target: str, scratch: Path) -> list[str]:
-        """The flags that link the device library, whose switches for the target are written into `scratch`."""
+        """The flags that link the device library. The switches for the target are written into `scratch`."""
         if not self.bitcode:
             return []
         source, control = scratch / "control.ll", scratch / "control.bc"
@@ -71,13 +71,13 @@ class Clang:
 
 
 def _isa(target: str) -> int:
-    """What the device library asks about the processor: LLVM's number of its instruction set, 9010 of gfx90a."""
+    """LLVM's number of a target's instruction set, which the device library asks for: 9010 for gfx90a."""
     major, minor, stepping = target[3:-2], target[-2], target[-1]
     return int(major) * 1000 + int(minor) * 100 + int(stepping, 16)
 
 
 def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    """One step of a compilation, without any setting of the user; the caller looks at its exit code."""
+    """Runs one step of a compilation without any setting of the user. The caller looks at the exit code."""
     environment = {"PATH": os.environ.get("PATH", ""), "ZIG_GLOBAL_CACHE_DIR": str(directory / "zig"), "LC_ALL": "C"}
     environment["ZIG_LOCAL_CACHE_DIR"] = environment["ZIG_GLOBAL_CACHE_DIR"]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
@@ -85,7 +85,7 @@ def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]
 
 @cache
 def find(name: str) -> Clang:
-    """The toolchain "rocm" or "pypi". Raises MissingTool for what this machine lacks of it."""
+    """The toolchain "rocm" or "pypi". Raises MissingTool where this machine lacks a part of it."""
     return _rocm() if name == "rocm" else _pypi()
 
 
@@ -93,7 +93,7 @@ def _pypi() -> Clang:
     versions = [f"{package} {version_of(package)}" for package in ("ziglang", "clang-tidy", "triton")]
     zig, tidy = _package("ziglang") / "lib", _package("clang_tidy") / "data" / "lib" / "clang"
     amd = _package("triton") / "backends" / "amd"
-    # ziglang leaves out clang's headers for HIP; clang-tidy of the same release brings them.
+    # ziglang lacks clang's headers for HIP. The clang-tidy package of the same release has them.
     (resources,) = tidy.iterdir()
     system = [resources / "include" / "cuda_wrappers", zig / "libcxx" / "include", resources / "include"]
     system += [zig / "libc" / "include" / part for part in ("x86-linux-gnu", "generic-glibc")]
@@ -135,7 +135,7 @@ def _rocm() -> Clang:
 
 
 def _package(name: str) -> Path:
-    """The directory of an installed package, which is not imported."""
+    """The directory of an installed package. The package is not imported."""
     specification = importlib.util.find_spec(name)
     assert specification is not None  # its version was asked for before
     assert specification.origin is not None

@@ -1,6 +1,6 @@
-"""Compiles one variant of a Triton kernel for one GPU target, ahead of time, on a machine that needs no GPU.
+"""Compiles one variant of a Triton kernel for one GPU target, ahead of time, on a machine without a GPU.
 
-Runs in worker processes: importing Triton costs a second and its compiler may end the process.
+It runs in worker processes, because importing Triton takes a second and its compiler may end the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
 
 
 def prepare(scratch: str) -> None:
-    """Set up a worker process. Nothing of the build machine may reach a code object: no compiler switches of its
-    user, no line tables (they hold paths), and a compiler cache of this run's own, in the directory `scratch`."""
+    """Sets up a worker process so that nothing of the build machine reaches a code object.
+
+    The user's compiler switches are dropped. There are no line tables, because they hold paths. Triton's own cache is
+    a fresh one, in the directory `scratch`.
+    """
     for name in [name for name in os.environ if name.startswith(_SWITCHES)]:
         del os.environ[name]
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
@@ -31,8 +34,10 @@ def prepare(scratch: str) -> None:
 def compile_variant(
     target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """The code object of a variant, given by its fields, and its manifest entry; with a launch configuration of the
-    caller's, or that of the tuning table. Raises CompileFailed."""
+    """The code object and the manifest entry of a variant, which is given by its fields. Raises CompileFailed.
+
+    `config` is a launch configuration by its fields; None takes the one in the tuning table.
+    """
     image, entry, _ = translate(target, fields, config)
     return image, entry
 
@@ -40,7 +45,7 @@ def compile_variant(
 def translate(
     target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
 ) -> tuple[bytes, dict[str, Any], str]:
-    """As `compile_variant`, with the assembly text that the code object was made from (PTX on NVIDIA)."""
+    """Like `compile_variant`, with the assembly text of the code object too (PTX on NVIDIA)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -87,7 +92,7 @@ def translate(
         "symbol": metadata.name,
         "threads": metadata.num_warps * gpu.warp_size,
         "shared": metadata.shared,
-        # Beyond its own arguments Triton passes scratch pointers, null for kernels that use none.
+        # After the kernel's own arguments Triton passes scratch pointers. They are null in kernels that use no scratch.
         "params": letters + "0" * (found.arguments - len(letters)),
         "constants": spec.constants,
         "options": spec.options,

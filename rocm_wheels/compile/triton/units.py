@@ -1,0 +1,80 @@
+"""Triton's kernels as units: one a kernel variant."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.compile import codeobject, isa, sources
+from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
+from rocm_wheels.compile.triton import compiler
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.targets import wavefront
+from rocm_wheels.packages import version_of
+
+
+class Triton(Compiler):
+    """Triton, which brings its own LLVM: its code objects are the same on a machine with and without ROCm.
+
+    The content of a unit is the fields of the variant and of its launch configuration, None for the tuning table's.
+    """
+
+    name = "triton"
+
+    def version(self, toolchain: str = "pypi") -> str:  # noqa: ARG002
+        return f"triton {version_of('triton')}"
+
+    def units(self, target: str, *, only: str | None = None, toolchain: str = "pypi") -> Iterator[Unit]:  # noqa: ARG002
+        return self._units(target, only, lambda variant: [None])  # noqa: ARG005
+
+    def tiles(self, target: str, *, only: str | None = None) -> Iterator[Unit]:
+        """A unit for each launch configuration that a search on a GPU compares: `<variant>@<configuration>`."""
+        launches = sources.module("kernels.launches")
+        return self._units(target, only, lambda variant: launches.candidates(variant, target))
+
+    def start(self, scratch: str) -> None:
+        compiler.prepare(scratch)
+
+    def compile(self, unit: Unit, cache: Path) -> Compiled:  # noqa: ARG002
+        image, entry = compiler.compile_variant(unit.target, *unit.content)
+        return Compiled(image, {unit.name: entry})
+
+    def _units(self, target: str, only: str | None, configurations: Callable[[Any], list[Any]]) -> Iterator[Unit]:
+        variants = sources.module("runtime.variants")
+        launches = sources.module("kernels.launches")
+        data, made_by = versions.load(), self.version()
+        for variant in variants.table(target):
+            if only is not None and not fnmatch.fnmatch(variant.name, only):
+                continue
+            for config in configurations(variant):
+                specification = launches.specification(variant, target, config)
+                name = variant.name if config is None else f"{variant.name}@{_spelled(config)}"
+                ingredients = {
+                    "variant": list(variant),
+                    "target": target,
+                    "wavefront": wavefront(data, target),
+                    "constants": specification.constants,
+                    "options": specification.options,
+                    "arguments": variants.TYPES | dict.fromkeys(variants.FP32_ARGUMENTS.get(variant.op, ()), "*fp32"),
+                    "aligned": variants.ALIGNED,
+                    "compiler": made_by,
+                    "sources": sources.digest(*sources.kernel_files(specification.module)),
+                    "recipe": recipe(compiler, isa, codeobject),
+                }
+                yield Unit(
+                    target=target,
+                    name=name,
+                    compiler=self.name,
+                    kernels=(name,),
+                    content=(tuple(variant), None if config is None else tuple(config)),
+                    toolchain="pypi",
+                    key=key(ingredients),
+                )
+
+
+def _spelled(config: Any) -> str:
+    """A launch configuration as part of a name: "128x64-w4-s2-waves_per_eu2"."""
+    options = "".join(f"-{name}{value}" for name, value in config.options)
+    return f"{config.block_m}x{config.block_n}-w{config.num_warps}-s{config.num_stages}{options}"

@@ -1,0 +1,92 @@
+"""Worker processes that compile units, each into the cache as soon as it is done."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from rocm_wheels.compile import cache as compiled
+from rocm_wheels.compile.compiler import Unit
+from rocm_wheels.compile.progress import Progress
+from rocm_wheels.compile.units import COMPILERS
+from rocm_wheels.errors import CompileFailed, RocmWheelsError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going: bool) -> list[Unit]:
+    """Compiles units into the cache. With `keep_going` it returns the units that did not compile.
+
+    Raises CompileFailed, which names the kernel that failed. What was compiled before stays in the cache.
+    """
+    for name in {unit.compiler for unit in missing}:
+        COMPILERS[name].prepare(cache)
+    progress = Progress(missing, jobs)
+    context = multiprocessing.get_context("spawn")
+    failed = []
+    scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
+    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_start, initargs=(scratch.name,))
+    try:
+        futures = {pool.submit(_compile, unit, cache): unit for unit in missing}
+        for future in as_completed(futures):
+            unit = futures[future]
+            try:
+                future.result()
+            except BrokenProcessPool:
+                raise
+            except Exception as error:
+                problem = _told(error, unit, cache, scratch.name)
+                if not keep_going or problem is not error or not isinstance(error, CompileFailed):
+                    raise problem from error.__cause__ if problem is error else error
+                print(f"  left out: {str(error).splitlines()[0]}", flush=True)
+                failed.append(unit)
+            progress.count(unit)
+    except BrokenProcessPool as error:
+        more = f"fewer jobs than {jobs} (MAX_JOBS, --jobs)" if jobs > 1 else "more memory free"
+        raise CompileFailed(
+            "a compiler process ended before it was done: most likely memory ran out",
+            remedy=f"Run it again with {more}: what was compiled is kept.",
+        ) from error
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        scratch.cleanup()
+    return failed
+
+
+def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
+    """The error to raise for what a worker raised; the same one where it says enough."""
+    what = f"compiling {unit.name} for {unit.target}"
+    # A compiler tells of a full disk in its own words.
+    if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):
+        return CompileFailed(
+            f"{what}: {getattr(error, 'strerror', None) or error}",
+            remedy=f"Files go to {cache} (--cache) and {scratch} (TMPDIR). What was compiled is kept.",
+        )
+    return error if isinstance(error, RocmWheelsError) else CompileFailed(f"{what}: {error!r}")
+
+
+def _start(scratch: str) -> None:
+    """Sets up a worker. SIGTERM or the end of its parent ends it together with the compilers that it runs."""
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    tempfile.tempdir = scratch
+    for compiler in COMPILERS.values():
+        compiler.start(scratch)
+
+
+def _compile(unit: Unit, cache: Path) -> None:
+    """Runs in a worker."""
+    compiled.put(unit, COMPILERS[unit.compiler].compile(unit, cache), cache)
