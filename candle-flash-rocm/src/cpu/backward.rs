@@ -1,0 +1,283 @@
+//! The backward kernels: dq by blocks of queries, dk and dv by blocks of keys. Each sum has a fixed order.
+//!
+//! With `p = exp(s - lse)` and `delta = rowsum(dout * out)`: `dv = p^T dout`, `ds = p * (dout v^T - delta)`,
+//! `dq = scale * ds k`, `dk = scale * ds^T q`.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::call::{Call, Row, Rows, Sequence};
+use super::element::{Element, View};
+use super::forward::{blocks, read_turned};
+use super::product::{add_product, exp, scale, Left, LANES};
+
+/// Keys of a tile, and queries of a tile of dk and dv.
+const BLOCK_N: usize = 64;
+const BLOCK_M: usize = 64;
+
+/// What both backward kernels read.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a, T> {
+    pub q: View<'a, T>,
+    pub k: View<'a, T>,
+    pub v: View<'a, T>,
+    pub dout: View<'a, T>,
+    /// `(rows_q, heads)`, of [`super::forward()`].
+    pub lse: &'a [f32],
+    /// `(rows_q, heads)`, of [`row_sums`].
+    pub delta: &'a [f32],
+}
+
+/// `rowsum(dout * out)` as `(rows_q, heads)`; 0 for rows outside of every sequence.
+pub(crate) fn row_sums<T: Element>(call: &Call, out: View<'_, T>, dout: View<'_, T>) -> Vec<f32> {
+    let mut sums = vec![0.0; call.rows_q * call.heads];
+    let (mut left, mut right) = (vec![0.0; call.dim], vec![0.0; call.dim]);
+    for sequence in &call.sequences {
+        for query in 0..sequence.q.len() {
+            for head in 0..call.heads {
+                out.read(sequence.batch, sequence.q.start + query, head, &mut left);
+                dout.read(sequence.batch, sequence.q.start + query, head, &mut right);
+                let sum = left.iter().zip(&right).map(|(a, b)| a * b).sum();
+                sums[call.out_row(sequence, query) * call.heads + head] = sum;
+            }
+        }
+    }
+    sums
+}
+
+/// The gradient of q into `dq (rows_q, heads, dim)`, which is zero where no sequence has a row.
+pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_, T>, dq: &mut [T]) {
+    if dq.is_empty() {
+        return;
+    }
+    let mut rows: Vec<Option<&mut [T]>> = dq.chunks_mut(call.dim).map(Some).collect();
+    let mut tasks = Vec::new();
+    for sequence in &call.sequences {
+        for (heads, queries) in blocks(call, sequence) {
+            let tile = Rows::new(call, sequence, heads, &queries);
+            let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
+            let targets: Vec<&mut [T]> = tile.each.iter().filter_map(|row| rows[place(row)].take()).collect();
+            tasks.push((sequence, tile, targets));
+        }
+    }
+    tasks.into_par_iter().for_each(|(sequence, rows, targets)| {
+        Arch::new().dispatch(QueryKernel { call, inputs, sequence, rows, targets });
+    });
+}
+
+/// The gradients of k and v into `dk` and `dv (rows_k, heads_k, dim)`, which are zero where no sequence has a row.
+pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_, T>, dk: &mut [T], dv: &mut [T]) {
+    if dk.is_empty() {
+        return;
+    }
+    let mut rows: Vec<Option<(&mut [T], &mut [T])>> =
+        dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some).collect();
+    let mut tasks = Vec::new();
+    for sequence in &call.sequences {
+        for head in 0..call.heads_k {
+            for start in (0..sequence.k.len()).step_by(BLOCK_N) {
+                let keys = start..(start + BLOCK_N).min(sequence.k.len());
+                let place = |key| call.key_row(sequence, key) * call.heads_k + head;
+                let targets: Vec<_> = keys.clone().filter_map(|key| rows[place(key)].take()).collect();
+                tasks.push((sequence, head, keys, targets));
+            }
+        }
+    }
+    tasks.into_par_iter().for_each(|(sequence, head, keys, targets)| {
+        Arch::new().dispatch(KeyKernel { call, inputs, sequence, head, keys, targets });
+    });
+}
+
+/// Tiles that turn scores into their gradients.
+struct Tiles {
+    width: usize,
+    scores: Vec<f32>,  // [BLOCK_N, width]
+    weights: Vec<f32>, // [BLOCK_N, width]
+    capped: Vec<f32>,  // [BLOCK_N, width], used with softcap alone
+    lse: Vec<f32>,
+    delta: Vec<f32>,
+}
+
+impl Tiles {
+    fn new(call: &Call, inputs: &Inputs<'_, impl Element>, sequence: &Sequence, rows: &Rows, width: usize) -> Self {
+        let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
+        let mut lse: Vec<f32> = rows.each.iter().map(|row| inputs.lse[place(row)]).collect();
+        let mut delta: Vec<f32> = rows.each.iter().map(|row| inputs.delta[place(row)]).collect();
+        lse.resize(width, f32::INFINITY);
+        delta.resize(width, 0.0);
+        let tile = || vec![0.0; BLOCK_N * width];
+        let capped = if call.softcap > 0.0 { tile() } else { Vec::new() };
+        Self { width, scores: tile(), weights: tile(), capped, lse, delta }
+    }
+
+    /// From tiles of k and v, and q and dout turned, to p in `weights` and ds in `scores`.
+    #[inline(always)]
+    fn compute<const FMA: bool>(
+        &mut self,
+        call: &Call,
+        sequence: &Sequence,
+        rows: &Rows,
+        keys: &Range<usize>,
+        [k, v, q, dout]: [&[f32]; 4],
+    ) {
+        let (width, columns) = (self.width, call.columns());
+        let size = (keys.len(), width, call.dim);
+        let used = keys.len() * width;
+        let scores = &mut self.scores[..used];
+        let weights = &mut self.weights[..used];
+        weights.fill(0.0);
+        add_product::<FMA>(weights, Left::Rows(k, columns), q, size);
+        let capped = self.capped.get_mut(..used);
+        rows.transform(call, sequence, keys, weights, width, capped);
+        for line in weights.chunks_exact_mut(width) {
+            for (score, &lse) in line.iter_mut().zip(&self.lse) {
+                *score = if lse == f32::INFINITY { 0.0 } else { exp(*score - lse) };
+            }
+        }
+        scores.fill(0.0);
+        add_product::<FMA>(scores, Left::Rows(v, columns), dout, size);
+        for (line, weights) in scores.chunks_exact_mut(width).zip(weights.chunks_exact(width)) {
+            for ((score, &p), &delta) in line.iter_mut().zip(weights).zip(&self.delta) {
+                *score = p * (*score - delta);
+            }
+        }
+        for (score, &slope) in scores.iter_mut().zip(&self.capped) {
+            *score *= slope;
+        }
+    }
+}
+
+struct QueryKernel<'a, T> {
+    call: &'a Call,
+    inputs: Inputs<'a, T>,
+    sequence: &'a Sequence,
+    rows: Rows,
+    targets: Vec<&'a mut [T]>,
+}
+
+impl<T: Element> WithSimd for QueryKernel<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        if S::F32_LANES > 1 {
+            self.run::<true>();
+        } else {
+            self.run::<false>();
+        }
+    }
+}
+
+impl<T: Element> QueryKernel<'_, T> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Self { call, inputs, sequence, rows, targets } = self;
+        let (dim, columns, count) = (call.dim, call.columns(), rows.len());
+        let width = count.next_multiple_of(LANES);
+        let head_k = rows.each[0].head / call.group();
+        let mut q = vec![0.0; dim * width];
+        let mut dout = vec![0.0; dim * width];
+        read_turned(call, inputs.q, sequence, &rows, width, &mut q);
+        read_turned(call, inputs.dout, sequence, &rows, width, &mut dout);
+        let mut k = vec![0.0; BLOCK_N * columns];
+        let mut v = vec![0.0; BLOCK_N * columns];
+        let mut sums = vec![0.0; count * columns];
+        let mut tiles = Tiles::new(call, &inputs, sequence, &rows, width);
+        let all = rows.keys(sequence);
+        for start in all.clone().step_by(BLOCK_N) {
+            let keys = start..(start + BLOCK_N).min(all.end);
+            call.read_keys(inputs.k, sequence, keys.clone(), head_k, &mut k);
+            call.read_keys(inputs.v, sequence, keys.clone(), head_k, &mut v);
+            tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &q, &dout]);
+            add_product::<FMA>(&mut sums, Left::Columns(&tiles.scores, width), &k, (count, columns, keys.len()));
+        }
+        for (line, target) in sums.chunks_exact_mut(columns).zip(targets) {
+            scale(line, call.scale);
+            T::narrow(&line[..dim], target);
+        }
+    }
+}
+
+struct KeyKernel<'a, T> {
+    call: &'a Call,
+    inputs: Inputs<'a, T>,
+    sequence: &'a Sequence,
+    head: usize,
+    keys: Range<usize>,
+    targets: Vec<(&'a mut [T], &'a mut [T])>,
+}
+
+impl<T: Element> WithSimd for KeyKernel<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        if S::F32_LANES > 1 {
+            self.run::<true>();
+        } else {
+            self.run::<false>();
+        }
+    }
+}
+
+impl<T: Element> KeyKernel<'_, T> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Self { call, inputs, sequence, head, keys, targets } = self;
+        let (dim, columns, count) = (call.dim, call.columns(), keys.len());
+        let mut k = vec![0.0; BLOCK_N * columns];
+        let mut v = vec![0.0; BLOCK_N * columns];
+        call.read_keys(inputs.k, sequence, keys.clone(), head, &mut k);
+        call.read_keys(inputs.v, sequence, keys.clone(), head, &mut v);
+        let mut dk = vec![0.0; count * columns];
+        let mut dv = vec![0.0; count * columns];
+        let group = call.group();
+        for head in head * group..(head + 1) * group {
+            for start in (0..sequence.q.len()).step_by(BLOCK_M) {
+                let queries = start..(start + BLOCK_M).min(sequence.q.len());
+                let rows = Rows::new(call, sequence, head..head + 1, &queries);
+                let seen = rows.keys(sequence);
+                if seen.end <= keys.start || keys.end <= seen.start {
+                    continue;
+                }
+                let width = rows.len().next_multiple_of(LANES);
+                let mut turned_q = vec![0.0; dim * width];
+                let mut turned_dout = vec![0.0; dim * width];
+                let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q);
+                let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout);
+                let mut tiles = Tiles::new(call, &inputs, sequence, &rows, width);
+                tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &turned_q, &turned_dout]);
+                let size = (count, columns, rows.len());
+                add_product::<FMA>(&mut dv, Left::Rows(&tiles.weights, width), &dout, size);
+                add_product::<FMA>(&mut dk, Left::Rows(&tiles.scores, width), &q, size);
+            }
+        }
+        for ((dk, dv), (to_k, to_v)) in dk.chunks_exact_mut(columns).zip(dv.chunks_exact(columns)).zip(targets) {
+            scale(dk, call.scale);
+            T::narrow(&dk[..dim], to_k);
+            T::narrow(&dv[..dim], to_v);
+        }
+    }
+}
+
+/// The rows of a tile as they are, [`Call::columns`] apart, and turned as by [`read_turned`].
+fn rows_and_turned<T: Element>(
+    call: &Call,
+    from: View<'_, T>,
+    sequence: &Sequence,
+    rows: &Rows,
+    width: usize,
+    turned: &mut [f32],
+) -> Vec<f32> {
+    let columns = call.columns();
+    let mut plain = vec![0.0; rows.len() * columns];
+    for (column, (line, row)) in plain.chunks_exact_mut(columns).zip(&rows.each).enumerate() {
+        from.read(sequence.batch, sequence.q.start + row.query, row.head, &mut line[..call.dim]);
+        for (d, &value) in line[..call.dim].iter().enumerate() {
+            turned[d * width + column] = value;
+        }
+    }
+    plain
+}

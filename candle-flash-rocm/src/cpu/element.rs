@@ -1,0 +1,77 @@
+//! The element types of attention, and a strided view of a tensor's rows.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// An element type that the CPU kernels read into and write from `f32`.
+pub(crate) trait Element: Copy + Default + Send + Sync {
+    /// Converts `from` into `to`; both have the same length.
+    fn widen(from: &[Self], to: &mut [f32]);
+    /// Converts `from` into `to` with one rounding; both have the same length.
+    fn narrow(from: &[f32], to: &mut [Self]);
+}
+
+impl Element for f32 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Element for f16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Element for bf16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+/// Where the elements of a `(batch, row, head, dim)` tensor lie, in elements.
+///
+/// A packed tensor `(row, head, dim)` has a batch stride of 0. Pages take the place of batch entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strides {
+    pub offset: usize,
+    pub batch: usize,
+    pub row: usize,
+    pub head: usize,
+    pub dim: usize,
+}
+
+/// A tensor's elements and where its rows lie among them.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a, T> {
+    pub data: &'a [T],
+    pub strides: Strides,
+}
+
+impl<T: Element> View<'_, T> {
+    /// Reads one row of one head into the first `dim` elements of `to`.
+    pub fn read(&self, batch: usize, row: usize, head: usize, to: &mut [f32]) {
+        let at = &self.strides;
+        let start = at.offset + batch * at.batch + row * at.row + head * at.head;
+        if at.dim == 1 {
+            T::widen(&self.data[start..start + to.len()], to);
+        } else {
+            for (index, value) in to.iter_mut().enumerate() {
+                let place = start + index * at.dim;
+                T::widen(&self.data[place..=place], std::slice::from_mut(value));
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Flash attention for candle, forward and backward, with the functions of candle-flash-attn under their own names.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::pedantic)]
+// Numbers of the kernels: sizes of tensors fit into every type that they are converted to.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
+// q, k, v and m, n, k are the names of the literature.
+#![allow(clippy::many_single_char_names, clippy::similar_names)]
+// Without it the kernels would not be compiled for the vector extensions that they are dispatched to.
+#![allow(clippy::inline_always)]
+
+mod arguments;
+mod cpu;
+mod dense;
+mod error;
+mod operation;
+mod varlen;
+
+pub use dense::{
+    flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap, flash_attn_windowed,
+    FlashAttn,
+};
+pub use error::{Error, Result};
+pub use varlen::{
+    flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
+};

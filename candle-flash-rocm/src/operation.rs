@@ -1,0 +1,188 @@
+//! Attention as an operation of candle: forward and backward, dense or over packed sequences.
+
+use std::sync::Mutex;
+
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
+
+use crate::arguments::{Options, Sizes, Varlen};
+use crate::cpu::{self, Element, Strides, View};
+use crate::error::{argument, Error, Result};
+
+/// One call of attention. It is used for one call alone, because it keeps what the backward needs of its forward.
+pub(crate) struct Attention {
+    options: Options,
+    varlen: Option<Varlen>,
+    lse: Mutex<Option<Vec<f32>>>,
+}
+
+/// The gradients of q, k and v.
+type Gradients = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
+
+impl Attention {
+    pub fn new(options: Options, varlen: Option<Varlen>) -> Self {
+        Self { options, varlen, lse: Mutex::new(None) }
+    }
+
+    /// Sizes of a call, with every check that needs no values of index tensors.
+    fn sizes(&self, q: &Shape, k: &Shape, v: &Shape) -> Result<Sizes> {
+        let sizes = match &self.varlen {
+            None => Sizes::dense(q, k, v)?,
+            Some(Varlen { pages: Some(pages), .. }) => Sizes::paged(q, k, v, pages.page_block_size)?,
+            Some(_) => Sizes::packed(q, k, v)?,
+        };
+        self.options.check(&sizes)?;
+        if let Some(varlen) = &self.varlen {
+            varlen.batch()?;
+        }
+        Ok(sizes)
+    }
+
+    /// The call as the CPU kernels take it.
+    fn cpu_call(&self, sizes: &Sizes) -> Result<cpu::Call> {
+        let dense = || cpu::Sequence {
+            batch: 0,
+            q: 0..sizes.seqlen_q,
+            k: 0..sizes.seqlen_k,
+            pages: Vec::new(),
+            prefixes: Vec::new(),
+        };
+        let (sequences, max_seqlen_k) = if let Some(varlen) = &self.varlen {
+            (varlen.sequences(sizes)?, varlen.max_seqlen_k)
+        } else {
+            let each = (0..sizes.batch).map(|batch| cpu::Sequence { batch, ..dense() });
+            (each.collect(), sizes.seqlen_k)
+        };
+        let slopes = self.options.alibi_slopes.as_ref();
+        let (window_left, window_right) = self.options.window(max_seqlen_k);
+        Ok(cpu::Call {
+            heads: sizes.heads,
+            heads_k: sizes.heads_k,
+            dim: sizes.dim,
+            scale: self.options.softmax_scale,
+            softcap: self.options.cap(),
+            window_left,
+            window_right,
+            slopes: slopes.map(Tensor::to_vec1).transpose()?,
+            sequences,
+            page_size: sizes.page_size,
+            rows_q: sizes.batch * sizes.seqlen_q,
+            entry_q: sizes.seqlen_q,
+            entry_k: sizes.seqlen_k,
+        })
+    }
+
+    /// The forward on the CPU: the result's elements. Keeps the logarithms of the sums for the backward.
+    fn forward<T: Element>(&self, call: &cpu::Call, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Vec<T> {
+        let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
+        let lse = cpu::forward(call, q, k, v, &mut out);
+        if let Ok(mut kept) = self.lse.lock() {
+            *kept = Some(lse);
+        }
+        out
+    }
+
+    /// The logarithms of the sums that the forward kept, or computed again.
+    fn sums<T: Element>(&self, call: &cpu::Call, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Vec<f32> {
+        let kept = self.lse.lock().ok().and_then(|kept| kept.clone());
+        kept.unwrap_or_else(|| {
+            let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
+            cpu::forward(call, q, k, v, &mut out)
+        })
+    }
+
+    fn backward<T: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<Gradients> {
+        let [q, k, v, out, dout] = tensors;
+        let sizes = self.sizes(q.shape(), k.shape(), v.shape())?;
+        if sizes.pages > 0 {
+            let reason = "block_table: a paged cache has no backward, call flash_attn_varlen with packed keys instead";
+            return Err(Error::Unsupported(reason.into()));
+        }
+        let call = self.cpu_call(&sizes)?;
+        let stored = tensors.map(Tensor::storage_and_layout);
+        let mut views = Vec::with_capacity(5);
+        for (storage, layout) in &stored {
+            let Storage::Cpu(storage) = &**storage else {
+                return Err(Error::Unsupported("q, k, v and their gradients have to be on the CPU".into()));
+            };
+            views.push(View { data: storage.as_slice::<T>()?, strides: strides(layout)? });
+        }
+        let (q_view, k_view, v_view, dout_view) = (views[0], views[1], views[2], views[4]);
+        let lse = self.sums(&call, q_view, k_view, v_view);
+        let delta = cpu::row_sums(&call, views[3], dout_view);
+        let inputs = cpu::Inputs { q: q_view, k: k_view, v: v_view, dout: dout_view, lse: &lse, delta: &delta };
+        let mut dq = vec![<T as Default>::default(); out.elem_count()];
+        let mut dk = vec![<T as Default>::default(); k.elem_count()];
+        let mut dv = dk.clone();
+        cpu::gradient_of_queries(&call, inputs, &mut dq);
+        cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        let device = dout.device();
+        Ok((
+            Some(Tensor::from_vec(dq, q.shape(), device)?),
+            Some(Tensor::from_vec(dk, k.shape(), device)?),
+            Some(Tensor::from_vec(dv, v.shape(), device)?),
+        ))
+    }
+}
+
+/// Strides of a tensor `(batch, row, head, dim)` or `(row, head, dim)`.
+fn strides(layout: &Layout) -> Result<Strides> {
+    let offset = layout.start_offset();
+    match *layout.stride() {
+        [batch, row, head, dim] => Ok(Strides { offset, batch, row, head, dim }),
+        [row, head, dim] => Ok(Strides { offset, batch: 0, row, head, dim }),
+        _ => argument("q, k, v", format!("shape {:?}", layout.shape()), "rank 3 or 4"),
+    }
+}
+
+fn view<'a, T>(data: &'a [T], layout: &Layout) -> Result<View<'a, T>> {
+    Ok(View { data, strides: strides(layout)? })
+}
+
+impl CustomOp3 for Attention {
+    fn name(&self) -> &'static str {
+        if self.varlen.is_some() {
+            "flash-attn-varlen"
+        } else {
+            "flash-attn"
+        }
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_l: &Layout,
+        k: &CpuStorage,
+        k_l: &Layout,
+        v: &CpuStorage,
+        v_l: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let sizes = self.sizes(q_l.shape(), k_l.shape(), v_l.shape())?;
+        let call = self.cpu_call(&sizes)?;
+        let result = match (q, k, v) {
+            (CpuStorage::F16(q), CpuStorage::F16(k), CpuStorage::F16(v)) => {
+                CpuStorage::F16(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+            }
+            (CpuStorage::BF16(q), CpuStorage::BF16(k), CpuStorage::BF16(v)) => {
+                CpuStorage::BF16(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+            }
+            (CpuStorage::F32(q), CpuStorage::F32(k), CpuStorage::F32(v)) => {
+                CpuStorage::F32(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+            }
+            _ => {
+                use candle_core::backend::BackendStorage;
+                let found = format!("dtypes {:?}, {:?} and {:?}", q.dtype(), k.dtype(), v.dtype());
+                argument("q, k and v", found, "one of F16, BF16 and F32, the same for all")?
+            }
+        };
+        Ok((result, q_l.shape().clone()))
+    }
+
+    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor, dout: &Tensor) -> candle_core::Result<Gradients> {
+        let tensors = [q, k, v, out, dout];
+        Ok(match q.dtype() {
+            DType::F16 => self.backward::<half::f16>(tensors)?,
+            DType::BF16 => self.backward::<half::bf16>(tensors)?,
+            _ => self.backward::<f32>(tensors)?,
+        })
+    }
+}

@@ -1,0 +1,213 @@
+//! Each mistake in the arguments is an error that names the argument, and no arguments make a function panic.
+
+mod common;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_flash_rocm::{
+    flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed,
+};
+use proptest::prelude::*;
+
+fn tensor(shape: &[usize]) -> Tensor {
+    Tensor::ones(shape, DType::F32, &Device::Cpu).expect("a tensor")
+}
+
+fn ints(values: &[u32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).expect("a tensor")
+}
+
+#[track_caller]
+fn refused(result: Result<Tensor>, words: &[&str]) {
+    let message = result.expect_err("an error").to_string();
+    for word in words {
+        assert!(message.contains(word), "{message:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn mistakes_of_dense_calls() {
+    let q = tensor(&[2, 5, 4, 16]);
+    let k = tensor(&[2, 7, 2, 16]);
+    refused(flash_attn(&tensor(&[5, 4, 16]), &k, &k, 1.0, false), &["q and k", "[5, 4, 16]", "rank 4"]);
+    refused(flash_attn(&q, &tensor(&[3, 7, 2, 16]), &k, 1.0, false), &["k: ", "[3, 7, 2, 16]", "batch size of q, 2"]);
+    refused(flash_attn(&q, &tensor(&[2, 7, 2, 8]), &tensor(&[2, 7, 2, 8]), 1.0, false), &["k: ", "head dim of q"]);
+    refused(flash_attn(&q, &k, &tensor(&[2, 8, 2, 16]), 1.0, false), &["v: ", "[2, 8, 2, 16]", "[2, 7, 2, 16]"]);
+    let three = tensor(&[2, 7, 3, 16]);
+    refused(flash_attn(&q, &three, &three, 1.0, false), &["heads of k", "got 3", "divisor", "4"]);
+    let none = tensor(&[2, 7, 0, 16]);
+    refused(flash_attn(&q, &none, &none, 1.0, false), &["heads of k", "got 0"]);
+    let wide = tensor(&[1, 2, 1, 520]);
+    refused(flash_attn(&wide, &wide, &wide, 1.0, false), &["head_dim", "520", "512"]);
+    refused(flash_attn(&q, &k, &k, f32::NAN, false), &["softmax_scale", "NaN"]);
+    let half = k.to_dtype(DType::F16).expect("a tensor");
+    refused(flash_attn(&q, &half, &half, 1.0, false), &["F32, F16 and F16", "same"]);
+    let double = q.to_dtype(DType::F64).expect("a tensor");
+    refused(flash_attn(&double, &double, &double, 1.0, false), &["F64", "F16, BF16 and F32"]);
+    for cap in [-1.0, f32::INFINITY, f32::NAN] {
+        let result = flash_attn_alibi_windowed_softcap(&q, &k, &k, None, 1.0, None, None, cap);
+        refused(result, &["softcap", &cap.to_string()]);
+    }
+    refused(flash_attn_alibi(&q, &k, &k, &tensor(&[3]), 1.0, false), &["alibi_slopes", "[3]", "[4]"]);
+    refused(flash_attn_alibi(&q, &k, &k, &ints(&[1, 2, 3, 4]), 1.0, false), &["alibi_slopes", "U32", "F32"]);
+}
+
+#[test]
+fn mistakes_of_packed_calls() {
+    let q = tensor(&[9, 4, 16]);
+    let k = tensor(&[12, 2, 16]);
+    let (a, b) = (ints(&[0, 4, 9]), ints(&[0, 5, 12]));
+    let call = |q: &Tensor, k: &Tensor, a: &Tensor, b: &Tensor, most_q, most_k| {
+        flash_attn_varlen(q, k, k, a, b, most_q, most_k, 1.0, false)
+    };
+    assert!(call(&q, &k, &a, &b, 5, 7).is_ok());
+    refused(call(&tensor(&[1, 9, 4, 16]), &k, &a, &b, 5, 7), &["rank 3"]);
+    refused(call(&q, &k, &ints(&[1, 4, 9]), &b, 9, 7), &["seqlens_q", "first element 1"]);
+    refused(call(&q, &k, &ints(&[0, 4, 3]), &b, 9, 7), &["seqlens_q", "3 after 4"]);
+    refused(call(&q, &k, &ints(&[0, 4, 10]), &b, 9, 7), &["seqlens_q", "last element 10", "rows of its tensor, 9"]);
+    refused(call(&q, &k, &a, &ints(&[0, 5, 13]), 9, 9), &["seqlens_k", "13", "12"]);
+    refused(call(&q, &k, &a, &b, 4, 7), &["seqlens_q", "5 rows in sequence 1", "4"]);
+    refused(call(&q, &k, &a, &b, 5, 6), &["seqlens_k", "7 rows in sequence 1", "6"]);
+    refused(call(&q, &k, &a, &ints(&[0, 5]), 5, 7), &["seqlens_k", "2 elements", "3 elements"]);
+    refused(call(&q, &k, &ints(&[0]), &b, 5, 7), &["seqlens_q", "batch size + 1"]);
+    refused(call(&q, &k, &tensor(&[3]), &b, 5, 7), &["seqlens_q", "F32", "U32"]);
+    refused(call(&q, &k, &a, &tensor(&[3, 1]), 5, 7), &["seqlens_k"]);
+}
+
+#[test]
+fn mistakes_of_paged_calls() {
+    let q = tensor(&[9, 4, 16]);
+    let k = tensor(&[6, 4, 2, 16]);
+    let (a, b) = (ints(&[0, 4, 9]), ints(&[0, 5, 12]));
+    let table = ints(&[0, 1, 2, 3]).reshape((2, 2)).expect("a tensor");
+    let call = |k: &Tensor, table: &Tensor, ranges: Option<&Tensor>, page| {
+        flash_attn_varlen_paged_windowed(&q, k, k, &a, &b, table, ranges, 5, 7, 1.0, None, Some(0), page, None)
+    };
+    assert!(call(&k, &table, None, 4).is_ok());
+    refused(call(&k, &table, None, 8), &["page_block_size", "got 8", "4"]);
+    refused(call(&tensor(&[12, 2, 16]), &table, None, 4), &["k: ", "rank 4"]);
+    let outside = ints(&[0, 1, 2, 6]).reshape((2, 2)).expect("a tensor");
+    refused(call(&k, &outside, None, 4), &["block_table", "got 6"]);
+    let narrow = ints(&[0, 1]).reshape((2, 1)).expect("a tensor");
+    refused(call(&k, &narrow, None, 4), &["block_table", "1 pages", "2 for the 5 keys of sequence 0"]);
+    refused(call(&k, &ints(&[0, 1, 2, 3]), None, 4), &["block_table", "(2, pages of a sequence)"]);
+    refused(call(&k, &tensor(&[2, 2]), None, 4), &["block_table", "F32"]);
+    let ranges = Tensor::zeros((2, 1, 3), DType::I32, &Device::Cpu).expect("a tensor");
+    refused(call(&k, &table, Some(&ranges), 4), &["mm_prefix_ranges", "(2, ranges of a sequence, 2)"]);
+    let ranges = Tensor::zeros((2, 1, 2), DType::U32, &Device::Cpu).expect("a tensor");
+    refused(call(&k, &table, Some(&ranges), 4), &["mm_prefix_ranges", "U32", "I32"]);
+}
+
+#[test]
+fn a_paged_cache_has_no_backward() -> Result<()> {
+    let q = Var::from_tensor(&tensor(&[4, 2, 16]))?;
+    let k = tensor(&[2, 4, 2, 16]);
+    let starts = ints(&[0, 4]);
+    let table = ints(&[1]).reshape((1, 1))?;
+    let out =
+        flash_attn_varlen_paged_windowed(&q, &k, &k, &starts, &starts, &table, None, 4, 4, 1.0, None, None, 4, None)?;
+    let message = out.sum_all()?.backward().expect_err("an error").to_string();
+    assert!(message.contains("block_table") && message.contains("flash_attn_varlen"), "{message}");
+    Ok(())
+}
+
+fn shape() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![
+        4 => (0..3usize, 0..9usize, 0..5usize, 0..20usize).prop_map(|(a, b, c, d)| vec![a, b, c, d]),
+        2 => (0..12usize, 0..5usize, 0..20usize).prop_map(|(a, b, c)| vec![a, b, c]),
+        1 => prop::collection::vec(0..4usize, 0..6),
+    ]
+}
+
+fn dtype() -> impl Strategy<Value = DType> {
+    prop_oneof![
+        4 => Just(DType::F32), 2 => Just(DType::F16), 2 => Just(DType::BF16), 1 => Just(DType::F64), 1 => Just(DType::U32),
+    ]
+}
+
+fn number() -> impl Strategy<Value = f32> {
+    prop_oneof![4 => -3.0f32..3.0, 1 => any::<f32>(), 1 => Just(0.0)]
+}
+
+fn window() -> impl Strategy<Value = Option<usize>> {
+    prop_oneof![Just(None), (0..9usize).prop_map(Some), any::<usize>().prop_map(Some), Just(Some(usize::MAX))]
+}
+
+fn lengths() -> impl Strategy<Value = Vec<u32>> {
+    prop_oneof![
+        3 => prop::collection::vec(0..5u32, 0..4).prop_map(|each| {
+            let mut sum = 0;
+            std::iter::once(0).chain(each.into_iter().map(|one| { sum += one; sum })).collect()
+        }),
+        1 => prop::collection::vec(any::<u32>(), 0..4),
+    ]
+}
+
+fn filled(shape: &[usize], dtype: DType) -> Tensor {
+    common::Random(1).tensor(shape, dtype).expect("a tensor")
+}
+
+/// A result has the shape of q; an error says something.
+fn sound(q: &Tensor, result: Result<Tensor>) {
+    match result {
+        Ok(out) => assert_eq!(out.dims(), q.dims()),
+        Err(error) => assert!(error.to_string().len() > 10),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn dense_calls_never_panic(
+        (q, k, v) in (shape(), shape(), shape()), alike in any::<bool>(), same_v in any::<bool>(), dtypes in (dtype(), dtype()),
+        scale in number(), left in window(), right in window(), softcap in number(), slopes in prop::option::of(0..5usize),
+    ) {
+        let k = if alike && q.len() == 4 { vec![q[0], q[1] + 1, 1, q[3]] } else { k };
+        let v = if same_v { k.clone() } else { v };
+        let other = if alike { dtypes.0 } else { dtypes.1 };
+        let q = filled(&q, dtypes.0);
+        let (k, v) = (filled(&k, other), filled(&v, other));
+        let slopes = slopes.map(|count| filled(&[count], DType::F32));
+        let result = flash_attn_alibi_windowed_softcap(&q, &k, &v, slopes.as_ref(), scale, left, right, softcap);
+        sound(&q, result);
+    }
+
+    #[test]
+    fn packed_calls_never_panic(
+        rows in (0..12usize, 0..12usize), heads in (0..4usize, 0..3usize), dim in 0..20usize, index in dtype(),
+        starts in (lengths(), lengths()), most in (any::<usize>(), 0..9usize), right in window(), softcap in number(),
+    ) {
+        let q = filled(&[rows.0, heads.0, dim], DType::F32);
+        let k = filled(&[rows.1, heads.1, dim], DType::F32);
+        let index = if matches!(index, DType::F16 | DType::F64) { index } else { DType::U32 };
+        let a = Tensor::from_vec(starts.0.clone(), starts.0.len(), &Device::Cpu).unwrap().to_dtype(index).unwrap();
+        let b = Tensor::from_vec(starts.1.clone(), starts.1.len(), &Device::Cpu).unwrap();
+        let result = flash_attn_varlen_alibi_windowed_softcap(
+            &q, &k, &k, None, &a, &b, most.0, most.1, 0.5, None, right, softcap,
+        );
+        sound(&q, result);
+    }
+
+    #[test]
+    fn paged_calls_never_panic(
+        cache in (0..5usize, 0..5usize), starts in (lengths(), lengths()), table in prop::collection::vec(0..6i32, 0..12),
+        wide in 0..4usize, ranges in prop::collection::vec(any::<i32>(), 12), left in window(), right in window(),
+        page in prop::option::of(any::<usize>()),
+    ) {
+        let q = filled(&[9, 2, 8], DType::F32);
+        let k = filled(&[cache.0, cache.1, 1, 8], DType::F32);
+        let a = Tensor::from_vec(starts.0.clone(), starts.0.len(), &Device::Cpu).unwrap();
+        let b = Tensor::from_vec(starts.1.clone(), starts.1.len(), &Device::Cpu).unwrap();
+        let batch = starts.0.len().saturating_sub(1);
+        let table: Vec<i32> = table.into_iter().cycle().take(batch * wide).collect();
+        prop_assume!(table.len() == batch * wide);
+        let table = Tensor::from_vec(table, (batch, wide), &Device::Cpu).unwrap();
+        let ranges: Vec<i32> = ranges.into_iter().take(batch * 4).collect();
+        let ranges = (ranges.len() == batch * 4).then(|| Tensor::from_vec(ranges, (batch, 2, 2), &Device::Cpu).unwrap());
+        let result = flash_attn_varlen_paged_windowed(
+            &q, &k, &k, &a, &b, &table, ranges.as_ref(), 9, 9, 0.5, left, right, page.unwrap_or(cache.1), None,
+        );
+        sound(&q, result);
+    }
+}
