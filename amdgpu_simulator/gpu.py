@@ -31,10 +31,11 @@ from flash_attn.backends import triton
 from flash_attn.backends.triton import fp8 as triton_fp8
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.custom_ops import attention, dispatch, dropout, fp8, kvcache
+from flash_attn.kernels.targets import fp8_format
 from flash_attn.kernels.tuning import Config
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import launch
 from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.variants import Variant, fp8_format
 
 from amdgpu_simulator.hip import packets, through_hip
 from amdgpu_simulator.isa import assembly, machine
@@ -64,7 +65,7 @@ class Kernel:
         self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
-        self.dies: int = entry["constants"].get("DIES", 1)
+        self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
         self._entry = entry
         self._program = program(assembly.parse(text))
         self._loaded = through_hip.Kernel(variant.name, image, entry, self._program) if packets.running() else None

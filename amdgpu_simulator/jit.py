@@ -18,8 +18,8 @@ from unittest import mock
 import torch
 import triton
 from flash_attn.kernels.tuning import Config
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant
 from triton.backends.compiler import GPUTarget
 
 from amdgpu_simulator.hip import packets

@@ -7,7 +7,7 @@ The archive needs no compiler here, only a wheel of the same sources. For each k
 calls (2 x 4096 tokens without a mask, causal, and with a window; 8192 and more keys of a cache), by graphs that are
 replayed, and checked against the result of the table's own; the best ones are then timed in turn with it. A figure is
 how many times as fast as the table's own a tile is, the geometric mean of the calls. What wins by --least is printed
-as the row that belongs into kernels/tuning.py or decode_tuning.py.
+as the row that belongs into kernels/tuning/.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Timed(NamedTuple):
 def tiles(path: Path) -> dict[Any, list[Tile]]:
     """The tiles of every kernel in an archive that fit this GPU, the table's own first. SystemExit where the archive
     is not of this GPU and this wheel."""
-    from flash_attn.kernels import launches
-    from flash_attn.runtime import launch, store, variants
+    from flash_attn.kernels import tuning, variants
+    from flash_attn.runtime import launch, store
 
     target = launch.device_target(0)
     try:
@@ -70,7 +70,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
             raise SystemExit(f"error: {name} is not of the sources of the flash_attn here: make both from the same")
         options = dict(entry["options"])
         depth = entry["constants"].get("DEPTH", 0) % variant.block_d
-        row = launches.configuration(variant, target)._replace(
+        row = tuning.config(target, variant)._replace(
             block_m=entry["constants"]["BLOCK_M"], block_n=entry["constants"]["BLOCK_N"], depth=depth,
             num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
         )  # fmt: skip
@@ -79,7 +79,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
         except RuntimeError as error:  # more shared memory than a program may have
             print(f"  {name}: {error}", flush=True)
     for variant, those in found.items():
-        own = launches.configuration(variant, target)
+        own = tuning.config(target, variant)
         own = own._replace(depth=own.depth % variant.block_d)
         those.sort(key=lambda tile: tile.row != own)
         if those[0].row != own:
@@ -106,7 +106,7 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
     def refuse(*_: object) -> None:
         raise _TakenError
 
-    parts = ("block_m", "block_n", "dies", "pointer", "optional")
+    parts = ("block_m", "block_n", "num_xcds", "pointer", "optional")
     kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
     install(variant, tile._replace(kernel=kernel))
     for name, call in timed.items():

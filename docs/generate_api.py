@@ -31,9 +31,10 @@ from flash_attn import (  # noqa: E402
 )
 from flash_attn.backends.ck import calls as ck_calls  # noqa: E402
 from flash_attn.backends.triton import kernels as triton_kernels  # noqa: E402
+from flash_attn.kernels import variants  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
-from flash_attn.runtime import ck_planner, launch, recording, variants  # noqa: E402
+from flash_attn.runtime import ck_planner, launch, recording  # noqa: E402
 
 from rocm_wheels.compile.ck import planner  # noqa: E402
 from rocm_wheels.matrix import versions  # noqa: E402

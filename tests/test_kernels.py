@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -174,14 +175,27 @@ def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
     assert after[same] == before[same]
 
 
-def test_a_kernel_is_compiled_anew_where_its_arguments_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_compiled_again_where_its_row_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keys() -> dict[str, str]:
         return {unit.name: unit.key for unit in units.find(["gfx942"], only="norm-fwd-*bf16-d1024")}
 
     before = keys()
-    monkeypatch.setitem(sources.module("runtime.variants").FP32_ARGUMENTS, "norm-fwd-r32", ("weight", "bias"))
+    rows = sources.module("kernels.operations").OPERATIONS
+    changed = dataclasses.replace(rows["norm-fwd-r32"], fp32_arguments=("weight", "bias"))
+    monkeypatch.setitem(rows, "norm-fwd-r32", changed)
     after = keys()
     assert [name for name in before if after[name] != before[name]] == ["norm-fwd-r32-bf16-d1024"]
+
+
+def test_a_kernel_is_compiled_again_where_the_launcher_spells_a_type_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def keys() -> set[str]:
+        return {unit.key for unit in units.find(["gfx942"], only="norm-fwd-bf16-d1024")}
+
+    before = keys()
+    monkeypatch.setitem(sources.module("kernels.operations").LAUNCH_LETTERS, "i32", "I")
+    assert not keys() & before
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -8,7 +8,7 @@ from rocm_wheels.compile import sources
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.matrix.targets import known_targets, targets, wavefront
+from rocm_wheels.matrix.targets import known_targets, targets
 from rocm_wheels.matrix.versions import Versions
 
 
@@ -102,17 +102,11 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
     data = versions.loads(text + entry)
     assert targets(data, cell, None) == ("gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx999")
     assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
-    assert wavefront(data, "gfx999") == 64
     with pytest.raises(BadTarget, match="Its target is gfx999"):
         targets(data, cell, ["MI950X"])
 
 
-def test_the_wavefront_is_that_of_the_data(data: Versions) -> None:
-    assert [wavefront(data, name) for name in ("gfx90a", "gfx1100", "sm_90")] == [64, 32, 32]
-
-
-def test_the_kernels_have_the_fp8_formats_of_the_data(data: Versions) -> None:
-    wanted = {"none": None, "fnuz": "fp8e4b8", "ocp": "fp8e4nv"}
-    variants = sources.module("runtime.variants")
-    for target in data.targets.values():
-        assert variants.fp8_format(target.name) == wanted[target.fp8], target.name
+def test_every_target_has_a_row_of_facts_for_its_kernels(data: Versions) -> None:
+    rows = sources.module("kernels.targets").TARGETS
+    assert set(data.targets) <= set(rows)
+    assert all(row.name == name for name, row in rows.items())

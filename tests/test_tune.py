@@ -93,7 +93,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def kernel(*_: object) -> SimpleNamespace:
     """What a code object of the archive becomes."""
-    return SimpleNamespace(block_m=64, block_n=64, dies=1, pointer=None, optional=None, launch=lambda: None)
+    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, pointer=None, optional=None, launch=lambda: None)
 
 
 def run(
@@ -104,9 +104,8 @@ def run(
     launch = importlib.import_module("flash_attn.runtime.launch")
     store = importlib.import_module("flash_attn.runtime.store")
     installed = SimpleNamespace(kernels={NAME: store.Store(archive).kernels[OWN]})
-    launches = importlib.import_module("flash_attn.kernels.launches")
-    config = importlib.import_module("flash_attn.kernels.tuning").Config
-    monkeypatch.setattr(launches, "configuration", lambda *_: config(128, 64, 4, 2))
+    tuning = importlib.import_module("flash_attn.kernels.tuning")
+    monkeypatch.setattr(tuning, "config", lambda *_: tuning.Config(128, 64, 4, 2))
     monkeypatch.setattr(launch, "device_target", lambda _: target)
     monkeypatch.setattr(launch, "StoreKernel", kernel)
     monkeypatch.setattr(store, "open_store", lambda _: installed)

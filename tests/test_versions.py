@@ -37,22 +37,6 @@ def test_index_directories(data: Versions, torch: str, rocm: str, directory: str
     assert data.torch[torch].rocm[rocm] == directory
 
 
-@pytest.mark.parametrize(
-    ("target", "wavefront", "fp8"),
-    [
-        ("gfx90a", 64, "none"),
-        ("gfx942", 64, "fnuz"),
-        ("gfx950", 64, "ocp"),
-        ("gfx1030", 32, "none"),
-        ("gfx1100", 32, "none"),
-        ("gfx1151", 32, "none"),
-        ("gfx1201", 32, "ocp"),
-    ],
-)
-def test_target_properties(data: Versions, target: str, wavefront: int, fp8: str) -> None:
-    assert (data.targets[target].wavefront, data.targets[target].fp8) == (wavefront, fp8)
-
-
 def test_a_target_is_served_from_its_rocm_on(data: Versions) -> None:
     gfx950 = data.targets["gfx950"]
     assert [rocm for rocm in data.rocm if not gfx950.serves("ck", rocm)] == ["6.1", "6.2", "6.3", "6.4"]
@@ -171,20 +155,6 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             "versions.toml: targets/gfx950/backends/triton: '8.0' is not known",
             "Known: 6.1",
             id="dangling rocm of a target",
-        ),
-        pytest.param(
-            'fp8 = "fnuz"',
-            'fp8 = "e4m3"',
-            "versions.toml: targets/gfx942/fp8: 'e4m3' is not known",
-            "Known: none, fnuz, ocp.",
-            id="fp8 format",
-        ),
-        pytest.param(
-            "wavefront = 64",
-            "wavefront = 16",
-            "versions.toml: targets/gfx90a/wavefront: 16 is neither 32 nor 64",
-            "",
-            id="wavefront",
         ),
         pytest.param('"2.7.4"', '"2.7.x"', "versions.toml: flash_attn: '2.7.x' is not a dotted", "", id="version"),
         pytest.param('[torch."2.5.1"]', '[torch."2.5.x"]', "torch/2.5.x: '2.5.x' is not a dotted", "", id="torch"),

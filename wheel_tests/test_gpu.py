@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from flash_attn import flash_attn_fp8_func, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.runtime.variants import fp8_format
+from flash_attn.kernels.targets import fp8_format
 from helpers import TOLERANCE, Device, check, error, fresh, inputs, reference
 
 Record = Callable[[str, object], None]

@@ -22,17 +22,16 @@ from typing import Any, NamedTuple
 import conftest  # noqa: F401 - puts the sources on the path
 import torch
 from flash_attn import flash_attn_func
-from flash_attn.kernels import tuning
+from flash_attn.kernels import targets, tuning
+from flash_attn.kernels.operations import HEAD_DIMS, KINDS
 from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import HEAD_DIMS, KINDS, OPS, Variant
+from flash_attn.kernels.variants import Variant
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock import cost, timeline
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.errors import CompileFailed
-from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.targets import wavefront
 
 ROWS, KEYS = 128, 128
 _LENGTHS = 256, 768
@@ -114,7 +113,7 @@ def measure(target: str, variant: Variant, tile: Config, latency: int = timeline
         with gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
             call(variant, length)
         assert variant.name in launched
-        found = records[OPS[variant.op][1]]
+        found = records[variant.operation.function]
         latencies = timeline.Latencies(memory=latency)
         played = timeline.play(found.groups[0], groups, target, latencies) * len(found.groups) / groups
         simds = cost.rates(target).simds
@@ -131,11 +130,10 @@ def measure(target: str, variant: Variant, tile: Config, latency: int = timeline
 
 def resident(target: str, entry: dict[str, Any]) -> int:
     """Work groups of a kernel that a compute unit holds, by their registers and shared memory."""
-    waves = entry["threads"] / wavefront(versions.load(), target) / cost.rates(target).simds
-    registers = 512 if target.startswith("gfx9") else 1024 if target.startswith("gfx10") else 1536
-    shared = (160 if target == "gfx950" else 64) << 10
-    groups = int(registers // max(entry["resources"]["vgprs"], 1) // waves)
-    return min(groups, shared // max(entry["shared"], 1))
+    row = targets.get(target)
+    waves = entry["threads"] / row.wavefront / cost.rates(target).simds
+    groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
+    return min(groups, row.shared_memory // max(entry["shared"], 1))
 
 
 def main(arguments: list[str] | None = None) -> None:

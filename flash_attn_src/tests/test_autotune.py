@@ -15,7 +15,7 @@ from flash_attn.backends.triton import autotune
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import Variant, table
+from flash_attn.kernels.variants import Variant, table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(

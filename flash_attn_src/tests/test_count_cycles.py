@@ -55,7 +55,7 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
         ("gfx942 decode-bf16-d64", "error: decode-bf16-d64: want fwd"),
         ("gfx942 fwd-bf16-d64 128,x", "error: 128,x: want block_m,block_n,warps,stages"),
         ("gfx942 fwd-bf16-d64 128,64,4,1,0,16", "error: 128,64,4,1,0,16: want"),
-        ("gfx803 fwd-bf16-d64", "error: no tuning for target 'gfx803'"),
+        ("gfx803 fwd-bf16-d64", "error: unknown GPU target 'gfx803'"),
     ],
 )
 def test_what_is_refused(arguments: str, said: str) -> None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from flash_attn.kernels import tuning
+from flash_attn.kernels import targets
 from flash_attn.kernels.dropout import keep_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZE = 128
 PLANE, SEED, OFFSET = 5, 0x1234_5678_9ABC_DEF0, 77
 LAYOUTS = sorted(
-    {tuning.dropout_bits(target) for target in ("sm_90", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201")}
+    {targets.get(target).dropout_bits for target in ("sm_90", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201")}
 )
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.kernels import launches
+from flash_attn.kernels.operations import OPERATIONS
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", ["plain", "any"])
-@pytest.mark.parametrize("op", launches._SEARCHED)
+@pytest.mark.parametrize("op", [row.name for row in OPERATIONS.values() if row.searched])
 def test_calls_take_the_kernel(op: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     tune, kernel_calls = (importlib.import_module(name) for name in ("tune", "kernel_calls"))

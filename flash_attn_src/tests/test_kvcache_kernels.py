@@ -15,8 +15,8 @@ from flash_attn.backends.triton import decode as triton_decode
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.backends.triton import kvcache as triton_kvcache
 from flash_attn.calls import CacheCall
-from flash_attn.kernels import decode_tuning, flags
-from flash_attn.runtime import launch, variants
+from flash_attn.kernels import flags, splits, tuning, variants
+from flash_attn.runtime import launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -30,14 +30,16 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     if GPU:
         return
     depth = getattr(request, "param", 0)
-    real = decode_tuning.config
+    real = tuning.config
 
-    def config(target: str, variant: variants.Variant) -> decode_tuning.Config:
-        if variant.op in variants.IN_PIECES:
+    def config(target: str, variant: variants.Variant) -> tuning.Config:
+        if variant.operation.tuning == "layers":
+            return real(target, variant)
+        if variant.operation.in_pieces:
             return real(target, variant)._replace(block_n=4)
-        return decode_tuning.Config(32 if variant.op.startswith("extend") else 16, 32, 4, 1, depth=depth)
+        return tuning.Config(32 if variant.op.startswith("extend") else 16, 32, 4, 1, depth=depth)
 
-    monkeypatch.setattr(decode_tuning, "config", config)
+    monkeypatch.setattr(tuning, "config", config)
     monkeypatch.setattr(launch, "_kernels", {})
     monkeypatch.setattr(triton_kernels, "_kernels", {})
 
@@ -314,7 +316,7 @@ def test_parts_are_joined(parts: int, seqlen: int, kind: str, monkeypatch: pytes
 @pytest.mark.parametrize("units", [80, 132, 304])
 def test_splits_fill_the_machine_and_no_more(units: int) -> None:
     for programs, blocks in itertools.product([1, 4, 8, 32, 512, 4096], [0, 1, 2, 7, 64, 2048]):
-        count = decode_tuning.splits(programs, blocks, units, 16)
+        count = splits.profitable_splits(programs, blocks, units, 16)
         assert 1 <= count <= max(blocks, 1)
         if programs >= 8 * units:
             assert count <= 4
@@ -332,6 +334,6 @@ def test_splits_weigh_what_combining_takes() -> None:
         (300, 32, 132, 16): 4,
         (512, 64, 304, 16): 1,
         (1, 2048, 304, 16): 256,
-        (1, 8192, 2048, 1): decode_tuning.MAX_SPLITS,
+        (1, 8192, 2048, 1): splits.MAX_SPLITS,
     }
-    assert {call: decode_tuning.splits(*call) for call in calls} == calls
+    assert {call: splits.profitable_splits(*call) for call in calls} == calls

@@ -19,9 +19,9 @@ import pytest
 import torch
 from flash_attn.backends.ck import calls as ck_calls
 from flash_attn.kernels import tuning
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, launch, layer, recording, store
 from flash_attn.runtime.ck_planner import Launch
-from flash_attn.runtime.variants import Variant
 
 IMAGE = bytes(range(256)) * 8
 VARIANT = Variant("fwd", "bf16", 64, "plain")
@@ -31,7 +31,7 @@ def write(path: Path, manifest: object = None) -> Path:
     """A store of one Triton kernel and one of Composable Kernel."""
     common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {}}
     kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPi"}}
-    kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "DIES": 8}}
+    kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_XCDS": 8}}
     kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B", "image": VARIANT.name}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         whole = {"format": store.FORMAT, "kernels": kernels, "compiler": {}}
@@ -68,7 +68,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
     kernel = launch.kernel(0, VARIANT)
     kernel.launch(0, 7, 1, 2, 3, "q")
-    assert (kernel.block_m, kernel.block_n, kernel.dies) == (128, 64, 8)
+    assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (128, 64, 8)
     assert launch.kernel(0, VARIANT) is kernel
     assert driver == ["hip", ((IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name), (0, 7, 1, 2, 3, "q"))]
 
@@ -85,7 +85,7 @@ def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypat
     monkeypatch.setattr(launch, "current_stream", lambda _device: 7)
     ck_calls.run(torch.zeros(1), "forward", b"")
     kernel = launch.stored(-1, "ck-fwd")
-    assert (kernel.block_m, kernel.block_n, kernel.dies) == (0, 0, 1)
+    assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (0, 0, 1)
     given = (IMAGE, "kentry", "B", 64, 256, "ck-fwd")
     assert driver == ["hip", *[(given, (-1, 7, 4, 5, 6, b"arguments"))] * 2]
 
@@ -136,7 +136,7 @@ def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
     assert str(told[0].message).startswith(lack)
     assert isinstance(kernel, launch.JitKernel)
     row = tuning.config("gfx942", OTHER)
-    assert (kernel.block_m, kernel.block_n, kernel.dies) == (row.block_m, row.block_n, 8)
+    assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (row.block_m, row.block_n, 8)
     assert kernel.options["num_warps"] == row.num_warps
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -183,7 +183,7 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(kind, match=told):
             kernel.launch(-1, 0, 1, 1, 1)
     append = launch.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
-    assert (append.block_m, append.block_n, append.dies) == (16, 0, 1)
+    assert (append.block_m, append.block_n, append.num_xcds) == (16, 0, 1)
     given = torch.ones(3)
     *others, slopes, seeds = kernel.optional(None, None, None, None, given, None)
     assert slopes is kernel.pointer(given) is given

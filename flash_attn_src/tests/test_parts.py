@@ -14,7 +14,7 @@ from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.kernels import decode_tuning
+from flash_attn.kernels import tuning
 from flash_attn.runtime import launch
 
 GPU = torch.cuda.is_available()
@@ -24,7 +24,7 @@ DEVICE = "cuda" if GPU else "cpu"
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if not GPU:
-        monkeypatch.setattr(decode_tuning, "config", lambda *_: decode_tuning.Config(16, 16, 4, 1))
+        monkeypatch.setattr(tuning, "config", lambda *_: tuning.Config(16, 16, 4, 1))
         monkeypatch.setattr(launch, "_kernels", {})
         monkeypatch.setattr(triton_kernels, "_kernels", {})
 

@@ -12,7 +12,7 @@ from flash_attn import backends
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.kernels import flags, tuning
+from flash_attn.kernels import flags, targets
 from flash_attn.runtime import launch
 from triton_calls import DENSE, DEVICE, GPU, Options, compare, run
 
@@ -145,8 +145,8 @@ EXTRAS = {
 @pytest.mark.usefixtures("_tiles")
 def test_rounding_by_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 on targets without an instruction for it is as good as rounding to even."""
-    assert tuning.half_up("gfx942")
-    assert not tuning.half_up(launch.INTERPRETED)
+    assert targets.get("gfx942").half_up
+    assert not targets.get(launch.INTERPRETED).half_up
     monkeypatch.setattr(launch, "INTERPRETED", "gfx942")
     _check(2, 37, 45, 2, 2, 32, torch.bfloat16, Options(causal=True))
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.kernels import decode_tuning, flags, launches, tuning
-from flash_attn.runtime import launch, variants
+from flash_attn.kernels import flags, launches, targets, variants
+from flash_attn.kernels.operations import OPERATIONS, launch_letter
+from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
+from flash_attn.runtime import launch
 
 
 def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,7 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
 
 
 def test_the_types_of_arguments() -> None:
-    for (name, *variant), (type_, letter) in {
+    for (name, op, dtype), (type_, letter) in {
         ("q", "fwd", "bf16"): ("*bf16", "P"),
         ("lse", "fwd", "bf16"): ("*fp32", "P"),
         ("rng_state", "fwd", "bf16"): ("*i64", "P"),
@@ -76,8 +78,8 @@ def test_the_types_of_arguments() -> None:
         ("weight", "norm-fwd-w32", "bf16"): ("*fp32", "P"),
         ("residual", "norm-fwd-r32", "bf16"): ("*fp32", "P"),
     }.items():
-        assert variants.argument_type(name, variants.Variant(*variant, 64, "plain")) == type_
-        assert variants.launch_letter(type_) == letter
+        assert OPERATIONS[op].argument_type(name, dtype) == type_
+        assert launch_letter(type_) == letter
 
 
 def test_the_bucket_of_a_head_dim() -> None:
@@ -91,14 +93,14 @@ def test_the_bucket_of_a_head_dim() -> None:
 
 def test_what_is_there_ahead_of_time() -> None:
     small = ("fp16", "bf16")
-    wanted = dict.fromkeys(variants.OPS, (*small, "fp32"))
+    wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
     wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole"))], small)
     wanted |= dict.fromkeys([op for op in wanted if op.startswith("fp8-")], ())
-    assert {op: variants.dtypes(op, "gfx90a") for op in variants.OPS} == wanted
+    assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == wanted
     wanted |= dict.fromkeys((*of_a_cache, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
     wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",)}
-    assert {op: variants.dtypes(op, "gfx1201") for op in variants.OPS} == wanted
+    assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == wanted
 
     some = {op: [] for op in ("fwd", "fwd-paged", "norm-bwd", "combine", "probabilities")}
     for variant in variants.table("gfx942"):
@@ -138,17 +140,21 @@ def _specified(target: str, name: str) -> launches.Specification:
         ("gfx942", "fp8-amax-fp32-d64", {"VEC": 4, "BLOCK_M": 128, "BLOCK_D": 64}),
         ("gfx942", "fp8-cast-v-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "FNUZ": True, "TRANSPOSED": True}),
         ("gfx950", "fp8-cast-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "FNUZ": False, "TRANSPOSED": False}),
-        ("gfx942", "fp8-fwd-fp8e4b8-d128", {"VEC": 16, "EXTRA": False, "DIES": 8, "SHARED": 0b11011}),
-        ("sm_90", "fp8-fwd-fp8e4nv-d128-any", {"EXTRA": True, "DIES": 1, "SHARED": 0b111000}),
+        ("gfx942", "fp8-fwd-fp8e4b8-d128", {"VEC": 16, "EXTRA": False, "NUM_XCDS": 8, "SHARED": 0b11011}),
+        ("sm_90", "fp8-fwd-fp8e4nv-d128-any", {"EXTRA": True, "NUM_XCDS": 1, "SHARED": 0b111000}),
         ("gfx1030", "decode-fp32-d128", {"VEC": 4, "PAGED": 2, "SHAPED": False, "DEPTH": 16, "HALF_UP": True}),
         ("gfx950", "decode-paged-fp16-d128-any", {"PAGED": 1, "SHAPED": True, "DEPTH": 128, "HALF_UP": False}),
         ("sm_90", "extend-bf16-d64", {"PAGED": 2, "HALF_UP": False}),
         ("gfx1201", "extend-paged-bf16-d256", {"PAGED": 1, "DEPTH": 16}),
-        ("gfx950", "fwd-bf16-d96", {"BLOCK_D": 64, "TAIL": 32, "DEPTH": 96, "DIES": 8, "PAGED": 0, "HALF_UP": False}),
+        (
+            "gfx950",
+            "fwd-bf16-d96",
+            {"BLOCK_D": 64, "TAIL": 32, "DEPTH": 96, "NUM_XCDS": 8, "PAGED": 0, "HALF_UP": False},
+        ),
         (
             "gfx1201",
             "fwd-paged-fp16-d192-any",
-            {"VEC": 8, "BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "DIES": 1, "SHARED": 0b10111},
+            {"VEC": 8, "BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "NUM_XCDS": 1, "SHARED": 0b10111},
         ),
         ("gfx1100", "fwd-paged-whole-bf16-d64", {"BLOCK_D": 64, "TAIL": 0, "DEPTH": 64, "PAGED": 2, "SHARED": 0b11110}),
         ("gfx1030", "bwd-dq-bf16-d64-softcap", {"KIND": "softcap", "DEPTH": 16, "SHARED": 0b1111, "HALF_UP": True}),
@@ -168,24 +174,24 @@ def test_the_warps_of_kernels_whose_tile_is_no_choice() -> None:
 
 
 def test_which_row_of_the_tables_serves_a_variant() -> None:
-    own, cached, fp8 = tuning._TABLE, decode_tuning._TABLE, decode_tuning._FP8
+    cached = decode.ROWS
     for target, name, row in (
-        ("gfx90a", "bwd-dkdv-bf16-d128-softcap", own["cdna"]["bwd-dkdv", 16, 128][3]),
-        ("gfx942", "bwd-dkdv-bf16-d256-alibi", own["gfx942"]["bwd-dkdv", 16, 256][1]),  # of the target itself
-        ("gfx90a", "fwd-bf16-d64-any", own["cdna"]["fwd", 16, 64][4]),
-        ("gfx90a", "fwd-bf16-d192-any", own["cdna"]["fwd", 16, 192][0]),  # one of all kinds
-        ("gfx90a", "fwd-fp32-d96-any", own["cdna"]["fwd", 32, 128][1]),
-        ("gfx90a", "fwd-paged-fp32-d96", own["cdna"]["fwd", 32, 128][0]),
-        ("gfx1030", "bwd-dkdv-bf16-d192", own["rdna2"]["bwd-dkdv", 16, 256][0]),
-        ("sm_90", "fwd-paged-bf16-d64-any", own["cuda"]["fwd-paged", 16, 64][1]),
-        ("sm_90", "fwd-paged-whole-bf16-d96-any", own["cuda"]["fwd", 16, 96][2]),
-        ("gfx1201", "fwd-paged-bf16-d96-any", own["rdna3"]["fwd-paged", 16, 96][0]),
-        ("gfx1201", "fwd-paged-whole-fp16-d128", own["rdna3"]["fwd-paged-whole", 16, 128][0]),
-        ("gfx1030", "decode-paged-fp32-d128", cached["rdna2"]["decode-paged", 32, 128]),
-        ("gfx1030", "decode-paged-fp32-d256", cached["rdna2"]["decode", 32, 256]),
-        ("gfx942", "extend-paged-fp8e4b8-d256-any", cached["cdna"]["extend", 16, 256]),
-        ("gfx942", "fp8-fwd-fp8e4b8-d128", fp8["cdna", 128][0]),
-        ("gfx1201", "fp8-fwd-fp8e4nv-d128-any", fp8["rdna3", 128][1]),
+        ("gfx90a", "bwd-dkdv-bf16-d128-softcap", cdna.ROWS["bwd-dkdv", 16, 128][3]),
+        ("gfx942", "bwd-dkdv-bf16-d256-alibi", cdna.TARGET_ROWS["gfx942"]["bwd-dkdv", 16, 256][1]),
+        ("gfx90a", "fwd-bf16-d64-any", cdna.ROWS["fwd", 16, 64][4]),
+        ("gfx90a", "fwd-bf16-d192-any", cdna.ROWS["fwd", 16, 192][0]),  # one of all kinds
+        ("gfx90a", "fwd-fp32-d96-any", cdna.ROWS["fwd", 32, 128][1]),
+        ("gfx90a", "fwd-paged-fp32-d96", cdna.ROWS["fwd", 32, 128][0]),
+        ("gfx1030", "bwd-dkdv-bf16-d192", rdna2.ROWS["bwd-dkdv", 16, 256][0]),
+        ("sm_90", "fwd-paged-bf16-d64-any", nvidia.ROWS["fwd-paged", 16, 64][1]),
+        ("sm_90", "fwd-paged-whole-bf16-d96-any", nvidia.ROWS["fwd", 16, 96][2]),
+        ("gfx1201", "fwd-paged-bf16-d96-any", rdna3.ROWS["fwd-paged", 16, 96][0]),
+        ("gfx1201", "fwd-paged-whole-fp16-d128", rdna3.ROWS["fwd-paged-whole", 16, 128][0]),
+        ("gfx1030", "decode-paged-fp32-d128", cached["rdna2"]["decode-paged", 32, 128][0]),
+        ("gfx1030", "decode-paged-fp32-d256", cached["rdna2"]["decode", 32, 256][0]),
+        ("gfx942", "extend-paged-fp8e4b8-d256-any", cached["cdna"]["extend", 16, 256][0]),
+        ("gfx942", "fp8-fwd-fp8e4b8-d128", cached["cdna"]["fp8-fwd", 8, 128][0]),
+        ("gfx1201", "fp8-fwd-fp8e4nv-d128-any", cached["rdna4"]["fp8-fwd", 8, 128][1]),
     ):
         found = _specified(target, name)
         assert (found.constants["BLOCK_M"], found.constants["BLOCK_N"]) == (row.block_m, row.block_n), name
@@ -193,7 +199,7 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
         assert found.options == compiler, name
 
 
-def test_a_target_without_tiles_is_told_where_to_add_them() -> None:
-    for op in ("fwd", "decode"):
-        with pytest.raises(ValueError, match=r"no tuning for target 'gfx803': add its family to .*/tuning\.py"):
+def test_an_unknown_target_is_told_where_to_add_it() -> None:
+    for op in ("fwd", "decode", "append", "rotary"):
+        with pytest.raises(ValueError, match=r"unknown GPU target 'gfx803': add a row to .*/kernels/targets\.py"):
             launches.specification(variants.Variant(op, "bf16", 64, "plain"), "gfx803")

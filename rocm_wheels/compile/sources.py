@@ -14,7 +14,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 
 
 def module(name: str) -> Any:
-    """Import a torch-free module of flash_attn, such as "runtime.variants".
+    """Import a torch-free module of flash_attn, such as "kernels.variants".
 
     `flash_attn/__init__.py` imports torch, which the compile stage does not have; a bare package with the same
     search path stands in for it.

@@ -66,11 +66,6 @@ def has_kernels(versions: Versions, name: str, backend: str) -> bool:
     return backend in versions.targets[name].backends
 
 
-def wavefront(versions: Versions, name: str) -> int:
-    """Threads that run in step on a known target; NVIDIA's warps have 32."""
-    return versions.targets[name].wavefront if name in versions.targets else 32
-
-
 def check_served(versions: Versions, names: Iterable[str], backend: str) -> None:
     """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
     for name in names:

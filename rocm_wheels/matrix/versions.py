@@ -11,8 +11,6 @@ from rocm_wheels.paths import ROOT
 from rocm_wheels.tables import Table, key, lenient, parse
 
 DATA_FILE = ROOT / "rocm_wheels" / "versions.toml"
-FP8_FORMATS = ("none", "fnuz", "ocp")
-WAVEFRONTS = (32, 64)
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
 
 
@@ -73,8 +71,6 @@ class Target:
     name: str
     family: str
     products: tuple[str, ...]
-    wavefront: int
-    fp8: str
     backends: Mapping[str, str]
     default: bool
 
@@ -192,12 +188,8 @@ def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Ro
         name=table.last,
         family=table.text("family"),
         products=table.texts("products"),
-        wavefront=table.get("wavefront", int),
-        fp8=table.choice("fp8", FP8_FORMATS),
         backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
         default=table.get("default", bool),
     )
     table.finish()
-    if target.wavefront not in WAVEFRONTS:
-        raise table.error("wavefront", target.wavefront, "is neither 32 nor 64")
     return target

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from flash_attn.calls import CacheCall
-from flash_attn.kernels.decode_tuning import RESIDENT
+from flash_attn.kernels.splits import RESIDENT
 from flash_attn.runtime.launch import compute_units
 
 # Rows of queries that share a key head, which `decode` takes at once, and `extend`.

@@ -8,7 +8,7 @@ from flash_attn.arguments import check_index, check_per_sequence, check_whole, c
 from flash_attn.autograd import Window
 from flash_attn.backends import select, torch_backend
 from flash_attn.custom_ops import maybe_contiguous
-from flash_attn.kernels.decode_tuning import splits
+from flash_attn.kernels.splits import profitable_splits
 from flash_attn.runtime.launch import compute_units
 from flash_attn.tracing import is_traced
 
@@ -110,5 +110,6 @@ def get_scheduler_metadata(
         packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
         units = compute_units(cache_seqlens.get_device())
         blocks = -(-(max_seqlen_k + max_seqlen_k_new) // 64)
-        num_splits = splits(packed * num_heads_kv * batch_size, blocks, max(units - sm_margin, 1), 16)
+        programs = packed * num_heads_kv * batch_size
+        num_splits = profitable_splits(programs, blocks, max(units - sm_margin, 1), 16)
     return torch.full((1,), num_splits, dtype=torch.int32, device=cache_seqlens.device)

@@ -84,13 +84,13 @@ def attn_bwd_dkdv(
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, DIES: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, of which each head of k and v has `parts`, and all query
     heads of its `group`. With more than one part dk and dv really point at fp32, and rows outside of every sequence
     are left alone. Grid: see `common.locate`. Units as in `attn_fwd`."""
     heads = nheads // group
-    n_block, blocks, batch, part = locate(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, DIES)
+    n_block, blocks, batch, part = locate(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, NUM_XCDS)
     if (n_block < 0) | (n_block >= blocks):
         return
 

@@ -60,26 +60,26 @@ def row_stride(stride, VEC: tl.constexpr):
 
 
 @triton.jit
-def place(blocks, planes, chunk, DIES: tl.constexpr):
+def place(blocks, planes, chunk, NUM_XCDS: tl.constexpr):
     """Which (block, plane) of blocks x planes this program works on; a plane is a batch entry and head.
 
     Planes are taken in chunks: all blocks of `chunk` planes, block by block, before the next chunk. Small chunks
     keep the keys of what runs at the same time in the cache, large ones start all heavy blocks first. Programs
-    go to the DIES of a GPU in turn, each with a cache of its own, so neighbouring planes stay on one die.
+    go to the NUM_XCDS of a GPU in turn, each with a cache of its own, so neighbouring planes stay on one die.
     """
     pid = tl.program_id(0)
     first = pid // (blocks * chunk) * chunk
     rest = pid - first * blocks
     here = tl.minimum(chunk, planes - first)
     plane = rest % here
-    if DIES > 1:
-        if here % DIES == 0:
-            plane = plane % DIES * (here // DIES) + plane // DIES
+    if NUM_XCDS > 1:
+        if here % NUM_XCDS == 0:
+            plane = plane % NUM_XCDS * (here // NUM_XCDS) + plane // NUM_XCDS
     return rest // here, first + plane
 
 
 @triton.jit
-def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr, DIES: tl.constexpr):
+def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr, NUM_XCDS: tl.constexpr):
     """What this program works on, as (block, blocks, batch, head): block `block` of the `blocks` of one sequence.
     Grid: blocks * planes, planes = heads * batch; with PACKED_BLOCKS blocks * heads.
 
@@ -88,7 +88,7 @@ def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr,
     outside of [0, blocks) in a program that has no sequence.
     """
     packed = (flags & PACKED_BLOCKS) != 0
-    block, plane = place(blocks, tl.where(packed, heads, planes), chunk, DIES)
+    block, plane = place(blocks, tl.where(packed, heads, planes), chunk, NUM_XCDS)
     head = plane % heads
     batch = plane // heads
     if packed:  # the last sequence that begins at this block or before: a search by _SCAN parts at once

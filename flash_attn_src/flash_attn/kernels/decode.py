@@ -22,7 +22,7 @@ from flash_attn.kernels.common import (
     row_stride,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
-from flash_attn.kernels.tiles import ROWS, WHOLE_BLOCKS, load_places, load_tile
+from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_places, load_tile
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _block(
     limit = sk if MASK else n + BLOCK_N
     inside = cols < limit
     start = n
-    if PAGED == WHOLE_BLOCKS:
+    if PAGED == PAGE_PER_BLOCK:
         start = n % page_size
         limit -= n - start
         k += page.to(tl.int64) * stride_kp
@@ -91,7 +91,7 @@ def _block(
             q_part = tl.load(
                 q_rows[:, None] + part[None, :], mask=real[:, None] & (part[None, :] < head_dim), other=0.0
             )
-            if PAGED == ROWS:
+            if PAGED == PAGE_PER_KEY:
                 k_part = _load_paged(
                     k + d, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
                     stride_kp, stride_kn, head_dim - d, DEPTH,
@@ -100,7 +100,7 @@ def _block(
                 k_part = load_tile(k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)
             s = tl.dot(_wide(q_part), tl.trans(_wide(k_part)), s, input_precision="ieee")
     else:
-        if PAGED == ROWS:
+        if PAGED == PAGE_PER_KEY:
             k_tile = _load_paged(
                 k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
                 stride_kp, stride_kn, head_dim, BLOCK_D, True,
@@ -108,7 +108,7 @@ def _block(
         else:
             k_tile = load_tile(k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)
         s = tl.dot(_wide(q_tile), _wide(k_tile), input_precision="ieee")
-    if PAGED == ROWS:
+    if PAGED == PAGE_PER_KEY:
         v_tile = _load_paged(
             v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
             stride_vp, stride_vn, head_dim, BLOCK_D,
@@ -158,8 +158,8 @@ def attn_decode(
     keys are seen in the query's own chunk of so many only. FP8 numbers are widened to fp16, which holds them all;
     descales are (batch, nheads_k), and out then is bf16. With num_splits > 1 the results go to partial,
     (num_splits, lse_rows, head_dim), and partial_lse, both laid out as lse, -inf where a part holds no key.
-    PAGED: with WHOLE_BLOCKS no block of BLOCK_N keys crosses a page; a line of a cache without pages, from its padding
-    on, is one page. SHAPED: there may be softcap and ALiBi.
+    PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
+    from its padding on. SHAPED: there may be softcap and ALiBi.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -218,7 +218,7 @@ def attn_decode(
     k += kv_head * stride_kh
     v += kv_head * stride_vh
     table = block_table + batch64 * stride_tb
-    if PAGED == WHOLE_BLOCKS:
+    if PAGED == PAGE_PER_BLOCK:
         k += leftpad.to(tl.int64) * stride_kn
         v += leftpad.to(tl.int64) * stride_vn
     stride_kp = stride_kb.to(tl.int64) * VEC
@@ -245,11 +245,11 @@ def attn_decode(
     full_hi = tl.maximum(full_hi, full_lo)
     page = batch
     in_pages = (flags & HAS_BLOCK_TABLE) != 0
-    if PAGED == WHOLE_BLOCKS:
+    if PAGED == PAGE_PER_BLOCK:
         page = tl.load(table + full_lo // page_size, mask=in_pages & (full_lo < full_hi), other=batch)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         next_page = page
-        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
+        if PAGED == PAGE_PER_BLOCK:  # a block ahead, as the addresses of keys wait for it
             ahead = n + BLOCK_N
             next_page = tl.load(table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         acc, m_i, l_i = _block(
@@ -261,7 +261,7 @@ def attn_decode(
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        if PAGED == WHOLE_BLOCKS:
+        if PAGED == PAGE_PER_BLOCK:
             page = tl.load(table + n // page_size, mask=in_pages, other=batch)
         acc, m_i, l_i = _block(
             acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,

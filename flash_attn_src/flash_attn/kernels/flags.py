@@ -17,6 +17,11 @@ HAS_BLOCK_TABLE = 1024
 # The blocks of the grid are those of the packed rows, not as many for each sequence as the longest has.
 PACKED_BLOCKS = 2048
 
+# The constant PAGED: how a kernel finds the page of a key, 0 where keys do not lie in pages. Per block: no block of
+# BLOCK_N keys crosses a page.
+PAGE_PER_KEY = 1
+PAGE_PER_BLOCK = 2
+
 # How rotary embedding turns: pairs (0, 1), (2, 3), ... instead of (i, i + rotary_half); query i by the angle of its
 # own place instead of the first one's.
 ROTARY_INTERLEAVED = 256

@@ -24,8 +24,8 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.dropout import dropped, keep_mask
 from flash_attn.kernels.tiles import (
-    ROWS,
-    WHOLE_BLOCKS,
+    PAGE_PER_BLOCK,
+    PAGE_PER_KEY,
     add_product,
     clear_outside,
     deep_dot,
@@ -53,18 +53,18 @@ def _tile(
     offs_n = tl.arange(0, BLOCK_N)
     cols = n + offs_n
     start, limit = n, seqlen_k
-    if PAGED == WHOLE_BLOCKS:
+    if PAGED == PAGE_PER_BLOCK:
         start = n % page_size
         limit = seqlen_k - (n - start)
         k_head += page.to(tl.int64) * stride_kp
         v_head += page.to(tl.int64) * stride_vp
-    if PAGED == ROWS and DEPTH < BLOCK_D + TAIL:
+    if PAGED == PAGE_PER_KEY and DEPTH < BLOCK_D + TAIL:
         s = deep_dot_paged(
             q_rows, rows - first, stride_qm, seqlen_q - first,
             k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
-    elif PAGED == ROWS:
+    elif PAGED == PAGE_PER_KEY:
         k, k_tail = load_paged_pair(
             k_head, table, cols, leftpad, page_size, stride_kp, stride_kn, seqlen_k, head_dim, BLOCK_D, TAIL, True
         )
@@ -79,7 +79,7 @@ def _tile(
             k_head, start, offs_n, stride_kn, limit, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK, True
         )
         s = dot_pair(q, q_tail, k, k_tail, TAIL)
-    if PAGED == ROWS:
+    if PAGED == PAGE_PER_KEY:
         v, v_tail = load_paged_pair(
             v_head, table, cols, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D, TAIL
         )
@@ -128,18 +128,19 @@ def attn_fwd(
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    TAIL: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, DIES: tl.constexpr,
+    TAIL: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, NUM_XCDS: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.locate`.
 
     Strides of q, k, v, out and head_dim come in units of VEC elements (16 bytes), so that the compiler knows
     every row is aligned for 16-byte accesses; lse and alibi strides in elements. Windows are finite here.
-    PAGED: k and v are (pages, page_size, heads, dim), their batch strides those of a page. ROWS: each key looks for
-    its page. WHOLE_BLOCKS: blocks of BLOCK_N do, as no block crosses a page and nothing pads the left.
-    KIND: see `variants.KINDS`; `any` tests for softcap and dropout when it runs.
+    PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
+    one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
+    pads the left.
+    KIND: see `operations.KINDS`; `any` tests for softcap and dropout when it runs.
     """
-    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
+    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
         return
     # The last rows see the most keys when causal: start them first, so that the short ones fill the tail.
@@ -178,7 +179,7 @@ def attn_fwd(
     leftpad = 0
     if PAGED:
         table += batch64 * stride_tb
-        if PAGED == ROWS:
+        if PAGED == PAGE_PER_KEY:
             if flags & HAS_LEFTPAD_K:
                 leftpad = tl.load(leftpad_k + batch)
     else:
@@ -206,11 +207,11 @@ def attn_fwd(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     page = 0
-    if PAGED == WHOLE_BLOCKS:
+    if PAGED == PAGE_PER_BLOCK:
         page = tl.load(table + full_lo // page_size, mask=full_lo < full_hi, other=0)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         next_page = page
-        if PAGED == WHOLE_BLOCKS:  # a block ahead, as the addresses of keys wait for it
+        if PAGED == PAGE_PER_BLOCK:  # a block ahead, as the addresses of keys wait for it
             next_page = tl.load(table + (n + BLOCK_N) // page_size, mask=n + BLOCK_N < full_hi, other=0)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,
@@ -223,7 +224,7 @@ def attn_fwd(
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        if PAGED == WHOLE_BLOCKS:
+        if PAGED == PAGE_PER_BLOCK:
             page = tl.load(table + n // page_size)
         acc, acc_tail, m_i, l_i = _tile(
             acc, acc_tail, m_i, l_i, q_tile, q_tail, q, k, v, n, first, rows, sq, sk,

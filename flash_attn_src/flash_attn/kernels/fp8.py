@@ -82,14 +82,14 @@ def fp8_fwd(
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, kind, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    EXTRA: tl.constexpr, DIES: tl.constexpr, SHARED: tl.constexpr,
+    EXTRA: tl.constexpr, NUM_XCDS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast.fp8_cast` transposes it.
 
     Strides and head_dim come in units of VEC (16) elements. q_descale is (batch, nheads), k_descale and v_descale
     (batch, nheads / group). kind: what `out` really points at, 0 bf16, 1 fp16, 2 fp32.
     """
-    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, DIES)
+    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
         return
     m_block = blocks - 1 - m_block

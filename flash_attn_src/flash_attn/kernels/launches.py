@@ -1,39 +1,21 @@
 """How a variant is compiled and launched on a target: module, function, constants and compiler options.
 
-Read by the ahead-of-time compiler and by the JIT path, so that both run the same kernel.
+The ahead-of-time compiler and the JIT path both read it, so both run the same kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flash_attn.kernels import decode_tuning, layers, tuning
-from flash_attn.kernels.tuning import Config
-from flash_attn.runtime.variants import BLOCKS, OPS, Variant, fp8_format
-
-# The modules tuned by decode_tuning, and the constants that their kernels take.
-_OF_A_CACHE = {
-    "decode": ("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "PAGED", "SHAPED", "HALF_UP"),
-    "combine": ("BLOCK_N", "BLOCK_D"),
-    "append": ("VEC", "BLOCK_M", "BLOCK_D"),
-    "fp8": (),
-    "fp8_cast": (),
-}
-
-_SEARCHED = (
-    *("fwd", "fwd-paged", "fwd-paged-whole", "fp8-fwd", "bwd-dq", "bwd-dkdv"),
-    *("decode", "decode-paged", "extend", "extend-paged"),
-)
-
-# How keys find their page: tiles.ROWS, tiles.WHOLE_BLOCKS; 0 where there are none.
-_PAGED = {
-    **dict.fromkeys(("fwd-paged", "decode-paged", "extend-paged"), 1),
-    **dict.fromkeys(("fwd-paged-whole", "decode", "extend"), 2),
-}
+from flash_attn.kernels import targets, tuning
+from flash_attn.kernels.targets import Target
+from flash_attn.kernels.tuning import Config, layers
+from flash_attn.kernels.variants import Variant
 
 
 class Specification(NamedTuple):
-    """Everything but the argument types, which `runtime.variants` knows."""
+    """Everything but the argument types, which the operation's row has."""
 
     module: str
     symbol: str
@@ -41,66 +23,49 @@ class Specification(NamedTuple):
     options: dict[str, int | str]
 
 
-def configuration(variant: Variant, target: str) -> Config:
-    """The launch configuration of a variant of attention, by the table that has it. Raises ValueError for a target
-    without tuning."""
-    return (decode_tuning if OPS[variant.op][0] in _OF_A_CACHE else tuning).config(target, variant)
-
-
 def candidates(variant: Variant, target: str) -> list[Config]:
-    """What a search on a GPU compares, the table's own configuration first; of an operation whose tile is no choice
-    nothing. Raises ValueError for a target without tuning."""
-    if variant.op not in _SEARCHED:
+    """The configurations that a search on a GPU compares, the table's own first. Empty for an operation whose tile is
+    fixed. Raises ValueError for a target without tuning."""
+    if not variant.operation.searched:
         return []
-    own = configuration(variant, target)
-    # A block of keys in FP8 must not reach beyond those of its sequence: fp8_cast.COLUMNS.
+    own = tuning.config(target, variant)
+    # A block of FP8 keys must end with the padding of its sequence: fp8_cast.COLUMNS.
     most = 128 if variant.op == "fp8-fwd" else 256
     return [own, *(one for one in tuning.neighbours(target, own) if one.block_n <= most)]
 
 
 def specification(variant: Variant, target: str, config: Config | None = None) -> Specification:
-    """The specification of a variant for a target, by its own configuration or that of the tuning table.
+    """The specification of a variant for a target, by the caller's configuration or the tuning table's.
     Raises ValueError for a target without tuning."""
-    module, symbol = OPS[variant.op]
-    if variant.op in BLOCKS:
-        return Specification(module, symbol, *layers.launch(variant, target))
-    cached = module in _OF_A_CACHE
-    config = config or configuration(variant, target)
-    constants: dict[str, Any] = {
-        "VEC": {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
-        "BLOCK_M": config.block_m,
-        "BLOCK_D": variant.block_d,
-    }
+    row, gpu = variant.operation, targets.get(target)
+    config = config or tuning.config(target, variant)
+    constants = {name: _CONSTANTS[name](variant, gpu, config) for name in row.constants}
+    if "TAIL" in constants:  # the columns of BLOCK_D and of TAIL are two tiles, since a tile's size is a power of two
+        constants["BLOCK_D"] -= constants["TAIL"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
-    if variant.op.startswith("fp8-"):
-        return Specification(module, symbol, _fp8_constants(variant, target, constants, config), options)
-    if cached:
-        constants |= {"BLOCK_N": config.block_n, "DEPTH": min(config.depth or variant.block_d, variant.block_d)}
-        constants |= {"PAGED": _PAGED.get(variant.op, 0), "SHAPED": variant.kind != "plain"}
-        constants["HALF_UP"] = tuning.half_up(target)
-        taken = {name: value for name, value in constants.items() if name in _OF_A_CACHE[module]}
-        return Specification(module, symbol, taken, options)
-    depth = min(config.depth or variant.block_d, variant.block_d)
-    constants |= {"BLOCK_N": config.block_n, "DEPTH": depth, "SHARED": tuning.dropout_bits(target)}
-    if variant.op != "probabilities":
-        power = 1 << (variant.block_d.bit_length() - 1)
-        constants |= {
-            "BLOCK_D": power,
-            "TAIL": variant.block_d - power,
-            "KIND": variant.kind,
-            "DIES": tuning.dies(target),
-            "HALF_UP": tuning.half_up(target),
-        }
-    if symbol == "attn_fwd":
-        constants["PAGED"] = _PAGED.get(variant.op, 0)
-    return Specification(module, symbol, constants, options)
+    return Specification(row.module, row.function, constants | row.fixed, options)
 
 
-def _fp8_constants(variant: Variant, target: str, constants: dict[str, Any], config: tuning.Config) -> dict[str, Any]:
-    if variant.op == "fp8-fwd":
-        constants |= {"BLOCK_N": config.block_n, "EXTRA": variant.kind != "plain", "DIES": tuning.dies(target)}
-        return constants | {"SHARED": tuning.dropout_bits(target)}
-    if variant.op == "fp8-amax":
-        return constants
-    fnuz = fp8_format(target) == "fp8e4b8"
-    return constants | {"BLOCK_N": config.block_n, "FNUZ": fnuz, "TRANSPOSED": variant.op == "fp8-cast-v"}
+def _depth(variant: Variant, _: Target, config: Config) -> int:
+    return min(config.depth or variant.block_d, variant.block_d)
+
+
+# The name of a constant -> its value for a variant, a target and a launch configuration.
+_CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
+    "VEC": lambda variant, *_: {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
+    "UNIT": lambda variant, *_: layers.unit(variant),
+    "BLOCK_M": lambda _variant, _gpu, config: config.block_m,
+    "BLOCK_N": lambda _variant, _gpu, config: config.block_n,
+    "BLOCK_D": lambda variant, *_: variant.block_d,
+    "TAIL": lambda variant, *_: variant.block_d - (1 << (variant.block_d.bit_length() - 1)),
+    "DEPTH": _depth,
+    "KIND": lambda variant, *_: variant.kind,
+    "SHAPED": lambda variant, *_: variant.kind != "plain",
+    "EXTRA": lambda variant, *_: variant.kind != "plain",
+    "LONG": lambda variant, *_: layers.is_long(variant),
+    "AHEAD": lambda variant, *_: layers.reads_ahead(variant),
+    "NUM_XCDS": lambda _variant, gpu, _config: gpu.num_xcds,
+    "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
+    "SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
+    "FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
+}

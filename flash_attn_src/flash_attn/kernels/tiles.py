@@ -10,9 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# How the keys of a cache in pages are found: each looks for its page, or each block of keys does.
-ROWS = tl.constexpr(1)
-WHOLE_BLOCKS = tl.constexpr(2)
+from flash_attn.kernels import flags
+
+PAGE_PER_KEY = tl.constexpr(flags.PAGE_PER_KEY)
+PAGE_PER_BLOCK = tl.constexpr(flags.PAGE_PER_BLOCK)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """From a variant to something that launches: code object of the store, or Triton's JIT where the store has none.
 
 Both kinds have `launch(device, stream, grid_x, grid_y, grid_z, *args)`, the tile sizes `block_m`, `block_n`, the
-number of `dies` that programs go to in turn, and `pointer(tensor)`, which turns a tensor into the form in which
+number of `num_xcds` that programs go to in turn, and `pointer(tensor)`, which turns a tensor into the form in which
 `launch` takes it.
 """
 
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import recording, store
 from flash_attn.runtime.store import KernelError
-from flash_attn.runtime.variants import Variant
 
 if TYPE_CHECKING:
     from flash_attn.kernels.tuning import Config
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class StoreKernel:
     """A code object of the store, launched through the driver that torch has loaded."""
 
-    __slots__ = ("block_m", "block_n", "dies", "launch")
+    __slots__ = ("block_m", "block_n", "launch", "num_xcds")
     pointer = staticmethod(torch.Tensor.data_ptr)
 
     @staticmethod
@@ -50,14 +50,14 @@ class StoreKernel:
         )
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
-        self.dies: int = entry["constants"].get("DIES", 1)
+        self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
         self.launch: Callable[..., None] = kernel.launch
 
 
 class JitKernel:
     """The same kernel, compiled by the installed Triton at its first call."""
 
-    __slots__ = ("block_m", "block_n", "dies", "function", "name", "options")
+    __slots__ = ("block_m", "block_n", "function", "name", "num_xcds", "options")
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None) -> None:
         """With a launch configuration of the caller's, or that of the tuning table."""
@@ -68,7 +68,7 @@ class JitKernel:
         self.name = f"{variant.name} for {target}"
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
-        self.dies: int = spec.constants.get("DIES", 1)
+        self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
         self.function = getattr(module, spec.symbol)
         self.options = dict(spec.constants)
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.kernels.operations import LAYER_KINDS, OPERATIONS
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import LAYER_KINDS, Variant, blocks
 
 Kernel = launch.StoreKernel | launch.JitKernel
 
@@ -26,7 +27,7 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel
             break
     device = tensor.get_device()
     kind = LAYER_KINDS[unit == 1]
-    there = blocks(op, kind)
+    there = OPERATIONS[op].sizes_for(kind)
     block = next((block for block in there if width <= block), there[-1])
     kernel = launch.kernel(device, Variant(op, _DTYPES[tensor.dtype], block, kind))
     return kernel, unit, device, launch.current_stream(device)

@@ -12,8 +12,6 @@ from typing import Any
 from rocm_wheels.compile import codeobject, sources
 from rocm_wheels.compile.isa import instruction_mix
 from rocm_wheels.errors import CompileFailed
-from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.targets import wavefront
 
 _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
 
@@ -50,8 +48,8 @@ def translate(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    variants = sources.module("runtime.variants")
-    variant = variants.Variant(*fields)
+    variant = sources.module("kernels.variants").Variant(*fields)
+    operation, launch_letter = variant.operation, sources.module("kernels.operations").launch_letter
     chosen = None if config is None else sources.module("kernels.tuning").Config(*config)
     spec = sources.module("kernels.launches").specification(variant, target, chosen)
     function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)
@@ -61,14 +59,14 @@ def translate(
             signature[name] = "constexpr"
             constants[(position,)] = spec.constants[name]
             continue
-        signature[name] = variants.argument_type(name, variant)
-        letters += variants.launch_letter(signature[name])
-        if name in variants.ALIGNED:
+        signature[name] = operation.argument_type(name, variant.dtype)
+        letters += launch_letter(signature[name])
+        if name in operation.aligned:
             attributes[(position,)] = [["tt.divisibility", 16]]
     gpu = (
         GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
         if target.startswith("sm_")
-        else GPUTarget("hip", target, wavefront(versions.load(), target))
+        else GPUTarget("hip", target, sources.module("kernels.targets").get(target).wavefront)
     )
     where = f"{variant.name} for {target}"
     try:

@@ -10,8 +10,6 @@ from typing import Any
 from rocm_wheels.compile import codeobject, isa, sources
 from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
 from rocm_wheels.compile.triton import compiler
-from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.targets import wavefront
 from rocm_wheels.packages import version_of
 
 
@@ -42,9 +40,10 @@ class Triton(Compiler):
         return Compiled(image, {unit.name: entry})
 
     def _units(self, target: str, only: str | None, configurations: Callable[[Any], list[Any]]) -> Iterator[Unit]:
-        variants = sources.module("runtime.variants")
+        variants = sources.module("kernels.variants")
         launches = sources.module("kernels.launches")
-        data, made_by = versions.load(), self.version()
+        wavefront = sources.module("kernels.targets").get(target).wavefront
+        made_by = self.version()
         for variant in variants.table(target):
             if only is not None and not fnmatch.fnmatch(variant.name, only):
                 continue
@@ -54,11 +53,10 @@ class Triton(Compiler):
                 ingredients = {
                     "variant": list(variant),
                     "target": target,
-                    "wavefront": wavefront(data, target),
+                    "wavefront": wavefront,
                     "constants": specification.constants,
                     "options": specification.options,
-                    "arguments": variants.TYPES | dict.fromkeys(variants.FP32_ARGUMENTS.get(variant.op, ()), "*fp32"),
-                    "aligned": variants.ALIGNED,
+                    "operation": variant.operation.digest(variant.dtype),
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),
                     "recipe": recipe(compiler, isa, codeobject),

@@ -8,8 +8,8 @@ from flash_attn.arguments import check_tables
 from flash_attn.backends.triton.kernels import VEC, aligned, find_one, flags_of, strides_of
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import HAS_CACHE_BATCH_IDX, HAS_ROTARY_SEQLENS, ROTARY_INTERLEAVED, ROTARY_MOVES
+from flash_attn.kernels.variants import bucket
 from flash_attn.runtime.launch import current_stream
-from flash_attn.runtime.variants import bucket
 
 
 def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -28,10 +28,10 @@ from flash_attn.backends.split_kv import as_cache_call
 from flash_attn.backends.triton import attention as triton_attention
 from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.kernels import launches, tuning
+from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant
 
 # What is not searched for is the Triton backend's own.
 __all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name", "wanted"]
@@ -189,7 +189,7 @@ def _store(device: int) -> Path:
     import triton
 
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flash_attn" / "autotune"
-    sources = sorted(Path(str(tuning.__file__)).parent.glob("*.py"))
+    sources = sorted(Path(str(launches.__file__)).parent.rglob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + triton.__version__.encode())
     model = "interpreter" if device < 0 else torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
     return root / f"{model}-{digest.hexdigest()[:16]}.json"

@@ -15,10 +15,10 @@ from flash_attn.backends.triton.kernels import (
     window_of,
 )
 from flash_attn.calls import CacheCall
-from flash_attn.kernels.decode_tuning import splits
 from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
+from flash_attn.kernels.splits import profitable_splits
+from flash_attn.kernels.variants import bucket
 from flash_attn.runtime.launch import compute_units, current_stream, follows_pages
-from flash_attn.runtime.variants import bucket
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
@@ -64,7 +64,8 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-min(length + added, capacity, left + right + seqlen_q) // kernel.block_n)
     num_splits = call.num_splits
     if num_splits == 0:
-        num_splits = splits(programs, blocks, max(compute_units(device) - call.sm_margin, 1), kernel.block_m)
+        units = max(compute_units(device) - call.sm_margin, 1)
+        num_splits = profitable_splits(programs, blocks, units, kernel.block_m)
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse

@@ -18,8 +18,9 @@ from flash_attn.backends.triton.kernels import (
     window_of,
 )
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q
+from flash_attn.kernels.targets import TARGETS, fp8_format
+from flash_attn.kernels.variants import serving
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import FP8_FORMATS, fp8_format, serving
 
 # Columns of the head dim that one cast takes, and what a sequence of transposed v is a multiple of: see
 # kernels/fp8_cast.py.
@@ -36,7 +37,7 @@ def format_of(x: torch.Tensor) -> torch.dtype:
     target = launch.device_target(x.get_device()) if x.is_cuda else launch.INTERPRETED
     name = fp8_format(target)
     if name is None:
-        wanted = ", ".join(start + "*" * (start == "gfx12") for start in FP8_FORMATS)
+        wanted = ", ".join(row.name for row in TARGETS.values() if row.fp8)
         raise NotImplementedError(f"FP8: {target} has no matrix units for it, wanted one of {wanted}")
     return TYPES[name]
 

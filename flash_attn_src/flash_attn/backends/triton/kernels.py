@@ -18,8 +18,8 @@ from flash_attn.kernels.flags import (
     OPEN_WINDOW,
     PACKED_BLOCKS,
 )
+from flash_attn.kernels.variants import Variant, bucket, serving
 from flash_attn.runtime import launch
-from flash_attn.runtime.variants import Variant, bucket, serving
 
 DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 FP8_TYPES: dict[torch.dtype, str] = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}
@@ -34,7 +34,7 @@ _kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
 
 
 def score_kind(softcap: float, alibi_slopes: torch.Tensor | None, dropout_p: float, softmax_scale: float) -> str:
-    """The kind of kernel that a call needs, one of `variants.KINDS`."""
+    """The kind of kernel that a call needs, one of `operations.KINDS`."""
     if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
         # Plain kernels take the maximum of the scores before they scale them.
         return "plain" if softmax_scale > 0.0 else "any"
@@ -175,4 +175,4 @@ def chunk_of(planes: int, even: bool, kernel: Kernel) -> int:
     Measured on an H200 (2026-11-21): uneven blocks gain 4 to 8 % with 8 planes over 1, even ones lose as much in
     dk and dv to a colder cache; taking all planes loses again.
     """
-    return min(planes, 1 if even and kernel.dies == 1 else 8)
+    return min(planes, 1 if even and kernel.num_xcds == 1 else 8)

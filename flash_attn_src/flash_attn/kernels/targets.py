@@ -1,0 +1,116 @@
+"""GPU targets: one row each, with everything that the kernels and their tuning need to know about a GPU.
+
+`rocm_wheels/versions.toml` holds the products, the ROCm versions and the backends of the targets that a wheel serves.
+A test holds that every target there has a row here. Standard library only: the compile stage has no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One GPU target.
+
+    family: the file of `tuning/` with its tiles.
+    wavefront: threads that run in step.
+    matrix_unit: the kind of its matrix instructions, None where it has none.
+    fp8: Triton's name for the FP8 format of the matrix unit, None where the unit takes no FP8.
+    num_xcds: compute dies with a level-2 cache each. The hardware deals consecutive programs to them in turn.
+    half_up: whether kernels round fp32 to bf16 by integer arithmetic, because the GPU has no instruction for it.
+    dropout_bits: the bits of a column number in which the columns of one thread differ, by the layout of the matrix
+    unit's results. See `dropout.keep_mask`.
+    shared_memory: bytes that one program can have.
+    registers: vector registers of a SIMD for each lane, which its waves share. NVIDIA: of a multiprocessor, 0.
+    """
+
+    name: str
+    family: Literal["nvidia", "cdna", "rdna2", "rdna3", "rdna4"]
+    wavefront: Literal[32, 64]
+    matrix_unit: Literal["mma", "mfma", "wmma"] | None
+    fp8: Literal["fp8e4nv", "fp8e4b8"] | None
+    num_xcds: int = 1
+    half_up: bool
+    dropout_bits: int
+    shared_memory: int
+    registers: int
+
+    @property
+    def vendor(self) -> Literal["amd", "nvidia"]:
+        return "nvidia" if self.family == "nvidia" else "amd"
+
+    @property
+    def fnuz(self) -> bool:
+        """Whether FP8 is the format without infinities and with one zero, which is half as large."""
+        return self.fp8 == "fp8e4b8"
+
+
+# MFMA of 32 x 32: a thread has four neighbouring columns, and the ones 8 and 16 further on.
+_CDNA = Target(
+    name="", family="cdna", wavefront=64, matrix_unit="mfma", fp8=None, half_up=True,
+    dropout_bits=0b11011, shared_memory=64 * KIB, registers=512,
+)  # fmt: skip
+# No matrix unit: a thread has neighbouring columns.
+_RDNA2 = Target(
+    name="", family="rdna2", wavefront=32, matrix_unit=None, fp8=None, half_up=True,
+    dropout_bits=0b1111, shared_memory=64 * KIB, registers=1024,
+)  # fmt: skip
+# WMMA of gfx11: a thread has every second column.
+_RDNA3 = Target(
+    name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True,
+    dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536,
+)  # fmt: skip
+# WMMA of gfx12: a thread has 8 columns, and the ones 16 further on.
+_RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", dropout_bits=0b10111)
+# mma from sm_80 on: a thread has columns 8 apart, and rows.
+_NVIDIA = Target(
+    name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False,
+    dropout_bits=0b111000, shared_memory=227 * KIB, registers=0,
+)  # fmt: skip
+
+
+def _rows(like: Target, *names: str, **facts: object) -> dict[str, Target]:
+    return {name: replace(like, name=name, **facts) for name in names}  # type: ignore[arg-type]
+
+
+# For targets that versions.toml does not have, Triton compiles kernels when they are first called.
+TARGETS: dict[str, Target] = {
+    **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, registers=256),
+    **_rows(_CDNA, "gfx908", registers=256),
+    **_rows(_CDNA, "gfx90a"),
+    **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8),
+    **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, shared_memory=160 * KIB),
+    **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012"),
+    **_rows(_RDNA2, "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
+    **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151"),
+    **_rows(_RDNA3, "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153", registers=1024),
+    **_rows(_RDNA4, "gfx1200", "gfx1201"),
+    **_rows(_RDNA4, "gfx1250", shared_memory=320 * KIB, registers=1024),
+    **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv"),
+}
+_CUDA = re.compile(r"sm_[1-9]\d{1,2}")
+
+
+@cache
+def get(name: str) -> Target:
+    """The row of a target, by its name. NVIDIA GPUs without a row of their own share one.
+
+    Raises ValueError for an unknown target.
+    """
+    found = TARGETS.get(name)
+    if found is None and _CUDA.fullmatch(name):
+        found = replace(_NVIDIA, name=name)
+    if found is None:
+        raise ValueError(f"unknown GPU target {name!r}: add a row to flash_attn/kernels/targets.py")
+    return found
+
+
+def fp8_format(name: str) -> str | None:
+    """Triton's name for a target's FP8 format. None where it has none, or where the target is unknown."""
+    return TARGETS[name].fp8 if name in TARGETS else None

@@ -1,0 +1,70 @@
+"""Launch configurations of every kernel: a file for each GPU family, one for the kernels of a KV cache, one for the
+kernels of layers, one for tiles that are no choice.
+
+The ahead-of-time compiler and the JIT path read the same tables. `benchmarks/tune.py` measures rows on a GPU. Each
+group of rows has its reason and date: the file's docstring explains the reasons.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from flash_attn.kernels import targets
+from flash_attn.kernels.operations import KINDS
+from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2, rdna3, rdna4
+from flash_attn.kernels.tuning.config import Config, Rows
+from flash_attn.kernels.variants import Variant
+
+__all__ = ["Config", "config", "neighbours", "rows"]
+
+_FAMILIES = {"nvidia": nvidia, "cdna": cdna, "rdna2": rdna2, "rdna3": rdna3, "rdna4": rdna4}
+
+
+@cache
+def rows(target: str) -> Rows:
+    """The table of a target: its own rows, else the ones of its family. Raises ValueError for an unknown target."""
+    family = targets.get(target).family
+    own = cdna.TARGET_ROWS.get(target, {})
+    return {**_FAMILIES[family].ROWS, **decode.ROWS[family], **own}
+
+
+def config(target: str, variant: Variant) -> Config:
+    """The launch configuration of a variant on a target. Raises ValueError for an unknown target."""
+    operation = variant.operation
+    if operation.tuning == "fixed":
+        targets.get(target)
+        return fixed.CONFIGS[variant.op, variant.kind]
+    if operation.tuning == "layers":
+        return layers.config(target, variant)
+    configs = _row(rows(target), variant)
+    return configs[-1] if variant.kind == "any" else configs[min(KINDS.index(variant.kind), len(configs) - 1)]
+
+
+def _row(table: Rows, variant: Variant) -> tuple[Config, ...]:
+    """The first row that there is: of the operation, of the operation whose tile it takes, of the next power of two."""
+    op, size = variant.op, variant.block_d
+    other = variant.operation.tile_of or op
+    bits = {"fp32": (32,), "fp16": (16,), "bf16": (16,)}.get(variant.dtype, (8, 16))
+    for name, largest in ((op, size), (other, size), (other, 1 << size.bit_length())):
+        for width in bits:
+            if (name, width, largest) in table:
+                return table[name, width, largest]
+    raise KeyError(f"{variant.name} has no row in flash_attn/kernels/tuning")
+
+
+def neighbours(target: str, own: Config) -> list[Config]:
+    """The configurations near one in tile, warps and stages, and its own tile with other options of the compiler."""
+    family = targets.get(target).family
+    options = dict(own.options)
+    others = [(name, value) for name, value in _FAMILIES[family].OPTIONS if value != "none" or name in options]
+    found = [own._replace(options=tuple((options | dict([other])).items())) for other in others]
+    fewest = 4 if family == "nvidia" else 2
+    for block_m, block_n in ((1, 1), (2, 1), (1, 2), (0.5, 1), (1, 0.5)):
+        for num_warps in sorted({fewest, 4, 8, own.num_warps}):
+            for num_stages in (1, 2, 3):
+                tile = int(own.block_m * block_m), int(own.block_n * block_n)
+                if min(tile) >= 16 and max(tile) <= 256:
+                    found.append(own._replace(
+                        block_m=tile[0], block_n=tile[1], num_warps=num_warps, num_stages=num_stages
+                    ))  # fmt: skip
+    return [one for one in found if one != own]

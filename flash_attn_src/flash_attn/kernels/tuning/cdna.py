@@ -1,0 +1,108 @@
+"""Tiles of CDNA GPUs. No such GPU was available.
+
+clock: of a list of tiles, the one with the fewest cycles by the clock of `flash_attn_src/tests/count_cycles.py`, with
+global loads of 500 and of 900 cycles. Counted for each kind in bf16 (`any`: dropout with ALiBi, not for head dim 32) on
+gfx942, which counts twice, gfx90a and gfx950. fp16 was compiled to check its registers. A target has a row of its own
+where another tile gains a third there. Among tiles within a few percent of each other, the one with fewer LDS bank
+conflicts (plain backward of head dim 64).
+registers: of a list of tiles, the largest that spills no vector register to scratch.
+
+What the clock showed: two stages gain more than a second wave on the SIMD, because a wave's loads run under its own
+arithmetic. Two warps gain more than four, because fewer warps wait for each other. AMD's orders of the instructions
+gain nearly always. No kernel spills a vector register to scratch with Triton 3.7.1. With other versions of Triton, some
+kernels that take more than 300 registers do.
+"""
+
+from __future__ import annotations
+
+from flash_attn.kernels.tuning.config import BOTH_ORDERS, ORDERS, ROWS_OF_16, WAVES, C, Options, Rows
+
+OPTIONS: Options = WAVES + ORDERS
+
+ROWS: Rows = {
+    # fwd, 16 bits: clock, 2026-11-24.
+    ("fwd", 16, 32): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 64, 4)),
+    ("fwd", 16, 64): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 32, 4, 2, options=BOTH_ORDERS)),
+    ("fwd", 16, 96): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 32, 4, 2)),
+    ("fwd", 16, 128): (
+        C(128, 32, 4, 2, options=BOTH_ORDERS),
+        C(128, 32, 4, 2, options=BOTH_ORDERS),
+        C(128, 32, 4, 2),
+        C(128, 32, 4, 2, options=BOTH_ORDERS),
+        C(128, 32, 4, 2),
+    ),
+    ("fwd", 16, 192): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
+    ("fwd", 16, 256): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
+    # fwd, 32 bits: registers, 2026-11-21.
+    ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
+    ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
+    ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
+    ("fwd", 32, 256): (C(64, 32, 4),),
+    # bwd-dkdv, 16 bits: clock, 2026-11-24.
+    ("bwd-dkdv", 16, 32): (
+        C(16, 128, 2, 2, options=ROWS_OF_16),
+        *(C(16, 64, 2, 2, options=ROWS_OF_16),) * 3,
+        C(16, 128, 4),
+    ),
+    ("bwd-dkdv", 16, 64): (C(32, 64, 2), *(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),) * 3, C(16, 128, 4)),
+    ("bwd-dkdv", 16, 96): (C(16, 64, 2, 2, options=BOTH_ORDERS),),
+    ("bwd-dkdv", 16, 128): (
+        C(16, 128, 4, 2, options=BOTH_ORDERS),
+        C(32, 64, 2, options=ROWS_OF_16),
+        C(32, 64, 2, options=ROWS_OF_16),
+        C(16, 128, 4, 2, options=BOTH_ORDERS),
+        C(32, 128, 4, options=ROWS_OF_16),
+    ),
+    ("bwd-dkdv", 16, 192): (C(16, 64, 4, 2, options=BOTH_ORDERS),),
+    ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4), C(16, 64, 4, options=BOTH_ORDERS), C(16, 64, 4)),
+    # bwd-dkdv, 32 bits: registers, 2026-11-21.
+    ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
+    ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
+    ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
+    ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
+    # bwd-dq, 16 bits: clock, 2026-11-24.
+    ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
+    ("bwd-dq", 16, 64): (C(128, 64, 4), *(C(64, 32, 2, 2, options=BOTH_ORDERS),) * 4),
+    ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
+    ("bwd-dq", 16, 128): (
+        C(128, 32, 4),
+        *(C(64, 16, 2, 2, options=BOTH_ORDERS),) * 3,
+        C(64, 32, 2, 2, options=BOTH_ORDERS),
+    ),
+    ("bwd-dq", 16, 192): (*(C(128, 32, 4, 2, options=BOTH_ORDERS),) * 4, C(64, 32, 2, 2, options=BOTH_ORDERS)),
+    ("bwd-dq", 16, 256): (C(128, 16, 4, 2, options=BOTH_ORDERS),),
+    # bwd-dq, 32 bits: registers, 2026-11-21.
+    ("bwd-dq", 32, 32): (C(64, 64, 4),),
+    ("bwd-dq", 32, 64): (C(64, 32, 4),),
+    ("bwd-dq", 32, 128): (C(64, 32, 4),),
+    ("bwd-dq", 32, 256): (C(32, 16, 4),),
+}
+
+# Target -> its own rows, before those of the family.
+TARGET_ROWS: dict[str, Rows] = {
+    "gfx942": {
+        # bwd-dkdv, 16 bits: clock, 2026-11-24.
+        ("bwd-dkdv", 16, 256): (
+            C(32, 64, 4, options=ROWS_OF_16),
+            C(32, 64, 4, options=ROWS_OF_16),
+            C(16, 64, 4, options=BOTH_ORDERS),
+            C(32, 64, 4, options=ROWS_OF_16),
+            C(16, 64, 4),
+        ),
+    },
+    "gfx950": {
+        # bwd-dkdv, 16 bits: clock, 2026-11-24.
+        ("bwd-dkdv", 16, 128): (
+            *(C(16, 64, 2, 2, options=BOTH_ORDERS),) * 4,
+            C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+        ),
+        ("bwd-dkdv", 16, 256): (C(16, 64, 4, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
+        # bwd-dq, 16 bits: clock, 2026-11-24.
+        ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
+        ("bwd-dq", 16, 128): (
+            C(128, 32, 4, 2, options=BOTH_ORDERS),
+            *(C(64, 16, 2, 2, options=BOTH_ORDERS),) * 3,
+            C(64, 32, 2, 2, options=BOTH_ORDERS),
+        ),
+    },
+}

@@ -1,0 +1,131 @@
+"""Tiles of the kernels for a KV cache (decode, extend) and of the forward in FP8, by family.
+
+measured: fastest on an H200. bf16: 6 shapes of decoding and 12 of more queries, head dims 64 to 256; fp16 and decoding
+in FP8 take the same tile. fp32: 2 or 3 shapes. The forward in FP8: by `benchmarks/tune.py`.
+registers: no such GPU was available. Of a list of tiles, the largest that spills no vector register to scratch. On RDNA
+some spill: `extend-paged` in fp32 with head dim 128 63 to 89 registers, `decode-paged` in fp16 with 128 on RDNA 2 209,
+others up to 18.
+main loop: no such GPU was available. Of a list of tiles, the one whose compiled main loop on gfx942 has the fewest
+cycles for each key (vector instructions, LDS, matrix instructions). ROWS_OF_16 takes matrix instructions of 16 rows
+where a warp has no 32 rows of its own: two warps that share rows pass the probabilities to each other through LDS, 1 or
+2 bytes at a time. By that count it gains a factor of 1.3 to 1.9 for `extend`, and with tiles that fit it 2.2 and 2.7
+for FP8 with head dims 128 and 256.
+
+A row of `decode` and `extend` also serves the paged operation where that has no row, and elements of 8 bits take the
+row of 16.
+"""
+
+from __future__ import annotations
+
+from flash_attn.kernels.tuning.config import ROWS_OF_16, C, Rows
+
+_NVIDIA: Rows = {
+    # decode, 16 bits: measured, 2026-11-22.
+    ("decode", 16, 64): (C(16, 64, 2, 3),),
+    ("decode", 16, 128): (C(16, 32, 2, 4),),
+    ("decode", 16, 256): (C(16, 32, 4, 3),),
+    # decode, 32 bits: measured, 2026-11-22.
+    ("decode", 32, 64): (C(16, 32, 2, 3),),
+    ("decode", 32, 128): (C(16, 16, 4, 3),),
+    ("decode", 32, 256): (C(16, 32, 8, 2),),
+    # decode-paged, 16 bits: measured, 2026-11-22.
+    ("decode-paged", 16, 64): (C(16, 128, 4, 5),),
+    ("decode-paged", 16, 128): (C(16, 64, 4, 5),),
+    ("decode-paged", 16, 256): (C(16, 32, 4, 5),),
+    # decode-paged, 32 bits: measured, 2026-11-22.
+    ("decode-paged", 32, 64): (C(16, 64, 4, 2),),
+    # extend, 16 bits: measured, 2026-11-22.
+    ("extend", 16, 64): (C(64, 64, 4, 4),),
+    ("extend", 16, 128): (C(64, 64, 4, 3),),
+    ("extend", 16, 256): (C(64, 32, 4, 2),),
+    # extend, 32 bits: measured, 2026-11-22.
+    ("extend", 32, 64): (C(32, 32, 4, 2),),
+    ("extend", 32, 128): (C(32, 32, 4, 1),),
+    ("extend", 32, 256): (C(32, 32, 8, 1),),
+    # extend-paged, 16 bits: measured, 2026-11-22.
+    ("extend-paged", 16, 64): (C(64, 64, 4, 5),),
+    ("extend-paged", 16, 128): (C(64, 64, 4, 5),),
+    # fp8-fwd, 8 bits: measured, 2026-11-22.
+    ("fp8-fwd", 8, 64): (C(128, 64, 4, 3), C(128, 64, 4, 3)),
+    ("fp8-fwd", 8, 128): (C(64, 128, 4, 3), C(64, 64, 4, 3)),
+    ("fp8-fwd", 8, 256): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+}
+
+_CDNA: Rows = {
+    # decode, 16 bits: registers, 2026-11-21.
+    ("decode", 16, 64): (C(16, 64, 4, 2),),
+    ("decode", 16, 128): (C(16, 64, 4, 2),),
+    ("decode", 16, 256): (C(16, 32, 4, 2),),
+    # decode, 32 bits: registers, 2026-11-21.
+    ("decode", 32, 64): (C(16, 32, 4, 2),),
+    ("decode", 32, 128): (C(16, 32, 4, 2),),
+    ("decode", 32, 256): (C(16, 16, 4, 2),),
+    # extend, 16 bits: main loop, 2026-11-22.
+    ("extend", 16, 64): (C(64, 64, 4, 2, options=ROWS_OF_16),),
+    ("extend", 16, 128): (C(64, 64, 4, 2, options=ROWS_OF_16),),
+    ("extend", 16, 256): (C(64, 32, 4, 2, options=ROWS_OF_16),),
+    # extend, 32 bits: registers, 2026-11-22.
+    ("extend", 32, 64): (C(64, 32, 4, 2),),
+    ("extend", 32, 128): (C(32, 32, 4, 2),),
+    ("extend", 32, 256): (C(32, 16, 4, 2),),
+    # fp8-fwd, 8 bits: main loop, 2026-11-22.
+    ("fp8-fwd", 8, 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 4)),
+    ("fp8-fwd", 8, 128): (C(128, 64, 4, 2), C(128, 64, 8, options=ROWS_OF_16)),
+    ("fp8-fwd", 8, 256): (C(128, 64, 8, 2, options=ROWS_OF_16), C(128, 64, 8, options=ROWS_OF_16)),
+}
+
+_RDNA2: Rows = {
+    # decode, 16 bits: registers, 2026-11-21.
+    ("decode", 16, 64): (C(16, 32, 8, depth=16),),
+    ("decode", 16, 128): (C(16, 32, 8, depth=16),),
+    ("decode", 16, 256): (C(16, 32, 8, depth=16),),
+    # decode, 32 bits: registers, 2026-11-21.
+    ("decode", 32, 64): (C(16, 32, 8, depth=16),),
+    ("decode", 32, 128): (C(16, 32, 8, depth=16),),
+    ("decode", 32, 256): (C(16, 16, 8, depth=16),),
+    # decode-paged, 16 bits: registers, 2026-11-21.
+    ("decode-paged", 16, 128): (C(16, 32, 4, depth=16),),
+    # decode-paged, 32 bits: registers, 2026-11-21.
+    ("decode-paged", 32, 128): (C(16, 32, 4, depth=16),),
+    # extend, 16 bits: registers, 2026-11-21.
+    ("extend", 16, 64): (C(32, 16, 16, depth=16),),
+    ("extend", 16, 128): (C(32, 16, 16, depth=16),),
+    ("extend", 16, 256): (C(64, 16, 16, depth=16),),
+    # extend, 32 bits: registers, 2026-11-21.
+    ("extend", 32, 64): (C(32, 16, 16, depth=16),),
+    ("extend", 32, 128): (C(16, 16, 16, depth=16),),
+    ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+}
+
+_RDNA3: Rows = {
+    # decode, 16 bits: registers, 2026-11-21.
+    ("decode", 16, 64): (C(16, 64, 4),),
+    ("decode", 16, 128): (C(16, 32, 4),),
+    ("decode", 16, 256): (C(16, 16, 4),),
+    # decode, 32 bits: registers, 2026-11-21.
+    ("decode", 32, 64): (C(16, 32, 8, depth=16),),
+    ("decode", 32, 128): (C(16, 32, 4, depth=16),),
+    ("decode", 32, 256): (C(16, 16, 8, depth=16),),
+    # decode-paged, 16 bits: registers, 2026-11-21.
+    ("decode-paged", 16, 128): (C(16, 64, 4, depth=32),),
+    ("decode-paged", 16, 256): (C(16, 16, 8, depth=16),),
+    # extend, 16 bits: registers, 2026-11-21.
+    ("extend", 16, 64): (C(64, 32, 4),),
+    ("extend", 16, 128): (C(64, 32, 8, depth=32),),
+    ("extend", 16, 256): (C(32, 16, 8, depth=16),),
+    # extend, 32 bits: registers, 2026-11-21.
+    ("extend", 32, 64): (C(64, 32, 8, depth=16),),
+    ("extend", 32, 128): (C(16, 16, 16, depth=16),),
+    ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+}
+
+# RDNA 4 takes the tiles of RDNA 3 (2026-11-21).
+_RDNA4: Rows = {
+    **_RDNA3,
+    # fp8-fwd, 8 bits: registers, 2026-11-22.
+    ("fp8-fwd", 8, 64): (C(128, 32, 8), C(128, 32, 8)),
+    ("fp8-fwd", 8, 128): (C(128, 32, 8), C(64, 32, 8)),
+    ("fp8-fwd", 8, 256): (C(128, 32, 8), C(128, 16, 8)),
+}
+
+ROWS: dict[str, Rows] = {"nvidia": _NVIDIA, "cdna": _CDNA, "rdna2": _RDNA2, "rdna3": _RDNA3, "rdna4": _RDNA4}

@@ -1,0 +1,17 @@
+"""Tiles that are no choice: their kernels wait for memory, or run rarely."""
+
+from __future__ import annotations
+
+from flash_attn.kernels.tuning.config import C
+
+# (operation, kind) -> its configuration on every target.
+CONFIGS: dict[tuple[str, str], C] = {
+    ("probabilities", "any"): C(32, 32, 4, depth=16),  # called when somebody debugs
+    ("append", "plain"): C(16, 0, 4),
+    ("combine", "plain"): C(1, 8, 1),
+    ("combine", "wide"): C(1, 32, 4),
+    # 128 rows: see fp8_cast.COLUMNS.
+    ("fp8-amax", "plain"): C(128, 256, 4),
+    ("fp8-cast", "plain"): C(128, 256, 4),
+    ("fp8-cast-v", "plain"): C(128, 256, 4),
+}

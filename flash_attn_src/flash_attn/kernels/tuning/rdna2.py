@@ -1,0 +1,46 @@
+"""Tiles of RDNA 2 GPUs. No such GPU was available.
+
+registers: of a list of tiles, the largest that spills no vector register to scratch. Every tile of the backward of kind
+`any` spills with head dims 192 and 256, and with fp16 and 128: the row is the tile that spills least.
+
+RDNA 2 has no matrix unit. A thread keeps whole rows of its operands, so the head dim is taken in pieces of 16.
+"""
+
+from __future__ import annotations
+
+from flash_attn.kernels.tuning.config import WAVES, C, Options, Rows
+
+OPTIONS: Options = WAVES
+
+ROWS: Rows = {
+    # fwd, 16 bits: registers, 2026-11-21.
+    ("fwd", 16, 32): (C(64, 16, 8, depth=16),),
+    ("fwd", 16, 64): (C(64, 16, 8, depth=16),),
+    ("fwd", 16, 128): (C(64, 16, 8, depth=16),),
+    ("fwd", 16, 256): (C(32, 16, 8, depth=16),),
+    # fwd, 32 bits: registers, 2026-11-21.
+    ("fwd", 32, 32): (C(32, 16, 8, depth=16),),
+    ("fwd", 32, 64): (C(32, 16, 8, depth=16),),
+    ("fwd", 32, 128): (C(32, 16, 8, depth=16),),
+    ("fwd", 32, 256): (C(32, 16, 8, depth=16),),
+    # bwd-dkdv, 16 bits: registers, 2026-11-21.
+    ("bwd-dkdv", 16, 32): (C(16, 32, 4, depth=16), C(16, 32, 8, depth=16)),
+    ("bwd-dkdv", 16, 64): (C(16, 32, 4, depth=16), C(16, 16, 8, depth=16)),
+    ("bwd-dkdv", 16, 128): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
+    ("bwd-dkdv", 16, 256): (C(16, 32, 8, depth=16), C(16, 16, 16, depth=16)),
+    # bwd-dkdv, 32 bits: registers, 2026-11-21.
+    ("bwd-dkdv", 32, 32): (C(16, 16, 16, depth=16),),
+    ("bwd-dkdv", 32, 64): (C(16, 16, 16, depth=16),),
+    ("bwd-dkdv", 32, 128): (C(16, 16, 16, depth=16),),
+    ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16),),
+    # bwd-dq, 16 bits: registers, 2026-11-21.
+    ("bwd-dq", 16, 32): (C(64, 16, 8, depth=16), C(32, 16, 8, depth=16)),
+    ("bwd-dq", 16, 64): (C(64, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+    ("bwd-dq", 16, 128): (C(64, 16, 8, depth=16), *(C(16, 16, 8, depth=16),) * 3, C(16, 16, 16, depth=16)),
+    ("bwd-dq", 16, 256): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+    # bwd-dq, 32 bits: registers, 2026-11-21.
+    ("bwd-dq", 32, 32): (C(16, 16, 8, depth=16),),
+    ("bwd-dq", 32, 64): (C(16, 16, 8, depth=16),),
+    ("bwd-dq", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+    ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+}

@@ -1,0 +1,87 @@
+"""Tiles of RDNA 3 GPUs. No such GPU was available.
+
+clock: of a list of tiles, the one with the fewest cycles by the clock of `flash_attn_src/tests/count_cycles.py`, with
+global loads of 500 and of 900 cycles, plain in bf16 on gfx1100. Other kinds take the same tile where it spills no more
+than theirs, or where it gains half in spite of its spills. The forward of head dim 256 spills up to 56 registers, dk
+and dv of 128 up to 39 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and dk and dv up to 96 with dropout, have
+the tile of an earlier count, of the busiest unit's cycles (2026-11-23): all columns of a score row in one warp, because
+P goes through LDS otherwise, and no more warps than a product has rows of tiles, because further warps repeat the work.
+registers: of a list of tiles, the largest that spills no vector register to scratch. With fp32 and head dim 192, and
+with 16 bits and 64 to 128, every tile of the backward of kind `any` spills: the row is the tile that spills least.
+"""
+
+from __future__ import annotations
+
+from flash_attn.kernels.tuning.config import ORDERS, WAVES, C, Options, Rows
+
+OPTIONS: Options = WAVES + ORDERS
+
+ROWS: Rows = {
+    # fwd, 16 bits: clock, 2026-11-24.
+    ("fwd", 16, 32): (C(64, 32, 4, 2),),
+    ("fwd", 16, 64): (*(C(64, 32, 4, 2),) * 4, C(128, 32, 8, depth=32)),
+    ("fwd", 16, 96): (*(C(64, 32, 4),) * 4, C(64, 32, 8, depth=32)),
+    ("fwd", 16, 128): (C(64, 32, 4), *(C(128, 32, 8),) * 3, C(64, 32, 8, depth=64)),
+    ("fwd", 16, 192): (C(64, 32, 8, 2, depth=32),),
+    ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
+    # fwd, 32 bits: registers, 2026-11-21.
+    ("fwd", 32, 32): (C(128, 32, 8, depth=16),),
+    ("fwd", 32, 64): (C(128, 16, 8, depth=32),),
+    ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
+    ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
+    # fwd-paged, 16 bits: registers, 2026-11-21.
+    ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
+    ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
+    ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
+    # fwd-paged-whole, 16 bits: registers, 2026-11-22.
+    ("fwd-paged-whole", 16, 128): (C(128, 32, 8, depth=32), C(64, 32, 8, depth=64)),
+    ("fwd-paged-whole", 16, 256): (C(64, 16, 8, depth=32),),
+    # bwd-dkdv, 16 bits: clock, 2026-11-24.
+    ("bwd-dkdv", 16, 32): (C(32, 64, 4), C(32, 64, 4), C(32, 32, 4), C(32, 64, 4), C(32, 32, 4)),
+    ("bwd-dkdv", 16, 64): (
+        C(32, 64, 4, 2, depth=32),
+        C(32, 64, 4, 2, depth=32),
+        C(32, 32, 8, depth=32),
+        C(32, 64, 4, 2, depth=32),
+        C(32, 32, 8, depth=32),
+    ),
+    ("bwd-dkdv", 16, 96): (
+        C(16, 64, 4, 2, depth=32),
+        C(16, 64, 4, 2, depth=32),
+        C(32, 64, 8, depth=32),
+        C(16, 64, 4, 2, depth=32),
+        C(16, 32, 8, depth=16),
+    ),
+    ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16),) * 4, C(16, 32, 8, depth=16)),
+    ("bwd-dkdv", 16, 192): (*(C(16, 32, 4, 2, depth=32),) * 4, C(16, 16, 4, depth=16)),
+    ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
+    # bwd-dkdv, 32 bits: registers, 2026-11-21.
+    ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
+    ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
+    ("bwd-dkdv", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+    ("bwd-dkdv", 32, 192): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=64)),
+    ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
+    # bwd-dq, 16 bits: clock, 2026-11-24.
+    ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
+    ("bwd-dq", 16, 64): (*(C(64, 16, 4),) * 4, C(32, 32, 8, depth=32)),
+    ("bwd-dq", 16, 128): (
+        C(64, 32, 4, depth=32),
+        C(64, 32, 4, depth=32),
+        C(64, 16, 4, depth=32),
+        C(64, 32, 4, depth=32),
+        C(16, 16, 8, depth=16),
+    ),
+    ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=32),) * 4, C(32, 16, 8, depth=16)),
+    ("bwd-dq", 16, 256): (
+        C(32, 16, 4, 2, depth=32),
+        C(32, 16, 4, 2, depth=32),
+        C(32, 16, 8, depth=32),
+        C(32, 16, 4, 2, depth=32),
+        C(32, 16, 8, depth=32),
+    ),
+    # bwd-dq, 32 bits: registers, 2026-11-21.
+    ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),
+    ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
+    ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
+    ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 32, depth=16)),
+}

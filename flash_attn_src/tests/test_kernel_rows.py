@@ -1,0 +1,82 @@
+"""The rows of kernels/operations.py and kernels/targets.py: what they say is true of the kernels and of the GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import replace
+
+import pytest
+from flash_attn.kernels import targets, tuning
+from flash_attn.kernels.operations import OPERATIONS, Operation
+from flash_attn.kernels.targets import TARGETS
+
+
+@pytest.mark.parametrize("row", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_a_row_names_arguments_and_constants_that_its_kernel_has(row: Operation) -> None:
+    function = getattr(importlib.import_module(f"flash_attn.kernels.{row.module}"), row.function)
+    parameters = inspect.signature(function.fn).parameters.values()
+    taken = {parameter.name for parameter in parameters if parameter.annotation == "tl.constexpr"}
+    typed = [name for names in row.types.values() for name in names.split()]
+    assert len(set(typed)) == len(typed)
+    assert set(typed) <= set(function.arg_names) - taken
+    assert {*row.constants, *row.fixed} == taken
+    pointers = {name for type_, names in row.types.items() if type_.startswith("*") for name in names.split()}
+    assert set(row.aligned) <= pointers
+    assert set(row.fp32_arguments) <= {name for names in row.types.values() for name in names.split()} | {
+        *("weight", "bias", "residual", "z", "dz", "dresidual")  # the forward and the backward of a norm share a list
+    }
+
+
+@pytest.mark.parametrize("row", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_every_size_and_kind_of_a_row_has_a_variant(row: Operation) -> None:
+    assert list(row.sizes) == sorted(set(row.sizes))
+    assert all(set(row.sizes_for(kind)) <= set(row.sizes) for kind in row.kinds)
+    assert row.tile_of is None or OPERATIONS[row.tile_of].tuning == "table"
+    assert row.dtypes_for(targets.get("gfx942"))
+
+
+def test_the_digest_of_a_row_changes_with_each_fact_that_shapes_the_object() -> None:
+    row = OPERATIONS["fwd"]
+    others = (
+        replace(row, types=row.types | {"*i64": "rng_state stride_qb"}),
+        replace(row, aligned=row.aligned[1:]),
+        replace(row, fp32_arguments=("lse", "out")),
+        replace(row, fixed={"PAGED": 1}),
+        replace(row, function="attn_other"),
+    )
+    digests = [each.digest("bf16") for each in (row, *others)] + [row.digest("fp16")]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("target", "wavefront", "fp8", "matrix_unit"),
+    [
+        ("gfx90a", 64, None, "mfma"),
+        ("gfx942", 64, "fp8e4b8", "mfma"),
+        ("gfx950", 64, "fp8e4nv", "mfma"),
+        ("gfx1030", 32, None, None),
+        ("gfx1100", 32, None, "wmma"),
+        ("gfx1151", 32, None, "wmma"),
+        ("gfx1201", 32, "fp8e4nv", "wmma"),
+        ("sm_80", 32, None, "mma"),
+        ("sm_90", 32, "fp8e4nv", "mma"),
+    ],
+)
+def test_facts_of_a_target(target: str, wavefront: int, fp8: str | None, matrix_unit: str | None) -> None:
+    row = targets.get(target)
+    assert (row.name, row.wavefront, row.fp8, row.matrix_unit) == (target, wavefront, fp8, matrix_unit)
+
+
+def test_every_target_has_a_table_of_tiles() -> None:
+    for target in TARGETS:
+        table = tuning.rows(target)
+        assert {op for op, _, _ in table} >= {"fwd", "bwd-dq", "bwd-dkdv", "decode", "extend"}
+        assert ("fp8-fwd", 8, 128) in table or TARGETS[target].fp8 is None
+
+
+@pytest.mark.parametrize("name", ["gfx803", "sm_9", "banana", ""])
+def test_an_unknown_target_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown GPU target {name!r}: add a row to flash_attn/kernels/targets"):
+        targets.get(name)
+    assert targets.fp8_format(name) is None
