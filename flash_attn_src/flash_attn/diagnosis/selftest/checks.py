@@ -1,0 +1,33 @@
+"""Every check of the selftest by its name. A check makes calls of the public API and returns its errors.
+
+A check raises AssertionError where something is wrong that is no distance from a reference. NotImplementedError means
+that this GPU cannot do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flash_attn.diagnosis.selftest import attention, layers, properties
+from flash_attn.diagnosis.selftest.attention import Errors
+from flash_attn.diagnosis.selftest.cases import Case
+from flash_attn.diagnosis.selftest.inputs import DTYPES, Draw
+
+CHECKS: dict[str, Callable[..., Errors]] = {
+    "attention": attention.attention,
+    "packed": attention.packed,
+    "cache": attention.cache,
+    "fp8": attention.fp8,
+    "dropout": properties.dropout,
+    "repeats": properties.repeats,
+    "captured": properties.captured,
+    "rotary": layers.rotary,
+    "rms_norm": layers.rms_norm,
+    "layer_norm": layers.layer_norm,
+    "cross_entropy": layers.cross_entropy,
+}
+
+
+def run(case: Case, device: str) -> Errors:
+    """The errors of a case on a torch device: forward, and backward where there is one."""
+    return CHECKS[case.check](Draw(device, DTYPES[case.dtype]), **case.options)

@@ -1,0 +1,144 @@
+"""Checks this flash_attn on your GPU: `python -m flash_attn.selftest`, one to three minutes.
+
+It compares calls of every kind, forward and backward, with fp32 on the same inputs, times six shapes beside PyTorch's
+scaled_dot_product_attention, prints a table, and writes a report in JSON. The report has versions, the GPU and its
+driver, errors and times. It names no person and no host. Nothing is sent. Exit code 0: everything is right; 1: not.
+Without a GPU it runs fewer checks on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+import flash_attn
+from flash_attn.diagnosis.selftest import machine, report, wheel
+from flash_attn.diagnosis.selftest.worker import private, steps
+
+_SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
+_DEATHS = 3  # of the worker, before the run ends
+_SHOWN_EVERY = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flash_attn.selftest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the report (flash-attn-selftest-TARGET.json)")
+    parser.add_argument("--gpu", type=int, metavar="N", help="the number of the GPU, as torch counts them")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU though there is a GPU")
+    arguments = parser.parse_args(argv)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if arguments.gpu is not None and not 0 <= arguments.gpu < count:
+        parser.error(f"--gpu {arguments.gpu}: torch sees {count} GPUs; the first one is 0")
+    info = flash_attn.backend_info()
+    gpu = arguments.gpu if arguments.gpu is not None else machine.chosen(tuple(info["targets"]))
+    gpu = None if arguments.cpu else gpu
+    path = arguments.json or Path(f"flash-attn-selftest-{'cpu' if gpu is None else machine.target(gpu)}.json")
+    if not path.absolute().parent.is_dir():
+        parser.error(f"--json {path}: there is no directory {path.absolute().parent}")
+    if gpu is None:
+        print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
+        print(": fewer checks, no speed of a GPU. `python -m flash_attn.doctor` says what is wrong", file=sys.stdout)
+
+    lines, trouble = run("cpu" if gpu is None else str(gpu))
+    found = report.build(
+        machine.facts(gpu),
+        wheel.facts() | {"gpu_backend": info["gpu_backend"]},
+        [line for line in lines if "check" in line],
+        [line for line in lines if "shape" in line],
+        trouble,
+    )
+    path.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(report.table(found))
+    print(f"\n{'everything is right' if found['ok'] else 'something is wrong'}; the report is in {path}")
+    if gpu is not None:
+        address = wheel.repository()
+        where = f"{address}/{report.FORM}" if address else "an issue of the repository, form 'It ran on my GPU'"
+        print(f"Please send it: paste it into {where}")
+    return 0 if found["ok"] else 1
+
+
+def run(gpu: str) -> tuple[list[dict[str, Any]], str]:
+    """The lines of all steps, and why the run ended early, "" where it did not.
+
+    A step that ends the process fails, and a new process goes on behind it.
+    """
+    planned = steps(gpu == "cpu")
+    lines: list[dict[str, Any]] = []
+    deaths = 0
+    while len(lines) < len(planned):
+        end = ""
+        for line in _worker(gpu, len(lines)):
+            if "end" in line:
+                end = line["end"]
+            elif "begin" not in line:
+                lines.append(line)
+                _progress(len(lines), len(planned))
+        if len(lines) < len(planned):
+            step, deaths = planned[len(lines)], deaths + 1
+            lines.append(_lost(step, end or "the process ended"))
+            if deaths == _DEATHS:
+                return lines, f"the process of the selftest ended {deaths} times: the remaining steps did not run"
+    return lines, ""
+
+
+def _lost(step: Any, why: str) -> dict[str, Any]:
+    """The line of a step that did not end."""
+    if hasattr(step.what, "group"):
+        line = {"check": step.name, "group": step.what.group, "ok": False, "forward": None, "backward": None}
+        return line | {"limits": list(step.what.limits), "notes": [], "failure": why, "seconds": 0.0}
+    return {"shape": step.name, "failure": why}
+
+
+def _worker(gpu: str, skip: int) -> Iterator[dict[str, Any]]:
+    """The lines of a worker, as they come, and at last {"end": how it ended} where not by itself."""
+    command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip)]
+    words: list[str] = []
+    silent = threading.Event()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        lines, messages = cast("IO[str]", process.stdout), cast("IO[str]", process.stderr)
+        listener = threading.Thread(target=lambda: words.extend(messages), daemon=True)
+        listener.start()
+
+        def stop() -> None:
+            silent.set()
+            process.kill()
+
+        watch = threading.Timer(_SILENCE_SECONDS, stop)
+        watch.start()
+        try:
+            for text in lines:
+                watch.cancel()
+                watch = threading.Timer(_SILENCE_SECONDS, stop)
+                watch.start()
+                with suppress(ValueError):  # a line that is cut off where the process ended
+                    yield json.loads(text)
+            code = process.wait()
+        finally:
+            watch.cancel()
+            process.kill()
+            listener.join()
+    if silent.is_set():
+        yield {"end": f"it said nothing for {_SILENCE_SECONDS} s"}
+    elif code:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        last = private(words[-1].strip()) if words else ""
+        yield {"end": f"the process ended with {how}{': ' + last if last else ''}"}
+
+
+def _progress(done: int, planned: int) -> None:
+    if sys.stderr.isatty() or done % _SHOWN_EVERY == 0 or done == planned:
+        end = "\r" if sys.stderr.isatty() and done < planned else "\n"
+        print(f"{done} of {planned}", end=end, file=sys.stderr, flush=True)

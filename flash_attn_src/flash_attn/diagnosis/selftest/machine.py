@@ -1,0 +1,83 @@
+"""The machine of a selftest: versions, GPU, driver. Nothing that names a person or a host."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Settings that change what runs. Their values are numbers, targets or TRUE; no other variable is reported.
+_VARIABLES = (
+    "FLASH_ATTENTION_TRITON_AMD_ENABLE",
+    "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE",
+    "HSA_OVERRIDE_GFX_VERSION",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+)
+_TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
+_DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
+
+
+def chosen(targets: tuple[str, ...]) -> int | None:
+    """The first GPU that the wheel has kernels for, else the first one, None without a GPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return next((index for index in range(count) if target(index) in targets), 0 if count else None)
+
+
+def target(index: int) -> str:
+    """gfx942, sm_90 ..."""
+    return architecture(index).split(":")[0]
+
+
+def architecture(index: int) -> str:
+    """The target with its features, as torch names it: "gfx942:sramecc+:xnack-"."""
+    properties = torch.cuda.get_device_properties(index)
+    return properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+
+
+def facts(index: int | None) -> dict[str, Any]:
+    """What a report says of the machine; `index` is the GPU that ran, None is the CPU."""
+    found: dict[str, Any] = {
+        "device": "CPU",
+        "target": "cpu",
+        "architecture": platform.machine(),
+        "memory_mib": 0,
+        "compute_units": 0,
+    }
+    if index is not None:
+        properties = torch.cuda.get_device_properties(index)
+        found = {
+            "device": properties.name,
+            "target": target(index),
+            "architecture": architecture(index),
+            "memory_mib": properties.total_memory >> 20,
+            "compute_units": properties.multi_processor_count,
+        }
+    return found | {
+        "driver": _driver(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hip": torch.version.hip,
+        "cuda": torch.version.cuda,
+        "triton": {name: version for name in _TRITONS if (version := _version(name))},
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _driver() -> str:
+    """The first line of the GPU driver's version; "" for the driver that comes with the kernel, which has none."""
+    found = [path.read_text(encoding="utf-8") for path in _DRIVERS if path.is_file()]
+    return found[0].splitlines()[0].strip() if found else ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,98 @@
+"""The speed part of the selftest: milliseconds of a shape, beside PyTorch's scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import flash_attn
+from flash_attn.diagnosis.selftest.cases import Shape
+
+_ROUNDS = 3
+_ROUND_MS = 150.0  # of calls in a row
+_api: Any = flash_attn
+Call = Callable[[], object]
+
+
+def measure(shape: Shape, device: str) -> dict[str, Any]:
+    """{"shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms", "sdpa"}.
+
+    A time is None where it does not apply. "sdpa" says why SDPA could not run, "" where it ran. Each time is the median
+    of three rounds.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(length: int, heads: int) -> torch.Tensor:
+        drawn = torch.randn(shape.batch, length, heads, shape.head_dim, generator=generator)
+        return drawn.to(device, torch.bfloat16).requires_grad_(not shape.cache)
+
+    q = draw(1 if shape.cache else shape.seqlen, shape.heads)
+    k, v = draw(shape.seqlen, shape.heads_k), draw(shape.seqlen, shape.heads_k)
+
+    def ours() -> Any:
+        if shape.cache:
+            return _api.flash_attn_with_kvcache(q, k, v, cache_seqlens=shape.seqlen)
+        return _api.flash_attn_func(q, k, v, causal=shape.causal)
+
+    attend: Any = scaled_dot_product_attention
+    gqa = {} if shape.heads == shape.heads_k else {"enable_gqa": True}  # older torch lacks it
+
+    def sdpa() -> Any:
+        flipped = (x.transpose(1, 2) for x in (q, k, v))
+        return attend(*flipped, is_causal=shape.causal, **gqa)
+
+    inputs = () if shape.cache else (q, k, v)
+    forward, backward = _times(ours, inputs, device)
+    result = {"shape": shape.name, "forward_ms": forward, "backward_ms": backward}
+    result |= {"sdpa_forward_ms": None, "sdpa_backward_ms": None, "sdpa": ""}
+    try:
+        result["sdpa_forward_ms"], result["sdpa_backward_ms"] = _times(sdpa, inputs, device)
+    except (RuntimeError, TypeError) as error:  # out of memory, or an option that this torch lacks
+        result["sdpa"] = str(error).splitlines()[0][:200]
+    return result
+
+
+def _times(attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], device: str) -> Any:
+    """Milliseconds of the forward and of the backward; None for the backward where there are no inputs to derive by."""
+
+    def forward() -> object:
+        with torch.no_grad():
+            return attend()
+
+    if not inputs:
+        return _milliseconds(forward, device), None
+    out = attend()
+    dout = torch.ones_like(out)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+    return _milliseconds(forward, device), _milliseconds(backward, device)
+
+
+def _milliseconds(call: Call, device: str) -> float:
+    call()
+    _round(call, 1, device)
+    repeats = max(1, min(50, int(_ROUND_MS / _round(call, 1, device))))
+    return statistics.median(_round(call, repeats, device) for _ in range(_ROUNDS))
+
+
+def _round(call: Call, repeats: int, device: str) -> float:
+    """Milliseconds of one call among some in a row."""
+    if device == "cpu":
+        started = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - started) * 1e3 / repeats
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats

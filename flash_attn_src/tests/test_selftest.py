@@ -1,0 +1,321 @@
+"""python -m flash_attn.selftest: it passes here, it fails where a result is wrong, and its report names nobody."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from flash_attn.diagnosis.selftest import attention, cases, checks, command, layers, properties, report, wheel, worker
+from flash_attn.runtime import build_info
+
+_SOURCE = Path(__file__).resolve().parent.parent
+_CASES = {case.name: case for case in cases.cases()}
+
+
+def first(check: str, dtype: str = "bf16") -> cases.Case:
+    """The first case of a check that runs on a CPU."""
+    return next(case for case in cases.cases() if case.check == check and case.on_cpu and case.dtype == dtype)
+
+
+def test_the_cases_are_whole() -> None:
+    every = cases.cases()
+    assert len(_CASES) == len(every)
+    assert {case.check for case in every} == set(checks.CHECKS)
+    assert {case.group for case in every} == {case.group for case in every if case.on_cpu} == set(cases.GROUPS)
+    assert len(cases.SPEEDS) == 6
+    assert len({shape.name for shape in (*cases.SPEEDS, *cases.CPU_SPEEDS)}) == 7
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], str]:
+    """A whole run on the CPU, its report, and the report's text."""
+    path = tmp_path_factory.mktemp("selftest") / "report.json"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FLASH_ATT", "TRITON"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_attn.selftest", "--cpu", "--json", path],
+        env={**variables, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1", "HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+    return done, json.loads(text), text
+
+
+def test_everything_is_right_on_a_cpu(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:
+    done, found, text = run
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "everything is right" in done.stdout
+    assert found["ok"] is True
+    assert [line["check"] for line in found["checks"]] == [case.name for case in cases.cases() if case.on_cpu]
+    assert all(line["ok"] for line in found["checks"])
+    assert [line["shape"] for line in found["speed"]] == [shape.name for shape in cases.CPU_SPEEDS]
+    assert all(line["forward_ms"] > 0 and line["backward_ms"] > 0 for line in found["speed"])
+    assert found["machine"]["torch"] == torch.__version__
+    assert found["machine"]["variables"] == {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
+    assert len(text) < 60_000 / 2  # a full report has 2.3 times as many lines, and an issue takes 65536 characters
+    assert "sent" not in done.stdout
+    assert "paste" not in done.stdout  # a run on a CPU proves nothing that others need
+
+
+def test_a_report_names_nobody(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:
+    text = run[2]
+    for name in (platform.node(), str(Path.home()), str(_SOURCE), sys.executable):
+        assert name not in text
+    if getpass.getuser() != "root":
+        assert getpass.getuser() not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("OSError: /home/me/env/lib/x.so: no such file", "OSError: .../x.so: no such file"),
+        ("no ~/secret/place here", "no .../place here"),
+        ("a 1/2 and gfx942:sramecc+:xnack-", "a 1/2 and gfx942:sramecc+:xnack-"),
+    ],
+)
+def test_messages_lose_their_directories(said: str, shown: str) -> None:
+    assert worker.private(said) == shown
+    assert len(worker.private("x" * 10_000)) == 300
+
+
+def slightly_wrong(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, and a tenth of its largest value more in one place."""
+    change = torch.zeros_like(tensor)
+    change.view(-1)[-1] = tensor.detach().abs().max() / 10
+    return tensor + change
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "name"),
+    [
+        ("attention", attention._api, "flash_attn_func"),
+        ("packed", attention._api, "flash_attn_varlen_func"),
+        ("cache", attention._api, "flash_attn_with_kvcache"),
+        ("rotary", layers, "apply_rotary_emb"),
+        ("rms_norm", layers, "rms_norm_fn"),
+        ("layer_norm", layers, "layer_norm_fn"),
+    ],
+)
+@pytest.mark.parametrize("way", ["forward", "backward", "nan"])
+def test_a_wrong_result_fails(check: str, module: Any, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right: Callable[..., torch.Tensor] = getattr(module, name)
+
+    def wrong(*args: Any, **options: Any) -> torch.Tensor:
+        out = right(*args, **options)
+        if way == "backward":
+            out = out.clone()
+            if out.requires_grad:
+                out.register_hook(lambda gradient: gradient * 1.1)
+            return out
+        return slightly_wrong(out) if way == "forward" else out * float("nan")
+
+    monkeypatch.setattr(module, name, wrong)
+    line = worker.checked(first(check), "cpu")
+    if (check, way) == ("cache", "backward"):  # it has none
+        assert line["ok"] is True
+        return
+    assert line["ok"] is False
+    assert line["failure"] == (
+        "the result holds values that are not finite" if way == "nan" else "the error is larger than allowed"
+    )
+    assert (line["forward"] is None) == (way == "nan")
+
+
+def test_a_cache_that_changes_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = flash_attn.flash_attn_with_kvcache
+
+    def careless(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: Any, **options: Any) -> Any:
+        out = right(q, k_cache, v_cache, *args, **options)
+        v_cache[0, 0] = 0
+        return out
+
+    monkeypatch.setattr(flash_attn, "flash_attn_with_kvcache", careless)
+    assert "keys or values of cache 0 have changed" in worker.checked(first("cache"), "cpu")["failure"]
+
+
+def test_dropout_that_is_no_dropout_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = flash_attn.flash_attn_func
+    said = []
+    for change in ({"dropout_p": 0.12}, {"dropout_p": 0.0}):
+        monkeypatch.setattr(flash_attn, "flash_attn_func", lambda *a, c=change, **o: right(*a, **{**o, **c}))
+        said.append(worker.checked(first("dropout"), "cpu")["failure"])
+
+    def unseeded(*args: Any, **options: Any) -> Any:
+        torch.seed()
+        return right(*args, **options)
+
+    monkeypatch.setattr(flash_attn, "flash_attn_func", unseeded)
+    said.append(worker.checked(first("dropout"), "cpu")["failure"])
+    assert [each.startswith("AssertionError: 0.") for each in said] == [True, True, False]
+    assert "the same seed drops other weights" in said[2]
+
+
+def test_bits_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = flash_attn.flash_attn_func
+    calls: list[int] = []
+
+    def drifting(*args: Any, **options: Any) -> Any:
+        calls.append(0)
+        return right(*args, **options) * (1 + 0.01 * len(calls))
+
+    monkeypatch.setattr(properties._api, "flash_attn_func", drifting)
+    assert "out differs between two runs" in worker.checked(first("repeats"), "cpu")["failure"]
+
+
+def test_what_a_gpu_cannot_do_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("FP8: gfx90a has no such matrix units")
+
+    monkeypatch.setattr(flash_attn, "flash_attn_fp8_func", cannot)
+    line = worker.checked(first("fp8"), "cpu")
+    assert line["ok"] is None
+    assert not report.failed(line)
+    assert "not for this GPU" in report.table(a_report([line]))
+
+
+def a_report(lines: list[dict[str, Any]], speed: Any = (), trouble: str = "", damaged: Any = ()) -> dict[str, Any]:
+    machine = {"hip": "6.2", "cuda": None, "torch": "2.5.1+rocm6.2", "device": "MI300X", "architecture": "gfx942"}
+    wheel_ = {"version": "2.8.3", "label": "rocm", "gpu_backend": "ck", "damaged": list(damaged)}
+    return report.build(machine, wheel_, lines, speed, trouble)
+
+
+def test_the_table_says_what_failed() -> None:
+    good = {"check": "a", "group": "masks", "ok": True, "forward": 6e-3, "backward": None, "limits": [1.2e-2, 2.4e-2]}
+    bad = {**good, "check": "b", "ok": False, "forward": None, "failure": "the process ended with signal 11"}
+    slow = {"shape": cases.SPEEDS[0].name, "failure": "OutOfMemoryError: no"}
+    fast = {"shape": cases.SPEEDS[1].name, "forward_ms": 1.0, "backward_ms": 4.0, "sdpa": "no kernel"}
+    fast |= {"sdpa_forward_ms": None, "sdpa_backward_ms": None}
+    found = a_report([good, bad], [slow, fast], damaged=["flash_attn/api.py"])
+    assert found["ok"] is False
+    page = report.table(found)
+    for words in (
+        "2.8.3+rocm",
+        "1 of 2",
+        "50 %",
+        "FAILED  b: the process ended with signal 11",
+        "FAILED  4 16 4096 128 full: OutOfMemoryError: no",
+        "274.9 TFLOP/s",
+        "cannot run",
+        "FAILED  flash_attn/api.py is not the file of the wheel: reinstall it",
+    ):
+        assert words in page
+    assert a_report([good])["ok"] is True
+    assert a_report([])["ok"] is False
+    assert a_report([good], trouble="it ended")["ok"] is False
+
+
+def _python(tmp_path: Path, script: str) -> str:
+    """A stand-in for the interpreter of the worker; $4 is the number of steps that are done."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_step_that_ends_the_process_fails_and_the_rest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = worker.steps(True)[:4]
+    monkeypatch.setattr(command, "steps", lambda _: planned)
+    line = '{"check": "x", "ok": true}'
+    script = f"""
+echo '{{"begin": "x"}}'
+echo '{line}'
+if [ "$4" = 0 ]; then echo "/home/me/x.cpp: memory access fault" >&2; kill -11 $$; fi
+echo '{line}'
+"""
+    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, script))
+    lines, trouble = command.run("cpu")
+    assert [each["ok"] for each in lines] == [True, False, True, True]
+    assert lines[1]["check"] == planned[1].name
+    assert lines[1]["failure"] == "the process ended with signal 11: .../x.cpp: memory access fault"
+    assert trouble == ""
+
+
+def test_three_ends_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "exit 3"))
+    lines, trouble = command.run("cpu")
+    assert [each["failure"] for each in lines] == ["the process ended with exit code 3"] * 3
+    assert "ended 3 times" in trouble
+
+
+def test_a_silent_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "steps", lambda _: worker.steps(True)[:1])
+    monkeypatch.setattr(command, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "exec sleep 60"))
+    lines, _ = command.run("cpu")
+    assert lines[0]["failure"] == "it said nothing for 0.5 s"
+
+
+def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, words in (
+        (["--gpu", "7"], "--gpu 7: torch sees "),
+        (["--json", str(tmp_path / "none" / "x.json")], "there is no directory"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(options)
+        assert words in capsys.readouterr().err
+
+
+_RECORD = """\
+flash_attn/__init__.py,sha256=AAA,10
+flash_attn-2.8.3+rocm.dist-info/METADATA,sha256=BBB,20
+flash_attn-2.8.3+rocm.dist-info/RECORD,,
+"""
+
+
+def test_the_digest_is_of_the_wheel_and_not_of_the_installer() -> None:
+    digest = wheel.contents(_RECORD)
+    installed = (
+        "flash_attn-2.8.3+rocm.dist-info/INSTALLER,sha256=CCC,4\nflash_attn/__pycache__/__init__.cpython-311.pyc,,\n"
+        "flash_attn-2.8.3+rocm.dist-info/direct_url.json,sha256=DDD,4\n" + "\n".join(reversed(_RECORD.splitlines()))
+    )
+    assert wheel.contents(installed) == digest
+    assert wheel.contents(_RECORD.replace("AAA", "AAB")) != digest
+
+
+def test_an_installed_wheel_is_compared_with_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "api.py").write_text("right")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"right").digest()).rstrip(b"=").decode()
+    record = f"flash_attn/api.py,sha256={digest},5\nflash_attn/gone.py,sha256={digest},5\n"
+    texts = {"RECORD": record, "direct_url.json": '{"archive_info": {"hashes": {"sha256": "f00"}}}'}
+    there = SimpleNamespace(read_text=texts.get, locate_file=tmp_path.joinpath)
+    monkeypatch.setattr(wheel.metadata, "distribution", lambda _: there)
+    build = replace(build_info.BuildInfo(), label="rocm", targets=("gfx942",))
+    monkeypatch.setattr(wheel.build_info, "load", lambda: build)
+    assert wheel.facts()["contents"] == ""  # another flash_attn than this one is installed
+    monkeypatch.setattr(wheel, "_is_imported", lambda _: True)
+    found = wheel.facts()
+    assert found["contents"] == wheel.contents(record)
+    assert found["sha256"] == "f00"
+    assert found["damaged"] == ["flash_attn/gone.py"]
+    (tmp_path / "flash_attn" / "api.py").write_text("wrong")
+    assert wheel.facts()["damaged"] == ["flash_attn/api.py", "flash_attn/gone.py"]
+
+
+def test_the_address_is_that_of_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(_: str) -> Any:
+        raise metadata.PackageNotFoundError
+
+    urls = ["Documentation, https://x/", "Repository, https://github.com/owner/name/"]
+    monkeypatch.setattr(wheel.metadata, "metadata", lambda _: SimpleNamespace(get_all=lambda _: urls))
+    assert wheel.repository() == "https://github.com/owner/name"
+    monkeypatch.setattr(wheel.metadata, "metadata", lambda _: SimpleNamespace(get_all=lambda _: None))
+    assert wheel.repository() == ""
+    monkeypatch.setattr(wheel.metadata, "metadata", lacking)
+    assert wheel.repository() == ""
