@@ -1,6 +1,6 @@
 """Tiles of CDNA GPUs. No such GPU was available.
 
-clock: of a list of tiles, the one with the fewest cycles by the clock of `flash_attn_src/tests/count_cycles.py`, with
+clock: of a list of tiles, the one with the fewest cycles by the clock of `python -m amdgpu_simulator cycles`, with
 global loads of 500 and of 900 cycles. Counted for each kind in bf16 (`any`: dropout with ALiBi, not for head dim 32) on
 gfx942, which counts twice, gfx90a and gfx950. fp16 was compiled to check its registers. A target has a row of its own
 where another tile gains a third there. Among tiles within a few percent of each other, the one with fewer LDS bank

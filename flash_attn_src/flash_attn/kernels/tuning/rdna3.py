@@ -1,6 +1,6 @@
 """Tiles of RDNA 3 GPUs. No such GPU was available.
 
-clock: of a list of tiles, the one with the fewest cycles by the clock of `flash_attn_src/tests/count_cycles.py`, with
+clock: of a list of tiles, the one with the fewest cycles by the clock of `python -m amdgpu_simulator cycles`, with
 global loads of 500 and of 900 cycles, plain in bf16 on gfx1100. Other kinds take the same tile where it spills no more
 than theirs, or where it gains half in spite of its spills. The forward of head dim 256 spills up to 56 registers, dk
 and dv of 128 up to 39 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and dk and dv up to 96 with dropout, have

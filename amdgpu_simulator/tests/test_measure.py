@@ -1,28 +1,33 @@
-"""What tiles are compared by, where no GPU of their family is at hand."""
+"""The cycles of kernels by their tiles, and the command that prints them."""
 
 from __future__ import annotations
 
-import count_cycles
 import pytest
+
+from amdgpu_simulator import __main__ as command
+from amdgpu_simulator import measure, workloads
+from amdgpu_simulator.clock.timeline import Latencies
 
 
 def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
     options = "matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention"
     tiles = ["64,64,4,1,0", f"64,64,4,1,0,{options}", "64,64,3,1,0"]
-    count_cycles.main(["gfx942", "fwd-bf16-d32", *tiles])
+    command.main(["cycles", "gfx942", "fwd-bf16-d32", *tiles])
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split()[:6] == ["tile", "cycles", "matrix", "vector", "shared", "memory"]
+    assert head.split()[:7] == ["cycles", "util", "%", "matrix", "vector", "shared", "memory"]
     assert [row.split()[0] for row in rows] == tiles
     for row in rows[:2]:
-        cycles, *units = map(int, row.split()[1:6])
+        cycles, utilisation, *units = map(int, row.split()[1:7])
         assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations a cycle, on four SIMDs
         assert max(units) <= cycles < 3 * max(units)
+        assert utilisation == round(100 * units[0] / cycles)
     assert "cannot compile" in rows[2]
 
 
 def test_loads_that_take_longer() -> None:
-    variant, tile = count_cycles.parse_kernel("fwd-bf16-d32"), count_cycles.parse_tile("64,64,4,1")
-    soon, late = (count_cycles.measure("gfx942", variant, tile, latency) for latency in (0, 20000))
+    variant, tile = workloads.parse_kernel("fwd-bf16-d32"), workloads.parse_tile("64,64,4,1")
+    workload = workloads.triton("gfx942", variant, tile)
+    soon, late = (measure.measure(workload, Latencies(memory=latency)) for latency in (0, 20000))
     assert late._replace(cycles=soon.cycles) == soon
     # Of 128 keys in two steps, for two blocks of rows: each waits for K, and where that is late for V.
     waits = (late.cycles - soon.cycles) / 20000 * soon.groups / 2
@@ -45,7 +50,7 @@ def test_loads_that_take_longer() -> None:
 )
 def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, target: str, groups: int) -> None:
     entry = {"threads": threads, "shared": shared, "resources": {"vgprs": registers}}
-    assert count_cycles.resident(target, entry) == groups
+    assert measure.resident(target, entry) == groups
 
 
 @pytest.mark.parametrize(
@@ -60,5 +65,5 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
 )
 def test_what_is_refused(arguments: str, said: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        count_cycles.main(arguments.split())
+        command.main(["cycles", *arguments.split()])
     assert str(caught.value).startswith(said)

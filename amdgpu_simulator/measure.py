@@ -1,0 +1,93 @@
+"""The cycles of a kernel on a compute unit, as a table.
+
+A kernel runs twice on the simulator, with fewer and with more keys. The difference is its loop without masks. The
+figures are cycles for KEYS more keys and 128 rows: of a compute unit that is full of work groups which take turns
+(`clock.timeline`), and of each of its units alone (`clock.cost`). Matrix and vector units belong to a SIMD. `util %` is
+the part of the cycles in which the matrix units are busy. Hardware counters call it MfmaUtil. The figures say which tiles to try on a GPU and what holds a kernel up. They do not say how long a call takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from flash_attn.kernels import targets
+
+from amdgpu_simulator.clock import cost, timeline
+from amdgpu_simulator.workloads import KEYS, Workload
+from rocm_wheels.errors import CompileFailed
+
+ROWS = 128
+_LENGTHS = 256, 768
+
+
+class Taken(NamedTuple):
+    """Cycles, in all and of each unit, and what the kernel asks of a compute unit."""
+
+    cycles: float
+    matrix: float
+    vector: float
+    shared: float
+    memory: float
+    registers: int
+    spills: int
+    shared_bytes: int
+    groups: int
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the time in which the matrix units are busy, MfmaUtil."""
+        return self.matrix / self.cycles
+
+
+def measure(workload: Workload, latencies: timeline.Latencies | None = None) -> Taken:
+    """What a kernel takes. Raises CompileFailed."""
+    groups = resident(workload.target, workload.entry)
+    start, end = (_cycles(workload, length, groups, latencies) for length in _LENGTHS)
+    scale = (_LENGTHS[1] - _LENGTHS[0]) / KEYS * (workload.rows / ROWS)
+    played, matrix, vector, shared, memory = ((more - less) / scale for less, more in zip(start, end, strict=True))
+    resources = workload.entry["resources"]
+    return Taken(
+        played, matrix, vector, shared, memory,
+        resources["vgprs"], resources["vgpr_spills"], workload.entry["shared"], groups,
+    )  # fmt: skip
+
+
+def _cycles(workload: Workload, length: int, groups: int, latencies: timeline.Latencies | None) -> list[float]:
+    record = workload.run(length)
+    found = record.groups
+    played = timeline.play(found[0], groups, workload.target, latencies) * len(found) / groups
+    simds = cost.rates(workload.target).simds
+    busy = (record.cycles[unit] / (simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
+    return [played, *busy]
+
+
+def resident(target: str, entry: Mapping[str, Any]) -> int:
+    """Work groups of a kernel that a compute unit holds, by their registers and shared memory."""
+    row = targets.get(target)
+    waves = entry["threads"] / row.wavefront / cost.rates(target).simds
+    groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
+    return min(groups, row.shared_memory // max(int(entry["shared"]), 1))
+
+
+def table(
+    workloads: Mapping[str, Callable[[], Workload]], latencies: timeline.Latencies | None = None
+) -> Iterator[str]:
+    """The head, and a line for each workload by its name as it is measured, or why it cannot be compiled."""
+    width = max(map(len, workloads))
+    units = "".join(f"{unit:>8}" for unit in cost.UNITS)
+    yield f"{'':{width}}  cycles  util %{units}  registers  spills  LDS KiB  groups"
+    for name, make in workloads.items():
+        yield f"{name:{width}}{_line(make, latencies)}"
+
+
+def _line(make: Callable[[], Workload], latencies: timeline.Latencies | None) -> str:
+    try:
+        found = measure(make(), latencies)
+    except CompileFailed as error:
+        return f" {str(error).splitlines()[0]}"
+    busy = "".join(f"{number:8.0f}" for number in found[1 : 1 + len(cost.UNITS)])
+    return (
+        f"{found.cycles:8.0f}{100 * found.utilisation:8.0f}{busy}  {found.registers:9}"
+        f"  {found.spills:6}  {found.shared_bytes / 1024:7.0f}  {found.groups:6}"
+    )

@@ -1,0 +1,112 @@
+"""What the clock measures: calls of flash_attn that run one kernel, with a fixed number of rows against more and more
+keys. For dk and dv the rows are keys, and what grows are the queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flash_attn import flash_attn_func
+from flash_attn.kernels import tuning
+from flash_attn.kernels.operations import HEAD_DIMS, KINDS
+from flash_attn.kernels.tuning import Config
+from flash_attn.kernels.variants import Variant
+
+from amdgpu_simulator import gpu
+from amdgpu_simulator.clock.record import Record
+from amdgpu_simulator.isa import assembly, machine
+
+# Rows of a call, at least, and keys that the figures are given for.
+ROWS, KEYS = 128, 128
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "alibi": {"alibi_slopes": torch.ones(1)},
+    "dropout": {"dropout_p": 0.1},
+    "softcap": {"softcap": 20.0},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A kernel and the calls that run it.
+
+    rows: rows of the call, a multiple of the kernel's tile, so that no tile is partly
+    empty. entry: the kernel's entry in a manifest. run: makes the call with so many keys, on the simulator.
+    """
+
+    target: str
+    rows: int
+    entry: dict[str, Any]
+    run: Callable[[int], Record]
+
+
+def parse_kernel(name: str) -> Variant:
+    """The variant of a name. Raises ValueError for one that no call here runs."""
+    for op in ("fwd", "bwd-dq", "bwd-dkdv"):
+        for dtype in DTYPES:
+            for head_dim in HEAD_DIMS:
+                for kind in KINDS[:-1]:
+                    if (variant := Variant(op, dtype, head_dim, kind)).name == name:
+                        return variant
+    raise ValueError(f"{name}: want fwd, bwd-dq or bwd-dkdv, a type, head dim and kind: bwd-dq-fp16-d64-softcap")
+
+
+def parse_tile(text: str) -> Config:
+    """128,64,4,2,0,waves_per_eu=2 as a launch configuration. Raises ValueError for something else."""
+    numbers = [part for part in text.split(",") if "=" not in part]
+    options = [part.split("=") for part in text.split(",") if "=" in part]
+    if len(numbers) == 4:
+        numbers.append("0")
+    try:
+        block_m, block_n, warps, stages, depth = map(int, numbers)
+        chosen = tuple((name, int(value) if value.isdecimal() else value.replace("+", ",")) for name, value in options)
+    except ValueError:
+        raise ValueError(f"{text}: want block_m,block_n,warps,stages[,depth][,option=value...]") from None
+    return Config(block_m, block_n, warps, stages, depth, chosen)
+
+
+def write_tile(tile: Config) -> str:
+    """A launch configuration as `parse_tile` reads it."""
+    return ",".join([*map(str, tile[:5]), *(f"{name}={value}".replace(",", "+") for name, value in tile.options)])
+
+
+def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
+    """The tile of the tuning table, with near the tiles next to it too. Raises ValueError for an unknown target."""
+    own = tuning.config(target, variant)
+    return [own, *(tuning.neighbours(target, own) if near else [])]
+
+
+def triton(target: str, variant: Variant, tile: Config, *, causal: bool = False) -> Workload:
+    """A Triton kernel of this project with a tile. Raises CompileFailed."""
+    _, entry, _ = gpu.compiled(target, variant, tile)
+    rows = math.lcm(ROWS, tile.block_n if variant.op == "bwd-dkdv" else tile.block_m)
+
+    def run(length: int) -> Record:
+        records: dict[str, Record] = {}
+
+        def program(kernel: assembly.Kernel) -> machine.Program:
+            return machine.Program(kernel, records.setdefault(kernel.symbol, Record(kernel)))
+
+        with gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
+            _call(variant, rows, length, causal)
+        assert variant.name in launched
+        return records[variant.operation.function]
+
+    return Workload(target=target, rows=rows, entry=entry, run=run)
+
+
+def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
+    lengths = (length, rows, rows) if variant.op == "bwd-dkdv" else (rows, length, length)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, n, 1, variant.block_d, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
+        for n in lengths
+    )
+    out = flash_attn_func(q, k, v, causal=causal, **_OPTIONS[variant.kind])
+    assert isinstance(out, torch.Tensor)
+    if variant.op != "fwd":
+        torch.autograd.backward(out.sum())
