@@ -3,7 +3,8 @@
 A kernel runs twice on the simulator, with fewer and with more keys. The difference is its loop without masks. The
 figures are cycles for KEYS more keys and 128 rows: of a compute unit that is full of work groups which take turns
 (`clock.timeline`), and of each of its units alone (`clock.cost`). Matrix and vector units belong to a SIMD. `util %` is
-the part of the cycles in which the matrix units are busy. Hardware counters call it MfmaUtil. The figures say which tiles to try on a GPU and what holds a kernel up. They do not say how long a call takes.
+the part of the cycles in which the matrix units are busy. Hardware counters call it MfmaUtil. The figures say
+which tiles to try on a GPU and what holds a kernel up. They do not say how long a call takes.
 """
 
 from __future__ import annotations
