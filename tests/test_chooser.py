@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 import wheelhouse
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -21,9 +22,6 @@ from rocm_wheels.publish import catalogue, index
 from rocm_wheels.publish.entry import Wheel
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here: apt-get install chromium, and the page is tested in it"
-)
 REPOSITORY = "https://github.com/owner/name"
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 TARGETS = {"ck": ("gfx90a", "gfx942"), "triton": ("gfx90a", "gfx942", "gfx1100")}
@@ -67,8 +65,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        tools.missing("no Chromium on this machine: apt-get install chromium")
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tools
 
 from amdgpu_simulator.hip import process as hip
 from rocm_wheels.compile import kernels
@@ -21,11 +22,11 @@ CASES = "tests/support/hip_cases.py"
 
 @pytest.fixture(scope="module")
 def _runtime() -> None:
-    """AMD's runtime. Where it cannot be fetched, its tests skip and say so."""
+    """AMD's runtime. Raises what `tools.missing` raises where it cannot be fetched."""
     try:
         hip.fetch(RELEASE)
     except hip.UnavailableError as problem:
-        pytest.skip(str(problem))
+        tools.missing(str(problem))
 
 
 def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variables: str) -> str:
