@@ -272,6 +272,44 @@ def test_lengths_that_the_host_knows_are_checked_before_any_backend(
         call(**arguments)
 
 
+_NEW = {"k": torch.ones(3, 1, 2, 16), "v": torch.ones(3, 1, 2, 16)}
+_TURNED = {**_NEW, "rotary_cos": torch.ones(7, 8), "rotary_sin": torch.ones(7, 8)}
+LATE_ERRORS = {
+    # what is wrong with the last of three sequences
+    "length": ({**_NEW, "cache_seqlens": [5, 5, 41]}, "cache_seqlens: got 41 at index 2, wanted 0 to 7"),
+    "leftpad": ({"cache_seqlens": [5, 5, 5], "cache_leftpad": [0, 0, 6]}, "cache_leftpad: got 6 at index 2"),
+    "line": ({"cache_seqlens": [5, 5, 5], "cache_batch_idx": [0, 1, 6]}, "cache_batch_idx: got 6 at index 2"),
+    "angle": ({**_TURNED, "cache_seqlens": [5, 5, 7]}, "rotary_cos: got 7 places, wanted 8 or more"),
+    "page": (
+        {**_NEW, "cache_seqlens": [5, 5, 5], "block_table": [[0, 1], [2, 3], [4, 6]]},
+        r"block_table: got 6 at index \(2, 1\), wanted 0 to 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE_ERRORS)
+def test_nothing_is_written_when_the_last_sequence_is_wrong(case: str) -> None:
+    """The error names the index of what is wrong."""
+    change, match = LATE_ERRORS[case]
+    change = {name: torch.tensor(x, dtype=torch.int32) if isinstance(x, list) else x for name, x in change.items()}
+    caches = [torch.zeros(6, 4 if "block_table" in change else 8, 2, 16) for _ in range(2)]
+    if "block_table" not in change and "cache_batch_idx" not in change:
+        caches = [cache[:3] for cache in caches]
+    with pytest.raises(ValueError, match=match):
+        flash_attn.flash_attn_with_kvcache(torch.ones(3, 1, 4, 16), *caches, **change)
+    assert not any(cache.any() for cache in caches)
+
+
+def test_a_negative_place_of_rotary_embedding_is_no_place() -> None:
+    cos, sin = _tables(9, 16)
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="rotary_seqlens: got -1 at index 1, wanted 0 to 9"):
+        fa3.flash_attn_with_kvcache(
+            q[:, :1], k, v, k[:, :1], v[:, :1], rotary_cos=cos, rotary_sin=sin, cache_seqlens=4,
+            rotary_seqlens=torch.tensor([0, -1], dtype=torch.int32),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("wide", [1 << 29, (1 << 31) - 1, 1 << 40])
 def test_kvcache_takes_windows_of_any_width(wide: int) -> None:
     q, k, v = qkv()

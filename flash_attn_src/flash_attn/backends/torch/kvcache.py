@@ -40,28 +40,24 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             new = sequences.bounds("cu_seqlens_k_new", cu_seqlens_k_new, k.shape[0], k.shape[0])
         elif k is not None:
             new = [(index * k.shape[1], (index + 1) * k.shape[1]) for index in range(batch)]
-        for length, leftpad, (first, stop) in zip(lengths, leftpads, new, strict=True):
-            sequences.check_range("cache_seqlens", [length], 0, capacity - (stop - first))
-            sequences.check_range("cache_leftpad", [leftpad], 0, length + stop - first)
+        for index, (length, leftpad, (first, stop)) in enumerate(zip(lengths, leftpads, new, strict=True)):
+            sequences.check_value("cache_seqlens", index, length, 0, capacity - (stop - first))
+            sequences.check_value("cache_leftpad", index, leftpad, 0, length + stop - first)
+            if block_table is not None:
+                sequences.pages_of(call.k_cache, block_table, index, length + stop - first)
         if block_table is None:
             sequences.check_range("cache_batch_idx", lines, 0, call.k_cache.shape[0] - 1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if call.out is None else call.out
         flat_q, flat_out = (x if varlen else x.flatten(0, 1) for x in (q, torch.zeros_like(out)))
         lse = torch.full((heads, flat_q.shape[0]), torch.inf, dtype=tiles.accumulation_dtype(q.dtype), device=q.device)
-        origins = lengths if call.rotary_seqlens is None else call.rotary_seqlens.tolist()
+        turned = _turned(call, spans, new, lengths)  # Before anything is written, as it may raise.
         for index, ((q0, q1), (k0, k1)) in enumerate(zip(spans, new, strict=True)):
             start, added = lengths[index], k1 - k0
             rows = sequences.Sequence(q0, q1, leftpads[index], start + added)
-            queries = flat_q[q0:q1]
+            queries, new_keys = (flat_q[q0:q1], None) if turned is None else turned[index]
             if k is not None and v is not None:
-                new_keys, new_values = ((x if cu_seqlens_k_new is not None else x.flatten(0, 1))[k0:k1] for x in (k, v))
-                if call.rotary_cos is not None and call.rotary_sin is not None:
-                    origin, tables = origins[index], (call.rotary_cos, call.rotary_sin)
-                    places = torch.arange(origin, origin + max(added, q1 - q0), device=q.device)
-                    new_keys = rotate(new_keys, *tables, places[:added], call.rotary_interleaved)
-                    at = places[: q1 - q0] if call.moving else places.new_full((q1 - q0,), origin)
-                    queries = rotate(queries, *tables, at, call.rotary_interleaved)
-                for cache, fresh in ((call.k_cache, new_keys), (call.v_cache, new_values)):
+                rows_k, rows_v = ((x if cu_seqlens_k_new is not None else x.flatten(0, 1))[k0:k1] for x in (k, v))
+                for cache, fresh in ((call.k_cache, rows_k if new_keys is None else new_keys), (call.v_cache, rows_v)):
                     sequences.append(cache, fresh, start, lines[index], block_table, index)
             keys, values = (
                 sequences.keys_of(cache if block_table is not None else cache[lines[index]], rows, block_table, index)
@@ -81,6 +77,30 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         if not varlen:
             lse = lse.unflatten(1, (batch, call.seqlen_q)).transpose(0, 1).contiguous()
         return out, lse
+
+
+def _turned(
+    call: CacheCall, spans: list[tuple[int, int]], new: list[tuple[int, int]], lengths: list[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """The queries and new keys of each sequence after rotary embedding; None where there is none."""
+    if call.rotary_cos is None or call.rotary_sin is None or call.k is None:
+        return None
+    origins = lengths
+    if call.rotary_seqlens is not None:
+        origins = call.rotary_seqlens.tolist()
+        sequences.check_range("rotary_seqlens", origins, 0, call.rotary_cos.shape[0])
+    q = call.q if call.cu_seqlens_q is not None else call.q.flatten(0, 1)
+    k = call.k if call.cu_seqlens_k_new is not None else call.k.flatten(0, 1)
+    results = []
+    for (q0, q1), (k0, k1), origin in zip(spans, new, origins, strict=True):
+        places = torch.arange(origin, origin + max(k1 - k0, q1 - q0), device=q.device)
+        at = places[: q1 - q0] if call.moving else places.new_full((q1 - q0,), origin)
+        tables = (call.rotary_cos, call.rotary_sin)
+        results.append((
+            rotate(q[q0:q1], *tables, at, call.rotary_interleaved),
+            rotate(k[k0:k1], *tables, places[: k1 - k0], call.rotary_interleaved),
+        ))  # fmt: skip
+    return results
 
 
 def _fp8_kvcache(

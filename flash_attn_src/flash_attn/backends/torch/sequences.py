@@ -25,8 +25,12 @@ class Sequence:
 
 def check_range(name: str, values: list[int], low: int, high: int) -> None:
     for index, value in enumerate(values):
-        if not low <= value <= high:
-            raise ValueError(f"{name}: got {value} at index {index}, wanted {low} to {high}")
+        check_value(name, index, value, low, high)
+
+
+def check_value(name: str, index: int, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}: got {value} at index {index}, wanted {low} to {high}")
 
 
 def bounds(name: str, cu_seqlens: torch.Tensor, rows: int, longest: int) -> list[tuple[int, int]]:
@@ -77,21 +81,22 @@ def locate(
     if seqused_k is not None:
         used = seqused_k.tolist()
         for index, ((start, stop), length) in enumerate(zip(keys, used, strict=True)):
-            if not 0 <= length <= stop - start:
-                raise ValueError(f"seqused_k: got {length} at index {index}, wanted 0 to {stop - start}")
+            check_value("seqused_k", index, length, 0, stop - start)
         keys = [(start, start + length) for (start, _), length in zip(keys, used, strict=True)]
     if leftpad_k is not None:
         pads = leftpad_k.tolist()
-        for (start, stop), pad in zip(keys, pads, strict=True):
-            check_range("leftpad_k", [pad], 0, stop - start)
+        for index, ((start, stop), pad) in enumerate(zip(keys, pads, strict=True)):
+            check_value("leftpad_k", index, pad, 0, stop - start)
         keys = [(start + pad, stop) for (start, stop), pad in zip(keys, pads, strict=True)]
     return [Sequence(*rows, *span) for rows, span in zip(queries, keys, strict=True)]
 
 
-def _pages(cache: torch.Tensor, block_table: torch.Tensor, index: int, stop: int) -> torch.Tensor:
+def pages_of(cache: torch.Tensor, block_table: torch.Tensor, index: int, stop: int) -> torch.Tensor:
     """Numbers of the pages that hold the first `stop` keys of a sequence."""
     pages = block_table[index, : -(-stop // cache.shape[1])]
-    check_range("block_table", pages.tolist(), 0, cache.shape[0] - 1)
+    for column, page in enumerate(pages.tolist()):
+        if not 0 <= page < cache.shape[0]:
+            raise ValueError(f"block_table: got {page} at index ({index}, {column}), wanted 0 to {cache.shape[0] - 1}")
     return pages.long()
 
 
@@ -99,7 +104,7 @@ def keys_of(x: torch.Tensor, rows: Sequence, block_table: torch.Tensor | None, i
     """(seqlen_k, heads_k, head_dim) of one sequence; gathered from its pages if there are any."""
     if block_table is None:
         return x[rows.k0 : rows.k1]
-    return x[_pages(x, block_table, index, rows.k1)].flatten(0, 1)[rows.k0 : rows.k1]
+    return x[pages_of(x, block_table, index, rows.k1)].flatten(0, 1)[rows.k0 : rows.k1]
 
 
 def append(
@@ -116,5 +121,5 @@ def append(
         cache[line, start:stop] = new
         return
     places = torch.arange(start, stop, device=cache.device)
-    pages = _pages(cache, block_table, index, stop)[places // cache.shape[1]]
+    pages = pages_of(cache, block_table, index, stop)[places // cache.shape[1]]
     cache[pages, places % cache.shape[1]] = new
