@@ -24,6 +24,7 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
+from flash_attn.autocast import cast
 from flash_attn.autograd import Window
 from flash_attn.backends import select
 from flash_attn.backends.torch.fp8 import is_fp8
@@ -94,6 +95,7 @@ def flash_attn_func(
 
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
+    q, k, v = cast(q, k, v)
     if (padded := one_head_dim(q, k, v)) is not None:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         result = flash_attn_func(
@@ -214,6 +216,7 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
     gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
+    q, k, v = cast(q, k, v)
     if (padded := one_head_dim(q, k, v)) is not None:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         result = flash_attn_varlen_func(

@@ -15,7 +15,9 @@ return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry
                  probabilities in upstream's scale (flash_attn.dmask), negative where dropped; it has shape
                  (0,) without dropout
 
-Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of those of k.
+Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of those of k. Under
+torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;
+flash_attn_with_kvcache casts nothing, as it writes into the cache.
 A row that sees no key gives 0. Wrong arguments raise TypeError or ValueError naming the argument, what
 came and what was wanted.
 """
@@ -30,6 +32,7 @@ from torch.compiler import is_compiling
 
 from flash_attn.api import BEFORE_2_7
 from flash_attn.arguments import as_int, check_dense, check_kvcache, check_packed, check_varlen, check_whole
+from flash_attn.autocast import cast
 from flash_attn.autograd import (
     FlashAttnFunc,
     FlashAttnKVPackedFunc,
@@ -138,6 +141,7 @@ def flash_attn_func(
     Returns out, shaped as q; with return_attn_probs also softmax_lse (batch, heads, seqlen_q) and S_dmask
     (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
     """
+    q, k, v = cast(q, k, v)
     window_size = check_dense(
         q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
         return_attn_probs,
@@ -172,6 +176,7 @@ def flash_attn_qkvpacked_func(
 
     Its gradient comes as one tensor, without a copy.
     """
+    (qkv,) = cast(qkv)
     check_packed("qkv", qkv, 5, 3)
     q, k, v = qkv.unbind(-3)
     window_size = check_dense(
@@ -205,6 +210,7 @@ def flash_attn_kvpacked_func(
 
     Its gradient comes as one tensor, without a copy.
     """
+    q, kv = cast(q, kv)
     check_packed("kv", kv, 5, 2)
     k, v = kv.unbind(-3)
     window_size = check_dense(
@@ -250,6 +256,7 @@ def flash_attn_varlen_func(
     Returns out, shaped as q; with return_attn_probs also softmax_lse (heads, total_q) and S_dmask
     (batch, heads, max_seqlen_q, max_seqlen_k). Options and errors: the module's docstring.
     """
+    q, k, v = cast(q, k, v)
     if type(max_seqlen_q) is not int:
         max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
     if type(max_seqlen_k) is not int:
@@ -290,6 +297,7 @@ def flash_attn_varlen_qkvpacked_func(
 
     cu_seqlens, int32 (batch + 1,), and max_seqlen serve queries and keys.
     """
+    (qkv,) = cast(qkv)
     check_packed("qkv", qkv, 4, 3)
     q, k, v = qkv.unbind(-3)
     if type(max_seqlen) is not int:
@@ -326,6 +334,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """flash_attn_varlen_func with k, v in one tensor (total_k, 2, heads_k, head_dim)."""
+    q, kv = cast(q, kv)
     check_packed("kv", kv, 4, 2)
     k, v = kv.unbind(-3)
     if type(max_seqlen_q) is not int:

@@ -103,6 +103,24 @@ def test_a_label_that_is_no_class_shows() -> None:
         cross_entropy_loss(logits.cpu(), labels.cpu())
 
 
+@pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
+def test_odd_rows(kernel: bool) -> None:
+    """NaN in an ignored row counts as nothing; the square of a huge lse does not count where its scale is 0."""
+    logits, labels = _draw(4, 8, torch.float32)
+    logits[0], logits[1] = torch.nan, 0.0
+    logits[1, 2], labels[1] = 1e25, 2
+    logits.requires_grad_()
+    if kernel:
+        losses, _ = cross_entropy._CrossEntropy.apply(logits, labels, None, 0.0, 1.0, 0.0, -100, False, None)
+    else:
+        losses, _ = cross_entropy_loss(logits.cpu(), labels.cpu())
+    assert losses.isfinite().all()
+    assert losses[:2].eq(0.0).all()
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert gradient.isfinite().all()
+    assert gradient[:2].eq(0.0).all()
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_pytorch_form_and_its_gradient(option: str) -> None:
     smoothing, scale, square = OPTIONS[option]

@@ -165,9 +165,10 @@ def test_dropout_takes_no_notice_of_the_default_dtype(default_dtype: Callable[[t
     assert_close("dq", results[0][2], torch.autograd.grad(wanted.sum(), q)[0], tiny=1e-14)
 
 
-def test_autocast_leaves_the_products_alone() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_autocast_leaves_the_products_alone(dtype: torch.dtype) -> None:
     """Kernels know nothing of it either."""
-    tensors = _tensors(1, 9, 20, 4, 2, 16, torch.float32)
+    tensors = _tensors(1, 9, 20, 4, 2, 16, dtype)
     caches = [x.detach() for x in tensors[1:]]
 
     def run() -> tuple[torch.Tensor, ...]:
@@ -221,9 +222,11 @@ def test_scores_without_end() -> None:
     q[0, 0] = -q[0, 0]
     k[0, 0] = 0.0
     k[0, 2:] = 0.0
-    out = flash_attn.flash_attn_func(q, k, v)
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
     assert bool(out[0, 0].isfinite().all())
     assert bool(out[0, 1:].isnan().all())
+    assert bool(lse[0, 0, 0].isfinite())
+    assert bool(lse[0, 0, 1:].isnan().all())  # +inf says that a row sees no key
 
 
 def test_strides() -> None:

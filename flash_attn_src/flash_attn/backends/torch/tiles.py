@@ -199,10 +199,10 @@ def forward(
                     weights = weights * block.kept(q0, q1, k0, k1)
                 summed = summed * correction + block.ungroup(weights.flatten(2, 3) @ values)
                 maximum = new_maximum
-            undefined = (total == 0.0) | total.isnan()
-            factor = torch.where(undefined, 1.0, 1.0 / total) / (1.0 - options.dropout_p)
+            empty = total == 0.0
+            factor = torch.where(empty, 1.0, 1.0 / total) / (1.0 - options.dropout_p)
             block_out[:, :, :, q0:q1] = (summed * factor).to(out.dtype)
-            row_lse = torch.where(undefined, torch.inf, maximum + torch.log(total))
+            row_lse = torch.where(empty, torch.inf, maximum + torch.log(total))
             block_lse[:, :, :, q0:q1] = row_lse.squeeze(-1)
             if dmask is not None:
                 _fill_dmask(block, dmask[chunk], queries, row_lse, q0, q1)
