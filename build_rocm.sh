@@ -143,7 +143,7 @@ if [[ $1 == --setup && ${2-} != -h && ${2-} != --help ]]; then
     setup "${2:-build}"
     exit 0
 fi
-verb=check
+plan=false
 container=false
 for argument in "$@"; do
     case $argument in
@@ -151,19 +151,20 @@ for argument in "$@"; do
             usage
             exit 0
             ;;
-        --plan) verb=plan ;;
+        --plan) plan=true ;;
         --docker) container=true ;;
     esac
 done
 
 python="$(find_python)"
-bare "$verb" --dist "$root/dist" "$@"
-if [[ $verb == plan ]]; then
-    exit 0
+if [[ $plan == true ]]; then
+    bare plan --dist "$root/dist" "$@"
+    exit
 fi
+planned="$(bare check --dist "$root/dist" "$@")"
 if [[ $container == true ]]; then
-    bare build --dist "$root/dist" "$@"
+    bare build --planned "$planned" --dist "$root/dist" "$@"
     exit
 fi
 setup build
-exec "$venv/bin/python" -I -m rocm_wheels build --dist "$root/dist" "$@"
+exec "$venv/bin/python" -I -m rocm_wheels build --planned "$planned" --dist "$root/dist" "$@"

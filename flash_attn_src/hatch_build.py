@@ -205,12 +205,14 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
     with _plain_errors():
         from rocm_wheels.matrix import versions
         from rocm_wheels.matrix.machine import survey
-        from rocm_wheels.matrix.plan import parallel_jobs, requested_targets
+        from rocm_wheels.matrix.plan import parallel_jobs
+        from rocm_wheels.matrix.requested import from_environment
         from rocm_wheels.matrix.targets import known_targets, without_kernels
 
         data, machine = versions.load(), survey(os.environ)
-        requested, notes = requested_targets(data, os.environ)
-        if requested is None:
+        asked = from_environment(data, os.environ)
+        requested, notes = asked.targets or (), asked.notes
+        if asked.of_this_machine:
             left_out = without_kernels(data, machine.gpus)  # often the GPU of a processor, beside a card
             requested = tuple(gpu for gpu in machine.gpus if gpu not in left_out)
             lack = "no AMD GPU is visible on this machine, so it is not known what to compile for"
@@ -226,11 +228,11 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
                 'name the targets: PYTORCH_ROCM_ARCH="gfx942;gfx1100", or build without kernels:'
                 " FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE (CPU tensors, and Triton's JIT where it is installed)"
             )
-        from rocm_wheels.cli.build import default_cache
         from rocm_wheels.compile import kernels
+        from rocm_wheels.environment import cache_directory
         from rocm_wheels.wheel import launcher
 
-        cache = default_cache()
+        cache = cache_directory(os.environ)
         stores = kernels.compile_store(targets, cache=cache, jobs=parallel_jobs(data, os.environ, machine))
         collected = scratch / "kernels"
         collected.mkdir()

@@ -4,8 +4,8 @@ Data flows downwards, and a stage imports only what stands above it:
 
 | stage | modules | it hands on |
 |-|-|-|
-| common | errors, paths, tables, packages | failures with a remedy, checked tables, pinned packages |
-| matrix | versions, cells, targets, names, machine, plan, select, rows, refresh | a plan, rows of a release |
+| common | errors, paths, environment, tables, packages | failures with a remedy, checked input |
+| matrix | versions, cells, targets, names, machine, requested, plan, select, rows, refresh | a plan, rows of jobs |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, codeobject, isa | what compilers share |
 | compile/triton | units, compiler | a code object of a Triton kernel |

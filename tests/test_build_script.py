@@ -190,7 +190,10 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: Versions) -> None:
-    build = f"-I -m rocm_wheels build --dist {checkout.root}/dist {' '.join(CELL)}"
+    planned = subprocess.run(
+        [sys.executable, "-m", "rocm_wheels", "check", *CELL], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    build = f"-I -m rocm_wheels build --planned {planned} --dist {checkout.root}/dist {' '.join(CELL)}"
     quiet = "install --quiet --disable-pip-version-check"
     made = [
         f"-I -m pip {quiet} pip=={data.build.pip}",

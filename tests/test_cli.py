@@ -16,6 +16,7 @@ from wheelhouse import CELL
 import rocm_wheels
 from rocm_wheels import cli
 from rocm_wheels.cli import build as build_cli
+from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.matrix.plan import Plan
 
@@ -45,9 +46,28 @@ def test_plan_prints_json_and_its_notes_to_stderr(
     assert err == "note: the ck backend has no kernels for gfx1100: this builds the triton wheel\n"
 
 
-def test_check_is_silent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_build_takes_the_plan_of_the_check(
+    stages: Stages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BUILD_TRITON_BACKEND", "true")
+    monkeypatch.setenv("GPU_ARCHS", "gfx942")
     assert cli.main(["check", *CELL, "--dist", str(tmp_path / "dist")]) == 0
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [plan["label"] for plan in json.loads(out)] == ["rocm62torch2.5", "rocm62torch2.5triton"]
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(build_cli, "make_plan", again)
+    monkeypatch.setenv("GPU_ARCHS", "gfx90a")
+    command = ["build", *CELL, "--dist", str(tmp_path / "dist"), "--planned"]
+    assert cli.main([*command, out]) == 0
+    assert stages.calls.count("verify") == 2
+    assert stages.compiled["targets"] == ("gfx942",)
+    for text in ("", "[1]", "[{}]", out.replace('"jobs"', '"sjob"')):
+        assert cli.main([*command, text]) == 10
+        assert "--planned is not what `check` prints: " in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_is_refused_at_once(
@@ -249,13 +269,13 @@ def test_inspect(stages: Stages, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert build_cli.default_cache() == tmp_path / "cache"
+    assert cache_directory(os.environ) == tmp_path / "cache"
     monkeypatch.setenv("ROCM_WHEELS_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build_cli.default_cache() == tmp_path / "rocm_wheels"
+    assert cache_directory(os.environ) == tmp_path / "rocm_wheels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert build_cli.default_cache() == tmp_path / ".cache/rocm_wheels"
+    assert cache_directory(os.environ) == tmp_path / ".cache/rocm_wheels"
 
 
 def test_help_reads_well() -> None:

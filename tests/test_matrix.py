@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names, rows, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.select import Matrix, select
+from rocm_wheels.matrix.targets import targets
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import published
 
@@ -201,11 +203,38 @@ def test_a_listing_is_checked(content: str, message: str, tmp_path: Path) -> Non
 def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole: dict[str, list[str]]) -> None:
     cells = select(data, {"rocm": whole}, only="2.8.3 3.11 2.5.1 6.2 *").cells
     made = rows.rows(data, cells, ["gfx942", "gfx1100"])
-    assert {row["backend"]: row["targets"] for row in made["wheels"]} == {"ck": "gfx942", "triton": "gfx942;gfx1100"}
+    assert {row["backend"]: row["targets"] for row in made["wheels"]} == dict.fromkeys(
+        ("ck", "triton"), "gfx942;gfx1100"
+    )
+    kernels = [(row["name"], row["backend"], row["shard"]) for row in made["kernels"] if row["target"] == "gfx1100"]
+    assert kernels == [("ck gfx1100 1/1", "triton", "1/1"), ("triton gfx1100 1/1", "triton", "1/1")]
+    assert rows.left_out(data, cells, ["gfx942", "gfx1100"]) == []
     with pytest.raises(BadTarget, match=r"none of gfx1100 is served by the cell 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"):
         rows.rows(data, cells, ["gfx1100"])
     with pytest.raises(BadTarget, match="'gfx94' is not a known GPU target"):
         rows.rows(data, cells, ["gfx94"])
+
+
+def test_a_cell_has_the_targets_that_the_script_builds(data: Versions, whole: dict[str, list[str]]) -> None:
+    """One answer for a release and for build_rocm.sh, whatever is requested; what a cell lacks is told."""
+    cells = select(data, {"rocm": whole}).cells
+    names = [*data.targets, "sm_90"]
+    for first, second in itertools.product(names, names):
+        for cell in cells:
+            asked = dict.fromkeys((first, second))
+            try:
+                built = rows.row_targets(data, cell, list(asked))
+            except BadTarget:
+                built = ()
+            told = rows.left_out(data, [cell], list(asked))
+            assert len(built) + len(told) == len(asked)
+            if built:
+                assert targets(data, cell, built) == built
+            if not told:
+                assert targets(data, cell, asked) == built
+    (note,) = rows.left_out(data, cells, ["gfx942", "gfx950"])
+    why = "gfx950 (MI350) needs ROCm 7.0 or newer with the ck backend, this cell has ROCm 6.1"
+    assert note == f"gfx950 is left out of 2.6.3 3.10 2.5.1 6.1 ck and {len(cells) - 1} more: {why}"
 
 
 def test_the_targets_of_the_environment_are_requested() -> None:

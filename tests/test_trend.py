@@ -15,9 +15,9 @@ import wheelhouse
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, VerifyFailed
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import catalogue, measured, notes
 from rocm_wheels.wheel import benchmark, build, interpreters, verify
-from rocm_wheels.wheel.verdict import VERDICT
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "trend.py"
 

@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels.environment import cache_directory
+from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import known_backend
 from rocm_wheels.matrix.machine import survey
-from rocm_wheels.matrix.plan import Plan, known_backend, make_plan, parallel_jobs, toolchain_of, wants_triton_too
+from rocm_wheels.matrix.plan import Plan, make_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
@@ -28,7 +31,7 @@ CELL = (
 def add_verbs(verbs: Any) -> None:
     """Adds them to the subparsers of the command line."""
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
-    check = verbs.add_parser("check", help="print nothing; refuse what cannot be built or written")
+    check = verbs.add_parser("check", help="refuse what cannot be built or written; print the plans, for --planned")
     build = verbs.add_parser("build", help="build the wheel of one cell")
     environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
     for verb in (plan, check, build, environment):
@@ -41,6 +44,7 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
         verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
+    build.add_argument("--planned", metavar="JSON", help="what `check` printed: build that, without planning again")
     plan.set_defaults(run=_plan)
     check.set_defaults(run=_check)
     build.set_defaults(run=_build)
@@ -96,13 +100,6 @@ def add_verbs(verbs: Any) -> None:
     inspect.set_defaults(run=_inspect)
 
 
-def default_cache() -> Path:
-    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory."""
-    if own := os.environ.get("ROCM_WHEELS_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocm_wheels"
-
-
 def _plan(arguments: argparse.Namespace) -> int:
     _print_plan(_planned(arguments))
     return 0
@@ -111,8 +108,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import build
 
-    _planned(arguments)
+    made = _plans(arguments)
     build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
+    print(plans.dump(made))
     return 0
 
 
@@ -129,17 +127,15 @@ def _environment(arguments: argparse.Namespace) -> int:
 
 @packages_of("build")
 def _build(arguments: argparse.Namespace) -> int:
-    plan = _planned(arguments)
     if arguments.plan:
-        _print_plan(plan)
-        return 0
-    plans = [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
+        return _plan(arguments)
+    made = _plans(arguments) if arguments.planned is None else plans.load(arguments.planned)
     dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
     from rocm_wheels.wheel import build
 
     build.check_writable(dist=dist, cache=cache)
     say = partial(print, flush=True)
-    for plan in plans:
+    for plan in made:
         for note in plan.notes:
             say(f"note: {note}")
         if arguments.docker:
@@ -233,6 +229,12 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     return make_plan(versions.load(), **cell, backend=backend or arguments.backend, env=os.environ)
 
 
+def _plans(arguments: argparse.Namespace) -> list[Plan]:
+    """The plan of the wheel, and where BUILD_TRITON_BACKEND asks for it, of the triton wheel too."""
+    plan = _planned(arguments)
+    return [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
+
+
 def _print_plan(plan: Plan) -> None:
     """JSON on stdout; the notes on stderr too, where a user sees them when stdout is piped."""
     print(json.dumps(plan.as_dict(), indent=2))
@@ -264,7 +266,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         type=_directory,
-        default=default_cache(),
+        default=cache_directory(os.environ),
         metavar="DIR",
         help="compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE, else ~/.cache/rocm_wheels)",
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rocm_wheels.errors import exit_code
 from rocm_wheels.matrix import names, rows, versions
-from rocm_wheels.matrix.plan import requested_targets
+from rocm_wheels.matrix.requested import Requested, from_environment
 from rocm_wheels.matrix.rows import Row
 from rocm_wheels.matrix.select import Platforms, select
 from rocm_wheels.publish import published
@@ -19,7 +19,7 @@ EVENTS = ("pull_request", "push", "workflow_dispatch")
 
 
 def main(platforms: Platforms, argv: Sequence[str] | None = None) -> int:
-    """The command line of create_matrix.py; a failure is one message on stderr."""
+    """Runs create_matrix.py. A failure is one message on stderr."""
     arguments = _parser().parse_args(argv)
     return exit_code(lambda: _run(platforms, arguments))
 
@@ -33,8 +33,10 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
         event=arguments.event,
         has=published.files(arguments.missing) if arguments.missing else (),
     )
-    requested, notes = (arguments.target, ()) if arguments.target else requested_targets(data, os.environ)
+    asked = Requested(tuple(arguments.target), "--target") if arguments.target else from_environment(data, os.environ)
+    requested = None if asked.of_this_machine else asked.targets
     made = rows.rows(data, selected.cells, requested)
+    notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]
     for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
         print(line, file=sys.stderr)
     print(_TEXTS[arguments.form](made, arguments.tag))

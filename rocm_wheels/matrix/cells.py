@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
-from rocm_wheels.matrix.versions import Torch, Versions
+from rocm_wheels.matrix.versions import Backend, Torch, Versions
 from rocm_wheels.tables import key
 
 AXES = ("flash_attn", "python", "torch", "rocm", "backend")
@@ -53,7 +53,7 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
             python=_python(versions, python),
             torch=_newest("torch", torch, list(versions.torch)),
             rocm=_rocm(versions, rocm),
-            backend=_backend(versions, backend),
+            backend=known_backend(versions, backend).name,
         )
     except UnknownVersion as error:
         known = (versions.flash_attn, versions.python, versions.torch, versions.rocm)
@@ -74,6 +74,14 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
             remedy=f"Leave the patch release out: {cell}",
         )
     return cell
+
+
+def known_backend(versions: Versions, name: str) -> Backend:
+    """The backend of that name, ready or not. UnknownVersion if there is none."""
+    if name not in versions.backends:
+        known = ", ".join(versions.backends)
+        raise UnknownVersion(f"backend {name!r} is not known", remedy=f"Known backends: {known}.")
+    return versions.backends[name]
 
 
 def exists(versions: Versions, cell: Cell) -> bool:
@@ -191,12 +199,6 @@ def _rocm(versions: Versions, value: str) -> str:
     if bare.count(".") <= 2 and minor in versions.rocm:
         return minor
     raise _unknown("ROCm", value, list(versions.rocm))
-
-
-def _backend(versions: Versions, value: str) -> str:
-    if value in versions.backends:
-        return value
-    raise UnknownVersion(f"backend {value!r} is not known", remedy=f"Known backends: {', '.join(versions.backends)}.")
 
 
 def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> RocmWheelsError:

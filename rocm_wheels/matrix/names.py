@@ -12,6 +12,7 @@ from rocm_wheels.matrix.cells import Cell
 
 DISTRIBUTION = "flash_attn"
 BUILT_PLATFORM = "linux_x86_64"  # before repair
+VERDICT = ".verdict.json"  # after the name of a wheel: what it passed
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
 # Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.

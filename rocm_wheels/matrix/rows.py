@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell
-from rocm_wheels.matrix.targets import known_targets, targets
+from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels
 from rocm_wheels.matrix.versions import Versions
 
 Row = dict[str, str | int]
@@ -56,13 +56,15 @@ def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] 
             wanted.setdefault((cell.backend, rocm, target), cell.rocm)
     rows: list[Row] = []
     for (backend, rocm, target), image_of in wanted.items():
-        count = jobs.shards[backend]
+        # Composable Kernel has none for some targets of a ck wheel: Triton's kernels alone serve these.
+        compiler = backend if has_kernels(data, target, backend) else "triton"
+        count = jobs.shards[compiler]
         for shard in range(1, count + 1):
             part = f"{backend}-rocm_{rocm}-{target}"
             rows.append(
                 {
                     "name": f"{backend} {target}{'' if rocm == NO_ROCM else f' ROCm {rocm}'} {shard}/{count}",
-                    "backend": backend,
+                    "backend": compiler,
                     "rocm-version": rocm,
                     "target": target,
                     "shard": f"{shard}/{count}",
@@ -114,16 +116,35 @@ def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> 
 
     BadTarget if it serves none of them.
     """
-    if requested is None:
-        return targets(data, cell, None)
-    known = known_targets(data, requested)
-    fit = tuple(name for name in known if name in data.targets and data.targets[name].serves(cell.backend, cell.rocm))
-    if not fit:
+    found = _fit(data, cell, requested)
+    if requested is not None and not found.targets:
         raise BadTarget(
-            f"none of {', '.join(known)} is served by the cell {cell_name(cell)}",
+            f"none of {', '.join(found.refused)} is served by the cell {cell_name(cell)}",
             remedy="Leave the cell out with --only, or name another target.",
         )
-    return fit
+    return found.targets
+
+
+def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None) -> list[str]:
+    """A line for each requested target that some of the cells cannot have."""
+    found: dict[str, list[tuple[Cell, str]]] = {}
+    for cell in cells:
+        for name, error in _fit(data, cell, requested).refused.items():
+            found.setdefault(name, []).append((cell, error.message))
+    lines = []
+    for name, some in found.items():
+        cell, why = some[0]
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        lines.append(f"{name} is left out of {cell_name(cell)}{more}: {why}")
+    return lines
+
+
+def _fit(data: Versions, cell: Cell, requested: Sequence[str] | None) -> Fit:
+    """What build_rocm.sh would build for the cell, without what is never published."""
+    found = fit(data, cell, requested)
+    why = BadTarget("wheels for NVIDIA GPUs are never published")
+    cuda = {name: why for name in found.targets if CUDA.fullmatch(name)}
+    return Fit(targets=tuple(name for name in found.targets if name not in cuda), refused={**found.refused, **cuda})
 
 
 def _container(data: Versions, rocm: str) -> Row:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, has_interface, product
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.rows import cell_name, stem
 from rocm_wheels.matrix.versions import Versions
-from rocm_wheels.wheel.verdict import VERDICT
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
 

@@ -1,11 +1,12 @@
-"""GPU targets: which of them a cell serves, and what to say about the others."""
+"""GPU targets: which ones a cell serves, and what to say about the others."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix.cells import Cell
@@ -16,22 +17,39 @@ CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are nev
 _GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
 
 
-def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
-    """The targets to build, in the order of versions.toml, CUDA ones last; None means all common ones.
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The targets of a cell's wheel, in the order of versions.toml, and why the wheel cannot have the others."""
 
-    Wheels of all backends hold Triton kernels: a ck wheel may serve more targets than Composable Kernel does, if it
-    serves one of those too. BadTarget for a target that does not exist or that the cell's ROCm does not serve.
+    targets: tuple[str, ...]
+    refused: Mapping[str, BadTarget]
+
+
+def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
+    """The targets to build where each requested one is meant: BadTarget for the first that `fit` refuses."""
+    found = fit(versions, cell, requested)
+    for error in found.refused.values():
+        raise error
+    return found.targets
+
+
+def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
+    """The targets of a cell's wheel: all common ones of its backend, or those requested. CUDA ones come last.
+
+    Every wheel holds Triton kernels. So a ck wheel may serve more targets than Composable Kernel does, as long as it
+    serves one of Composable Kernel's. BadTarget for a target that does not exist.
     """
     if requested is None:
         everything = versions.targets.values()
-        return tuple(target.name for target in everything if target.default and target.serves(cell.backend, cell.rocm))
+        served_by_default = (each for each in everything if each.default and each.serves(cell.backend, cell.rocm))
+        return Fit(targets=tuple(target.name for target in served_by_default), refused={})
     names = known_targets(versions, requested)
-    if not any(has_kernels(versions, name, cell.backend) for name in names):
-        check_served(versions, names, cell.backend)
-    for name in names:
-        if name in versions.targets:
-            _check(versions, cell, versions.targets[name])
-    return names
+    refused = {name: error for name in names if (error := _refusal(versions, cell, name)) is not None}
+    kept = tuple(name for name in names if name not in refused)
+    if not any(has_kernels(versions, name, cell.backend) for name in kept):
+        refused = {name: _without_backend(versions, name, cell.backend) for name in kept} | refused
+        kept = ()
+    return Fit(targets=kept, refused=refused)
 
 
 def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
@@ -70,12 +88,7 @@ def check_served(versions: Versions, names: Iterable[str], backend: str) -> None
     """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
     for name in names:
         if not has_kernels(versions, name, backend):
-            having = [target.name for target in versions.targets.values() if backend in target.backends]
-            remedy = "" if backend == "triton" else " Or use --backend triton."
-            raise BadTarget(
-                f"the {backend} backend has no kernels for {name}",
-                remedy=f"Its targets are {', '.join(having)}.{remedy}",
-            )
+            raise _without_backend(versions, name, backend)
 
 
 def strip_features(entry: str) -> str:
@@ -112,24 +125,35 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
     return best if likeness(best)[0] >= 0.6 else None
 
 
-def _check(versions: Versions, cell: Cell, target: Target) -> None:
-    if target in served(versions, cell):
-        return
-    name = f"{target.name} ({target.family})"
+def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
+    """Why a wheel of the cell cannot serve a known target; None if it can."""
+    target = versions.targets.get(name)
+    if target is None or target in served(versions, cell):
+        return None
+    long = f"{target.name} ({target.family})"
     since = target.backends.get(cell.backend, target.backends.get("triton"))
     if since is None:
         others = " or ".join(f"--backend {backend}" for backend in target.backends)
-        raise BadTarget(
-            f"the {cell.backend} backend has no kernels for {name}",
+        return BadTarget(
+            f"the {cell.backend} backend has no kernels for {long}",
             remedy=f"Use {others}, or one of {_list(served(versions, cell))}.",
         )
     fits = [rocm for rocm in versions.rocm if key(rocm) >= key(since)]
     torches = [name for name, torch in versions.torch.items() if any(rocm in torch.rocm for rocm in fits)]
     near = min(served(versions, cell), key=lambda other: abs(_number(other) - _number(target)))
-    raise BadTarget(
-        f"{name} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
+    return BadTarget(
+        f"{long} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
         remedy=f"Take ROCm {' or '.join(fits)} (torch {', '.join(torches)}),"
         f" or the nearest target of this cell: {near.name} ({near.family}).",
+    )
+
+
+def _without_backend(versions: Versions, name: str, backend: str) -> BadTarget:
+    having = [target.name for target in versions.targets.values() if backend in target.backends]
+    remedy = "" if backend == "triton" else " Or use --backend triton."
+    return BadTarget(
+        f"the {backend} backend has no kernels for {name}",
+        remedy=f"Its targets are {', '.join(having)}.{remedy}",
     )
 
 

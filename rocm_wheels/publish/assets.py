@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.targets import CUDA
 from rocm_wheels.publish import catalogue
 from rocm_wheels.publish.catalogue import METADATA, YANKED
 from rocm_wheels.publish.entry import Wheel
 from rocm_wheels.wheel.repair import MAX_BYTES
-from rocm_wheels.wheel.verdict import VERDICT
 
 SUMS = "SHA256SUMS"
 MAX_ASSETS = 1000  # of one GitHub release

@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish.entry import Interface, Wheel
-from rocm_wheels.wheel.verdict import VERDICT
 from rocm_wheels.wheel.verdict import parse as parse_verdict
 
 METADATA = ".metadata"

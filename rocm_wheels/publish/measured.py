@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from rocm_wheels.errors import DataError
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import catalogue
 from rocm_wheels.wheel import verdict
 
@@ -27,5 +28,5 @@ def attach(dist: Path, summary: Path) -> list[str]:
         if wheel.version == version and python.startswith(f"{wheel.python}.")
     ]
     for name in measured:
-        verdict.attach(dist / (name + verdict.VERDICT), found)
+        verdict.attach(dist / (name + VERDICT), found)
     return measured

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocm_wheels.environment import OLDEST_EPOCH, source_date_epoch
 from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.matrix.plan import OLDEST_EPOCH, Plan, source_date_epoch
+from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
 _LOG_LINES = 25

@@ -15,8 +15,9 @@ from pathlib import Path
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import has_interface
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan
-from rocm_wheels.wheel.verdict import VERDICT, Verdict
+from rocm_wheels.wheel.verdict import Verdict
 
 Say = Callable[[str], None]
 

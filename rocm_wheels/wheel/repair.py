@@ -18,8 +18,8 @@ import zipfile
 from pathlib import Path
 
 from rocm_wheels.errors import MissingTool, RepairFailed
+from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.packages import setup, version_of
-from rocm_wheels.wheel.verdict import VERDICT
 
 # Globs over SONAMEs: without the trailing star `libamdhip64.so` misses `libamdhip64.so.6`, and the
 # whole runtime (hundreds of MB) would be copied into the wheel.

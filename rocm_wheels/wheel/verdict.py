@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels.errors import DataError
+from rocm_wheels.matrix.names import VERDICT
 
-VERDICT = ".verdict.json"  # after the name of the wheel
 _FIELDS = {"ok": bool, "sha256": str, "stages": dict, "targets": list, "torch_source": str}  # that are read
 
 PASSED = "passed"

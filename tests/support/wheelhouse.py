@@ -11,7 +11,8 @@ from typing import Any
 
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.wheel.verdict import GPU, PASSED, VERDICT
+from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.wheel.verdict import GPU, PASSED
 
 NEWEST = versions.load().flash_attn[-1]
 CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it

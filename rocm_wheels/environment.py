@@ -1,0 +1,83 @@
+"""The environment variables that a build reads, parsed. Each error names the variable, its value and a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocm_wheels.errors import BadTarget, DataError
+
+TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # an image of rocm/pytorch sets it to the targets of its torch
+TARGET_VARIABLES = ("GPU_ARCHS", TORCH_TARGETS)
+NATIVE = "native"
+TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+BUILD_TRITON = "BUILD_TRITON_BACKEND"
+# A zip file holds dates from 1980-01-01 to the end of 2107, here in seconds since 1970, UTC.
+OLDEST_EPOCH, NEWEST_EPOCH = 315532800, 4354819199
+
+
+def flag(env: Mapping[str, str], name: str) -> bool:
+    """A boolean variable, off where unset. DataError for a value that is neither true nor false."""
+    text = env.get(name, "").strip().lower()
+    if text not in ("", "0", "1", "false", "true", "off", "on", "no", "yes"):
+        raise DataError(f"{name}={env[name]!r} is neither true nor false", remedy=f"Set {name}=true, or unset it.")
+    return text in ("1", "true", "on", "yes")
+
+
+def backend(env: Mapping[str, str]) -> str | None:
+    """The backend that FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, None where it is unset."""
+    if not env.get(TRITON_ENABLE, "").strip():
+        return None
+    return "triton" if flag(env, TRITON_ENABLE) else "ck"
+
+
+def max_jobs(env: Mapping[str, str]) -> int | None:
+    """MAX_JOBS, None where unset. DataError if malformed."""
+    text = env.get("MAX_JOBS", "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
+        raise DataError(
+            f"MAX_JOBS={text!r} is not a whole number above 0",
+            remedy="Unset MAX_JOBS to let cores and memory decide.",
+        )
+    return int(text)
+
+
+def source_date_epoch(env: Mapping[str, str]) -> int | None:
+    """SOURCE_DATE_EPOCH, not before the oldest date of a zip file; None where unset. DataError if malformed."""
+    text = env.get("SOURCE_DATE_EPOCH", "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", text) or int(text) > NEWEST_EPOCH:
+        raise DataError(
+            f"SOURCE_DATE_EPOCH={text!r} is not a number of seconds from 0 to {NEWEST_EPOCH}",
+            remedy="Unset it, or set it to a number such as $(date +%s).",
+        )
+    return max(int(text), OLDEST_EPOCH)
+
+
+def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Variable -> the targets that it names, in lower case, or ("native",). Variables without targets are left out.
+
+    GPU_ARCHS, flash-attn's own variable, comes before torch's. BadTarget for native beside targets.
+    """
+    found = {}
+    for name in TARGET_VARIABLES:
+        entries = tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower())))
+        if NATIVE in entries and len(entries) > 1:
+            raise BadTarget(
+                f"{name}={';'.join(entries)} mixes native with targets",
+                remedy="Name native alone, or targets only.",
+            )
+        if entries:
+            found[name] = entries
+    return found
+
+
+def cache_directory(env: Mapping[str, str]) -> Path:
+    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory."""
+    if own := env.get("ROCM_WHEELS_CACHE"):
+        return Path(own)
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocm_wheels"

@@ -1,0 +1,51 @@
+"""A stage of rocm_wheels imports only what stands above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "rocm_wheels"
+ORDER = ("common", "matrix", "compile", "wheel", "publish", "cli")
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def stage(module: tuple[str, ...]) -> int:
+    """Position of a module's stage; what lies at the top of the package is common to all stages."""
+    if module[:1] == ("__main__",):
+        return ORDER.index("cli")
+    return ORDER.index(module[0]) if module and module[0] in ORDER else 0
+
+
+def imported(source: str) -> Iterator[tuple[str, ...]]:
+    """The modules of rocm_wheels that a source imports, at its top or inside a function, without "rocm_wheels"."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (tuple(name.split(".")[1:]) for name in found if name.partition(".")[0] == "rocm_wheels")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_stage_imports_only_what_stands_above_it(path: Path) -> None:
+    own = stage(path.with_suffix("").parts)
+    source = (PACKAGE / path).read_text(encoding="utf-8")
+    below = {".".join(module) for module in imported(source) if stage(module) > own}
+    assert not below, f"{path} imports what stands below it: {', '.join(sorted(below))}"
+
+
+def test_the_rule_sees_an_import_inside_a_function() -> None:
+    source = "def f():\n    from rocm_wheels.wheel import verify\n    import rocm_wheels.cli\n"
+    assert list(imported(source)) == [("wheel", "verify"), ("cli",)]
+    assert stage(("wheel", "verify")) > stage(("matrix", "plan")) > stage(("errors", "DataError")) == 0
+
+
+def test_the_copy_of_which_for_users_imports_nothing_of_ours() -> None:
+    assert not list(imported((PACKAGE / "publish/which.py").read_text(encoding="utf-8")))
