@@ -50,15 +50,11 @@ def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
     planned = planner.kernels()
     planner.library.cache_clear()
     for target, path in stores.items():
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-            images = {
-                name.removesuffix(".co"): archive.read(name) for name in archive.namelist() if name != "manifest.json"
-            }
-        assert manifest["compiler"]["name"] == "ziglang"
-        assert set(manifest["kernels"]) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
-        for name, entry in manifest["kernels"].items():
-            image = images[entry["image"]]
+        store = sources.module("runtime.store").Store(path)
+        assert store.manifest["compiler"]["name"] == "ziglang"
+        assert set(store.kernels) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
+        for name, image in store.images():
+            entry = store.kernels[name]
             assert str(ROOT).encode() not in image
             symbols = ELFFile(io.BytesIO(image)).get_section_by_name(".symtab")
             assert isinstance(symbols, SymbolTableSection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
 import shutil
 import signal
@@ -41,20 +40,21 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
     assert set(stores) == set(TARGETS)
     for target, path in stores.items():
         assert path.name == f"{target}.zip"
+        store = sources.module("runtime.store").Store(path)
+        assert store.target == store.manifest["target"] == target
+        dims = (32, 64, 128, 256)
+        assert set(store.kernels) == {f"probabilities-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in dims}
         with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-            names = sorted(manifest["kernels"])
-            assert names == sorted(
-                f"probabilities-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in (32, 64, 128, 256)
-            )
-            assert sorted(archive.namelist()) == sorted(["manifest.json", *(f"{name}.co" for name in names)])
-            for name in names:
-                image = archive.read(f"{name}.co")
-                assert codeobject.read(image).target == target
-                assert str(ROOT).encode() not in image
-                entry = manifest["kernels"][name]
-                assert entry["threads"] == 4 * (64 if target == "gfx942" else 32)
-                assert entry["params"].startswith("P" * 10 + "fff" + "i" * 6)
+            assert set(archive.namelist()) == {"manifest.json", *(f"triton-probabilities-d{d}" for d in dims)}
+        images = dict(store.images())
+        assert set(images) == set(store.kernels)
+        for name, image in images.items():
+            assert store.image(name) == image
+            assert codeobject.read(image).target == target
+            assert str(ROOT).encode() not in image
+            entry = store.kernels[name]
+            assert entry["threads"] == 4 * (64 if target == "gfx942" else 32)
+            assert entry["params"].startswith("P" * 10 + "fff" + "i" * 6)
 
 
 def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:

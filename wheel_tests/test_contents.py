@@ -17,6 +17,7 @@ import msgpack
 import pytest
 from elftools.elf.elffile import ELFFile
 from flash_attn.kernels.targets import fp8_format
+from flash_attn.runtime.store import Store
 from packaging.tags import parse_tag, sys_tags
 
 EM_CUDA, EM_AMDGPU = 190, 224
@@ -100,13 +101,12 @@ def test_sizes(stores: dict[str, Path], record_property: Callable[[str, object],
 
 def test_manifests(stores: dict[str, Path], build_info: dict[str, Any]) -> None:
     for target, path in stores.items():
+        manifest = Store(path).manifest
         with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
             names = set(archive.namelist())
         assert manifest["target"] == target
         assert f"{manifest['compiler']['name']} {manifest['compiler']['version']}" == build_info["compiler"]
-        images = {entry.get("image", kernel) for kernel, entry in manifest["kernels"].items()}
-        assert names == {"manifest.json", *(f"{image}.co" for image in images)}
+        assert names == {"manifest.json", *(entry["group"] for entry in manifest["kernels"].values())}
 
 
 def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
@@ -114,8 +114,7 @@ def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
     Composable Kernel, whose tests are in test_ck.py."""
     kernels = {}
     for target, path in stores.items():
-        with zipfile.ZipFile(path) as archive:
-            entries = json.loads(archive.read("manifest.json"))["kernels"]
+        entries = Store(path).kernels
         names = sorted(name for name, entry in entries.items() if not entry["params"].startswith("B"))
         kernels[target] = [name for name in names if "fp8" not in name]
         assert (len(kernels[target]) < len(names)) == (fp8_format(target) is not None), target
@@ -129,23 +128,18 @@ def test_code_objects_are_for_their_target(
 ) -> None:
     counts = {}
     for target, path in stores.items():
-        with zipfile.ZipFile(path) as archive:
-            kernels = json.loads(archive.read("manifest.json"))["kernels"]
-            images: dict[str, bytes] = {}
-            for name, kernel in kernels.items():
-                file = kernel.get("image", name)
-                if file not in images:
-                    images[file] = archive.read(f"{file}.co")
-                image = images[file]
-                assert hashlib.sha256(image).hexdigest() == kernel["sha256"], f"{target} {name}"
-                if target.startswith("sm_"):
-                    _check_cuda(image, target, kernel, name)
-                else:
-                    _check_amd(image, target, kernel, name)
-            if not target.startswith("sm_"):
-                for file, image in images.items():
-                    assert not _undefined(image), f"{target} {file} wants {', '.join(_undefined(image))}"
-        counts[target] = len(kernels)
+        store = Store(path)
+        undefined: set[str] = set()
+        for name, image in store.images():
+            kernel = store.kernels[name]
+            assert hashlib.sha256(image).hexdigest() == kernel["sha256"], f"{target} {name}"
+            if target.startswith("sm_"):
+                _check_cuda(image, target, kernel, name)
+            else:
+                _check_amd(image, target, kernel, name)
+                undefined |= {f"{name}: {symbol}" for symbol in _undefined(image)}
+        assert not undefined, target
+        counts[target] = len(store.kernels)
     record_property("code objects", counts)
 
 

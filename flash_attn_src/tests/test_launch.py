@@ -32,11 +32,13 @@ def write(path: Path, manifest: object = None) -> Path:
     common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {}}
     kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPi"}}
     kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_XCDS": 8}}
-    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B", "image": VARIANT.name}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B"}
+    for entry in kernels.values():
+        entry.update(group="triton-fwd-d64", offset=3, size=len(IMAGE))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         whole = {"format": store.FORMAT, "kernels": kernels, "compiler": {}}
         archive.writestr("manifest.json", json.dumps(whole if manifest is None else manifest))
-        archive.writestr(f"{VARIANT.name}.co", IMAGE)
+        archive.writestr("triton-fwd-d64", b"..." + IMAGE + b"...")
     return path
 
 

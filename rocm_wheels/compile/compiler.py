@@ -38,8 +38,7 @@ class Compiled(NamedTuple):
     """A code object and the manifest entry of each of its kernels, by the kernel's name.
 
     An entry has symbol, threads (a block), shared (bytes), params (the launcher's letters), constants, options,
-    resources (registers, spills, bytes) and isa (instructions of each class). It has `image`, the name of the unit,
-    where the unit has another name than the kernel.
+    resources (registers, spills, bytes) and isa (instructions of each class): docs/kernel-store.md.
     """
 
     image: bytes

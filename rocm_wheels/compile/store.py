@@ -1,53 +1,84 @@
-"""The kernel store of one GPU target: an archive of code objects with a manifest."""
+"""Packs the kernel store of one GPU target: a zip of compressed groups of code objects and a manifest.
+
+The kernels of one operation and one size are alike, so they are compressed together: a group takes a third of the
+space that its code objects take one by one, and a call unpacks a group in milliseconds. docs/kernel-store.md
+describes the format; `flash_attn.runtime.store` reads it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels.compile import sources
 from rocm_wheels.compile.cache import read, write
-from rocm_wheels.compile.compiler import Unit
+from rocm_wheels.compile.compiler import Compiled, Unit
 from rocm_wheels.errors import CompileFailed
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+_NAME = re.compile(r"(?P<operation>.+?)-(?:fp16|bf16|fp32|fp8e\w+)(?P<size>-d\d+)?(?:[-@].*)?")
 
 
 def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
-    """The archive of one target: the same units give the same bytes."""
+    """Packs compiled units of one target and returns the path of the archive. The same units give the same bytes.
+
+    Raises CompileFailed where the cache lost a unit.
+    """
     target = wanted[0].target
-    kernels: dict[str, dict[str, Any]] = {}
-    images: dict[str, bytes] = {}
+    objects: dict[str, tuple[str, Compiled]] = {}
     for unit in wanted:
         held = read(unit, cache)
         if held is None:
             raise CompileFailed(
                 f"{unit.name} for {target} vanished from the cache {cache}",
-                remedy="Let nothing else write there, and run it again: what is missing is compiled.",
+                remedy="Let nothing else write there, and run it again: missing kernels are compiled again.",
             )
-        images[unit.name] = held.image
-        kernels.update(held.entries)
-    manifest = {
-        "format": 1,
-        "target": target,
-        "compiler": dict(zip(("name", "version"), made_by, strict=True)),
-        "kernels": kernels,
-    }
-    text = json.dumps(manifest, sort_keys=True, indent=1).encode()
+        objects[unit.name] = (group_of(unit.compiler, unit.name), held)
     # One directory for one set of units, so that stores of different sets (`--only`) do not overwrite each other.
     identity = hashlib.sha256("".join(unit.key for unit in wanted).encode()).hexdigest()
     path = cache / "stores" / identity[:16] / f"{target}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for file, content in (("manifest.json", text), *((f"{name}.co", images[name]) for name in sorted(images))):
-            information = zipfile.ZipInfo(file, _ZIP_DATE)
-            information.compress_type = zipfile.ZIP_DEFLATED
-            information.external_attr = 0o644 << 16
-            archive.writestr(information, content)
-    write(path, packed.getvalue())
+    write(path, archive(target, made_by, objects))
     return path
+
+
+def group_of(compiler: str, name: str) -> str:
+    """The group of a code object: its compiler, operation and size, as "triton-fwd-d128"."""
+    match = _NAME.fullmatch(name)
+    return f"{compiler}-{match['operation']}{match['size'] or ''}" if match else f"{compiler}-{name}"
+
+
+def archive(target: str, made_by: tuple[str, str], objects: Mapping[str, tuple[str, Compiled]]) -> bytes:
+    """The bytes of a store. `objects` maps the name of a code object to its group and to what was compiled."""
+    kernels: dict[str, dict[str, Any]] = {}
+    groups: dict[str, bytearray] = {}
+    for name in sorted(objects):
+        group, (image, entries) = objects[name]
+        content = groups.setdefault(group, bytearray())
+        place = {"group": group, "offset": len(content), "size": len(image)}
+        kernels.update({kernel: {**entry, **place} for kernel, entry in entries.items()})
+        content += image
+    manifest = {
+        "format": sources.module("runtime.store").FORMAT,
+        "target": target,
+        "compiler": dict(zip(("name", "version"), made_by, strict=True)),
+        "kernels": kernels,
+    }
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for member, data, method in (
+            ("manifest.json", text, zipfile.ZIP_DEFLATED),
+            *((group, bytes(groups[group]), zipfile.ZIP_LZMA) for group in sorted(groups)),
+        ):
+            information = zipfile.ZipInfo(member, _ZIP_DATE)
+            information.compress_type = method
+            information.external_attr = 0o644 << 16
+            file.writestr(information, data)
+    return packed.getvalue()

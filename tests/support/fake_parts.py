@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
+from rocm_wheels.compile.compiler import Compiled
+from rocm_wheels.compile.store import archive
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_plan
@@ -39,16 +39,8 @@ def store(directory: Path, target: str, *, name: str = "triton", compiler: str =
         "shared": 0,
         "params": "P",
     }
-    manifest = {
-        "format": 1,
-        "target": target,
-        "compiler": {"name": name, "version": compiler},
-        "kernels": {"k": kernel},
-    }
     path = directory / f"{target}.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(manifest, sort_keys=True))
-        archive.writestr(zipfile.ZipInfo("k.co"), image)
+    path.write_bytes(archive(target, (name, compiler), {"k": ("triton-k", Compiled(image, {"k": kernel}))}))
     return path
 
 

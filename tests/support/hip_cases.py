@@ -6,12 +6,10 @@ test_rocm_runtime.py runs it, in processes that `amdgpu_simulator/hip/process.py
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import random
 import struct
 import threading
-import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from amdgpu_simulator.hip import packets, through_hip
+from rocm_wheels.compile import sources
 
 FORMS = {"P": "Q", "i": "i", "f": "f", "0": "Q"}
 BITS = {"P": 47, "i": 31, "f": 23}
@@ -27,8 +26,7 @@ BITS = {"P": 47, "i": 31, "f": 23}
 class Stored:
     """A kernel of the store, and numbers to launch it with that nothing mistakes for each other."""
 
-    def __init__(self, archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> None:
-        image = archive.read(f"{entry.get('image', name)}.co")
+    def __init__(self, image: bytes, name: str, entry: dict[str, Any]) -> None:
         self.entry = entry
         self.code = through_hip.code_of(image, entry["symbol"])
         how = (entry["symbol"], entry["params"], entry["shared"], entry["threads"], name)
@@ -53,9 +51,8 @@ class Stored:
 
 @pytest.fixture(scope="session")
 def store() -> dict[str, Stored]:
-    with zipfile.ZipFile(Path(os.environ["STORE"])) as archive:
-        kernels = json.loads(archive.read("manifest.json"))["kernels"]
-        return {name: Stored(archive, name, entry) for name, entry in sorted(kernels.items())}
+    archive = sources.module("runtime.store").Store(Path(os.environ["STORE"]))
+    return {name: Stored(image, name, archive.kernels[name]) for name, image in sorted(archive.images())}
 
 
 @pytest.fixture

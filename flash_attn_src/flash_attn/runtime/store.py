@@ -1,32 +1,38 @@
-"""The kernel store: one zip archive per GPU target, holding code objects and a manifest."""
+"""The kernel store: one zip archive per GPU target, with groups of code objects and a manifest.
+
+docs/kernel-store.md describes the format; `rocm_wheels.compile.store` writes it. Standard library only.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+try:
+    import lzma
+except ImportError:  # a Python that was built without liblzma; `Store.image` says so
+    lzma = None  # type: ignore[assignment]
+
 DIRECTORY = Path(__file__).resolve().parent.parent / "_kernels"
-FORMAT = 1
+FORMAT = 2
 
-
-# What zipfile, zlib and json raise for a damaged archive, and what a manifest of another form does.
+# What zipfile, its decompressors and json raise for a damaged archive, and for a manifest of another form.
 _UNREADABLE = (
-    OSError, EOFError, ValueError, LookupError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+    OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
+    *(() if lzma is None else (lzma.LZMAError,)),
 )  # fmt: skip
 
 
 class KernelError(RuntimeError):
-    """A kernel that cannot be had or run; the message says which, and what to do."""
-
-
-def _read(path: Path, name: str) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(name)
+    """A kernel that cannot be found or run; the message says which, and what to do."""
 
 
 def targets(directory: Path | None = None) -> tuple[str, ...]:
@@ -41,9 +47,10 @@ class Store:
         self.path = path
         self.target = path.stem
         try:
-            manifest = json.loads(_read(path, "manifest.json"))
-            found = manifest["format"]
-            self.kernels: dict[str, dict[str, Any]] = manifest["kernels"] if found == FORMAT else {}
+            with zipfile.ZipFile(path) as archive:
+                self.manifest: dict[str, Any] = json.loads(archive.read("manifest.json"))
+            found = self.manifest["format"]
+            self.kernels: dict[str, dict[str, Any]] = self.manifest["kernels"] if found == FORMAT else {}
         except _UNREADABLE as error:
             raise KernelError(f"the kernel store {path} cannot be read ({error!r}): reinstall the wheel") from error
         if found != FORMAT:
@@ -53,12 +60,39 @@ class Store:
             )
 
     def image(self, name: str) -> bytes:
-        """The code object that holds a kernel, alone or among others, checked against its digest."""
-        file = self.kernels[name].get("image", name)
+        """The code object of a kernel, checked against its digest.
+
+        Unpacks the kernel's group as far as the code object reaches, and keeps only the code object. Raises
+        KernelError for a damaged store and for a Python without the module lzma.
+        """
+        entry = self.kernels[name]
+        return self._checked(name, self._unpacked(entry, name))
+
+    def images(self) -> Iterator[tuple[str, bytes]]:
+        """Every kernel's name with its code object, as `image` gives it; each group is unpacked once."""
+        for _, names in groupby(sorted(self.kernels, key=self._group), key=self._group):
+            members = tuple(names)
+            last = max(members, key=lambda name: int(self.kernels[name]["offset"]))
+            content = self._unpacked({**self.kernels[last], "offset": 0, "size": _end(self.kernels[last])}, last)
+            for name in members:
+                yield name, self._checked(name, content[self.kernels[name]["offset"] : _end(self.kernels[name])])
+
+    def _group(self, name: str) -> str:
+        return str(self.kernels[name]["group"])
+
+    def _unpacked(self, entry: dict[str, Any], name: str) -> bytes:
+        if lzma is None:
+            raise KernelError(
+                f"{name} cannot be unpacked: this Python has no module lzma. The Pythons of Linux distributions and of "
+                "uv have it; pyenv builds it where liblzma-dev is installed"
+            )
         try:
-            image = _read(self.path, f"{file}.co")
+            with zipfile.ZipFile(self.path) as archive, archive.open(entry["group"]) as group:
+                return group.read(_end(entry))[entry["offset"] :]
         except _UNREADABLE as error:
             raise KernelError(f"{name} cannot be read from {self.path} ({error!r}): reinstall the wheel") from error
+
+    def _checked(self, name: str, image: bytes) -> bytes:
         digest = hashlib.sha256(image).hexdigest()
         wanted = self.kernels[name]["sha256"]
         if digest != wanted:
@@ -67,6 +101,10 @@ class Store:
                 f"{wanted[:16]}...): reinstall the wheel"
             )
         return image
+
+
+def _end(entry: dict[str, Any]) -> int:
+    return int(entry["offset"]) + int(entry["size"])
 
 
 @cache

@@ -76,7 +76,6 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
         _check(target, instance, kernel, body)
         entries[instance.name] = {
             "symbol": instance.symbol,
-            "image": name,
             "threads": kernel.threads,
             "shared": 0,
             "params": f"B{kernel.argument_bytes}",
