@@ -122,6 +122,8 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "bfrev_b32": ("uu", _reverse),
     "add_u32": ("uuu", lambda a, b: a + b),
     "sub_u32": ("uuu", lambda a, b: a - b),
+    "add_i32": ("uuu", lambda a, b: a + b),
+    "sub_i32": ("uuu", lambda a, b: a - b),
     "subrev_u32": ("uuu", lambda a, b: b - a),
     "add_u16": ("uuu", lambda a, b: (a + b) & _U32(0xFFFF)),
     "sub_u16": ("uuu", lambda a, b: (a - b) & _U32(0xFFFF)),

@@ -66,9 +66,14 @@ def parse(text: str) -> Kernel:
         if match := re.match(r"([.\w$]+):$", code):
             labels[match[1]] = len(instructions)
         elif code and not code.startswith("."):
-            instructions.append(tuple(_instruction(part.strip(), constants) for part in code.split("::")))
+            instructions.append(parse_line(code, constants))
     arguments = [(int(offset), int(size), kind) for offset, size, kind in _ARGUMENT.findall(text)]
     return Kernel(symbol, target[1], instructions, labels, descriptor, arguments, constants)
+
+
+def parse_line(code: str, constants: dict[str, Array] | None = None) -> tuple[Instruction, ...]:
+    """The instruction of a line, or the two that it issues together; constants as in `Kernel`."""
+    return tuple(_instruction(part.strip(), constants or {}) for part in code.split("::"))
 
 
 def _int(text: str) -> bool:

@@ -21,7 +21,7 @@ Step = Callable[[Wave], str | None]
 
 _END, _BARRIER = "end", "barrier"
 _NOTHING = re.compile(
-    r"s_(nop|waitcnt_depctr|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
+    r"v_nop$|s_(nop|waitcnt_depctr|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
     r"|buffer_(gl[01]_inv|wbl2|inv\w*)$|global_(inv|wb\w*)$|s_barrier_signal$"
 )
 

@@ -78,7 +78,7 @@ def decode(instruction: Instruction, target: str) -> Execute | None:
         return None
     space, action, form = found.groups()
     address = {"buffer": _buffer_address, "scratch": _scratch_address}.get(space, _global_address)
-    return _access(instruction, action, form, address(instruction, action), space, counts_stores(target))
+    return _access(instruction, action, form, address(instruction, action), space, target)
 
 
 # What a load or store moves: bytes, whether the sign extends, and the half of the register for 16 bits that keep the
@@ -171,12 +171,13 @@ def _returns_nothing(instruction: Instruction, action: str) -> bool:
 
 
 def _buffer_address(instruction: Instruction, _action: str) -> Address:
-    """Addresses of a buffer resource, and which lanes lie inside of it: raw buffers, checked word by word."""
+    """Addresses of a buffer resource, and how many bytes lie inside of it from there: raw buffers are checked word by
+    word, and buffers of records, where a lane gives an index, by that index alone."""
     modifiers = instruction.modifiers
     operands = instruction.operands[(0 if "lds" in modifiers else 1) :]
     vector, resource, more = operands[0], scalar(operands[1], 4), scalar(operands[2])
     if "idxen" in modifiers:
-        raise NotImplementedError(instruction.text)
+        return _record_address(instruction, vector, resource, more)
     read = source(vector, "u") if "offen" in modifiers else None
     offset = offset_of(instruction)
 
@@ -197,6 +198,22 @@ def _buffer_address(instruction: Instruction, _action: str) -> Address:
     return address
 
 
+def _record_address(
+    instruction: Instruction, vector: str, resource: Callable[[Wave], int], more: Callable[[Wave], int]
+) -> Address:
+    if "offen" in instruction.modifiers:
+        raise NotImplementedError(instruction.text)
+    read, offset = source(vector, "u"), offset_of(instruction)
+
+    def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
+        words = resource(wave)
+        index = np.broadcast_to(read(wave), wave.count)[lanes].astype(np.int64)
+        places = (words & 0xFFFFFFFFFFFF) + index * (words >> 48 & 0x3FFF) + offset + more(wave)
+        return places.astype(np.uint64), np.where(index < words >> 64 & 0xFFFFFFFF, 1 << 31, 0)
+
+    return address
+
+
 def _scratch_address(instruction: Instruction, action: str) -> Address:
     operands = instruction.operands
     vector = operands[0 if action == "store" else 1]
@@ -213,9 +230,10 @@ def _scratch_address(instruction: Instruction, action: str) -> Address:
 
 
 def _access(
-    instruction: Instruction, action: str, form_name: str, address: Address, space: str, stores_count: bool
+    instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: str
 ) -> Execute:
-    if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "lds"}:
+    stores_count = counts_stores(target)
+    if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "idxen", "lds"}:
         raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
     if action == "atomic":
         return _atomic(instruction, form_name, address, space, stores_count)
@@ -225,6 +243,8 @@ def _access(
     index = -1 if to_shared else place(data_operand)
     size = form[0]
     resource = scalar(instruction.operands[1 if to_shared else 2], 4) if space == "buffer" else None
+    # gfx950 has more shared memory than 16 bits can address.
+    shared_mask = 0xFFFFF if target == "gfx950" else 0xFFFF
 
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)
@@ -250,8 +270,8 @@ def _access(
                 for there, first, width in _pieces(len(lanes), size, room):
                     data[there, first : first + width] = wave.memory.load(addresses[there] + _U64(first), width)
                 if to_shared:
-                    start = (wave.s[M0] & 0xFFFF) + offset_of(instruction)
-                    places = (start + 4 * lanes)[:, None] + np.arange(size)
+                    start = (wave.s[M0] & shared_mask) + offset_of(instruction)
+                    places = (start + size * lanes)[:, None] + np.arange(size)
                     wave.queues.vector.append(wave.shared.bring(wave.index, places, data))
                 else:
                     arrive(wave, wave.queues.vector, index, data, lanes, form)

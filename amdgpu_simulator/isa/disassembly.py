@@ -1,0 +1,131 @@
+"""The kernel of a code object that comes without its assembly text, as `assembly` reads one from a compiler's.
+
+The text is llvm-objdump's, of LLVM 22, which knows every target here. It comes from Debian's packages: apt fetches them
+into build/test-cache, nothing is installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import io
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+from amdgpu_simulator.isa.assembly import Instruction, Kernel, parse_line
+
+CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "test-cache" / "llvm"
+_PACKAGES = ("llvm-22", "libllvm22")
+
+# The lowest byte of an ELF file's flags: LLVM's guide, "AMDGPU Machine Types".
+_TARGETS = {0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x36: "gfx1030", 0x41: "gfx1100", 0x4E: "gfx1201"}
+# The kernel descriptor: word, first bit and bits of each of its fields that a launch needs.
+_FIELDS = {
+    "group_segment_fixed_size": (0, 0, 32),
+    "private_segment_fixed_size": (1, 0, 32),
+    "kernarg_size": (2, 0, 32),
+    "user_sgpr_count": (13, 1, 5),
+    "system_sgpr_workgroup_id_x": (13, 7, 1),
+    "system_sgpr_workgroup_id_y": (13, 8, 1),
+    "system_sgpr_workgroup_id_z": (13, 9, 1),
+    "user_sgpr_private_segment_buffer": (14, 0, 1),
+    "user_sgpr_dispatch_ptr": (14, 1, 1),
+    "user_sgpr_queue_ptr": (14, 2, 1),
+    "user_sgpr_kernarg_segment_ptr": (14, 3, 1),
+}
+_LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
+
+
+class UnavailableError(Exception):
+    """Why there is no disassembler to be had here."""
+
+
+def kernel(image: bytes) -> Kernel:
+    """The one kernel of a code object. Raises ValueError for another file, UnavailableError without a disassembler."""
+    elf = ELFFile(io.BytesIO(image))
+    described = _metadata(elf)
+    machine = elf.header["e_flags"] & 0xFF
+    if machine not in _TARGETS:
+        raise ValueError(f"the code object is for machine {machine:#x}, which is none of {', '.join(_TARGETS.values())}")
+    descriptor = _descriptor(elf, described[".symbol"])
+    descriptor["kernarg_size"] = max(descriptor["kernarg_size"], described[".kernarg_segment_size"])
+    instructions, labels = _code(image, described[".name"])
+    return Kernel(described[".name"], _TARGETS[machine], instructions, labels, descriptor, [], {})
+
+
+def _metadata(elf: ELFFile) -> dict[str, Any]:
+    for section in elf.iter_sections():
+        for note in section.iter_notes() if isinstance(section, NoteSection) else ():
+            if note["n_name"] == "AMDGPU":
+                kernels = msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
+                if len(kernels) == 1:
+                    return dict(kernels[0])
+    raise ValueError("the file holds no AMD kernel, or several")
+
+
+def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:
+    """The fields of a kernel descriptor by LLVM's names for them."""
+    table = elf.get_section_by_name(".dynsym")
+    if not isinstance(table, SymbolTableSection):
+        raise ValueError("the code object has no symbols")
+    (found,) = table.get_symbol_by_name(symbol) or ()
+    section = elf.get_section(found["st_shndx"])
+    start = found["st_value"] - section["sh_addr"]
+    words = [int.from_bytes(section.data()[at : at + 4], "little") for at in range(start, start + 64, 4)]
+    return {name: words[word] >> first & (1 << bits) - 1 for name, (word, first, bits) in _FIELDS.items()}
+
+
+def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dict[str, int]]:
+    command, environment = _objdump()
+    with tempfile.NamedTemporaryFile(suffix=".co") as file:
+        file.write(image)
+        file.flush()
+        options = ["--disassemble", "--symbolize-operands", "--no-show-raw-insn", "--no-leading-addr", file.name]
+        done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    start = lines.index(f"<{symbol}>:")
+    instructions: list[tuple[Instruction, ...]] = []
+    labels: dict[str, int] = {}
+    for line in lines[start + 1 :]:
+        if found := _LABEL.match(line):
+            labels[found[1]] = len(instructions)
+        elif code := line.partition("//")[0].strip():
+            instructions.append(parse_line(code))
+    return instructions, labels
+
+
+@functools.cache
+def _objdump() -> tuple[list[str], dict[str, str]]:
+    """llvm-objdump and the environment that it runs in. Raises UnavailableError."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    root = CACHE / "root"
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            _fetch(root)
+    (program,) = root.glob("usr/lib/llvm-*/bin/llvm-objdump")
+    libraries = root / "usr" / "lib" / "x86_64-linux-gnu"
+    return [str(program)], {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+
+
+def _fetch(root: Path) -> None:
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        raise UnavailableError("llvm-objdump is taken from Debian's packages, by apt-get and dpkg-deb")
+    with tempfile.TemporaryDirectory(prefix="llvm-", dir=root.parent) as directory:
+        command = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *_PACKAGES]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip()}. Run apt-get update, on Debian 12")
+        scratch = Path(directory) / "root"
+        for package in Path(directory).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "--extract", str(package), str(scratch)], check=True)
+        scratch.rename(root)

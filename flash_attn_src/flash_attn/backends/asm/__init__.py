@@ -1,0 +1,1 @@
+"""Plans of AMD's assembly kernels."""
