@@ -37,7 +37,9 @@ class Program:
     def run(self, wave: Wave) -> str:
         """Executes a wave up to its next barrier or its end; says which."""
         if self.observer is not None:
-            return self._run_observed(wave, self.observer)
+            while not (status := self.step(wave)):
+                pass
+            return status
         code = self.code
         while True:
             execute = code[wave.pc]
@@ -45,20 +47,18 @@ class Program:
             if status := execute(wave):
                 return status
 
-    def _run_observed(self, wave: Wave, observer: Observer) -> str:
-        code = self.code
+    def step(self, wave: Wave) -> str | None:
+        """Executes one instruction of a wave; says whether it was a barrier or the end."""
+        index = wave.pc
+        wave.pc += 1
+        if self.observer is None:
+            return self.code[index](wave)
         shared: list[Array] = []
         memory: list[tuple[Array, int]] = []
         wave.shared.accesses, wave.memory.accesses = shared, memory
-        while True:
-            index = wave.pc
-            shared.clear()
-            memory.clear()
-            wave.pc += 1
-            status = code[index](wave)
-            observer.step(Event(wave, index, status, shared, memory))
-            if status:
-                return status
+        status = self.code[index](wave)
+        self.observer.step(Event(wave, index, status, shared, memory))
+        return status
 
     def _together(self, parts: tuple[Instruction, ...]) -> Step:
         functions = [self._decode(part) for part in parts]
@@ -146,12 +146,14 @@ def launch(
     shared: int = 0,
     backwards: bool = False,
     complete: bool = False,
+    in_step: bool = False,
 ) -> None:
     """Runs a kernel to its end.
 
     argument: the bytes of its explicit arguments; ranges: (address, bytes) of the memory that its pointers name;
     shared: bytes of shared memory where the kernel does not say it; backwards: last waves first between barriers;
-    complete: the argument has what the runtime adds, too.
+    complete: the argument has what the runtime adds, too; in_step: the waves of a group execute one instruction each in
+    turn, and no race is looked for, for kernels that rely on the time that a load from global memory takes.
     """
     kernel = program.kernel
     # In whole cache lines, as the runtime has them: scalar loads may read beyond the last argument.
@@ -170,14 +172,15 @@ def launch(
         for z in range(grid[2]):
             for y in range(grid[1]):
                 for x in range(grid[0]):
-                    local = Shared(room)
+                    local = Shared(room, looks_for_races=not in_step)
                     if program.observer is not None:
                         program.observer.begin()
                     waves = [
                         _wave(kernel, there, local, first, (x, y, z), kernarg.ctypes.data, packet.ctypes.data)
                         for first in range(0, threads, kernel.wave)
                     ]
-                    _group(program, local, waves[::-1] if backwards else waves)
+                    run = _in_step if in_step else _group
+                    run(program, local, waves[::-1] if backwards else waves)
 
 
 def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
@@ -187,6 +190,16 @@ def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
             wave.queues.touch()
         states = [program.run(wave) for wave in waves]
         waves = [wave for wave, state in zip(waves, states, strict=True) if state == _BARRIER]
+
+
+def _in_step(program: Program, _local: Shared, waves: list[Wave]) -> None:
+    running, waiting = waves, list[Wave]()
+    while running or waiting:
+        if not running:
+            running, waiting = waiting, []
+        states = [(wave, program.step(wave)) for wave in running]
+        running = [wave for wave, state in states if state is None]
+        waiting += [wave for wave, state in states if state == _BARRIER]
 
 
 def _hidden(kind: str, grid: tuple[int, int, int], threads: int) -> int:

@@ -21,8 +21,9 @@ class Shared:
     """The shared memory of a work group, and who read and wrote what of it since the last barrier: two waves that
     touch the same byte between two barriers, one of them to change it, do so in an order that nobody knows."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, looks_for_races: bool = True) -> None:
         self.content = np.full(size, 0xFF, np.uint8)
+        self._looks_for_races = looks_for_races
         self._writers = np.full(size, _NOBODY, np.int8)
         self._readers = np.zeros(size, np.uint32)
         self.accesses: list[Array] | None = None  # where an observer wants them: see `events`
@@ -82,6 +83,8 @@ class Shared:
         return (writers != wave) & (writers != _NOBODY)
 
     def _race(self, places: Array, wave: int, does: str, did: str) -> None:
+        if not self._looks_for_races:
+            return
         where = int(places[0])
         if self._writers[where] >= _LOADING:
             raise MemoryFaultError(f"wave {wave} {does} a load still brings: no wait for it, at byte {where}")
