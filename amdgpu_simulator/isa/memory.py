@@ -171,8 +171,8 @@ def _returns_nothing(instruction: Instruction, action: str) -> bool:
 
 
 def _buffer_address(instruction: Instruction, _action: str) -> Address:
-    """Addresses of a buffer resource, and how many bytes lie inside of it from there: raw buffers are checked word by
-    word, and buffers of records, where a lane gives an index, by that index alone."""
+    """Addresses of a buffer resource, and how many bytes lie inside of it from there. A resource has a number of bytes,
+    checked word by word, or of records for an instruction by whose index a lane names one."""
     modifiers = instruction.modifiers
     operands = instruction.operands[(0 if "lds" in modifiers else 1) :]
     vector, resource, more = operands[0], scalar(operands[1], 4), scalar(operands[2])
@@ -184,8 +184,6 @@ def _buffer_address(instruction: Instruction, _action: str) -> Address:
     def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
         words = resource(wave)
         stride = words >> 48 & 0x3FFF
-        if stride not in (0, PRIVATE):
-            raise NotImplementedError("a buffer with a stride")
         places = np.full(wave.count, offset, np.int64)
         if read is not None:
             places = places + read(wave)
