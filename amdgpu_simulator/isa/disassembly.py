@@ -55,7 +55,7 @@ def kernel(image: bytes) -> Kernel:
     described = _metadata(elf)
     machine = elf.header["e_flags"] & 0xFF
     if machine not in _TARGETS:
-        raise ValueError(f"the code object is for machine {machine:#x}, which is none of {', '.join(_TARGETS.values())}")
+        raise ValueError(f"the code object is for machine {machine:#x}, not for {', '.join(_TARGETS.values())}")
     descriptor = _descriptor(elf, described[".symbol"])
     descriptor["kernarg_size"] = max(descriptor["kernarg_size"], described[".kernarg_segment_size"])
     instructions, labels = _code(image, described[".name"])
@@ -77,7 +77,9 @@ def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         raise ValueError("the code object has no symbols")
-    (found,) = table.get_symbol_by_name(symbol) or ()
+    if not (symbols := table.get_symbol_by_name(symbol)):
+        raise ValueError(f"the code object has no symbol {symbol}")
+    (found,) = symbols
     section = elf.get_section(found["st_shndx"])
     start = found["st_value"] - section["sh_addr"]
     words = [int.from_bytes(section.data()[at : at + 4], "little") for at in range(start, start + 64, 4)]

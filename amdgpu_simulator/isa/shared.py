@@ -62,7 +62,8 @@ class Shared:
 
     def bring(self, wave: int, places: Array, data: Array) -> Operation:
         """Writes bytes that a load brings from global memory. Nobody may touch them, the wave itself neither, before
-        it has waited for the load, and the others not before the barrier after that. Where no races are looked for, the bytes arrive when the wave waits for them."""
+        it has waited for the load, and the others not before the barrier after that. Where no races are looked for, the
+        bytes arrive when the wave waits for them."""
         if not self._looks_for_races:
             return Operation(lambda: self.store(wave, places, data))
         self.store(wave, places, data)

@@ -55,12 +55,14 @@ def run(
     backwards: bool = False,
     program: machine.Program | None = None,
     room: int = 1,
+    in_step: bool = False,
 ) -> Array:
     """What a kernel of one group leaves in a word for each thread, from its v9; its tensor has `room` for more."""
     out = np.full(threads * room, 0xABABABAB, np.uint32)
     program = program or machine.Program(kernel(code, target))
     ranges = [(out.ctypes.data, out.nbytes)]
-    machine.launch(program, (1, 1, 1), threads, struct.pack("<Q", out.ctypes.data), ranges, backwards=backwards)
+    argument = struct.pack("<Q", out.ctypes.data)
+    machine.launch(program, (1, 1, 1), threads, argument, ranges, backwards=backwards, in_step=in_step)
     return out
 
 
@@ -73,6 +75,9 @@ def floats(code: str, target: str = "gfx942") -> list[float]:
     [
         ("v_add_u32_e32 v9, 0x10, v0", lambda lane: lane + 16),
         ("v_sub_u32_e32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
+        ("v_add_i32 v9, v0, -1", lambda lane: (lane - 1) % 2**32),
+        ("v_sub_i32 v9, 3, v0", lambda lane: (3 - lane) % 2**32),
+        ("v_nop\n v_mov_b32_e32 v9, v0", lambda lane: lane),
         ("v_bfe_u32 v9, v0, 1, 3", lambda lane: lane >> 1 & 7),
         ("v_bfe_i32 v9, v0, 0, 1", lambda lane: -(lane & 1) % 2**32),
         ("v_mul_hi_u32 v9, 0x10000000, v0", lambda lane: lane >> 4),
@@ -172,6 +177,59 @@ def test_buffers_end_where_they_say() -> None:
     code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"
     code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
     assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
+
+
+def test_buffers_of_records_end_by_the_index() -> None:
+    """Records of 4 bytes: beyond the fifth one a buffer reads zero, and is not written."""
+    resource = "s_mov_b32 s6, 5\n s_mov_b32 s7, 0x20000\n s_and_b32 s5, s5, 0xffff\n s_or_b32 s5, s5, 0x40000\n"
+    load = "buffer_load_dword v9, v0, s[4:7], 0 idxen\n s_waitcnt vmcnt(0)"
+    assert list(run(resource + load)) == [0xABABABAB] * 5 + [0] * 59
+    wide = "v_lshlrev_b32_e32 v8, 1, v0\n buffer_load_dwordx2 v[8:9], v8, s[4:7], 0 idxen\n s_waitcnt vmcnt(0)"
+    assert list(run(resource + wide, room=2)[:64]) == [0xABABABAB] * 3 + [0] * 61
+    store = "v_mov_b32_e32 v9, 7\n buffer_store_dword v9, v0, s[4:7], 0 idxen offset:256\n"
+    assert list(run(resource + store, room=2)[64:70]) == [7] * 5 + [0xABABABAB]
+    # Without an index the same resource counts bytes.
+    raw = "buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
+    assert list(run(resource.replace("s6, 5", "s6, 8") + raw)) == [0xABABABAB] * 2 + [0] * 62
+
+
+def test_wide_loads_to_shared_memory() -> None:
+    """Each lane's bytes follow the lane before. gfx950 has more shared memory than M0's lower half can address."""
+    code = BRING.replace("buffer_load_dword v1", "v_lshlrev_b32_e32 v7, 4, v0\n buffer_load_dwordx4 v7")
+    code = code.replace("s6, 0x200", "s6, 0x400") + "s_waitcnt vmcnt(0)\n v_xor_b32_e32 v8, 0xff, v1\n"
+    code += "v_and_b32_e32 v8, 0xfc, v8\n ds_read_b32 v9, v8\n s_waitcnt lgkmcnt(0)"
+    program = machine.Program(kernel(code, "gfx950"))
+    out = np.arange(256, dtype=np.uint32)
+    ranges = [(out.ctypes.data, out.nbytes)]
+    machine.launch(program, (1, 1, 1), 64, struct.pack("<Q", out.ctypes.data), ranges)
+    assert list(out[:64]) == list(range(63, -1, -1))
+    with pytest.raises(MemoryFaultError, match="of 1024 of shared memory"):
+        run(code.replace("m0, s8", "m0, 0x10000"), "gfx950", room=4)
+
+
+def test_waves_in_step() -> None:
+    """Both waves read the first bytes of shared memory before wave 0 overwrites them, without a barrier."""
+    code = """
+    v_mov_b32_e32 v6, 0
+    v_mov_b32_e32 v7, 5
+    ds_write_b32 v6, v7
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v9, v6
+    s_waitcnt lgkmcnt(0)
+    ds_write_b32 v6, v0
+    """
+    assert set(run(code, threads=128, in_step=True)) == {5}
+    with pytest.raises(MemoryFaultError, match="a race"):
+        run(code, threads=128)
+
+
+def test_a_direct_load_in_step_arrives_when_it_is_waited_for() -> None:
+    before = "v_mov_b32_e32 v8, 5\n ds_write_b32 v1, v8\n s_waitcnt lgkmcnt(0)\n"
+    code = before + BRING + "ds_read_b32 v9, v1\n s_waitcnt {}"
+    assert set(run(code.format("lgkmcnt(0)"), in_step=True)) == {5}
+    code = before + BRING + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)"
+    assert set(run(code, in_step=True)) == {0xABABABAB}
 
 
 def test_a_scalar_offset_of_private_memory_counts_all_lanes() -> None:

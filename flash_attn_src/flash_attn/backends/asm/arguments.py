@@ -11,7 +11,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-_ADDRESSES = frozenset("q k v out lse dout delta dq dk dv starts_q starts_k room_starts_q room_starts_k".split())
+_ADDRESSES = (
+    "q", "k", "v", "out", "lse", "dout", "delta", "dq", "dk", "dv",
+    "starts_q", "starts_k", "room_starts_q", "room_starts_k",
+)  # fmt: skip
 _FORMATS = {"scale": "f", "log2e": "f", "mask_x": "i", "mask_y": "i"}
 
 
@@ -47,8 +50,8 @@ _BATCH = f"{_GRADIENT_ADDRESSES} scale log2e group seqlen_q seqlen_k head_dim he
 
 LAYOUTS = {
     "forward": Layout(
-        "out q k v lse scale seqlen_q q_row rows_q q_head q_batch group k_row k_head k_batch options stores_lse seqlen_k "
-        "head_dim head_dim_v heads v_row v_head v_batch out_row out_head out_batch starts_q starts_k lse_head "
+        "out q k v lse scale seqlen_q q_row rows_q q_head q_batch group k_row k_head k_batch options stores_lse "
+        "seqlen_k head_dim head_dim_v heads v_row v_head v_batch out_row out_head out_batch starts_q starts_k lse_head "
         "room_starts_q room_starts_k",
         address_slot=16,
         slot=16,
@@ -63,8 +66,8 @@ LAYOUTS = {
     ),
     "backward950": Layout(
         f"{_GRADIENT_ADDRESSES} scale log2e seqlen_q columns_k q_head q_batch q_row group k_head k_batch k_row dk_row "
-        "seqlen_k head_dim head_dim_v heads v_head v_batch v_row dout_head dout_batch dout_row dk_head dk_batch dv_head "
-        "dv_batch dv_row lse_head starts_q starts_k room_starts_q room_starts_k seqlen_q_whole mask_x mask_y",
+        "seqlen_k head_dim head_dim_v heads v_head v_batch v_row dout_head dout_batch dout_row dk_head dk_batch "
+        "dv_head dv_batch dv_row lse_head starts_q starts_k room_starts_q room_starts_k longest_q mask_x mask_y",
         address_slot=16,
         slot=16,
     ),

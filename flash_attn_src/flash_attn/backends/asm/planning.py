@@ -1,6 +1,7 @@
 """From the facts of a call to the launch of one of AMD's assembly kernels, or the reason why none serves the call.
 
-Pure functions: no tensor, no GPU. Sources of the grids and fields: the host code of the pinned amd-aiter package.
+Pure functions, without tensors and without a GPU. Grids and fields are the ones that the host code of the pinned
+amd-aiter package uses.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from flash_attn.backends.asm import table
 from flash_attn.backends.asm.arguments import LAYOUTS
 
 _LOG2E = math.log2(math.e)
-_BYTES = 2  # of an element of fp16 or bf16
-# The kernels add up offsets in 32 bits and multiply rows with strides in 24 bits.
+# Bytes of an element of fp16 or bf16.
+_BYTES = 2
+# The kernels add up offsets in unsigned 32 bits. They multiply row strides as signed 24 bits.
 _MAX_BYTES = 1 << 32
 _MAX_ROW_BYTES = 1 << 23
 
@@ -40,9 +42,12 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a launch is planned from. Lengths are the longest ones where sequences are packed: then starts_q, starts_k
-    are the addresses of cu_seqlens and total_q, total_k the rows in all. left, right: the window, -1 for no limit; a
-    causal mask has 0 on the right. dtype: fp16 or bf16."""
+    """What a launch is planned from.
+
+    dtype: fp16 or bf16. left, right: the window, aligned at the last query and the last key, -1 for no limit; a causal
+    mask has 0 on the right. packed: sequences lie end to end; then seqlen_q and seqlen_k are the longest ones, starts_q
+    and starts_k the addresses of cu_seqlens, total_q and total_k the rows in all.
+    """
 
     target: str
     units: int
@@ -51,7 +56,6 @@ class Call:
     heads: int
     heads_k: int
     head_dim: int
-    head_dim_v: int
     seqlen_q: int
     seqlen_k: int
     left: int
@@ -65,72 +69,78 @@ class Call:
 
     @property
     def mask(self) -> str:
-        """The kind of mask that a kernel for this call needs."""
-        left = -1 if self.left >= self.seqlen_k - 1 else self.left
-        right = -1 if self.right >= self.seqlen_q - 1 else self.right
-        if (left, right) == (-1, -1):
+        """The kind of mask of a kernel that serves the call. A limit that no query reaches is none."""
+        left = self.left if self.left < self.seqlen_k - 1 else -1
+        right = self.right if self.right < self.seqlen_q - 1 else -1
+        if left < 0 and right < 0:
             return table.PLAIN
-        return table.CAUSAL if (left, right) == (-1, 0) else table.WINDOW
+        return table.CAUSAL if left < 0 and right == 0 else table.WINDOW
 
 
 def find(call: Call, op: str) -> table.Kernel | None:
-    """The kernel that serves an op, fwd or bwd."""
-    return table.find(
-        call.target, op, call.dtype, call.head_dim, call.head_dim_v, call.mask, call.packed, call.units
-    )  # fmt: skip
+    """The kernel that serves an op, fwd or bwd, of a call."""
+    return table.find(call.target, op, call.dtype, call.head_dim, call.mask, call.packed, call.units)
 
 
 def unsupported_reason(call: Call, op: str, operands: Mapping[str, Operand]) -> str | None:
-    """Why no kernel serves an op of this call, or None where one does."""
+    """Why no kernel serves an op of this call on these tensors, or None where one does."""
     if find(call, op) is None:
         form = "packed sequences" if call.packed else "sequences of one length"
-        return (
-            f"no {op} kernel for {call.target}, {call.dtype}, head_dim {call.head_dim}, a {call.mask} mask and {form}"
-        )
+        return f"kernel: {call.target} has none for {op}, {call.dtype}, head_dim {call.head_dim}, {call.mask}, {form}"
+    sums = 2 * call.heads * call.head_dim * (call.total_q if call.packed else call.batch * call.seqlen_q)
+    if op == "bwd" and sums * _BYTES >= _MAX_BYTES:
+        return "size: the sums of dq take 4 GiB or more, which the kernels cannot address"
     for name, operand in operands.items():
-        rows = (call.total_q if name in _QUERY_SIDE else call.total_k) if call.packed else (
-            call.seqlen_q if name in _QUERY_SIDE else call.seqlen_k
-        )  # fmt: skip
-        heads = call.heads if name in (*_QUERY_SIDE, "dk", "dv") else call.heads_k
-        last = (call.batch - 1) * operand.batch + (rows - 1) * operand.row + heads * operand.head
-        if last * _BYTES >= _MAX_BYTES or operand.row * _BYTES >= _MAX_ROW_BYTES:
-            return f"size: {name} takes more bytes than the kernels can address"
+        if operand.row * _BYTES >= _MAX_ROW_BYTES or _last(call, name, operand) * _BYTES >= _MAX_BYTES:
+            return f"size: {name} reaches over more bytes than the kernels can address"
     return None
 
 
-_QUERY_SIDE = ("q", "out", "dout", "dq")
+def _last(call: Call, name: str, operand: Operand) -> int:
+    """The place of a tensor's last element, with a head to spare."""
+    of_queries = name in ("q", "out", "dout")
+    rows = (call.total_q if of_queries else call.total_k) if call.packed else 0
+    rows = rows or (call.seqlen_q if of_queries else call.seqlen_k)
+    heads = call.heads_k if name in ("k", "v") else call.heads
+    return (call.batch - 1) * operand.batch + (rows - 1) * operand.row + heads * operand.head
 
 
 def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: int, lse_head: int) -> Launch:
-    """The launch of a forward that has a kernel. lse: an address, of float32 (batch, heads, seqlen_q), packed (heads,
-    total_q); lse_head: the elements from one head to the next."""
+    """The launch of a forward that has a kernel.
+
+    lse: address of the log-sum-exp, float32 (batch, heads, seqlen_q) or, packed, (heads, total_q); lse_head: elements
+    from one head of it to the next. A row without a key gets out 0 and lse -inf by a causal kernel. A plain kernel
+    gives NaN to the rows of a sequence without keys.
+    """
     kernel = _need(call, "fwd")
     tiles = -(-call.seqlen_q // kernel.rows)
-    if call.mask == table.CAUSAL:  # a program does the first tile and the last one, the next the ones within
+    if kernel.mask == table.CAUSAL:  # a program serves a tile near the start and one near the end
         tiles = -(-tiles // 2)
-    values = {
+    values: dict[str, float] = {
         **_common(call),
-        **_strides("q", q), **_strides("k", k), **_strides("v", v), **_strides("out", out),
-        "lse": lse, "lse_head": 4 * lse_head, "stores_lse": 1,
-        "rows_q": kernel.rows * q.row * _BYTES,
-        "options": _options(call),
+        "lse": lse, "lse_head": 4 * lse_head, "stores_lse": 1, "rows_q": kernel.rows * q.row * _BYTES,
+        "options": _options(call, kernel),
     }  # fmt: skip
+    for name, operand in (("q", q), ("k", k), ("v", v), ("out", out)):
+        values |= _strides(name, operand)
     grid = (call.heads, call.batch, tiles) if call.packed else (tiles, call.heads, call.batch)
     return Launch(kernel.name, grid, kernel.threads, LAYOUTS[kernel.layout].pack(values))
 
 
-def _options(call: Call) -> int:
-    """How a causal forward gives its programs to dies: by heads where every die gets as many."""
-    by_heads = call.mask == table.PLAIN or (call.heads % 8 == 0 and call.seqlen_q <= 16384)
+def _options(call: Call, kernel: table.Kernel) -> int:
+    """The order in which a forward goes through its tiles: by heads where every die gets equally many of them, else
+    (and for long sequences) by tiles. A plain kernel does not read it."""
+    by_heads = kernel.mask == table.PLAIN or (call.heads % 8 == 0 and call.seqlen_q <= 16384)
     return 5 if by_heads else 3
 
 
-def backward(
-    call: Call, operands: Mapping[str, Operand], lse: int, delta: int, sums: int, lse_head: int
-) -> Launch:
-    """The launch of a backward that has a kernel. operands: q, k, v, dout, dk and dv, of which the last two have a head
-    for every head of q. lse, delta: addresses of float32 like `forward`'s lse. sums: the address of float32 zeros
-    (batch, heads, seqlen_q, head_dim), packed (heads, total_q, head_dim), to which the kernel adds the gradient of q."""
+def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, sums: int, lse_head: int) -> Launch:
+    """The launch of a backward that has a kernel.
+
+    operands: q, k, v, dout, dk, dv; dk and dv have a head for every head of q. lse, delta: addresses of float32 tensors
+    of the shape in `forward`. A window kernel reads up to 128 bytes after the end of both. sums: address of float32
+    zeros (batch, heads, seqlen_q, head_dim) or, packed, (heads, total_q, head_dim), to which the kernel adds dq.
+    """
     kernel = _need(call, "bwd")
     tiles = -(-call.seqlen_k // kernel.columns)
     if kernel.mask == table.CAUSAL:
@@ -139,17 +149,16 @@ def backward(
         **_common(call),
         "lse": lse, "delta": delta, "dq": sums, "lse_head": 4 * lse_head, "log2e": _LOG2E,
         "columns_k": kernel.columns * operands["k"].row * _BYTES,
-        "seqlen_q_whole": call.seqlen_q, "total_k": call.total_k, "mask_x": 0, "mask_y": 0,
+        "longest_q": call.seqlen_q, "total_k": call.total_k, "mask_x": 0, "mask_y": 0,
     }  # fmt: skip
-    for name, operand in operands.items():
-        values |= _strides(name, operand)
-    if kernel.mask == table.WINDOW:
+    if kernel.mask == table.WINDOW:  # how far the band reaches from the first query and the first key
         left = call.seqlen_k - 1 if call.left < 0 else call.left
         right = call.seqlen_q - 1 if call.right < 0 else call.right
         values["mask_x"] = right + call.seqlen_k - call.seqlen_q + 1
         values["mask_y"] = left + call.seqlen_q - call.seqlen_k + 1
-    grid = (tiles, call.heads, call.batch)
-    return Launch(kernel.name, grid, kernel.threads, LAYOUTS[kernel.layout].pack(values))
+    for name, operand in operands.items():
+        values |= _strides(name, operand)
+    return Launch(kernel.name, (tiles, call.heads, call.batch), kernel.threads, LAYOUTS[kernel.layout].pack(values))
 
 
 def _need(call: Call, op: str) -> table.Kernel:
@@ -162,7 +171,7 @@ def _need(call: Call, op: str) -> table.Kernel:
 def _common(call: Call) -> dict[str, float]:
     return {
         "scale": call.scale, "seqlen_q": call.seqlen_q, "seqlen_k": call.seqlen_k, "heads": call.heads,
-        "group": call.heads // call.heads_k, "head_dim": call.head_dim, "head_dim_v": call.head_dim_v,
+        "group": call.heads // call.heads_k, "head_dim": call.head_dim, "head_dim_v": call.head_dim,
         "starts_q": call.starts_q, "starts_k": call.starts_k,
         "room_starts_q": call.starts_q, "room_starts_k": call.starts_k,
     }  # fmt: skip

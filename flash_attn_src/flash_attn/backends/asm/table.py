@@ -1,10 +1,12 @@
 """AMD's assembly kernels that a wheel may carry: one row a family, one kernel a dtype, mask and form of lengths.
 
-Source: what the pinned amd-aiter package documents about its code objects (rocm_wheels/compile/asm says which ones).
-Every kernel stores the log-sum-exp, takes grouped query heads and lengths that are no multiple of a tile. bf16 kernels
-of gfx942 exist in three roundings of P. These round to nearest, ties away from zero: rounding towards zero is faster
-by the simulator's clock (4892 instead of 5956 cycles, 2026-11-24) and has 2.5 times the error; ties to even cost 6724
-cycles for the same error.
+Source: the pinned amd-aiter package, whose code objects rocm_wheels/compile/asm lists by the names here. Every kernel
+takes grouped query heads and lengths that are no multiple of a tile. Every forward stores the log-sum-exp. A backward
+adds up dq in fp32 by atomics, so its sum has no fixed order.
+
+The bf16 kernels of gfx942 exist in three roundings of P. These kernels round to nearest, ties away from zero, because
+rounding towards zero has 2.5 times the error. Cycles of a forward for 128 x 128 by the simulator's clock, 2026-11-24:
+towards zero 4892, ties away from zero 5956, ties to even 6724.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from functools import cache
 from typing import NamedTuple
 
 PLAIN, CAUSAL, WINDOW = "plain", "causal", "window"
-# Compute units of an MI308X, whole or partitioned. Its kernels give programs to four dies instead of eight.
-MI308_UNITS = (80, 64)
+FP16, BF16 = "fp16", "bf16"
+# Compute units of an MI308X, whole and partitioned.
+_MI308_UNITS = (80, 64)
 
 
 class Kernel(NamedTuple):
-    """One kernel: a head dim from least_dim to head_dim, and for the values of keys head_dim_v. rows: queries of a tile;
-    columns: keys of a tile; layout: the form of its argument, in `arguments`; threads: of a work group."""
+    """A kernel and the calls that it serves.
+
+    least_dim, head_dim: the head dims from and up to; packed: whether sequences lie end to end; rows, columns: queries
+    and keys of a tile; threads: of a work group; layout: the form of its argument, by its name in `arguments`.
+    """
 
     name: str
     target: str
@@ -27,75 +33,76 @@ class Kernel(NamedTuple):
     dtype: str
     least_dim: int
     head_dim: int
-    head_dim_v: int
     mask: str
     packed: bool
     rows: int
     columns: int
-    layout: str
     threads: int
+    layout: str
 
 
 class _Family(NamedTuple):
+    """Kernels that differ in dtype, mask and form. layouts: of sequences of one length, then of packed ones, if any."""
+
     target: str
     op: str
     dtypes: tuple[str, ...]
-    dims: tuple[int, int, int]  # least, greatest, of the values
+    dims: tuple[int, int]
     masks: tuple[str, ...]
-    forms: tuple[bool, ...]  # packed sequences or not
-    tile: tuple[int, int]
+    rows: int
+    columns: int
     threads: int
-    layouts: tuple[str, ...]  # by form
+    layouts: tuple[str, ...]
     suffix: str = ""
 
 
-_BOTH = ("fp16", "bf16")
+_BOTH = (FP16, BF16)
 _MASKS = (PLAIN, CAUSAL)
-_FORMS = (False, True)
-_BATCH_PACKED = ("backward", "packed")
+_FORWARD = ("forward", "forward")
+_BACKWARD = ("backward", "packed")
 
+# fmt: off
 _FAMILIES = (
-    _Family("gfx942", "fwd", ("bf16",), (128, 128, 128), _MASKS, _FORMS, (256, 32), 512, ("forward",) * 2),
-    _Family("gfx942", "fwd", ("bf16",), (128, 128, 128), _MASKS, _FORMS, (256, 32), 512, ("forward",) * 2, "-mi308"),
-    _Family("gfx942", "bwd", _BOTH, (64, 64, 64), _MASKS, _FORMS, (32, 192), 256, _BATCH_PACKED),
-    _Family("gfx942", "bwd", _BOTH, (72, 128, 128), _MASKS, _FORMS, (16, 192), 256, _BATCH_PACKED),
-    _Family("gfx942", "bwd", _BOTH, (72, 128, 128), (WINDOW,), (False,), (16, 192), 256, ("window",)),
-    _Family("gfx942", "bwd", _BOTH, (136, 192, 192), _MASKS, _FORMS, (16, 64), 256, _BATCH_PACKED),
-    _Family("gfx950", "fwd", ("bf16",), (128, 128, 128), _MASKS, _FORMS, (256, 64), 512, ("forward",) * 2),
-    _Family("gfx950", "fwd", ("bf16",), (192, 192, 128), _MASKS, _FORMS, (128, 128), 256, ("forward",) * 2),
-    _Family("gfx950", "bwd", _BOTH, (64, 64, 64), _MASKS, _FORMS, (32, 192), 256, _BATCH_PACKED),
-    _Family("gfx950", "bwd", _BOTH, (72, 128, 128), _MASKS, _FORMS, (16, 256), 256, ("backward950",) * 2),
-    _Family("gfx950", "bwd", _BOTH, (72, 128, 128), (WINDOW,), (False,), (16, 192), 256, ("window",)),
-    _Family("gfx950", "bwd", _BOTH, (136, 192, 192), _MASKS, _FORMS, (16, 64), 256, _BATCH_PACKED),
+    _Family("gfx942", "fwd", (BF16,), (128, 128), _MASKS, 256, 32, 512, _FORWARD),
+    # MI308X: programs go to four dies in turn instead of eight.
+    _Family("gfx942", "fwd", (BF16,), (128, 128), _MASKS, 256, 32, 512, _FORWARD, "-mi308"),
+    _Family("gfx942", "bwd", _BOTH, (64, 64), _MASKS, 32, 192, 256, _BACKWARD),
+    _Family("gfx942", "bwd", _BOTH, (72, 128), _MASKS, 16, 192, 256, _BACKWARD),
+    _Family("gfx942", "bwd", _BOTH, (72, 128), (WINDOW,), 16, 192, 256, ("window",)),
+    _Family("gfx942", "bwd", _BOTH, (136, 192), _MASKS, 16, 64, 256, _BACKWARD),
+    _Family("gfx950", "fwd", (BF16,), (128, 128), _MASKS, 256, 64, 512, _FORWARD),
+    _Family("gfx950", "bwd", _BOTH, (64, 64), _MASKS, 32, 192, 256, _BACKWARD),
+    _Family("gfx950", "bwd", _BOTH, (72, 128), _MASKS, 16, 256, 256, ("backward950", "backward950")),
+    _Family("gfx950", "bwd", _BOTH, (72, 128), (WINDOW,), 16, 192, 256, ("window",)),
+    _Family("gfx950", "bwd", _BOTH, (136, 192), _MASKS, 16, 64, 256, _BACKWARD),
 )
+# fmt: on
 
 
-def kernels() -> tuple[Kernel, ...]:
-    """Every kernel, of every target."""
-    return tuple(
-        Kernel(
-            f"asm-{row.op}-{dtype}-d{row.dims[1]}-{mask}{'-varlen' if packed else ''}{row.suffix}",
-            row.target, row.op, dtype, *row.dims, mask, packed, *row.tile, row.layouts[form], row.threads,
-        )
-        for row in _FAMILIES
-        for dtype in row.dtypes
-        for mask in row.masks
-        for form, packed in enumerate(row.forms)
-    )  # fmt: skip
+def _name(row: _Family, dtype: str, mask: str, packed: bool) -> str:
+    return f"asm-{row.op}-{dtype}-d{row.dims[1]}-{mask}{'-varlen' if packed else ''}{row.suffix}"
+
+
+KERNELS = tuple(
+    Kernel(
+        _name(row, dtype, mask, packed), row.target, row.op, dtype, *row.dims, mask, packed, row.rows, row.columns,
+        row.threads, layout,
+    )
+    for row in _FAMILIES
+    for dtype in row.dtypes
+    for mask in row.masks
+    for packed, layout in zip((False, True), row.layouts, strict=False)
+)  # fmt: skip
 
 
 @cache
-def find(
-    target: str, op: str, dtype: str, head_dim: int, head_dim_v: int, mask: str, packed: bool, units: int
-) -> Kernel | None:
-    """The kernel that serves a call, or None. Of the two for MI300X and MI308X the one for so many compute units."""
+def find(target: str, op: str, dtype: str, head_dim: int, mask: str, packed: bool, units: int) -> Kernel | None:
+    """The kernel that serves a call, or None. units: compute units, which tell an MI308X from an MI300X."""
     served = [
         row
-        for row in kernels()
+        for row in KERNELS
         if (row.target, row.op, row.dtype, row.mask, row.packed) == (target, op, dtype, mask, packed)
         and row.least_dim <= head_dim <= row.head_dim
-        and head_dim_v in (row.head_dim_v, head_dim if row.head_dim == row.head_dim_v else row.head_dim_v)
+        and head_dim % 8 == 0
     ]
-    mi308 = units in MI308_UNITS
-    served.sort(key=lambda row: row.name.endswith("-mi308") != mi308)
-    return served[0] if served else None
+    return min(served, key=lambda row: row.name.endswith("-mi308") != (units in _MI308_UNITS), default=None)

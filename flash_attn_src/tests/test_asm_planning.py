@@ -1,0 +1,183 @@
+"""Plans of AMD's assembly kernels: which kernel serves a call, its grid and the bytes of its argument."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from flash_attn.backends.asm import planning, table
+from flash_attn.backends.asm.arguments import LAYOUTS
+from flash_attn.backends.asm.planning import Call, Operand
+
+CALL = Call(
+    target="gfx942", units=304, dtype="bf16", batch=3, heads=16, heads_k=4, head_dim=128, seqlen_q=1000, seqlen_k=900,
+    left=-1, right=-1, scale=0.125,
+)  # fmt: skip
+PACKED = replace(CALL, packed=True, starts_q=0x7100, starts_k=0x7200, total_q=2500, total_k=2300)
+Q = Operand(0x1000, 1000 * 2048, 2048, 128)
+K = Operand(0x2000, 900 * 512, 512, 128)
+V = Operand(0x3000, 900 * 1024, 1024, 256)
+OUT = Operand(0x4000, 1000 * 2048, 2048, 128)
+GRADIENTS = {
+    "q": Q, "k": K, "v": V, "dout": OUT._replace(address=0x5000),
+    "dk": Operand(0x6000, 900 * 2048, 2048, 128), "dv": Operand(0x7000, 900 * 2048, 2048, 128),
+}  # fmt: skip
+
+
+def word(argument: bytes, offset: int, form: str = "I") -> float:
+    return float(struct.unpack_from(f"<{form}", argument, offset)[0])
+
+
+def forward(call: Call) -> planning.Launch:
+    return planning.forward(call, Q, K, V, OUT, 0x8000, 1000)
+
+
+def backward(call: Call) -> planning.Launch:
+    return planning.backward(call, GRADIENTS, 0x8000, 0x9000, 0xA000, 1000)
+
+
+def test_the_argument_of_a_forward() -> None:
+    """At the offsets that the code objects read them from: `s_load` of their disassembly."""
+    launch = forward(CALL)
+    assert launch.kernel == "asm-fwd-bf16-d128-plain"
+    assert launch.threads == 512
+    assert len(launch.argument) == 512
+    addresses = [word(launch.argument, offset, "Q") for offset in (0x0, 0x10, 0x20, 0x30, 0x40)]
+    assert addresses == [0x4000, 0x1000, 0x2000, 0x3000, 0x8000]
+    assert word(launch.argument, 0x50, "f") == 0.125
+    wanted = {
+        0x60: 1000, 0x70: 4096, 0x80: 256 * 4096, 0x90: 256, 0xA0: 1000 * 4096, 0xB0: 4, 0xC0: 1024, 0xD0: 256,
+        0xE0: 900 * 1024, 0xF0: 5, 0x100: 1, 0x110: 900, 0x120: 128, 0x130: 128, 0x140: 16, 0x150: 2048, 0x160: 512,
+        0x170: 900 * 2048, 0x180: 4096, 0x190: 256, 0x1A0: 1000 * 4096, 0x1B0: 0, 0x1C0: 0, 0x1D0: 4000,
+    }  # fmt: skip
+    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+
+
+def test_the_grids_of_a_forward() -> None:
+    """A causal program serves two tiles of 256 queries. Packed sequences have the tiles last."""
+    causal = replace(CALL, right=0)
+    assert forward(CALL).grid == (4, 16, 3)
+    assert forward(causal).grid == (2, 16, 3)
+    assert forward(replace(causal, seqlen_q=1025)).grid == (3, 16, 3)
+    assert forward(PACKED).grid == (16, 3, 4)
+    packed = forward(replace(PACKED, right=0))
+    assert packed.grid == (16, 3, 2)
+    assert [word(packed.argument, offset, "Q") for offset in (0x1B0, 0x1C0, 0x1E0, 0x1F0)] == [
+        0x7100, 0x7200, 0x7100, 0x7200,
+    ]  # fmt: skip
+
+
+def test_the_order_of_a_causal_forward() -> None:
+    """By heads, where all dies get as many and sequences are short."""
+    causal = replace(CALL, right=0)
+    assert word(forward(causal).argument, 0xF0) == 5
+    assert word(forward(replace(causal, heads=12)).argument, 0xF0) == 3
+    assert word(forward(replace(causal, seqlen_q=16385)).argument, 0xF0) == 3
+
+
+def test_the_argument_of_a_backward() -> None:
+    launch = backward(CALL)
+    assert launch.kernel == "asm-bwd-bf16-d128-plain"
+    assert (launch.grid, launch.threads, len(launch.argument)) == ((5, 16, 3), 256, 272)
+    addresses = [word(launch.argument, 8 * index, "Q") for index in range(9)]
+    assert addresses == [0xA000, 0x6000, 0x7000, 0x1000, 0x2000, 0x3000, 0x5000, 0x8000, 0x9000]
+    assert [word(launch.argument, offset, "f") for offset in (72, 80)] == [0.125, pytest.approx(1.4426950)]
+    wanted = [
+        4, 1000, 900, 128, 16,  # group, lengths, head dim, heads
+        256, 1000 * 4096, 4096, 256, 900 * 1024, 1024, 512, 900 * 2048, 2048,  # q, k, v
+        256, 1000 * 4096, 4096, 256, 900 * 4096, 4096, 256, 900 * 4096, 4096,  # dout, dk, dv
+    ]  # fmt: skip
+    assert [word(launch.argument, 88 + 8 * index) for index in range(len(wanted))] == wanted
+
+
+def test_the_argument_of_a_packed_backward() -> None:
+    launch = backward(replace(PACKED, right=0, dtype="fp16", head_dim=64))
+    assert launch.kernel == "asm-bwd-fp16-d64-causal-varlen"
+    assert (launch.grid, len(launch.argument)) == ((3, 16, 3), 248)
+    starts = [word(launch.argument, 72 + 8 * index, "Q") for index in range(4)]
+    assert starts == [0x7100, 0x7200, 0x7100, 0x7200]
+    wanted = [4, 4000, 2300, 256, 4096, 256, 1024, 512, 2048, 256, 4096, 256, 4096, 256, 4096, 64]
+    assert [word(launch.argument, 120 + 8 * index) for index in range(len(wanted))] == wanted
+
+
+def test_the_argument_of_a_window() -> None:
+    """mask_x: keys that the first query sees; mask_y: queries that see the first key."""
+    launch = backward(replace(CALL, left=700, right=200))
+    assert launch.kernel == "asm-bwd-bf16-d128-window"
+    assert (launch.grid, len(launch.argument)) == ((5, 16, 3), 288)
+    assert [word(launch.argument, offset, "i") for offset in (272, 280)] == [200 - 100 + 1, 700 + 100 + 1]
+    far = backward(replace(CALL, left=-1, right=200))
+    assert word(far.argument, 280, "i") == 900 + 100
+
+
+def test_the_argument_of_gfx950() -> None:
+    launch = backward(replace(CALL, target="gfx950"))
+    assert (launch.grid, len(launch.argument)) == ((4, 16, 3), 704)
+    wanted = {
+        0xB0: 1000, 0xC0: 256 * 1024, 0xD0: 256, 0xE0: 1000 * 4096, 0xF0: 4096, 0x100: 4, 0x130: 1024, 0x140: 4096,
+        0x150: 900, 0x160: 128, 0x180: 16, 0x1B0: 2048, 0x1E0: 4096, 0x230: 4096, 0x240: 4000, 0x290: 1000,
+    }  # fmt: skip
+    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "mask"),
+    [
+        (-1, -1, table.PLAIN), (-1, 0, table.CAUSAL), (899, 0, table.CAUSAL), (898, 0, table.WINDOW),
+        (900, 1000, table.PLAIN), (899, 999, table.PLAIN), (-1, 998, table.WINDOW), (5, -1, table.WINDOW),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_window(left: int, right: int, mask: str) -> None:
+    assert replace(CALL, left=left, right=right).mask == mask
+
+
+def test_one_query_needs_no_causal_mask() -> None:
+    assert replace(CALL, seqlen_q=1, right=0).mask == table.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("change", "op", "reason"),
+    [
+        ({"dtype": "fp16"}, "fwd", "kernel: gfx942 has none for fwd, fp16, head_dim 128, plain"),
+        ({"head_dim": 64}, "fwd", "kernel: gfx942 has none"),
+        ({"left": 5}, "fwd", "kernel: gfx942 has none for fwd, bf16, head_dim 128, window"),
+        ({"target": "gfx90a"}, "bwd", "kernel: gfx90a has none"),
+        ({"head_dim": 32}, "bwd", "head_dim 32"),
+        ({"head_dim": 256}, "bwd", "head_dim 256"),
+        ({"head_dim": 76}, "bwd", "head_dim 76"),
+        ({"left": 5, "packed": True, "total_q": 9, "total_k": 9}, "bwd", "window, packed sequences"),
+        ({"seqlen_q": 1 << 20, "heads": 64}, "bwd", "size: the sums of dq"),
+        ({"batch": 3000}, "fwd", "size: q reaches"),
+    ],
+)
+def test_what_no_kernel_serves(change: dict[str, int], op: str, reason: str) -> None:
+    found = planning.unsupported_reason(replace(CALL, **change), op, {"q": Q, "k": K})
+    assert found is not None
+    assert reason in found
+
+
+def test_a_row_stride_of_more_than_24_bits() -> None:
+    reason = planning.unsupported_reason(CALL, "fwd", {"q": Q._replace(row=1 << 22, batch=0)})
+    assert reason is not None
+    assert "size: q" in reason
+
+
+def test_a_plan_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="unsupported_reason"):
+        forward(replace(CALL, dtype="fp16"))
+
+
+def test_compute_units_choose_the_kernel() -> None:
+    """An MI308X has kernels of its own; whatever else is gfx942 takes the kernels for MI300X."""
+    for units, suffix in ((304, ""), (228, ""), (38, ""), (80, "-mi308"), (64, "-mi308")):
+        assert forward(replace(CALL, units=units)).kernel == f"asm-fwd-bf16-d128-plain{suffix}"
+
+
+def test_every_kernel_is_found_by_the_calls_that_it_serves() -> None:
+    assert len({(row.target, row.name) for row in table.KERNELS}) == len(table.KERNELS)
+    for row in table.KERNELS:
+        units = 80 if row.name.endswith("-mi308") else 304
+        for head_dim in (row.least_dim, row.head_dim):
+            assert table.find(row.target, row.op, row.dtype, head_dim, row.mask, row.packed, units) is row
+        assert row.layout in LAYOUTS
