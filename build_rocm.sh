@@ -42,16 +42,16 @@ fail() {
     exit 5
 }
 
-# Prints the first Python that can run the pipeline.
+# Prints the first Python that can run the pipeline, or, with 11, the packages that need Python 3.11.
 find_python() {
-    local name
+    local oldest=${1:-10} name
     for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-        if "$name" -I -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
+        if "$name" -I -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info < (3, 15))" 2>/dev/null; then
             command -v "$name"
             return
         fi
     done
-    fail "no Python from 3.10 to 3.14 is on PATH (python3: $(python3 --version 2>/dev/null || echo none))" \
+    fail "no Python from 3.$oldest to 3.14 is on PATH (python3: $(python3 --version 2>/dev/null || echo none))" \
         "Install one: apt-get install python3 python3-venv, or any other."
 }
 
@@ -139,7 +139,10 @@ if [[ $1 == --setup && ${2-} != -h && ${2-} != --help ]]; then
         usage >&2
         exit 2
     fi
-    python="$(find_python)"
+    case ${2-} in
+        benchmarks | test) python="$(find_python 11)" ;;
+        *) python="$(find_python)" ;;
+    esac
     setup "${2:-build}"
     exit 0
 fi

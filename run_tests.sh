@@ -16,34 +16,8 @@ USAGE
         ;;
 esac
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
-venv=build/test-env
-
-# A python3 that the tool supports: the same choice as build_rocm.sh makes.
-for python in python3 python3.14 python3.13 python3.12 python3.11 ""; do
-    if [[ -z $python ]]; then
-        echo "error: the tests need a Python from 3.11 to 3.14 on PATH" >&2
-        exit 5
-    fi
-    if "$python" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then
-        break
-    fi
-done
-
-stamp="$(
-    cat pyproject.toml
-    "$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable), sys.version)'
-    pwd -P
-)"
-if [[ ! -x $venv/bin/python || ! -f $venv/stamp || "$(<$venv/stamp)" != "$stamp" ]]; then
-    echo "environment: $venv"
-    "$python" -I -m venv --clear "$venv"
-    pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' rocm_wheels/versions.toml)"
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check "pip==$pip_version"
-    "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-compile --group pyproject.toml:test
-    printf '%s\n' "$stamp" >"$venv/stamp"
-fi
-
-export PATH="$PWD/$venv/bin:$PATH"
+./build_rocm.sh --setup test
+export PATH="$PWD/build/env-test/bin:$PATH"
 ruff check .
 ruff format --check .
 mypy
