@@ -1,4 +1,4 @@
-"""Backward attention: dk and dv by blocks of keys, after `backward_dq`; formulas in `backward`."""
+"""Backward attention: dk and dv by blocks of keys, after `backward_dq`. The formulas are in `backward`."""
 
 from __future__ import annotations
 
@@ -10,66 +10,69 @@ from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_K,
     RUNTIME_ARGUMENTS,
+    cast,
     key_span,
-    locate,
-    narrow,
     query_bounds,
     query_span,
     row_stride,
+    schedule,
 )
 from flash_attn.kernels.tiles import (
     add_product,
+    clamped_pair,
     clear_outside,
     deep_dot,
     dot_pair,
-    held_pair,
     load_pair,
     store_pair,
-    zero_pair,
+    zeros_pair,
 )
 
 
 @triton.jit
-def _dkdv_tile(
-    dk, dk_tail, dv, dv_tail, k, k_tail, v, v_tail, k_rows, v_rows, q, dout, lse, delta, m, first, cols,
-    seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
+def _dkdv_block(
+    b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
+    p_q, p_do, p_lse, p_delta, m, first, pos_n,
+    seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries against a block of keys; all products are formed transposed, keys by queries."""
-    offs_m = tl.arange(0, BLOCK_M)
-    rows = m + offs_m
-    q_tile, q_tail = load_pair(q, m, offs_m, stride_qm, seqlen_q, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK)
-    g_tile, g_tail = load_pair(
-        dout, m, offs_m, stride_gm, seqlen_q, head_dim, columns, tail_columns, BLOCK_D, TAIL, MASK
-    )
+    """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries."""
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    pos_m = m + offs_m  # [BLOCK_M]
+    b_q, b_q_tail = load_pair(
+        p_q, m, offs_m, stride_qm, seqlen_q, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
+    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
+    b_do, b_do_tail = load_pair(
+        p_do, m, offs_m, stride_gm, seqlen_q, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
+    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
     if MASK:
-        lse_row = tl.load(lse + rows, mask=rows < seqlen_q, other=float("inf"))
-        delta_row = tl.load(delta + rows, mask=rows < seqlen_q, other=0.0)
+        b_lse = tl.load(p_lse + pos_m, mask=pos_m < seqlen_q, other=float("inf"))  # [BLOCK_M]
+        b_delta = tl.load(p_delta + pos_m, mask=pos_m < seqlen_q, other=0.0)  # [BLOCK_M]
     else:
-        lse_row = tl.load(lse + rows)
-        delta_row = tl.load(delta + rows)
+        b_lse = tl.load(p_lse + pos_m)  # [BLOCK_M]
+        b_delta = tl.load(p_delta + pos_m)  # [BLOCK_M]
     if DEPTH < BLOCK_D + TAIL:
-        s = deep_dot(
-            k_rows, 0, cols - first, stride_kn, seqlen_k - first, q, m, offs_m, stride_qm, seqlen_q,
+        b_s = deep_dot(  # [BLOCK_N, BLOCK_M]
+            p_k, 0, pos_n - first, stride_kn, seqlen_k - first, p_q, m, offs_m, stride_qm, seqlen_q,
             head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
-        dp = deep_dot(
-            v_rows, 0, cols - first, stride_vn, seqlen_k - first, dout, m, offs_m, stride_gm, seqlen_q,
+        b_dp = deep_dot(  # [BLOCK_N, BLOCK_M]
+            p_v, 0, pos_n - first, stride_vn, seqlen_k - first, p_do, m, offs_m, stride_gm, seqlen_q,
             head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
         )  # fmt: skip
     else:
-        s = dot_pair(k, k_tail, tl.trans(q_tile), tl.trans(q_tail), TAIL)
-        dp = dot_pair(v, v_tail, tl.trans(g_tile), tl.trans(g_tail), TAIL)
-    p, ds = grad_scores(
-        s, dp, lse_row[None, :], delta_row[None, :], rows[None, :], cols[:, None], seqlen_k,
+        b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
+        b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL)  # [BLOCK_N, BLOCK_M]
+    b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
+        b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
-    dv, dv_tail = add_product(narrow(p, g_tile.dtype, HALF_UP), g_tile, g_tail, dv, dv_tail, TAIL)
-    dk, dk_tail = add_product(narrow(ds, q_tile.dtype, HALF_UP), q_tile, q_tail, dk, dk_tail, TAIL)
-    return dk, dk_tail, dv, dv_tail
+    b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL)
+    b_dk, b_dk_tail = add_product(cast(b_ds, b_q.dtype, HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TAIL)
+    return b_dk, b_dk_tail, b_dv, b_dv_tail
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -86,11 +89,13 @@ def attn_bwd_dkdv(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N keys of one head of dk and dv, of which each head of k and v has `parts`, and all query
-    heads of its `group`. With more than one part dk and dv really point at fp32, and rows outside of every sequence
-    are left alone. Grid: see `common.locate`. Units as in `attn_fwd`."""
+    """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
+
+    Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
+    at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units as in `attn_fwd`.
+    """
     heads = nheads // group
-    n_block, blocks, batch, part = locate(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, NUM_XCDS)
+    n_block, blocks, batch, part = schedule(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, NUM_XCDS)
     if (n_block < 0) | (n_block >= blocks):
         return
 
@@ -126,52 +131,52 @@ def attn_bwd_dkdv(
 
     q_row64 = q_start.to(tl.int64)
     row64 = (k_start + first).to(tl.int64)
-    k += batch64 * stride_kb * VEC + head64 * stride_kh + row64 * stride_kn
-    v += batch64 * stride_vb * VEC + head64 * stride_vh + row64 * stride_vn
+    p_k = k + (batch64 * stride_kb * VEC + head64 * stride_kh + row64 * stride_kn)
+    p_v = v + (batch64 * stride_vb * VEC + head64 * stride_vh + row64 * stride_vn)
     dk_offset += row64 * stride_dkn
     dv_offset += row64 * stride_dvn
-    q += batch64 * stride_qb * VEC + q_row64 * stride_qm
-    dout += batch64 * stride_gb * VEC + q_row64 * stride_gm
-    lse += batch64 * stride_lb + q_row64
-    delta += batch64 * stride_lb + q_row64
+    p_q = q + (batch64 * stride_qb * VEC + q_row64 * stride_qm)
+    p_do = dout + (batch64 * stride_gb * VEC + q_row64 * stride_gm)
+    p_lse = lse + (batch64 * stride_lb + q_row64)
+    p_delta = delta + (batch64 * stride_lb + q_row64)
 
-    offs_n = tl.arange(0, BLOCK_N)
-    cols = first + offs_n
-    columns, tail_columns = held_pair(head_dim, VEC, BLOCK_D, TAIL)
-    k_tile, k_tail = load_pair(
-        k, 0, offs_n, stride_kn, sk - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
-    )
-    v_tile, v_tail = load_pair(
-        v, 0, offs_n, stride_vn, sk - first, head_dim, columns, tail_columns, BLOCK_D, TAIL, True
-    )
-    dk_acc, dk_tail = zero_pair(BLOCK_N, BLOCK_D, TAIL)
-    dv_acc, dv_tail = zero_pair(BLOCK_N, BLOCK_D, TAIL)
+    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    pos_n = first + offs_n  # [BLOCK_N]
+    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    b_k, b_k_tail = load_pair(
+        p_k, 0, offs_n, stride_kn, sk - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
+    )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+    b_v, b_v_tail = load_pair(
+        p_v, 0, offs_n, stride_vn, sk - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
+    )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+    b_dk, b_dk_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+    b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
     skipped = full_hi - full_lo
     for head in range(part * group, part * group + group):
-        q_head = q + head * (stride_qh.to(tl.int64) * VEC)
-        g_head = dout + head * (stride_gh.to(tl.int64) * VEC)
-        lse_head = lse + head * stride_lh.to(tl.int64)
-        delta_head = delta + head * stride_lh.to(tl.int64)
+        p_q_head = p_q + head * (stride_qh.to(tl.int64) * VEC)
+        p_do_head = p_do + head * (stride_gh.to(tl.int64) * VEC)
+        p_lse_head = p_lse + head * stride_lh.to(tl.int64)
+        p_delta_head = p_delta + head * stride_lh.to(tl.int64)
         plane = batch * nheads + head
         slope = 0.0
         if KIND == "alibi" or KIND == "any":
             if flags & HAS_ALIBI:
                 slope = tl.load(alibi_slopes + batch * stride_ab + head)
         for m in tl.range(full_lo, full_hi, BLOCK_M):
-            dk_acc, dk_tail, dv_acc, dv_tail = _dkdv_tile(
-                dk_acc, dk_tail, dv_acc, dv_tail, k_tile, k_tail, v_tile, v_tail, k, v,
-                q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
+            b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
+                b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
+                p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
-            dk_acc, dk_tail, dv_acc, dv_tail = _dkdv_tile(
-                dk_acc, dk_tail, dv_acc, dv_tail, k_tile, k_tail, v_tile, v_tail, k, v,
-                q_head, g_head, lse_head, delta_head, m, first, cols,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, columns, tail_columns,
+            b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
+                b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
+                p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
+                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
             )  # fmt: skip
@@ -179,13 +184,13 @@ def attn_bwd_dkdv(
     if KIND == "dropout" or KIND == "any":
         scale_v = 1.0 / (1.0 - p_dropout)
     scale *= scale_v
-    dk_acc, dk_tail, dv_acc, dv_tail = dk_acc * scale, dk_tail * scale, dv_acc * scale_v, dv_tail * scale_v
+    b_dk, b_dk_tail, b_dv, b_dv_tail = b_dk * scale, b_dk_tail * scale, b_dv * scale_v, b_dv_tail * scale_v
     rows = sk - first
     if parts > 1:
-        dk_part = dk.to(tl.pointer_type(tl.float32)) + dk_offset
-        dv_part = dv.to(tl.pointer_type(tl.float32)) + dv_offset
-        store_pair(dk_part, dk_acc, dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(dv_part, dv_acc, dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
+        p_dk = dk.to(tl.pointer_type(tl.float32)) + dk_offset
+        p_dv = dv.to(tl.pointer_type(tl.float32)) + dv_offset
+        store_pair(p_dk, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(p_dv, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
     else:
-        store_pair(dk + dk_offset, dk_acc, dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(dv + dv_offset, dv_acc, dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(dk + dk_offset, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(dv + dv_offset, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)

@@ -1,4 +1,4 @@
-"""Joins the results of attention over parts of the keys: a weighted mean, by the log-sum-exp of each part."""
+"""Combines the results of attention over splits of the keys: a mean with weights from the log-sum-exp of each split."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def attn_combine(
 ):  # fmt: skip
     """One program: BLOCK_D columns of one row of out (batch, seqlen_q, nheads, head_dim).
 
-    Grid: (batch * nheads * seqlen_q, head_dim / BLOCK_D). partial has a leading axis of num_splits, its last one
-    is dense; partial_lse (r) and lse are without the last axis. Strides in elements. A part without keys has
-    lse -inf and is not read; a row without keys gives 0, its lse +inf.
+    Grid: (batch * nheads * seqlen_q, head_dim / BLOCK_D). partial has a leading axis of num_splits, and its last axis
+    is dense. partial_lse (r) and lse have no last axis. Strides are in elements. A split without keys has lse -inf and
+    is not read. A row without keys gives 0 with lse +inf.
     """
     row = tl.program_id(0)
     query = row % seqlen_q
@@ -37,33 +37,35 @@ def attn_combine(
     partial += batch * stride_pb + query * stride_pm + head * stride_ph
     partial_lse += batch * stride_rb + query * stride_rm + head * stride_rh
 
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    inside = offs_d < head_dim
-    m_i = float("-inf")
-    l_i = 0.0
-    acc = tl.zeros((BLOCK_D,), tl.float32)
+    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    inside = offs_d < head_dim  # [BLOCK_D]
+    b_m = float("-inf")
+    b_l = 0.0
+    b_acc = tl.zeros((BLOCK_D,), tl.float32)  # [BLOCK_D]
     for start in tl.range(0, num_splits, BLOCK_N):
-        split = start + tl.arange(0, BLOCK_N)
-        part = tl.load(partial_lse + split.to(tl.int64) * stride_rs, mask=split < num_splits, other=float("-inf"))
-        # +inf stands for a row without keys in results of other calls. NaN is seen: it is to come out again.
-        seen = (part != float("-inf")) & (part != float("inf"))
-        part = tl.where(seen, part, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(part, 0))
-        m_sub = tl.where(m_new == float("-inf"), 0.0, m_new)
-        weight = tl.exp2((part - m_sub) * LOG2E)
-        alpha = tl.exp2((m_i - m_sub) * LOG2E)
-        values = tl.load(
+        split = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        b_lse = tl.load(
+            partial_lse + split.to(tl.int64) * stride_rs, mask=split < num_splits, other=float("-inf")
+        )  # [BLOCK_N]
+        # +inf means a row without keys in results of other calls. NaN counts as a split with keys, so it propagates.
+        has_keys = (b_lse != float("-inf")) & (b_lse != float("inf"))  # [BLOCK_N]
+        b_lse = tl.where(has_keys, b_lse, float("-inf"))
+        b_m_new = tl.maximum(b_m, tl.max(b_lse, 0))
+        b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new)
+        b_weight = tl.exp2((b_lse - b_m_sub) * LOG2E)  # [BLOCK_N]
+        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)
+        b_values = tl.load(  # [BLOCK_N, BLOCK_D]
             partial + (split.to(tl.int64)[:, None] * stride_ps + offs_d[None, :]),
-            mask=seen[:, None] & inside[None, :],
+            mask=has_keys[:, None] & inside[None, :],
             other=0.0,
         )
-        acc = acc * alpha + tl.sum(values * weight[:, None], 0)
-        l_i = l_i * alpha + tl.sum(weight, 0)
-        m_i = m_new
-    empty = l_i == 0.0
-    acc = acc / tl.where(empty, 1.0, l_i)
+        b_acc = b_acc * b_alpha + tl.sum(b_values * b_weight[:, None], 0)
+        b_l = b_l * b_alpha + tl.sum(b_weight, 0)
+        b_m = b_m_new
+    b_empty = b_l == 0.0
+    b_acc = b_acc / tl.where(b_empty, 1.0, b_l)
     out += batch * stride_ob + query * stride_om + head * stride_oh
-    tl.store(out + offs_d, acc.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offs_d, b_acc.to(out.dtype.element_ty), mask=inside)
     if tl.program_id(1) == 0:
-        total = tl.where(empty, float("inf"), m_i + tl.log2(l_i) * LN2)
+        total = tl.where(b_empty, float("inf"), b_m + tl.log2(b_l) * LN2)
         tl.store(lse + batch * stride_lb + query * stride_lm + head * stride_lh, total)

@@ -1,4 +1,4 @@
-"""Device functions that the attention kernels share: which sequence, which keys, which scores."""
+"""Device functions that the attention kernels share: program order, lengths, masks, casts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
 
 MAX_ROW_STRIDE = tl.constexpr(flags.MAX_ROW_STRIDE)
 
-# How many sequences `locate` looks at at once.
+# How many sequences `schedule` compares at once.
 _SCAN = tl.constexpr(256)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# The JIT may not fold these into a kernel when they happen to be 1 or a multiple of 16: it would compile anew.
+# The JIT must not fold these arguments into a kernel when they are 1 or a multiple of 16, because it would compile the
+# kernel again for each such value.
 RUNTIME_ARGUMENTS = (
     "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "window_left", "window_right",
     "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
@@ -53,19 +54,23 @@ else:  # Triton 3.1
 
 @triton.jit
 def row_stride(stride, VEC: tl.constexpr):
-    """A row stride in elements, from units of 16 bytes. What is assumed of it lets AMD's compiler prove that
-    offsets within a tile stay below 2 GiB and use buffer instructions: masks become bounds, not branches."""
+    """A row stride in elements, from a stride in units of 16 bytes.
+
+    The assumed bounds let AMD's compiler prove that offsets within a tile stay below 2 GiB. It then uses buffer
+    instructions, where a mask is a bound and not a branch.
+    """
     _assume_row_stride(stride)
     return stride * VEC
 
 
 @triton.jit
-def place(blocks, planes, chunk, NUM_XCDS: tl.constexpr):
-    """Which (block, plane) of blocks x planes this program works on; a plane is a batch entry and head.
+def program_order(blocks, planes, chunk, NUM_XCDS: tl.constexpr):
+    """The (block, plane) of blocks x planes that this program works on. A plane is one head of one batch entry.
 
-    Planes are taken in chunks: all blocks of `chunk` planes, block by block, before the next chunk. Small chunks
-    keep the keys of what runs at the same time in the cache, large ones start all heavy blocks first. Programs
-    go to the NUM_XCDS of a GPU in turn, each with a cache of its own, so neighbouring planes stay on one die.
+    Programs take planes in chunks: all blocks of `chunk` planes, block by block, then the next chunk. With small
+    chunks the keys of the programs that run together stay in the cache. With large chunks all heavy blocks start first.
+    XCD swizzle: the hardware deals programs to the NUM_XCDS compute dies in turn, and each die has a cache of its own.
+    So the order keeps neighbouring planes on one die.
     """
     pid = tl.program_id(0)
     first = pid // (blocks * chunk) * chunk
@@ -79,19 +84,19 @@ def place(blocks, planes, chunk, NUM_XCDS: tl.constexpr):
 
 
 @triton.jit
-def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr, NUM_XCDS: tl.constexpr):
-    """What this program works on, as (block, blocks, batch, head): block `block` of the `blocks` of one sequence.
-    Grid: blocks * planes, planes = heads * batch; with PACKED_BLOCKS blocks * heads.
+def schedule(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr, NUM_XCDS: tl.constexpr):
+    """The tile scheduler: (block, blocks, batch, head), block `block` of the `blocks` blocks of one sequence.
 
-    PACKED_BLOCKS: sequence b has the packed blocks from cu_seqlens[b] // BLOCK + b to where the next one's begin. That
-    is one for each BLOCK rows that it starts, or one more, and asks for no sum over the sequences before. `block` is
-    outside of [0, blocks) in a program that has no sequence.
+    Grid: blocks * planes with planes = heads * batch. With PACKED_BLOCKS: blocks * heads.
+    PACKED_BLOCKS: the packed blocks of sequence b begin at cu_seqlens[b] // BLOCK + b and end where sequence b + 1
+    begins. So a sequence has one block for each BLOCK rows, or one more, and no sum over earlier sequences is needed.
+    A program without a sequence gets a `block` outside of [0, blocks).
     """
     packed = (flags & PACKED_BLOCKS) != 0
-    block, plane = place(blocks, tl.where(packed, heads, planes), chunk, NUM_XCDS)
+    block, plane = program_order(blocks, tl.where(packed, heads, planes), chunk, NUM_XCDS)
     head = plane % heads
     batch = plane // heads
-    if packed:  # the last sequence that begins at this block or before: a search by _SCAN parts at once
+    if packed:  # a search for the last sequence that begins at or before this block, by _SCAN sequences at once
         batch = 0
         step = 1
         while step * _SCAN < planes // heads:
@@ -110,7 +115,7 @@ def locate(blocks, planes, heads, chunk, cu_seqlens, flags, BLOCK: tl.constexpr,
 
 @triton.jit
 def query_span(batch, seqlen, cu_seqlens_q, flags):
-    """First row and length of a batch entry's queries."""
+    """The first row and the length of a batch entry's queries."""
     start = batch * 0
     if flags & HAS_CU_SEQLENS_Q:
         start = tl.load(cu_seqlens_q + batch)
@@ -120,7 +125,7 @@ def query_span(batch, seqlen, cu_seqlens_q, flags):
 
 @triton.jit
 def key_span(batch, seqlen, cu_seqlens_k, seqused_k, leftpad_k, flags):
-    """First row and length of a batch entry's keys, after seqused_k and leftpad_k."""
+    """The first row and the length of a batch entry's keys, after seqused_k and leftpad_k are applied."""
     start = batch * 0
     if flags & HAS_CU_SEQLENS_K:
         start = tl.load(cu_seqlens_k + batch)
@@ -136,9 +141,11 @@ def key_span(batch, seqlen, cu_seqlens_k, seqused_k, leftpad_k, flags):
 
 @triton.jit
 def key_bounds(first, rows, shift, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
-    """Key range [lo, hi) that the query rows [first, first + rows) see, and the part [full_lo, full_hi)
-    of it, in whole blocks, where every row sees every key and no mask is needed. All but hi are multiples of
-    BLOCK. Row i sees keys i + shift - window_left .. i + shift + window_right."""
+    """(lo, full_lo, full_hi, hi): the query rows [first, first + rows) see keys in [lo, hi).
+
+    In [full_lo, full_hi) every row sees every key, so no mask is needed. All bounds but hi are multiples of BLOCK.
+    Row i sees the keys i + shift - window_left to i + shift + window_right.
+    """
     last = first + rows - 1
     hi = tl.maximum(tl.minimum(seqlen_k, last + shift + window_right + 1), 0)
     lo = tl.minimum(tl.maximum(first + shift - window_left, 0), hi) // BLOCK * BLOCK
@@ -151,8 +158,10 @@ def key_bounds(first, rows, shift, seqlen_k, window_left, window_right, BLOCK: t
 
 @triton.jit
 def query_bounds(first, cols, shift, seqlen_q, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
-    """Query range that sees any of the keys [first, first + cols), and the unmasked part of it: the transpose
-    of `key_bounds`. A block of keys that reaches beyond seqlen_k is masked throughout."""
+    """(lo, full_lo, full_hi, hi): the queries that see any of the keys [first, first + cols), like `key_bounds`.
+
+    A block of keys that reaches beyond seqlen_k needs the mask everywhere.
+    """
     last = tl.minimum(first + cols, seqlen_k) - 1
     hi = tl.maximum(tl.minimum(seqlen_q, last - shift + window_left + 1), 0)
     lo = tl.minimum(tl.maximum(first - shift - window_right, 0), hi) // BLOCK * BLOCK
@@ -166,13 +175,13 @@ def query_bounds(first, cols, shift, seqlen_q, seqlen_k, window_left, window_rig
 
 
 @triton.jit
-def hide(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
-    """x where the rows see the columns, else fill: cols - rows - shift within [-window_left, window_right], and
-    below seqlen_k.
+def apply_mask(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
+    """x where the row sees the column, else fill.
 
-    Two selections by bounds of the row, in this form for the registers it leaves: the difference of row and
-    column would be an integer kept for every score (sm_90: 168 registers instead of 136), the conjunction of both
-    comparisons a pair of scalar registers each (gfx90a: 105 spilled to lanes instead of 36).
+    A row sees a column if cols - rows - shift is within [-window_left, window_right] and the column is below seqlen_k.
+    Two selections by bounds of the row take the fewest registers (2026-11-21). The difference of row and column would
+    be one integer for every score (sm_90: 168 registers, not 136). One selection by both comparisons would keep a pair
+    of scalar registers for each (gfx90a: 105 spills to lanes, not 36).
     """
     last = tl.minimum(rows + shift + window_right, seqlen_k - 1)
     x = tl.where(cols <= last, x, fill)
@@ -180,19 +189,22 @@ def hide(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
 
 
 @triton.jit
-def capped(s, cap, inverse):
+def apply_softcap(s, cap, inverse):
     """cap * tanh(s * inverse), and the tanh."""
-    # tanh(x) = 1 - 2 / (exp(2 x) + 1): no overflow on either side, and every target has exp2 and rsqrt, which
-    # squared is a fraction of the instructions of a division.
+    # tanh(x) = 1 - 2 / (exp(2 x) + 1) overflows on neither side. Every target has exp2 and rsqrt, and the square of
+    # rsqrt takes far fewer instructions than a division.
     root = tl.math.rsqrt(tl.exp2(s * (2.0 * LOG2E * inverse)) + 1.0)
     tanh = 1.0 - 2.0 * root * root
     return tanh * cap, tanh
 
 
 @triton.jit
-def narrow(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
-    """x (fp32) in an operand's type. HALF_UP: bfloat16 by adding half a unit and cutting off, which differs from
-    rounding to even in ties alone and takes 1.5 instructions an element instead of 5 where the GPU has none."""
+def cast(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
+    """x (fp32) in the type of an operand.
+
+    HALF_UP: to bfloat16 by adding half a unit and cutting off. It differs from rounding to even only in ties. On a GPU
+    without an instruction for the cast it takes 1.5 instructions for each element, rounding to even takes 5.
+    """
     if HALF_UP and dtype == tl.bfloat16:
         y = ((x.to(tl.uint32, bitcast=True) + 0x8000) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
@@ -202,5 +214,5 @@ def narrow(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
 
 @triton.jit
 def alibi_bias(slope, rows, cols, shift):
-    """-slope * distance from the diagonal that ends in the bottom right corner; positions below 2^24 are exact."""
+    """-slope * distance from the diagonal that ends in the bottom right corner. Exact for positions below 2^24."""
     return -slope * tl.abs((rows + shift).to(tl.float32) - cols.to(tl.float32))

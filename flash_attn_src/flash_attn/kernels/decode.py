@@ -1,7 +1,7 @@
-"""Attention over a cache of keys and values: few queries, many keys, bound by the reading of the cache.
+"""Attention over a KV cache with split-KV: few queries and many keys, limited by the bandwidth of reading the cache.
 
-The query heads that share a key head lie in one tile with the queries of a sequence, so that the cache is read
-once for all of them; the keys are split among programs, whose results `combine.py` joins.
+One tile holds the queries of a sequence for all query heads that share a key head, so the cache is read once for all of
+them. Programs share the keys in splits, and `combine.py` adds their results.
 """
 
 from __future__ import annotations
@@ -16,124 +16,128 @@ from flash_attn.kernels.common import (
     LN2,
     LOG2E,
     alibi_bias,
-    capped,
-    narrow,
+    apply_softcap,
+    cast,
     query_span,
     row_stride,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
-from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_places, load_tile
+from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_at, load_tile
 
 
 @triton.jit
 def _load_paged(
-    base, table, place, inside, page_size, page_shift, page_inverse, stride_page, stride, head_dim,
+    base, table, position, inside, page_size, page_shift, page_inverse, stride_page, stride, head_dim,
     BLOCK_D: tl.constexpr, FLIP: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows `place` of a sequence, from the pages that its row of the block table names; FLIP as in `tiles.load_places`.
+    """Rows `position` of a sequence, with one page lookup per key. `table` is its row of the block table.
 
-    Pages are found with a product instead of a division, in units of 2 ** page_shift rows, of which there are
-    fewer than 2 ** 22: the centre of a unit is then further from a page's edge than the product's error.
+    A product finds the page, because a division is slower. It counts in units of 2 ** page_shift rows. A cache has
+    fewer than 2 ** 22 units, so the centre of a unit is further from the edge of a page than the error of the product.
+    FLIP as in `tiles.load_at`.
     """
-    page = ((place >> page_shift).to(tl.float32) + 0.5) * page_inverse
+    page = ((position >> page_shift).to(tl.float32) + 0.5) * page_inverse
     page = page.to(tl.int32)
-    line = tl.load(table + page, mask=inside, other=0)
-    places = line.to(tl.int64) * stride_page + (place - page * page_size).to(tl.int64) * stride
-    return load_places(base, places, inside, head_dim, BLOCK_D, FLIP)
+    line = tl.load(table + page, mask=inside, other=0)  # [rows]
+    row_offsets = line.to(tl.int64) * stride_page + (position - page * page_size).to(tl.int64) * stride  # [rows]
+    return load_at(base, row_offsets, inside, head_dim, BLOCK_D, FLIP)
 
 
 @triton.jit
-def _wide(x):
-    """x, widened to fp16 where it is FP8."""
+def _widen(x):
+    """x, cast to fp16 where it is FP8."""
     return x.to(tl.float16) if x.dtype.is_fp8() else x
 
 
 @triton.jit
 def _result(out):
-    """The pointer to the result, which is bf16 for FP8 inputs."""
+    """The pointer to the result. For FP8 inputs the result is bf16."""
     return out.to(tl.pointer_type(tl.bfloat16)) if out.dtype.element_ty.is_fp8() else out
 
 
 @triton.jit
-def _seen(position, sk, window_left, window_right, chunk):
-    """The first and the last key that a query sees whose diagonal lies at key `position`; none if last < first."""
-    first = tl.maximum(position - window_left, 0)
-    last = tl.minimum(position + window_right, sk - 1)
+def _visible_keys(diagonal, sk, window_left, window_right, chunk):
+    """The first and the last key that a query sees, with its diagonal at key `diagonal`. No key if last < first."""
+    first = tl.maximum(diagonal - window_left, 0)
+    last = tl.minimum(diagonal + window_right, sk - 1)
     if chunk > 0:
-        begin = position // chunk * chunk
+        begin = diagonal // chunk * chunk
         first = tl.maximum(first, begin)
-        last = tl.where(position < 0, -1, tl.minimum(last, begin + chunk - 1))
+        last = tl.where(diagonal < 0, -1, tl.minimum(last, begin + chunk - 1))
     return first, last
 
 
 @triton.jit
-def _block(
-    acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
+def _attend_block(
+    b_acc, b_m, b_l, b_q, p_q, real, diagonal, first, last, p_k, p_v, n, sk, stride_kn, stride_vn, head_dim,
     page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
     MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
-    """Keys n .. n + BLOCK_N, of which rows see `first` to `last`; without MASK all of them, and all exist."""
-    offs_n = tl.arange(0, BLOCK_N)
-    cols = n + offs_n
+    """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `first` to `last`.
+
+    Without MASK all keys exist and every row sees every key.
+    """
+    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    pos_n = n + offs_n  # [BLOCK_N]
     limit = sk if MASK else n + BLOCK_N
-    inside = cols < limit
+    inside = pos_n < limit  # [BLOCK_N]
     start = n
     if PAGED == PAGE_PER_BLOCK:
         start = n % page_size
         limit -= n - start
-        k += page.to(tl.int64) * stride_kp
-        v += page.to(tl.int64) * stride_vp
+        p_k += page.to(tl.int64) * stride_kp
+        p_v += page.to(tl.int64) * stride_vp
     if DEPTH < BLOCK_D:
-        s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
         for d in tl.range(0, BLOCK_D, DEPTH):
-            part = d + tl.arange(0, DEPTH)
-            q_part = tl.load(
-                q_rows[:, None] + part[None, :], mask=real[:, None] & (part[None, :] < head_dim), other=0.0
+            offs_d = d + tl.arange(0, DEPTH)  # [DEPTH]
+            b_q_part = tl.load(  # [BLOCK_M, DEPTH]
+                p_q[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d[None, :] < head_dim), other=0.0
             )
             if PAGED == PAGE_PER_KEY:
-                k_part = _load_paged(
-                    k + d, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+                b_k_part = _load_paged(  # [BLOCK_N, DEPTH]
+                    p_k + d, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
                     stride_kp, stride_kn, head_dim - d, DEPTH,
                 )  # fmt: skip
             else:
-                k_part = load_tile(k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)
-            s = tl.dot(_wide(q_part), tl.trans(_wide(k_part)), s, input_precision="ieee")
+                b_k_part = load_tile(p_k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)  # [BLOCK_N, DEPTH]
+            b_s = tl.dot(_widen(b_q_part), tl.trans(_widen(b_k_part)), b_s, input_precision="ieee")
     else:
         if PAGED == PAGE_PER_KEY:
-            k_tile = _load_paged(
-                k, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+            b_k = _load_paged(  # [BLOCK_D, BLOCK_N]
+                p_k, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
                 stride_kp, stride_kn, head_dim, BLOCK_D, True,
             )  # fmt: skip
         else:
-            k_tile = load_tile(k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)
-        s = tl.dot(_wide(q_tile), _wide(k_tile), input_precision="ieee")
+            b_k = load_tile(p_k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)  # [BLOCK_D, BLOCK_N]
+        b_s = tl.dot(_widen(b_q), _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if PAGED == PAGE_PER_KEY:
-        v_tile = _load_paged(
-            v, table, cols + leftpad, inside, page_size, page_shift, page_inverse,
+        b_v = _load_paged(  # [BLOCK_N, BLOCK_D]
+            p_v, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
             stride_vp, stride_vn, head_dim, BLOCK_D,
         )  # fmt: skip
     else:
-        v_tile = load_tile(v, start, offs_n, stride_vn, limit, head_dim, BLOCK_D)
-    v_tile = _wide(v_tile)
-    s *= scale
+        b_v = load_tile(p_v, start, offs_n, stride_vn, limit, head_dim, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    b_v = _widen(b_v)
+    b_s *= scale
     if SHAPED:
-        # Selections, as a branch would keep the loads of this loop from being pipelined.
+        # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
         cap = tl.where(softcap > 0.0, softcap, 1.0)
-        s = tl.where(softcap > 0.0, capped(s, cap, 1.0 / cap)[0], s)
-        s += alibi_bias(slope[:, None], position[:, None], cols[None, :], 0)
+        b_s = tl.where(softcap > 0.0, apply_softcap(b_s, cap, 1.0 / cap)[0], b_s)
+        b_s += alibi_bias(slope[:, None], diagonal[:, None], pos_n[None, :], 0)
     if MASK:
-        s = tl.where(cols[None, :] <= last[:, None], s, float("-inf"))
-        s = tl.where(cols[None, :] >= first[:, None], s, float("-inf"))
-    m_new = tl.maximum(m_i, tl.max(s, 1))
-    # A row that has seen no key yet keeps m = -inf; subtract 0 there, or -inf - -inf makes a NaN.
-    m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
-    p = tl.exp2(s * LOG2E - (m_sub * LOG2E)[:, None])
-    alpha = tl.exp2((m_i - m_sub) * LOG2E)
-    l_i = l_i * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None]
-    acc = tl.dot(narrow(p, v_tile.dtype, HALF_UP), v_tile, acc, input_precision="ieee")
-    return acc, m_new, l_i
+        b_s = tl.where(pos_n[None, :] <= last[:, None], b_s, float("-inf"))
+        b_s = tl.where(pos_n[None, :] >= first[:, None], b_s, float("-inf"))
+    b_m_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BLOCK_M]
+    # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
+    b_p = tl.exp2(b_s * LOG2E - (b_m_sub * LOG2E)[:, None])  # [BLOCK_M, BLOCK_N]
+    b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
+    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    b_acc = b_acc * b_alpha[:, None]
+    b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
+    return b_acc, b_m_new, b_l
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -150,21 +154,23 @@ def attn_decode(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DEPTH: tl.constexpr, PAGED: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows of one key head, over one of num_splits parts of the keys that they see.
+    """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
-    Row r is query r // group of query head key_head * group + r % group. Grid: m_blocks * nheads_k *
-    num_splits * batch. Keys are those of `cached_keys` with the new ones of `new_keys`. Strides of q, k, v, out
-    and head_dim come in units of VEC elements (16 bytes), the others in elements; windows are finite. chunk > 0:
-    keys are seen in the query's own chunk of so many only. FP8 numbers are widened to fp16, which holds them all;
-    descales are (batch, nheads_k), and out then is bf16. With num_splits > 1 the results go to partial,
-    (num_splits, lse_rows, head_dim), and partial_lse, both laid out as lse, -inf where a part holds no key.
+    Grid: m_blocks * nheads_k * num_splits * batch. Row r is query r // group of query head key_head * group +
+    r % group.
+    The keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head_dim,
+    are in units of VEC elements (16 bytes), other strides in elements. Windows are finite.
+    chunk > 0: a query sees only the keys in its own chunk of so many keys.
+    FP8 numbers are cast to fp16, which represents all of them. descales are (batch, nheads_k), and out is bf16.
+    num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim), and partial_lse, both with the layout
+    of lse. partial_lse is -inf where a split holds no key.
     PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
     from its padding on. SHAPED: there may be softcap and ALiBi.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
     pid = pid // m_blocks
-    # Neighbours read the other heads of the same keys, which lie side by side in memory.
+    # Neighbouring programs read the other heads of the same keys, which are neighbours in memory.
     key_head = pid % nheads_k
     pid = pid // nheads_k
     split = pid % num_splits
@@ -183,17 +189,17 @@ def attn_decode(
     stride_vn = row_stride(stride_vn, VEC)
     stride_om = row_stride(stride_om, VEC)
 
-    offs_m = first_row + tl.arange(0, BLOCK_M)
-    query = offs_m // group
-    head = key_head * group + offs_m % group
-    real = query < sq
-    position = query + sk - sq
-    first, last = _seen(position, sk, window_left, window_right, chunk)
-    # The bounds of a later query are nowhere lower. Not by reductions of first and last: the compiler does not see
-    # through those that what comes of them is aligned.
+    offs_m = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    query = offs_m // group  # [BLOCK_M]
+    head = key_head * group + offs_m % group  # [BLOCK_M]
+    real = query < sq  # [BLOCK_M]
+    diagonal = query + sk - sq  # [BLOCK_M]
+    first, last = _visible_keys(diagonal, sk, window_left, window_right, chunk)  # [BLOCK_M] both
+    # The bounds of a later query are never lower, so the first and the last query give the bounds of the block. From
+    # reductions of `first` and `last` the compiler could not tell that the bounds are aligned.
     highest = tl.minimum((first_row + BLOCK_M - 1) // group, sq - 1)
-    lo, _ = _seen(first_row // group + sk - sq, sk, window_left, window_right, chunk)
-    _, hi = _seen(highest + sk - sq, sk, window_left, window_right, chunk)
+    lo, _ = _visible_keys(first_row // group + sk - sq, sk, window_left, window_right, chunk)
+    _, hi = _visible_keys(highest + sk - sq, sk, window_left, window_right, chunk)
     hi = tl.maximum(hi + 1, 0)
     lo = tl.minimum(lo, hi) // BLOCK_N * BLOCK_N
     length = tl.cdiv(tl.cdiv(hi - lo, BLOCK_N), num_splits) * BLOCK_N
@@ -201,44 +207,45 @@ def attn_decode(
     hi = tl.minimum(hi, lo + length)
 
     batch64 = batch.to(tl.int64)
-    lse_row = batch64 * stride_lb + head.to(tl.int64) * stride_lh + (q_start + query)
+    lse_row = batch64 * stride_lb + head.to(tl.int64) * stride_lh + (q_start + query)  # [BLOCK_M]
     if (num_splits > 1) & (lo >= hi):
         tl.store(partial_lse + (split.to(tl.int64) * lse_rows + lse_row), float("-inf"), mask=real)
         return
 
-    offs_d = tl.arange(0, BLOCK_D)
-    q += (
+    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    p_q = q + (
         batch64 * stride_qb * VEC + q_start.to(tl.int64) * stride_qm + (key_head * group * VEC).to(tl.int64) * stride_qh
     )
     query64, member64 = query.to(tl.int64), (offs_m % group * VEC).to(tl.int64)
-    q_rows = q + (query64 * stride_qm + member64 * stride_qh)
-    in_q = real[:, None] & (offs_d[None, :] < head_dim)
-    q_tile = tl.load(q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)
+    p_q_rows = p_q + (query64 * stride_qm + member64 * stride_qh)  # [BLOCK_M]
+    in_q = real[:, None] & (offs_d[None, :] < head_dim)  # [BLOCK_M, BLOCK_D]
+    b_q = tl.load(p_q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)  # [BLOCK_M, BLOCK_D]
     kv_head = (key_head * VEC).to(tl.int64)
-    k += kv_head * stride_kh
-    v += kv_head * stride_vh
-    table = block_table + batch64 * stride_tb
+    p_k = k + kv_head * stride_kh
+    p_v = v + kv_head * stride_vh
+    p_table = block_table + batch64 * stride_tb
     if PAGED == PAGE_PER_BLOCK:
-        k += leftpad.to(tl.int64) * stride_kn
-        v += leftpad.to(tl.int64) * stride_vn
+        p_k += leftpad.to(tl.int64) * stride_kn
+        p_v += leftpad.to(tl.int64) * stride_vn
     stride_kp = stride_kb.to(tl.int64) * VEC
     stride_vp = stride_vb.to(tl.int64) * VEC
 
-    slope = tl.zeros((BLOCK_M,), tl.float32)
+    b_slope = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     if SHAPED:
         if flags & HAS_ALIBI:
-            slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)
+            b_slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)  # [BLOCK_M]
     out_scale = 1.0
     if flags & HAS_DESCALE:
-        place = batch * nheads_k + key_head
-        scale *= tl.load(q_descale + place) * tl.load(k_descale + place)
-        out_scale = tl.load(v_descale + place)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    l_i = tl.zeros((BLOCK_M,), tl.float32)
-    # Blocks that every row sees whole need no masks: [full_lo, full_hi). A row beyond the last query sees what it will.
-    full_lo, _ = _seen(highest + sk - sq, sk, window_left, window_right, chunk)
-    _, full_hi = _seen(first_row // group + sk - sq, sk, window_left, window_right, chunk)
+        kv_plane = batch * nheads_k + key_head
+        scale *= tl.load(q_descale + kv_plane) * tl.load(k_descale + kv_plane)
+        out_scale = tl.load(v_descale + kv_plane)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)  # [BLOCK_M, BLOCK_D]
+    b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
+    b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
+    # Blocks in [full_lo, full_hi) need no mask, because every row sees all of their keys. Rows past the last query
+    # compute garbage that is never stored.
+    full_lo, _ = _visible_keys(highest + sk - sq, sk, window_left, window_right, chunk)
+    _, full_hi = _visible_keys(first_row // group + sk - sq, sk, window_left, window_right, chunk)
     full_lo = tl.maximum(lo, (full_lo + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
     full_hi = tl.minimum(hi, full_hi + 1) // BLOCK_N * BLOCK_N
     full_lo = tl.minimum(full_lo, tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N) * BLOCK_N + lo)
@@ -246,15 +253,16 @@ def attn_decode(
     page = batch
     in_pages = (flags & HAS_BLOCK_TABLE) != 0
     if PAGED == PAGE_PER_BLOCK:
-        page = tl.load(table + full_lo // page_size, mask=in_pages & (full_lo < full_hi), other=batch)
+        page = tl.load(p_table + full_lo // page_size, mask=in_pages & (full_lo < full_hi), other=batch)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         next_page = page
-        if PAGED == PAGE_PER_BLOCK:  # a block ahead, as the addresses of keys wait for it
+        if PAGED == PAGE_PER_BLOCK:  # one block ahead, because the addresses of the keys wait for the page
             ahead = n + BLOCK_N
-            next_page = tl.load(table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
-        acc, m_i, l_i = _block(
-            acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
-            page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            next_page = tl.load(p_table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
+        b_acc, b_m, b_l = _attend_block(
+            b_acc, b_m, b_l, b_q, p_q_rows, real, diagonal, first, last, p_k, p_v,
+            n, sk, stride_kn, stride_vn, head_dim,
+            page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, False, SHAPED, HALF_UP,
         )  # fmt: skip
         page = next_page
@@ -262,23 +270,24 @@ def attn_decode(
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         if PAGED == PAGE_PER_BLOCK:
-            page = tl.load(table + n // page_size, mask=in_pages, other=batch)
-        acc, m_i, l_i = _block(
-            acc, m_i, l_i, q_tile, q_rows, real, position, first, last, k, v, n, sk, stride_kn, stride_vn, head_dim,
-            page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
+            page = tl.load(p_table + n // page_size, mask=in_pages, other=batch)
+        b_acc, b_m, b_l = _attend_block(
+            b_acc, b_m, b_l, b_q, p_q_rows, real, diagonal, first, last, p_k, p_v,
+            n, sk, stride_kn, stride_vn, head_dim,
+            page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
         )  # fmt: skip
 
-    empty = l_i == 0.0
-    acc = acc * (out_scale / tl.where(empty, 1.0, l_i))[:, None]
-    lse_i = m_i + tl.log2(l_i) * LN2
+    b_empty = b_l == 0.0  # [BLOCK_M]
+    b_acc = b_acc * (out_scale / tl.where(b_empty, 1.0, b_l))[:, None]
+    b_lse = b_m + tl.log2(b_l) * LN2  # [BLOCK_M]
     if num_splits > 1:
         lse_row += split.to(tl.int64) * lse_rows
-        tl.store(partial_lse + lse_row, tl.where(empty, float("-inf"), lse_i), mask=real)
-        tl.store(partial + (lse_row[:, None] * head_dim + offs_d[None, :]), acc, mask=in_q)
+        tl.store(partial_lse + lse_row, tl.where(b_empty, float("-inf"), b_lse), mask=real)
+        tl.store(partial + (lse_row[:, None] * head_dim + offs_d[None, :]), b_acc, mask=in_q)
     else:
-        place_out = batch64 * stride_ob * VEC + q_start.to(tl.int64) * stride_om
-        place_out += (key_head * group * VEC).to(tl.int64) * stride_oh
-        out_rows = _result(out) + place_out + (query64 * stride_om + member64 * stride_oh)
-        tl.store(lse + lse_row, tl.where(empty, float("inf"), lse_i), mask=real)
-        tl.store(out_rows[:, None] + offs_d[None, :], acc.to(out_rows.dtype.element_ty), mask=in_q)
+        out_offset = batch64 * stride_ob * VEC + q_start.to(tl.int64) * stride_om
+        out_offset += (key_head * group * VEC).to(tl.int64) * stride_oh
+        p_out = _result(out) + out_offset + (query64 * stride_om + member64 * stride_oh)  # [BLOCK_M]
+        tl.store(lse + lse_row, tl.where(b_empty, float("inf"), b_lse), mask=real)
+        tl.store(p_out[:, None] + offs_d[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_q)

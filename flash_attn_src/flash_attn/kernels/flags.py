@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Which of the optional pointers are real. Run-time bits instead of specialised kernels: one scalar branch a
-# program is free, a second copy of every code object is not.
+# Which of the optional pointers are real. These are run-time bits and not constants, because one scalar branch for each
+# program costs nothing and a second copy of every code object does.
 HAS_CU_SEQLENS_Q = 1
 HAS_CU_SEQLENS_K = 2
 HAS_SEQUSED_K = 4
@@ -14,7 +14,7 @@ HAS_ROTARY_SEQLENS = 64
 HAS_DESCALE = 128
 HAS_BLOCK_TABLE = 1024
 
-# The blocks of the grid are those of the packed rows, not as many for each sequence as the longest has.
+# The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048
 
 # The constant PAGED: how a kernel finds the page of a key, 0 where keys do not lie in pages. Per block: no block of
@@ -22,16 +22,15 @@ PACKED_BLOCKS = 2048
 PAGE_PER_KEY = 1
 PAGE_PER_BLOCK = 2
 
-# How rotary embedding turns: pairs (0, 1), (2, 3), ... instead of (i, i + rotary_half); query i by the angle of its
-# own place instead of the first one's.
+# Rotary embedding: pairs (0, 1), (2, 3), ... instead of (i, i + rotary_half). Query i has the angle of its own position
+# instead of the first query's.
 ROTARY_INTERLEAVED = 256
 ROTARY_MOVES = 512
 
-# Wider than any sequence (which must be shorter), and so small that a position, a shift and a window add up
-# within an int32.
+# An open window: wider than any sequence, and so small that the sum of a position, a shift and a window is an int32.
 OPEN_WINDOW = 1 << 29
 
-# Row strides are smaller than this, in units of 16 bytes: 128 rows of a tile then span less than 2 GiB.
+# Row strides are smaller than this, in units of 16 bytes, so that 128 rows of a tile span less than 2 GiB.
 MAX_ROW_STRIDE = 1 << 20
 
 # The rotary kernel reads a position offset per sequence.

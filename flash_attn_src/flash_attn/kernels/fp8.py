@@ -1,4 +1,4 @@
-"""Forward attention in FP8, on matrix units of 8 bits."""
+"""Forward attention in FP8, for matrix units that take FP8."""
 
 from __future__ import annotations
 
@@ -11,66 +11,68 @@ from flash_attn.kernels.common import (
     LOG2E,
     RUNTIME_ARGUMENTS,
     alibi_bias,
-    capped,
-    hide,
+    apply_mask,
+    apply_softcap,
     key_bounds,
     key_span,
-    locate,
     query_span,
     row_stride,
+    schedule,
 )
-from flash_attn.kernels.dropout import dropped, keep_mask
+from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.fp8_cast import first_column
-from flash_attn.kernels.tiles import held_columns, load_rows, load_tile, store_tile
+from flash_attn.kernels.tiles import clamped_columns, load_tile, load_unmasked, store_tile
 
-# Probabilities, at most 1, are cast times 2 ** 7: below the largest number of both formats, 240 and 448, so that
-# small ones keep their bits. Their sum carries the factor too, and it cancels.
+# Probabilities are at most 1. They are multiplied by 2 ** 7 before the cast, so that small ones keep their bits: 128 is
+# below the largest number of both formats, 240 and 448. Their sum has the factor too, so it cancels.
 _SHIFT = tl.constexpr(7.0)
 
 
 @triton.jit
-def _tile(
-    acc, m_i, l_i, q, k_head, v_head, n, first, rows, seqlen_k, stride_kn, stride_vd, head_dim, columns, scale, shift,
+def _attend_block(
+    b_acc, b_m, b_l, b_q, p_k, p_v, n, first, pos_m, seqlen_k, stride_kn, stride_vd, head_dim, offs_k, scale, shift,
     window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK: tl.constexpr, EXTRA: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """As `forward._tile`, over v transposed: matrix units of 8 bits read both operands along the sum."""
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
-    cols = n + offs_n
+    """Like `forward._attend_block`, with v transposed: the matrix unit reads both FP8 operands along the sum."""
+    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    pos_n = n + offs_n  # [BLOCK_N]
     if MASK:
-        k = load_tile(k_head, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, True)
+        b_k = load_tile(p_k, n, offs_n, stride_kn, seqlen_k, head_dim, BLOCK_D, True)  # [BLOCK_D, BLOCK_N]
     else:
-        k = load_rows(k_head, n, offs_n, stride_kn, columns, True)
-    s = tl.dot(q, k)
-    v = tl.load(
-        v_head + n + (offs_n[:, None] + offs_d[None, :] * stride_vd), mask=(offs_d < head_dim)[None, :], other=0.0
+        b_k = load_unmasked(p_k, n, offs_n, stride_kn, offs_k, True)  # [BLOCK_D, BLOCK_N]
+    b_s = tl.dot(b_q, b_k)  # [BLOCK_M, BLOCK_N]
+    b_v = tl.load(  # [BLOCK_N, BLOCK_D]
+        p_v + n + (offs_n[:, None] + offs_d[None, :] * stride_vd), mask=(offs_d < head_dim)[None, :], other=0.0
     )
     if EXTRA:
-        s = s * scale
+        b_s = b_s * scale
         if softcap > 0.0:
-            s, _ = capped(s, softcap, 1.0 / softcap)
-        s += alibi_bias(slope, rows[:, None], cols[None, :], shift)
+            b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
+        b_s += alibi_bias(slope, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
-        s = hide(s, float("-inf"), rows[:, None], cols[None, :], shift, seqlen_k, window_left, window_right)
-    m_new = tl.maximum(m_i, tl.max(s, 1))
-    m_sub = tl.where(m_new == float("-inf"), 0.0, m_new) if MASK else m_new
+        b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
+    b_m_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BLOCK_M]
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
     if EXTRA:
-        p = tl.exp2((s - m_sub[:, None]) * LOG2E + _SHIFT)
-        alpha = tl.exp2((m_i - m_sub) * LOG2E)
+        b_p = tl.exp2((b_s - b_m_sub[:, None]) * LOG2E + _SHIFT)  # [BLOCK_M, BLOCK_N]
+        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
     else:
         c = scale * LOG2E
-        p = tl.exp2(s * c - (m_sub * c - _SHIFT)[:, None])
-        alpha = tl.exp2((m_i - m_sub) * c)
-    l_i = l_i * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None]
+        b_p = tl.exp2(b_s * c - (b_m_sub * c - _SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
+        b_alpha = tl.exp2((b_m - b_m_sub) * c)  # [BLOCK_M]
+    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    b_acc = b_acc * b_alpha[:, None]
     if EXTRA:
         if p_dropout > 0.0:
-            keep = keep_mask(rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False)
-            p = dropped(p, keep, p_dropout)
-    acc = tl.dot(p.to(k.dtype), v, acc)
-    return acc, m_new, l_i
+            b_keep = keep_mask(
+                rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False
+            )  # [BLOCK_M, BLOCK_N]
+            b_p = apply_dropout(b_p, b_keep, p_dropout)
+    b_acc = tl.dot(b_p.to(b_k.dtype), b_v, b_acc)
+    return b_acc, b_m_new, b_l
 
 
 @triton.jit(do_not_specialize=(*RUNTIME_ARGUMENTS, "kind", "stride_vd"))
@@ -84,12 +86,12 @@ def fp8_fwd(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     EXTRA: tl.constexpr, NUM_XCDS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """`forward.attn_fwd` on FP8 numbers; v is (batch, heads, head_dim, columns) as `fp8_cast.fp8_cast` transposes it.
+    """`forward.attn_fwd` for FP8 numbers. v is (batch, heads, head_dim, columns), as `fp8_cast.fp8_cast` transposes it.
 
-    Strides and head_dim come in units of VEC (16) elements. q_descale is (batch, nheads), k_descale and v_descale
-    (batch, nheads / group). kind: what `out` really points at, 0 bf16, 1 fp16, 2 fp32.
+    Strides and head_dim are in units of VEC (16) elements. q_descale is (batch, nheads), k_descale and v_descale are
+    (batch, nheads / group). kind: the element type that `out` points at, 0 bf16, 1 fp16, 2 fp32.
     """
-    m_block, blocks, batch, head = locate(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
+    m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
         return
     m_block = blocks - 1 - m_block
@@ -107,13 +109,13 @@ def fp8_fwd(
     stride_om = row_stride(stride_om, VEC)
     batch64 = batch.to(tl.int64)
     row64 = (q_start + first).to(tl.int64)
-    q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm
+    p_q = q + (batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + row64 * stride_qm)
     kv_head = head // group
-    k += batch64 * stride_kb * VEC + (kv_head * VEC).to(tl.int64) * stride_kh + k_start.to(tl.int64) * stride_kn
-    v += batch64 * stride_vb * VEC + (kv_head * VEC).to(tl.int64) * stride_vh
-    v += first_column(batch, k_start, flags)
-    place = batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
-    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64
+    p_k = k + (batch64 * stride_kb * VEC + (kv_head * VEC).to(tl.int64) * stride_kh + k_start.to(tl.int64) * stride_kn)
+    p_v = v + (batch64 * stride_vb * VEC + (kv_head * VEC).to(tl.int64) * stride_vh)
+    p_v += first_column(batch, k_start, flags)
+    out_offset = batch64 * stride_ob * VEC + (head * VEC).to(tl.int64) * stride_oh + row64 * stride_om
+    p_lse = lse + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64)
     kv_plane = plane // group
     scale *= tl.load(q_descale + plane) * tl.load(k_descale + kv_plane)
 
@@ -121,40 +123,46 @@ def fp8_fwd(
     if EXTRA:
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
-    offs_m = tl.arange(0, BLOCK_M)
-    rows = first + offs_m
-    columns = held_columns(head_dim, VEC, BLOCK_D)
-    q_tile = load_tile(q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    pos_m = first + offs_m  # [BLOCK_M]
+    offs_k = clamped_columns(head_dim, VEC, BLOCK_D)  # [BLOCK_D]
+    b_q = load_tile(p_q, 0, offs_m, stride_qm, sq - first, head_dim, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)  # [BLOCK_M, BLOCK_D]
+    b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
+    b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
-        acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
+        b_acc, b_m, b_l = _attend_block(
+            b_acc, b_m, b_l, b_q, p_k, p_v, n, first, pos_m, sk, stride_kn, stride_vd, head_dim, offs_k, scale, shift,
             window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, False, EXTRA, SHARED,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        acc, m_i, l_i = _tile(
-            acc, m_i, l_i, q_tile, k, v, n, first, rows, sk, stride_kn, stride_vd, head_dim, columns, scale, shift,
+        b_acc, b_m, b_l = _attend_block(
+            b_acc, b_m, b_l, b_q, p_k, p_v, n, first, pos_m, sk, stride_kn, stride_vd, head_dim, offs_k, scale, shift,
             window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, True, EXTRA, SHARED,
         )  # fmt: skip
 
-    empty = l_i == 0.0
-    inverse = tl.load(v_descale + kv_plane) / tl.where(empty, 1.0, l_i)
+    b_empty = b_l == 0.0  # [BLOCK_M]
+    b_inverse = tl.load(v_descale + kv_plane) / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     if EXTRA:
-        inverse = inverse / (1.0 - p_dropout)
+        b_inverse = b_inverse / (1.0 - p_dropout)
     else:
-        m_i = m_i * scale
-    acc = acc * inverse[:, None]
+        b_m = b_m * scale
+    b_acc = b_acc * b_inverse[:, None]
     if kind == 0:
-        store_tile(out.to(tl.pointer_type(tl.bfloat16)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+        store_tile(
+            out.to(tl.pointer_type(tl.bfloat16)) + out_offset, b_acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D
+        )
     elif kind == 1:
-        store_tile(out.to(tl.pointer_type(tl.float16)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
+        store_tile(
+            out.to(tl.pointer_type(tl.float16)) + out_offset, b_acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D
+        )
     else:
-        store_tile(out.to(tl.pointer_type(tl.float32)) + place, acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D)
-    tl.store(lse + offs_m, tl.where(empty, float("inf"), m_i + (tl.log2(l_i) - _SHIFT) * LN2), mask=rows < sq)
+        store_tile(
+            out.to(tl.pointer_type(tl.float32)) + out_offset, b_acc, offs_m, stride_om, sq - first, head_dim, BLOCK_D
+        )
+    tl.store(p_lse + offs_m, tl.where(b_empty, float("inf"), b_m + (tl.log2(b_l) - _SHIFT) * LN2), mask=pos_m < sq)

@@ -1,4 +1,4 @@
-"""Device functions of a cache of keys and values: how many keys it holds, how many come new."""
+"""Device functions for a KV cache: how many keys it holds, and how many are new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNTIME_ARGUMENTS = (
 
 @triton.jit
 def cached_keys(batch, seqlen_k, seqused_k, leftpad_k, flags):
-    """Where a sequence's keys begin in its cache, and where they end before new ones come."""
+    """Where the keys of a sequence begin in its cache, and where they end before the new keys."""
     begin = batch * 0
     if flags & HAS_SEQUSED_K:
         seqlen_k = tl.load(seqused_k + batch)
@@ -30,7 +30,7 @@ def cached_keys(batch, seqlen_k, seqused_k, leftpad_k, flags):
 
 @triton.jit
 def new_keys(batch, seqlen_new, cu_seqlens_k, flags):
-    """First row and number of a sequence's new keys."""
+    """The first row and the number of a sequence's new keys."""
     start = batch * 0
     if flags & HAS_CU_SEQLENS_K:
         start = tl.load(cu_seqlens_k + batch)

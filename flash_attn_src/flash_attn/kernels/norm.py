@@ -1,9 +1,9 @@
 """Layer norm and RMS norm of rows, with the residual that is added before.
 
-In every kernel rows are dense; row strides and dim come in units of UNIT elements, whole 16 bytes or 1. `flags` holds
-the bits NORM_* of flash_attn.kernels.flags; a pointer without its bit is never followed. Statistics are fp32.
+In every kernel rows are dense. Row strides and dim are in units of UNIT elements: 16 bytes, or 1 element. `flags` holds
+the bits NORM_* of flash_attn.kernels.flags. A pointer without its bit is never read. Statistics are fp32.
 
-A program has tiles of BLOCK_M rows and BLOCK_N columns: one short row would leave most of its threads without work.
+A program has tiles of BLOCK_M rows and BLOCK_N columns, because one short row would leave most threads without work.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _RUNTIME_ARGUMENTS = (
 
 @triton.jit
 def _present(row, rows, BLOCK_M: tl.constexpr):
-    """Which rows of a tile there are: a tile of one row has it, and knowing that saves registers."""
+    """Which rows of a tile exist. In a tile of one row the row always exists, and saying so saves registers."""
     return row >= row if BLOCK_M == 1 else row < rows
 
 
 @triton.jit
 def _columns(start, dim, present, BLOCK_N: tl.constexpr):
-    """Of a tile whose rows are `present`, (BLOCK_M, BLOCK_N) each: (columns from `start`; those that there are)."""
+    """(columns from `start`, whether they exist) of a tile whose rows are `present`, [BLOCK_M, BLOCK_N] each."""
     cols = (start + tl.arange(0, BLOCK_N))[None, :]
     return tl.broadcast(cols, present[:, None] & (cols < dim))
 
 
 @triton.jit
 def _under(flag, inside):
-    """The mask `inside` under a flag. Compared as one number that would be no mask in Triton 3.9's interpreter."""
+    """The mask `inside` where a flag is set. The flag is a tile because Triton 3.9's interpreter needs one."""
     return inside & (tl.broadcast_to(flag, inside.shape) != 0)
 
 
 @triton.jit
 def _input(x, residual, cols, inside, flags):
-    """x + residual of rows, to which the pointers point, (BLOCK_M, 1): fp32, 0 outside."""
+    """x + residual, fp32 [BLOCK_M, BLOCK_N], 0 outside. The pointers point to rows, [BLOCK_M, 1]."""
     z = tl.load(x + cols, mask=inside, other=0.0).to(tl.float32)
     return z + tl.load(residual + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, flags):
-    """Store columns of z, and of normal."""
+    """Stores columns of z and of normal."""
     tl.store(z + cols, value.to(z.dtype.element_ty), mask=_under(flags & STORE_Z, inside))
     w = tl.load(weight + cols, mask=inside, other=0.0).to(tl.float32) + shift
     b = tl.load(bias + cols, mask=_under(flags & HAS_BIAS, inside), other=0.0).to(tl.float32)
@@ -66,56 +66,60 @@ def norm_fwd(
     stride_x, stride_r, stride_n, stride_z, rows, dim, flags,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual, which is stored under STORE_Z.
-    One program a tile of rows, whose first BLOCK_N columns are read once; what LONG ones have beyond is read for each
-    statistic and for normal, from the cache after the first."""
+    """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual. z is stored if STORE_Z is set.
+
+    One program: one tile of rows. It reads their first BLOCK_N columns once. It reads further columns of LONG rows for
+    each statistic and for normal, after the first time from the cache.
+    """
     dim *= UNIT
-    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    present = _present(row, rows, BLOCK_M)
-    x += row[:, None] * (stride_x * UNIT)
-    residual += row[:, None] * (stride_r * UNIT)
-    normal += row[:, None] * (stride_n * UNIT)
-    z += row[:, None] * (stride_z * UNIT)
-    cols, inside = _columns(0, dim, present, BLOCK_N)
-    first = _input(x, residual, cols, inside, flags)
-    centre = tl.zeros((BLOCK_M,), tl.float32)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    present = _present(offs_m, rows, BLOCK_M)  # [BLOCK_M]
+    p_x = x + offs_m[:, None] * (stride_x * UNIT)
+    p_residual = residual + offs_m[:, None] * (stride_r * UNIT)
+    p_normal = normal + offs_m[:, None] * (stride_n * UNIT)
+    p_z = z + offs_m[:, None] * (stride_z * UNIT)
+    offs_n, inside = _columns(0, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
+    b_z = _input(p_x, p_residual, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
+    b_mean = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     if flags & IS_RMS == 0:
-        total = first
+        b_sum = b_z
         for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
-            later, there = _columns(start, dim, present, BLOCK_N)
-            total += _input(x, residual, later, there, flags)
-        centre = tl.sum(total, 1) / dim
-        tl.store(mean + row, centre, mask=present)
-    squares = tl.where(inside, first - centre[:, None], 0.0)
-    squares *= squares
+            offs_later, there = _columns(start, dim, present, BLOCK_N)
+            b_sum += _input(p_x, p_residual, offs_later, there, flags)
+        b_mean = tl.sum(b_sum, 1) / dim  # [BLOCK_M]
+        tl.store(mean + offs_m, b_mean, mask=present)
+    b_squares = tl.where(inside, b_z - b_mean[:, None], 0.0)  # [BLOCK_M, BLOCK_N]
+    b_squares *= b_squares
     for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
-        later, there = _columns(start, dim, present, BLOCK_N)
-        value = tl.where(there, _input(x, residual, later, there, flags) - centre[:, None], 0.0)
-        squares += value * value
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 1) / dim + eps)
-    tl.store(rstd + row, scale, mask=present)
-    _output(first, cols, inside, weight, bias, normal, z, centre, scale, shift, flags)
+        offs_later, there = _columns(start, dim, present, BLOCK_N)
+        b_later = tl.where(
+            there, _input(p_x, p_residual, offs_later, there, flags) - b_mean[:, None], 0.0
+        )  # [BLOCK_M, BLOCK_N]
+        b_squares += b_later * b_later
+    b_rstd = 1.0 / tl.sqrt(tl.sum(b_squares, 1) / dim + eps)  # [BLOCK_M]
+    tl.store(rstd + offs_m, b_rstd, mask=present)
+    _output(b_z, offs_n, inside, weight, bias, p_normal, p_z, b_mean, b_rstd, shift, flags)
     for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
-        later, there = _columns(start, dim, present, BLOCK_N)
-        value = _input(x, residual, later, there, flags)
-        _output(value, later, there, weight, bias, normal, z, centre, scale, shift, flags)
+        offs_later, there = _columns(start, dim, present, BLOCK_N)
+        b_later = _input(p_x, p_residual, offs_later, there, flags)  # [BLOCK_M, BLOCK_N]
+        _output(b_later, offs_later, there, weight, bias, p_normal, p_z, b_mean, b_rstd, shift, flags)
 
 
 @triton.jit
 def _pair(z, dy, cols, inside):
-    """z and its gradient dy of rows to which the pointers point, as they are stored, 0 outside."""
+    """z and its gradient dy in their stored types, 0 outside. The pointers point to rows."""
     return tl.load(z + cols, mask=inside, other=0.0), tl.load(dy + cols, mask=inside, other=0.0)
 
 
 @triton.jit
 def _passed(dz, cols, inside, flags):
-    """The gradient of the stored z, likewise."""
+    """The gradient of the stored z, like `_pair`."""
     return tl.load(dz + cols, mask=_under(flags & HAS_RESIDUAL, inside), other=0.0)
 
 
 @triton.jit
 def _gradient(z, dy, w, shift, centre, scale):
-    """(normalised input, dy, gradient of the normalised input), fp32. Outside the first is anything, the others 0."""
+    """(normalised input, dy, gradient of the normalised input), fp32. Outside the first is any number, the others 0."""
     dout = dy.to(tl.float32)
     return (z.to(tl.float32) - centre[:, None]) * scale[:, None], dout, dout * (w.to(tl.float32) + shift)
 
@@ -126,77 +130,85 @@ def norm_bwd(
     stride_z, stride_dy, stride_dz, stride_dx, rows, dim, groups, flags,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of z, plus dz (the gradient of the stored z) under HAS_RESIDUAL: into dx, and under STORE_Z into
-    dresidual too, whose rows are dim apart. dweight: (groups, 1, dim), under HAS_BIAS (groups, 2, dim), the sums over
-    every groups-th tile of rows of the gradients of weight and of bias.
+    """The gradient of z into dx, and with STORE_Z into dresidual too, whose rows are dim elements apart.
 
-    Grid: groups * column blocks, of which there is one unless LONG. A row is read once; a program of a longer one
-    reads the other blocks' columns too, for the sums along the row. AHEAD, for tiles of one row that is not LONG: a
-    row is read while the one before is worked on. mean is then followed under IS_RMS too, and not used.
+    With HAS_RESIDUAL it includes dz, the gradient of the stored z. dweight: (groups, 1, dim), with HAS_BIAS
+    (groups, 2, dim): the sums over every groups-th tile of rows of the gradients of weight and of bias.
+
+    Grid: groups * column blocks. There is one column block unless LONG. A program reads a row once. A program of LONG
+    rows reads the columns of the other blocks too, for the sums along the row. AHEAD, for tiles of one row that is not
+    LONG: a program reads the next row while it works on one. It then reads mean with IS_RMS too and does not use it.
     """
     dim *= UNIT
     group = tl.program_id(0) % groups
     begin = tl.program_id(0) // groups * BLOCK_N if LONG else 0
-    weight_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    bias_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b_dweight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
+    b_dbias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
     if AHEAD:
         tl.static_assert(BLOCK_M == 1 and not LONG)
-        row = tl.cast(group, tl.int64) + tl.arange(0, 1)
-        # Weights once: AMD GPUs wait for loads in their order, so those of a row would wait for the next row, too.
-        cols, inside = _columns(0, dim, row >= row, BLOCK_N)
-        w = tl.load(weight + cols, mask=inside, other=0.0)
-        z_row = z + row[:, None] * (stride_z * UNIT)
-        z_next, dy_next = _pair(z_row, dy + row[:, None] * (stride_dy * UNIT), cols, inside)
-        centre_next, scale_next = tl.load(mean + row), tl.load(rstd + row)
+        offs_m = tl.cast(group, tl.int64) + tl.arange(0, 1)  # [BLOCK_M]
+        # Weights are loaded once, because AMD GPUs wait for loads in their order: weights loaded with each row would
+        # wait for the next row too.
+        offs_n, inside = _columns(0, dim, offs_m >= offs_m, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
+        b_w = tl.load(weight + offs_n, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_N]
+        p_z = z + offs_m[:, None] * (stride_z * UNIT)
+        b_z_next, b_dy_next = _pair(
+            p_z, dy + offs_m[:, None] * (stride_dy * UNIT), offs_n, inside
+        )  # [BLOCK_M, BLOCK_N] both
+        b_mean_next, b_rstd_next = tl.load(mean + offs_m), tl.load(rstd + offs_m)
     for tile in range(group, (rows - 1) // BLOCK_M + 1, groups):
-        row = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        present = _present(row, rows, BLOCK_M)
-        z_row = z + row[:, None] * (stride_z * UNIT)
-        dy_row = dy + row[:, None] * (stride_dy * UNIT)
-        dz_row = dz + row[:, None] * (stride_dz * UNIT)
+        offs_m = tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        present = _present(offs_m, rows, BLOCK_M)  # [BLOCK_M]
+        p_z = z + offs_m[:, None] * (stride_z * UNIT)
+        p_dy = dy + offs_m[:, None] * (stride_dy * UNIT)
+        p_dz = dz + offs_m[:, None] * (stride_dz * UNIT)
         if AHEAD:
-            z_tile, dy_tile, scale = z_next, dy_next, scale_next
-            centre = tl.where((flags & IS_RMS) == 0, centre_next, 0.0)
-            passed = _passed(dz_row, cols, inside, flags)
-            # Without a mask, which would be a branch: the last row's program reads it again.
-            later = tl.minimum(row + groups, rows - 1)
-            centre_next, scale_next = tl.load(mean + later), tl.load(rstd + later)
-            z_later = z + later[:, None] * (stride_z * UNIT)
-            z_next, dy_next = _pair(z_later, dy + later[:, None] * (stride_dy * UNIT), cols, inside)
+            b_z, b_dy, b_rstd = b_z_next, b_dy_next, b_rstd_next
+            b_mean = tl.where((flags & IS_RMS) == 0, b_mean_next, 0.0)  # [BLOCK_M]
+            b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
+            # No mask, because it would be a branch. The program of the last row reads that row again.
+            offs_next = tl.minimum(offs_m + groups, rows - 1)  # [BLOCK_M]
+            b_mean_next, b_rstd_next = tl.load(mean + offs_next), tl.load(rstd + offs_next)
+            p_z_next = z + offs_next[:, None] * (stride_z * UNIT)
+            b_z_next, b_dy_next = _pair(
+                p_z_next, dy + offs_next[:, None] * (stride_dy * UNIT), offs_n, inside
+            )  # [BLOCK_M, BLOCK_N] both
         else:
-            scale = tl.load(rstd + row, mask=present, other=0.0)
-            centre = tl.load(mean + row, mask=_under(~flags & IS_RMS, present), other=0.0)
-        along = tl.zeros((BLOCK_M,), tl.float32)
-        level = tl.zeros((BLOCK_M,), tl.float32)
+            b_rstd = tl.load(rstd + offs_m, mask=present, other=0.0)  # [BLOCK_M]
+            b_mean = tl.load(mean + offs_m, mask=_under(~flags & IS_RMS, present), other=0.0)  # [BLOCK_M]
+        b_along = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
+        b_level = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
         if LONG:
             for start in range(0, dim, BLOCK_N):
                 if start != begin:
-                    cols, inside = _columns(start, dim, present, BLOCK_N)
-                    z_tile, dy_tile = _pair(z_row, dy_row, cols, inside)
-                    w = tl.load(weight + cols, mask=inside, other=0.0)
-                    normal, _, grad = _gradient(z_tile, dy_tile, w, shift, centre, scale)
-                    along += tl.sum(normal * grad, 1)
-                    level += tl.sum(grad, 1)
+                    offs_n, inside = _columns(start, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
+                    b_z, b_dy = _pair(p_z, p_dy, offs_n, inside)  # [BLOCK_M, BLOCK_N] both
+                    b_w = tl.load(weight + offs_n, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_N]
+                    b_normal, _, b_grad = _gradient(b_z, b_dy, b_w, shift, b_mean, b_rstd)
+                    b_along += tl.sum(b_normal * b_grad, 1)
+                    b_level += tl.sum(b_grad, 1)
         if not AHEAD:
-            cols, inside = _columns(begin, dim, present, BLOCK_N)
-            z_tile, dy_tile = _pair(z_row, dy_row, cols, inside)
-            w = tl.load(weight + cols, mask=inside, other=0.0)
-        normal, dout, grad = _gradient(z_tile, dy_tile, w, shift, centre, scale)
-        weight_sum += dout * normal
-        bias_sum += dout
+            offs_n, inside = _columns(begin, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
+            b_z, b_dy = _pair(p_z, p_dy, offs_n, inside)  # [BLOCK_M, BLOCK_N] both
+            b_w = tl.load(weight + offs_n, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_N]
+        b_normal, b_dout, b_grad = _gradient(b_z, b_dy, b_w, shift, b_mean, b_rstd)  # [BLOCK_M, BLOCK_N] each
+        b_dweight += b_dout * b_normal
+        b_dbias += b_dout
         if not AHEAD:
-            passed = _passed(dz_row, cols, inside, flags)
-        along = (along + tl.sum(normal * grad, 1)) / dim
-        level = tl.where((flags & IS_RMS) == 0, (level + tl.sum(grad, 1)) / dim, 0.0)
-        total = (grad - normal * along[:, None] - level[:, None]) * scale[:, None] + passed.to(tl.float32)
-        tl.store(dx + row[:, None] * (stride_dx * UNIT) + cols, total.to(dx.dtype.element_ty), mask=inside)
+            b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
+        b_along = (b_along + tl.sum(b_normal * b_grad, 1)) / dim
+        b_level = tl.where((flags & IS_RMS) == 0, (b_level + tl.sum(b_grad, 1)) / dim, 0.0)
+        b_dx = (b_grad - b_normal * b_along[:, None] - b_level[:, None]) * b_rstd[:, None] + b_dz.to(
+            tl.float32
+        )  # [BLOCK_M, BLOCK_N]
+        tl.store(dx + offs_m[:, None] * (stride_dx * UNIT) + offs_n, b_dx.to(dx.dtype.element_ty), mask=inside)
         if flags & STORE_Z:
-            dresidual_row = dresidual + row[:, None] * dim
-            tl.store(dresidual_row + cols, total.to(dresidual.dtype.element_ty), mask=inside)
+            p_dresidual = dresidual + offs_m[:, None] * dim
+            tl.store(p_dresidual + offs_n, b_dx.to(dresidual.dtype.element_ty), mask=inside)
     sums = 2 if flags & HAS_BIAS else 1
     dweight += tl.cast(group * sums, tl.int64) * dim
-    # Vectors here, not tiles of one row: their layout would become that of all that leads to them.
-    cols = begin + tl.arange(0, BLOCK_N)
-    tl.store(dweight + cols, tl.sum(weight_sum, 0), mask=cols < dim)
+    # Vectors, not tiles of one row, because a tile's layout would spread to everything that it is computed from.
+    offs_n = begin + tl.arange(0, BLOCK_N)
+    tl.store(dweight + offs_n, tl.sum(b_dweight, 0), mask=offs_n < dim)
     if flags & HAS_BIAS:
-        tl.store(dweight + dim + cols, tl.sum(bias_sum, 0), mask=cols < dim)
+        tl.store(dweight + dim + offs_n, tl.sum(b_dbias, 0), mask=offs_n < dim)

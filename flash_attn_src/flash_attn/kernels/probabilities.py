@@ -1,4 +1,4 @@
-"""The attention probabilities themselves, for return_attn_probs: what a forward never stores."""
+"""The attention probabilities, for return_attn_probs. The forward never stores them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flash_attn.kernels.common import (
     HAS_ALIBI,
     RUNTIME_ARGUMENTS,
     alibi_bias,
-    capped,
-    hide,
+    apply_mask,
+    apply_softcap,
     key_span,
     query_span,
     row_stride,
@@ -30,8 +30,10 @@ def attn_probabilities(
     SHARED: tl.constexpr,
 ):  # fmt: skip
     """dmask (batch, heads, seqlen_q, seqlen_k): exp(score - lse), negative where dropout drops it, 0 where masked.
+
     A dropped probability that underflows becomes the smallest normal number, so that its sign shows.
-    One program: one tile. Grid: m_blocks * n_blocks * nheads * batch. Units as in `attn_fwd`."""
+    One program: one tile. Grid: m_blocks * n_blocks * nheads * batch. Units as in `attn_fwd`.
+    """
     pid = tl.program_id(0)
     n_block = pid % n_blocks
     m_block = pid // n_blocks % m_blocks
@@ -45,34 +47,36 @@ def attn_probabilities(
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
     batch64 = batch.to(tl.int64)
-    q += batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + q_start.to(tl.int64) * stride_qm
-    k += batch64 * stride_kb * VEC + (head // group * VEC).to(tl.int64) * stride_kh
-    k += k_start.to(tl.int64) * stride_kn
-    lse += batch64 * stride_lb + head.to(tl.int64) * stride_lh + q_start
-    dmask += plane.to(tl.int64) * seqlen_q * seqlen_k
+    p_q = q + (batch64 * stride_qb * VEC + (head * VEC).to(tl.int64) * stride_qh + q_start.to(tl.int64) * stride_qm)
+    p_k = k + (batch64 * stride_kb * VEC + (head // group * VEC).to(tl.int64) * stride_kh)
+    p_k += k_start.to(tl.int64) * stride_kn
+    p_lse = lse + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + q_start)
+    p_dmask = dmask + plane.to(tl.int64) * seqlen_q * seqlen_k
     slope = 0.0
     if flags & HAS_ALIBI:
         slope = tl.load(alibi_slopes + batch * stride_ab + head)
 
-    offs_m = tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
+    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     first_row = m_block * BLOCK_M
     first_col = n_block * BLOCK_N
-    rows = (first_row + offs_m)[:, None]
-    cols = (first_col + offs_n)[None, :]
-    s = deep_dot(
-        q, first_row, offs_m, stride_qm, sq, k, first_col, offs_n, stride_kn, sk,
+    pos_m = (first_row + offs_m)[:, None]  # [BLOCK_M, 1]
+    pos_n = (first_col + offs_n)[None, :]  # [1, BLOCK_N]
+    b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
+        p_q, first_row, offs_m, stride_qm, sq, p_k, first_col, offs_n, stride_kn, sk,
         head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
     )  # fmt: skip
-    s = s * scale
+    b_s = b_s * scale
     if softcap > 0.0:
-        s, _ = capped(s, softcap, 1.0 / softcap)
-    s += alibi_bias(slope, rows, cols, shift)
-    lse_rows = tl.load(lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))
-    p = tl.exp(s - lse_rows[:, None])
-    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, False)
-    smallest = 6.103515625e-05 if dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
-    p = tl.where(keep, p, -tl.maximum(p, smallest))
-    p = tl.where(rows < sq, hide(p, 0.0, rows, cols, shift, sk, window_left, window_right), 0.0)
-    tile = dmask + (rows.to(tl.int64) * seqlen_k + cols)
-    tl.store(tile, p.to(dmask.dtype.element_ty), mask=(rows < seqlen_q) & (cols < seqlen_k))
+        b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
+    b_s += alibi_bias(slope, pos_m, pos_n, shift)
+    b_lse = tl.load(p_lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))  # [BLOCK_M]
+    b_p = tl.exp(b_s - b_lse[:, None])  # [BLOCK_M, BLOCK_N]
+    b_keep = keep_mask(
+        rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, False
+    )  # [BLOCK_M, BLOCK_N]
+    smallest = 6.103515625e-05 if p_dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
+    b_p = tl.where(b_keep, b_p, -tl.maximum(b_p, smallest))
+    b_p = tl.where(pos_m < sq, apply_mask(b_p, 0.0, pos_m, pos_n, shift, sk, window_left, window_right), 0.0)
+    p_tile = p_dmask + (pos_m.to(tl.int64) * seqlen_k + pos_n)  # [BLOCK_M, BLOCK_N]
+    tl.store(p_tile, b_p.to(p_dmask.dtype.element_ty), mask=(pos_m < seqlen_q) & (pos_n < seqlen_k))

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of a head's elements turned by the angle of their row's position."""
+"""Rotary position embedding: rotates pairs of a head's elements by the angle of their row's position."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def rotary(
     seqlen, nheads, half, places, offset, m_blocks, flags,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """turned's first 2 * half elements of every head: (a cos - b sin', a sin' + b cos) with sin' = sign * sin and
-    (a, b) elements (i, i + half) of x, or (2 i, 2 i + 1) if INTERLEAVED. turned may be x.
+    """The first 2 * half elements of every head of `turned`: (a cos - b sin', a sin' + b cos), sin' = sign * sin.
 
-    One program: BLOCK_M rows of every head, so that the angles are read once. Grid: m_blocks * batch.
-    cosines, sines: (places, half), dense; a row beyond them is copied. Strides and half come in units of UNIT elements.
+    (a, b) are the elements (i, i + half) of x, with INTERLEAVED (2 i, 2 i + 1). turned may be x.
+    One program: BLOCK_M rows of every head, so that the angles are loaded once. Grid: m_blocks * batch.
+    cosines, sines: (places, half), dense. A row beyond them is copied. Strides and half are in units of UNIT elements.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -42,32 +42,38 @@ def rotary(
     if flags & HAS_OFFSETS:
         offset = tl.load(offsets + batch)
     half *= UNIT
-    rows = first + tl.arange(0, BLOCK_M)
-    cols = tl.arange(0, BLOCK_D // 2)
-    inside = (rows[:, None] < seqlen) & (cols[None, :] < half)
-    place = rows + offset
-    known = inside & (place >= 0)[:, None] & (place < places)[:, None]
-    angle = place.to(tl.int64)[:, None] * half + cols[None, :]
-    c = tl.load(cosines + angle, mask=known, other=1.0).to(tl.float32)
-    s = tl.load(sines + angle, mask=known, other=0.0).to(tl.float32) * sign
+    pos_m = first + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    offs_d = tl.arange(0, BLOCK_D // 2)  # [BLOCK_D // 2]
+    inside = (pos_m[:, None] < seqlen) & (offs_d[None, :] < half)  # [BLOCK_M, BLOCK_D // 2]
+    position = pos_m + offset  # [BLOCK_M]
+    known = inside & (position >= 0)[:, None] & (position < places)[:, None]  # [BLOCK_M, BLOCK_D // 2]
+    angle = position.to(tl.int64)[:, None] * half + offs_d[None, :]  # [BLOCK_M, BLOCK_D // 2]
+    b_cos = tl.load(cosines + angle, mask=known, other=1.0).to(tl.float32)  # [BLOCK_M, BLOCK_D // 2]
+    b_sin = tl.load(sines + angle, mask=known, other=0.0).to(tl.float32) * sign  # [BLOCK_M, BLOCK_D // 2]
 
-    row64 = (start + rows).to(tl.int64)[:, None]
+    row64 = (start + pos_m).to(tl.int64)[:, None]  # [BLOCK_M, 1]
     x += batch.to(tl.int64) * stride_xb * UNIT + row64 * (stride_xm * UNIT)
     turned += batch.to(tl.int64) * stride_tb * UNIT + row64 * (stride_tm * UNIT)
     x_step = stride_xh.to(tl.int64) * UNIT
     t_step = stride_th.to(tl.int64) * UNIT
     for head in range(nheads):
-        x_row = x + head * x_step
-        t_row = turned + head * t_step
+        p_x = x + head * x_step
+        p_turned = turned + head * t_step
         if INTERLEAVED:
-            both = tl.arange(0, BLOCK_D)[None, :]
-            whole = (rows[:, None] < seqlen) & (both < 2 * half)
-            pairs = tl.load(x_row + both, mask=whole, other=0.0).to(tl.float32)
-            a, b = tl.split(tl.reshape(pairs, (BLOCK_M, BLOCK_D // 2, 2)))
-            both_turned = tl.reshape(tl.join(a * c - b * s, a * s + b * c), (BLOCK_M, BLOCK_D))
-            tl.store(t_row + both, both_turned.to(turned.dtype.element_ty), mask=whole)
+            offs_pairs = tl.arange(0, BLOCK_D)[None, :]  # [1, BLOCK_D]
+            whole = (pos_m[:, None] < seqlen) & (offs_pairs < 2 * half)
+            b_pairs = tl.load(p_x + offs_pairs, mask=whole, other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_D]
+            b_a, b_b = tl.split(tl.reshape(b_pairs, (BLOCK_M, BLOCK_D // 2, 2)))  # [BLOCK_M, BLOCK_D // 2] both
+            b_turned = tl.reshape(
+                tl.join(b_a * b_cos - b_b * b_sin, b_a * b_sin + b_b * b_cos), (BLOCK_M, BLOCK_D)
+            )  # [BLOCK_M, BLOCK_D]
+            tl.store(p_turned + offs_pairs, b_turned.to(turned.dtype.element_ty), mask=whole)
         else:
-            a = tl.load(x_row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(x_row + half + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-            tl.store(t_row + cols[None, :], (a * c - b * s).to(turned.dtype.element_ty), mask=inside)
-            tl.store(t_row + half + cols[None, :], (a * s + b * c).to(turned.dtype.element_ty), mask=inside)
+            b_a = tl.load(p_x + offs_d[None, :], mask=inside, other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_D // 2]
+            b_b = tl.load(p_x + half + offs_d[None, :], mask=inside, other=0.0).to(
+                tl.float32
+            )  # [BLOCK_M, BLOCK_D // 2]
+            tl.store(p_turned + offs_d[None, :], (b_a * b_cos - b_b * b_sin).to(turned.dtype.element_ty), mask=inside)
+            tl.store(
+                p_turned + half + offs_d[None, :], (b_a * b_sin + b_b * b_cos).to(turned.dtype.element_ty), mask=inside
+            )
