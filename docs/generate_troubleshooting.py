@@ -7,28 +7,46 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
-sys.path.insert(0, str(ROOT / "flash_attn_src"))
+sys.path[:0] = [str(ROOT / "flash_attn_src"), str(ROOT)]
 
 from flash_attn.diagnosis import troubles  # noqa: E402
+from flash_attn.diagnosis.commands import commands  # noqa: E402
+from flash_attn.diagnosis.survey import Facts  # noqa: E402
+from flash_attn.runtime.build_info import BuildInfo  # noqa: E402
 
+from rocm_wheels.matrix import versions  # noqa: E402
+
+# The machine that the page's commands are for.
+EXAMPLE = Facts(
+    python="3.11",
+    build=BuildInfo(
+        label="rocm62torch2.6",
+        torch="2.6",
+        rocm="6.2",
+        targets=("gfx90a", "gfx942"),
+        torch_indexes={version: dict(torch.rocm) for version, torch in versions.load().torch.items()},
+    ),
+    tritons={"triton": "3.2.0", "pytorch-triton-rocm": "3.2.0"},
+    torch_triton="pytorch-triton-rocm==3.2.0",
+    probe={"torch": {"version": "2.6.0+rocm6.2.4", "hip": "6.2.41134"}, "devices": [{"target": "gfx1100"}]},
+)
 HEAD = """\
 # Troubleshooting
 
     python -m flash_attn.doctor
 
-prints what a report of a bug needs: versions, the label of the wheel, its GPU targets, the devices and who may use
-them, the backend, the driver library, and one forward and backward with their errors. It ends with the remedy for each
-thing that it finds wrong, in the words of this page, and exits with 1 if there is one. It runs without torch, too.
-X.Y and GFX stand for versions and a GPU target that it fills in.
+It prints versions, GPUs, who may use them, the backend, and one forward and backward with their errors. It ends with a
+command for each thing that is wrong, and exits with 1 if there is one. It runs without torch, too.
 
-| | |
+| command | what it does |
 |-|-|
 | `python -m flash_attn.doctor --json` | the same for programs |
 | `python -m flash_attn.doctor --log build.log` | reads the log of a build that failed, too |
-| `python wheel_tests/test_fa3.py` | one forward of the Triton kernels on the GPU |
-| `python wheel_tests/prove_fa3_mi300x.py` | forward and backward on an MI300X against fp32 |
+| `python -m flash_attn.selftest` | checks every kind of call on your GPU against fp32, in one to three minutes |
+| `python wheel_tests/prove_fa3_mi300x.py` | in a clone: forward and backward of the Triton kernels on an MI300X |
 
-No AMD GPU was there when this was written: what the doctor says of one is tested with made-up machines.
+The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The doctor prints those for your
+machine. No AMD GPU was there when this was written: the doctor is tested with made-up machines.
 
 <!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 
@@ -36,7 +54,7 @@ No AMD GPU was there when this was written: what the doctor says of one is teste
 
 
 def main() -> int:
-    page = HEAD + troubles.page()
+    page = HEAD + troubles.page(commands(EXAMPLE))
     if PAGE.read_text(encoding="utf-8") == page:
         return 0
     if "--check" in sys.argv[1:]:

@@ -141,6 +141,9 @@ class MetadataHook(MetadataHookInterface):
             ) from None
         metadata["version"] = request.full_version
         metadata["dependencies"] = request.requires
+        metadata["urls"] = {"Upstream": "https://github.com/Dao-AILab/flash-attention"}
+        if repository := os.environ.get("FLASH_ATTN_REPOSITORY"):
+            metadata["urls"]["Repository"] = repository
 
 
 class BuildHook(BuildHookInterface[Any]):
@@ -250,6 +253,10 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         compilers.add(f"{compiler['name']} {compiler['version']}")
     if len(compilers) > 1:
         raise SystemExit(f"error: the stores come from several compilers: {', '.join(sorted(compilers))}")
+    with _plain_errors():
+        from rocm_wheels.matrix import versions
+
+        indexes = {name: dict(torch.rocm) for name, torch in versions.load().torch.items()}
     info = {
         "version": request.version,
         "label": request.label,
@@ -259,6 +266,8 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         "backend": request.backend,
         "targets": [store.stem for store in stores],
         "compiler": next(iter(compilers), None),
+        "repository": os.environ.get("FLASH_ATTN_REPOSITORY", ""),
+        "torch_indexes": indexes,
     }
     path = scratch / "_build_info.json"
     path.write_text(json.dumps(info, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rocm_wheels.errors import AssembleFailed
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.machine import detect_targets
 from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble
@@ -61,7 +61,9 @@ def _metadata(path: Path, name: str) -> list[str]:
         return archive.read(found).decode().splitlines()
 
 
-def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
+def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    monkeypatch.delenv("GITHUB_SERVER_URL", raising=False)
     plan = fake_parts.plan("gfx90a", "gfx942")
     built = assemble.assemble(plan, _stores(tmp_path, "gfx90a", "gfx942"), launcher, tmp_path / "out")
     assert built == tmp_path / "out" / names.wheel_name(plan.cell)
@@ -71,6 +73,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
     assert "Version: 2.8.3+rocm62torch2.5triton" in metadata
     requires = {line for line in metadata if line.startswith("Requires-Dist")}
     assert requires == {"Requires-Dist: torch==2.5.*", "Requires-Dist: einops"}
+    assert "Project-URL: Repository, https://github.com/owner/name" in metadata
     assert "Tag: cp311-cp311-linux_x86_64" in _metadata(built, "WHEEL")
     assert "Root-Is-Purelib: false" in _metadata(built, "WHEEL")
     with zipfile.ZipFile(built) as archive:
@@ -87,12 +90,38 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path) -> None:
         "compiler": "triton 3.7.1",
         "label": "rocm62torch2.5triton",
         "python": "3.11",
+        "repository": "https://github.com/owner/name",
         "rocm": "6.2",
         "targets": ["gfx90a", "gfx942"],
         "torch": "2.5",
+        "torch_indexes": {name: dict(torch.rocm) for name, torch in versions.load().torch.items()},
         "version": "2.8.3",
     }
     assert list(json.loads(info)) == sorted(json.loads(info))
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/owner/name.git", "https://github.com/owner/name"),
+        ("git@github.com:owner/some.name.git", "https://github.com/owner/some.name"),
+        ("ssh://git@github.com/owner/name", "https://github.com/owner/name"),
+        ("https://token@github.com/owner/name", ""),
+        ("https://git.example.org/owner/name", ""),
+        ("/srv/name.git", ""),
+        (None, ""),
+    ],
+)
+def test_the_repository_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: str | None, address: str
+) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    if remote:
+        subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    assert assemble.repository(tmp_path) == address
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/of-the-workflow")
+    assert assemble.repository(tmp_path) == "https://github.com/owner/of-the-workflow"
 
 
 def test_cell_of_another_python(tmp_path: Path, launcher: Path) -> None:

@@ -49,12 +49,17 @@ def test_build_info_of_a_wheel(tmp_path: Path) -> None:
     )
     assert info.torch_problems(read, "2.5.1+rocm6.2", "6.2.41133") == []
     minor, kind = info.torch_problems(read, "2.6.0+cpu", None)
-    assert "built for torch 2.5, torch 2.6.0+cpu is running" in minor
-    assert "torch2.6" in minor
-    assert kind.endswith("is not a ROCm build: install torch 2.5 for ROCm 6.2")
-    by_pip = build_info.BuildInfo(targets=("gfx942",))
+    assert "this wheel is for torch 2.5, torch 2.6.0+cpu is running: `pip install" in minor
+    assert "the flash_attn wheel for torch 2.6" in minor
+    assert kind == (
+        "this wheel is for ROCm 6.2, torch 2.6.0+cpu is not: "
+        '`pip install "torch==2.5.*" --index-url https://download.pytorch.org/whl/rocm6.2`'
+    )
+    indexes = {"2.6.0": {"6.1": "rocm6.1", "6.2": "rocm6.2.4"}, "2.7.1": {"6.3": "rocm6.3"}}
+    by_pip = build_info.BuildInfo(targets=("gfx942",), torch_indexes=indexes)
     assert info.torch_problems(by_pip, "2.6.0+cpu", None) == [
-        "this wheel was built for ROCm, torch 2.6.0+cpu is not a ROCm build: install torch 2.6 for ROCm"
+        "this wheel is for ROCm, torch 2.6.0+cpu is not: "
+        '`pip install "torch==2.6.0+rocm6.2.4" --index-url https://download.pytorch.org/whl/rocm6.2.4`'
     ]
 
 
@@ -93,11 +98,16 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     assert (told["targets"], told["device_targets"]) == (["gfx90a", "gfx942"], ["gfx1100", "gfx942"])
     assert (told["launcher"], told["torch"]["wheel"]) == ("libamdhip64.so", "2.5")
     *_, target, backend, driver = told["problems"]
-    assert "this wheel has kernels for gfx90a, gfx942, a GPU here is a gfx1100" in target
-    assert target.endswith("PYTORCH_ROCM_ARCH=gfx1100, or install a Triton that compiles (Triton is too old)")
+    assert target == (
+        "a GPU here is a gfx1100, this wheel has kernels for gfx90a, gfx942, and its kernels cannot be compiled here "
+        "(Triton is too old): `PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3` builds a wheel that has them"
+    )
     monkeypatch.setattr(info.launch, "triton_problem", lambda: None)
     (compiled,) = info._target_problems(WHEEL, told["device_targets"])
-    assert compiled.endswith(", or let Triton compile, as it does now, at first calls")
+    assert "Triton compiles its kernels at their first call" in compiled
+    radeon = build_info.BuildInfo(targets=("gfx1030",))
+    (relative,) = info._target_problems(radeon, ["gfx1031"])
+    assert relative.endswith("`export HSA_OVERRIDE_GFX_VERSION=10.3.0` runs the kernels of gfx1030")
     assert (backend, driver) == ("the backend's", "the driver's")
     assert info._target_problems(build_info.BuildInfo(), ["gfx1100"]) == []
     assert info.torch_problems(build_info.BuildInfo(), "2.6.0+cpu", None) == []

@@ -14,14 +14,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flash_attn.diagnosis import doctor, findings, survey
+from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Access, Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import store
 from flash_attn.runtime.build_info import BuildInfo
 
 _SOURCE = Path(__file__).resolve().parent.parent
-_BUILD = BuildInfo(label="rocm62torch2.5triton", targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2")
+_INDEXES = {
+    "2.5.1": {"6.1": "rocm6.1", "6.2": "rocm6.2"},
+    "2.6.0": {"6.1": "rocm6.1", "6.2": "rocm6.2.4"},
+    "2.14.0": {"7.2": "rocm7.2"},
+}
+_BUILD = BuildInfo(
+    label="rocm62torch2.5triton", targets=("gfx90a", "gfx942"), torch="2.5", rocm="6.2", torch_indexes=_INDEXES
+)
+_UNIVERSAL = replace(
+    _BUILD, label="rocm", torch="", rocm="", targets=("gfx942", "gfx1030"), repository="https://github.com/Owner/name"
+)
+_PIP_TORCH = "pip install torch=={0} --index-url https://download.pytorch.org/whl/{1}"
 _KFD = Access(path="/dev/kfd", owner="root", group="render", mode="660", allowed=True)
 _HIP = "7f00-7f01 r-xp 0 00:00 1 {}/libamdhip64.so.6"
 _CALL = {
@@ -45,6 +56,7 @@ HEALTHY = Facts(
     location="/env/flash_attn",
     installed="/env/flash_attn",
     kfd=_KFD,
+    python="3.11.7 (/env/bin/python)",
     user="me, groups me",
     memory_mib=64000,
     tritons={"pytorch-triton-rocm": "3.1.0"},
@@ -65,7 +77,7 @@ _DENIED = replace(_KFD, path="/dev/dri/renderD128", allowed=False)
 
 # trouble, a machine that has it, and what the doctor must say of it
 CASES: list[tuple[str, Facts, str]] = [
-    ("torch-missing", replace(HEALTHY, probe={"torch_error": ""}), "torch==2.5.* --index-url"),
+    ("torch-missing", replace(HEALTHY, probe={"torch_error": ""}), _PIP_TORCH.format("2.5.1+rocm6.2", "rocm6.2")),
     ("torch-broken", replace(HEALTHY, probe={"torch_error": "OSError: libamdhip64.so.6"}), "OSError: libamdhip64.so.6"),
     ("torch-cpu", torch("2.5.1+cpu", devices=[]), "torch 2.5.1+cpu is not"),
     ("torch-cuda", torch("2.5.1", cuda="12.4", devices=[]), "(CUDA 12.4) is not"),
@@ -83,10 +95,27 @@ CASES: list[tuple[str, Facts, str]] = [
         "no _launcher",
     ),
     ("shadowed", replace(HEALTHY, location="/home/me/flash_attn"), "/home/me/flash_attn is imported"),
-    ("no-device", replace(probed(devices=[]), kfd=None), "there is no /dev/kfd"),
-    ("no-device", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": ""}), "HIP_VISIBLE_DEVICES is set"),
+    ("no-kfd", replace(probed(devices=[]), kfd=None), "there is no /dev/kfd"),
+    ("no-kfd-in-container", replace(probed(devices=[]), kfd=None, container=True), "--device=/dev/kfd"),
+    ("gpu-hidden", replace(probed(devices=[]), variables={"HIP_VISIBLE_DEVICES": "7"}), "HIP_VISIBLE_DEVICES=7 is set"),
+    (
+        "gpu-hidden",
+        replace(probed(devices=[]), variables={"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}),
+        "`unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES`",
+    ),
+    ("no-device", probed(devices=[]), "dmesg"),
     ("no-permission", replace(probed(devices=[]), kfd=replace(_KFD, allowed=False)), "/dev/kfd (root:render 660)"),
     ("no-permission", replace(probed(devices=[]), render=(_DENIED,)), "D128"),
+    (
+        "no-permission",
+        replace(probed(devices=[]), kfd=replace(_KFD, group="993", allowed=False), render=(_DENIED,)),
+        "usermod -aG 993,render $USER",
+    ),
+    (
+        "no-permission-in-container",
+        replace(probed(devices=[]), kfd=replace(_KFD, allowed=False), container=True),
+        "--group-add",
+    ),
     ("no-driver", probed(info={"problems": ["no GPU driver: libamdhip64 is not there"]}), "libamdhip64 is not there"),
     (
         "two-hip-runtimes",
@@ -97,7 +126,17 @@ CASES: list[tuple[str, Facts, str]] = [
     (
         "target-missing",
         probed(devices=[{"name": "Radeon", "target": "gfx1100", "memory_mib": 1}]),
-        "PYTORCH_ROCM_ARCH=gfx1100",
+        "PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
+    ),
+    (
+        "target-of-a-relative",
+        replace(probed(devices=[{"name": "RX 6700", "target": "gfx1031", "memory_mib": 1}]), build=_UNIVERSAL),
+        "HSA_OVERRIDE_GFX_VERSION=10.3.0",
+    ),
+    (
+        "target-missing",
+        replace(probed(devices=[{"name": "Vega", "target": "gfx900", "memory_mib": 1}]), build=_UNIVERSAL),
+        "git clone https://github.com/Owner/name && cd name && PYTORCH_ROCM_ARCH=gfx900 ./build_rocm.sh 2.8.3",
     ),
     ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "FALSE"}), "asks for Composable Kernel"),
     ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "triton"}), "neither TRUE nor FALSE"),
@@ -128,7 +167,7 @@ LOGS = {
 def test_it_finds(key: str, facts: Facts, said: str) -> None:
     found = findings.examine(facts)
     assert [finding.key for finding in found] == [key]
-    assert said.replace("'", "") in f"{found[0].what} {found[0].remedy}".replace("'", "")
+    assert said in f"{found[0].what} {found[0].remedy}".replace('"', "")
     assert found[0].remedy
     assert "{" not in found[0].remedy
 
@@ -138,6 +177,64 @@ def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
     for facts in (torch("2.5.1", cuda="12.4", devices=[], info=info), torch("2.5.1+cpu", devices=[], info=info)):
         assert len(found := findings.examine(facts)) == 1
         assert found[0].key.startswith("torch-")
+
+
+@pytest.mark.parametrize(
+    ("torch", "rocm", "line"),
+    [
+        ("", "", _PIP_TORCH.format("2.14.0+rocm7.2", "rocm7.2")),
+        ("", "6.2.4-116", _PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
+        ("", "5.7.1", _PIP_TORCH.format("2.14.0+rocm7.2", "rocm7.2")),
+        ("2.6.0+cpu", "", _PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
+        ("2.5.1+cu124", "6.1.2", _PIP_TORCH.format("2.5.1+rocm6.1", "rocm6.1")),
+        ("2.99.0", "6.2", _PIP_TORCH.format("2.6.0+rocm6.2.4", "rocm6.2.4")),
+    ],
+)
+def test_the_line_that_installs_torch_for_a_wheel_of_every_torch(torch: str, rocm: str, line: str) -> None:
+    assert commands.install_torch(_UNIVERSAL, torch=torch, rocm=rocm).replace('"', "") == line
+
+
+def test_the_line_that_installs_the_wheel_again() -> None:
+    def line(facts: Facts) -> str:
+        return commands.commands(facts)["reinstall"].removeprefix("pip install --force-reinstall --no-deps ")
+
+    cell = replace(HEALTHY, build=replace(_BUILD, repository="https://github.com/Owner/name"))
+    address = "https://owner.github.io/name"
+    assert line(HEALTHY) == "flash_attn-2.8.3+rocm62torch2.5triton-*.whl"
+    assert line(replace(HEALTHY, origin="/tmp/my wheels/f.whl")) == "'/tmp/my wheels/f.whl'"
+    assert line(cell) == (
+        f'"flash_attn==2.8.3+rocm62torch2.5triton" --extra-index-url {address}/rocm6.2/torch2.5/simple/'
+    )
+    assert line(replace(HEALTHY, build=_UNIVERSAL)) == (f'"flash_attn==2.8.3+rocm" --extra-index-url {address}/simple/')
+    assert commands.site("https://git.example.org/owner/name") == ""
+
+
+def test_the_line_that_leaves_one_triton() -> None:
+    both = {"triton": "3.1.0", "pytorch-triton-rocm": "3.1.0"}
+    told = commands.commands(replace(HEALTHY, tritons=both, torch_triton="pytorch-triton-rocm==3.1.0"))["triton"]
+    assert told.replace('"', "") == (
+        "pip uninstall -y triton pytorch-triton-rocm && "
+        "pip install pytorch-triton-rocm==3.1.0 --index-url https://download.pytorch.org/whl/rocm6.2"
+    )
+    told = commands.commands(replace(HEALTHY, tritons=both))["triton"]
+    assert told.replace('"', "").endswith(f"&& {_PIP_TORCH.format('2.5.1+rocm6.2', 'rocm6.2')} --force-reinstall")
+
+
+def test_what_torch_requires_and_where_the_wheel_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["filelock", 'pytorch-triton-rocm==3.1.0; platform_system == "Linux"']
+    monkeypatch.setattr(survey.metadata, "requires", lambda _: needs)
+    assert survey.torch_triton() == "pytorch-triton-rocm==3.1.0"
+    monkeypatch.setattr(survey.metadata, "requires", lambda _: None)
+    assert survey.torch_triton() == ""
+    for written, origin in (
+        ('{"url": "file:///tmp/a.whl"}', "/tmp/a.whl"),
+        ('{"url": "https://x/a.whl"}', "https://x/a.whl"),
+        ('{"url": "file:///src", "dir_info": {}}', ""),
+        (None, ""),
+    ):
+        there = SimpleNamespace(read_text=lambda _, written=written: written)
+        monkeypatch.setattr(survey.metadata, "distribution", lambda _, there=there: there)
+        assert survey.origin() == origin
 
 
 def test_every_trouble_has_a_case() -> None:
@@ -279,7 +376,7 @@ os._exit(1)"""
 
 def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:
     versions = pytest.importorskip("rocm_wheels.matrix.versions")
-    assert max(each.job_memory_mib for each in versions.load().backends.values()) == findings.JOB_MIB
+    assert max(each.job_memory_mib for each in versions.load().backends.values()) == commands.JOB_MIB
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +424,7 @@ def test_it_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
     done = run(python, wheel, "-m", "flash_attn.doctor")
     assert done.returncode == 1, done.stderr
     assert "No torch: torch is not installed" in done.stdout
-    assert "pip install 'torch==2.5.*' --index-url https://download.pytorch.org/whl/rocm6.2`" in done.stdout
+    assert 'pip install "torch==2.5.1+rocm6.2" --index-url https://download.pytorch.org/whl/rocm6.2`' in done.stdout
     assert "2.8.3+rocm62torch2.5triton" in done.stdout
     done = run(python, wheel, "-c", "import flash_attn")
     assert "ImportError: flash_attn 2.8.3 needs torch 2.5 for ROCm 6.2" in done.stderr

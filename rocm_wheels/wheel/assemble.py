@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,25 @@ def wheel_date(source: Path = FLASH_ATTN_SRC) -> int:
     return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else OLDEST_EPOCH
 
 
+def repository(source: Path = FLASH_ATTN_SRC) -> str:
+    """The address of the repository on GitHub, for the wheel's metadata: the workflow's, else the clone's, else ""."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ.get('GITHUB_SERVER_URL') or 'https://github.com'}/{name}"
+    try:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", str(source), "config", "--get", "remote.origin.url"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ""
+    match = re.fullmatch(
+        r"(?:https://|git@|ssh://git@)github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?", done.stdout.strip()
+    )
+    return f"https://github.com/{match[1]}" if match else ""
+
+
 def _check_inputs(plan: Plan, stores: Mapping[str, Path], libraries: Mapping[str, Path]) -> None:
     remedy = "run the compile stage for the same plan again"
     if set(stores) != set(plan.targets):
@@ -139,6 +159,7 @@ def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
         **inherited,
         **cell_variables(plan.cell),
         "FLASH_ATTN_PYTHON": plan.cell.python,
+        "FLASH_ATTN_REPOSITORY": repository(source),
         "SOURCE_DATE_EPOCH": str(wheel_date(source)),
     }
 

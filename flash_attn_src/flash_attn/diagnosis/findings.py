@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flash_attn.diagnosis.commands import JOB_MIB, commands
+from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.survey import Facts
-from flash_attn.diagnosis.troubles import NAMES, TROUBLES
+from flash_attn.diagnosis.troubles import TROUBLES
 
 TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
-# Of the largest compiler process, as rocm_wheels/versions.toml has it.
-JOB_MIB = 1400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,9 @@ def examine(facts: Facts) -> list[Finding]:
             found.setdefault(key, what)
     if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
         found.pop("no-driver", None)  # it is torch for ROCm that brings the driver library
-    targets = [device["target"] for device in facts.probe.get("devices", [])]
-    unserved = next((target for target in targets if target not in facts.build.targets), "")
-    known = {"torch": facts.build.torch_minor, "rocm": facts.build.rocm, "target": unserved}
-    names = {name: value or NAMES[name] for name, value in known.items()}
+    known = commands(facts)
     return [
-        Finding(key=trouble.key, what=found[trouble.key], remedy=trouble.remedy.format(**names))
+        Finding(key=trouble.key, what=found[trouble.key], remedy=trouble.remedy.format(**known))
         for trouble in TROUBLES
         if trouble.key in found
     ]
@@ -78,15 +75,20 @@ def _wheel(facts: Facts) -> _Found:
 
 
 def _machine(facts: Facts) -> _Found:
+    devices, hip = facts.probe.get("devices"), (facts.probe.get("torch") or {}).get("hip")
     denied = [each for each in (facts.kfd, *facts.render) if each is not None and not each.allowed]
-    hip = (facts.probe.get("torch") or {}).get("hip")
-    if (hip or facts.build.for_rocm) and denied and not facts.probe.get("devices"):
+    hidden = [name for name in facts.variables if name.endswith("_VISIBLE_DEVICES")]
+    where = "-in-container" if facts.container else ""
+    if (hip or facts.build.for_rocm) and denied and not devices:
         named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
-        yield "no-permission", f"{facts.user} may not read and write {named}"
-    elif hip and not facts.probe.get("devices"):
-        hidden = [name for name in facts.variables if name.endswith("_VISIBLE_DEVICES")]
-        there = "/dev/kfd is there" if facts.kfd else "there is no /dev/kfd"
-        yield "no-device", f"torch sees no GPU; {there}{', and ' + ', '.join(hidden) + ' is set' if hidden else ''}"
+        yield f"no-permission{where}", f"{facts.user} may not read and write {named}"
+    elif hip and not devices and not facts.kfd:
+        yield f"no-kfd{where}", "torch sees no GPU, and there is no /dev/kfd"
+    elif hip and not devices and hidden:
+        set_to = ", ".join(f"{name}={facts.variables[name]}" for name in hidden)
+        yield "gpu-hidden", f"torch sees no GPU, /dev/kfd is there, and {set_to} is set"
+    elif hip and not devices:
+        yield "no-device", "torch sees no GPU, though /dev/kfd is there"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))
     if len(runtimes) > 1:
         yield "two-hip-runtimes", f"one process has loaded {' and '.join(runtimes)}"
@@ -107,7 +109,9 @@ def _backend(facts: Facts) -> _Found:
     devices = facts.probe.get("devices", [])
     unserved = sorted({device["target"] for device in devices} - set(facts.build.targets))
     if facts.build.targets and unserved:
-        yield "target-missing", f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
+        relative = OVERRIDES.get(unserved[0], ("", ""))[0]
+        key = "target-of-a-relative" if relative in facts.build.targets else "target-missing"
+        yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
     problems = facts.probe.get("info", {}).get("problems", [])
     if drivers := [problem for problem in problems if "no GPU driver" in problem]:
         yield "no-driver", drivers[0]

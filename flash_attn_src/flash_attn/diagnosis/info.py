@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from flash_attn import backends
+from flash_attn.diagnosis.commands import install_torch
+from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.runtime import launch
 from flash_attn.runtime.build_info import BuildInfo, load
 
@@ -46,17 +48,15 @@ def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]
     """What does not fit between the wheel and the torch that runs (its version, its HIP version or None)."""
     problems = []
     minor = ".".join(running.split(".")[:2])
+    line = install_torch(build, torch=running, rocm=hip or "")
     if build.torch_minor and minor != build.torch_minor:
         problems.append(
-            f"this wheel was built for torch {build.torch_minor}, torch {running} is running: install torch "
-            f"{build.torch_minor}, or the flash_attn wheel labelled torch{minor}"
+            f"this wheel is for torch {build.torch_minor}, torch {running} is running: `{line}`, or install the "
+            f"flash_attn wheel for torch {minor}"
         )
     if build.for_rocm and hip is None:
         rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"
-        problems.append(
-            f"this wheel was built for {rocm}, torch {running} is not a ROCm build: install torch "
-            f"{build.torch_minor or minor} for {rocm}"
-        )
+        problems.append(f"this wheel is for {rocm}, torch {running} is not: `{line}`")
     return problems
 
 
@@ -79,14 +79,19 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
     if not build.targets or not unserved:
         return []
     lack = launch.triton_problem()
-    otherwise = (
-        f"install a Triton that compiles ({lack})" if lack else "let Triton compile, as it does now, at first calls"
-    )
+    now = f"its kernels cannot be compiled here ({lack})" if lack else "Triton compiles its kernels at their first call"
     return [
-        f"this wheel has kernels for {', '.join(build.targets)}, a GPU here is a {target}: build one with "
-        f"PYTORCH_ROCM_ARCH={target}, or {otherwise}"
+        f"a GPU here is a {target}, this wheel has kernels for {', '.join(build.targets)}, and {now}: "
+        f"{_remedy(build, target)}"
         for target in unserved
     ]
+
+
+def _remedy(build: BuildInfo, target: str) -> str:
+    relative, version = OVERRIDES.get(target, ("", ""))
+    if relative in build.targets:
+        return f"`export HSA_OVERRIDE_GFX_VERSION={version}` runs the kernels of {relative}"
+    return f"`PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {build.version}` builds a wheel that has them"
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:

@@ -20,6 +20,7 @@ from flash_attn.runtime import build_info, store
 
 KFD = Path("/dev/kfd")
 RENDER_NODES = "/dev/dri"
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
 # What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
 _SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
@@ -41,7 +42,9 @@ class Access:
 class Facts:
     """Everything the doctor knows. `probe` is what diagnosis/probe.py answered, its lines merged.
 
-    `died` says how the probe ended where it did not end by itself. `lacking` are files that the wheel should have.
+    died: how the probe ended where it did not end by itself. lacking: files that the wheel should have. origin: where
+    the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
+    torch_triton: the Triton that the installed torch requires, as pip takes it.
     """
 
     python: str = ""
@@ -49,12 +52,16 @@ class Facts:
     build: build_info.BuildInfo = field(default_factory=build_info.BuildInfo)
     location: str = ""
     installed: str | None = None
+    origin: str = ""
     lacking: tuple[str, ...] = ()
     kfd: Access | None = None
     render: tuple[Access, ...] = ()
     user: str = ""
+    container: bool = False
+    rocm: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     tritons: Mapping[str, str] = field(default_factory=dict)
+    torch_triton: str = ""
     memory_mib: int = 0
     driver: str = ""
     probe: Mapping[str, Any] = field(default_factory=dict)
@@ -73,12 +80,16 @@ def survey(log: str = "") -> Facts:
         build=build,
         location=str(package),
         installed=installed(),
+        origin=origin(),
         lacking=tuple(lacking(build, package)),
         kfd=access(KFD),
         render=tuple(filter(None, map(access, sorted(Path(RENDER_NODES).glob("renderD*"))))),
         user=_user(),
+        container=any(path.exists() for path in CONTAINER_MARKS),
+        rocm=_first_line(Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / ".info" / "version"),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN)},
         tritons=versions(TRITONS),
+        torch_triton=torch_triton(),
         memory_mib=_available_mib(),
         driver=_first_line(Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version")),
         probe=answers,
@@ -95,6 +106,26 @@ def installed() -> str | None:
         return None
     directory = Path(str(distribution.locate_file("flash_attn")))
     return str(directory.resolve()) if directory.is_dir() else None
+
+
+def origin() -> str:
+    """The file or address that the installer wrote down for the wheel, "" where it took it from an index."""
+    try:
+        written = json.loads(metadata.distribution("flash_attn").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return ""
+    url = str(written.get("url", ""))
+    return url.removeprefix("file://") if url.endswith(".whl") else ""
+
+
+def torch_triton() -> str:
+    """What the installed torch requires of Triton: "pytorch-triton-rocm==3.1.0", "" where it requires none."""
+    try:
+        requirements = metadata.requires("torch") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    named = [each.split(";")[0].strip() for each in requirements if each.startswith(TRITONS)]
+    return named[0] if named else ""
 
 
 def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:

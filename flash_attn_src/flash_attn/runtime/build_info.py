@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,11 @@ _PATH = Path(__file__).resolve().parent.parent / "_build_info.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildInfo:
-    """The defaults are those of a source tree. torch and rocm are the wheel's, "" where it is for any."""
+    """The defaults are those of a source tree. torch and rocm are the wheel's, "" where it is for any.
+
+    repository: address of the repository that the wheel was built from, "" where the build did not know it.
+    torch_indexes: version of torch -> ROCm -> directory of PyTorch's wheel index, as the build knew them.
+    """
 
     version: str = "2.8.3"
     label: str = ""
@@ -22,6 +27,8 @@ class BuildInfo:
     rocm: str = ""
     python: str = ""
     compiler: str = ""
+    repository: str = ""
+    torch_indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def torch_minor(self) -> str:
