@@ -97,10 +97,12 @@ def cross_entropy_bwd(
     label = tl.load(labels + row)
     factor = tl.where(label == ignore_index, 0.0, tl.load(dloss + row) * scale)
     log_z = tl.load(lse + row)
-    p_logits = logits + row.to(tl.int64) * (stride * UNIT)
-    b_s = tl.load(p_logits + offs_n, mask=offs_n < cols, other=float("-inf")).to(tl.float32)  # [BLOCK_N]
+    b_s = tl.load(  # [BLOCK_N]
+        logits + row.to(tl.int64) * (stride * UNIT) + offs_n, mask=offs_n < cols, other=float("-inf")
+    ).to(tl.float32)
     b_p = tl.exp2((b_s * scale - log_z) * LOG2E) * (1.0 + 2.0 * square_scale * log_z)  # [BLOCK_N]
     b_p -= tl.where(offs_n == label - first_class, 1.0 - smoothing, 0.0) + smoothing / classes
     b_grad = tl.where(label == ignore_index, 0.0, factor * b_p)  # [BLOCK_N]
-    p_dlogits = dlogits + row.to(tl.int64) * (stride_d * UNIT)
-    tl.store(p_dlogits + offs_n, b_grad.to(dlogits.dtype.element_ty), mask=offs_n < cols)
+    tl.store(
+        dlogits + row.to(tl.int64) * (stride_d * UNIT) + offs_n, b_grad.to(dlogits.dtype.element_ty), mask=offs_n < cols
+    )
