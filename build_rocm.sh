@@ -4,12 +4,13 @@ set -euo pipefail
 
 usage() {
     cat <<'USAGE'
-usage: build_rocm.sh <flash-attn> <python> <torch> <rocm> [options]
+usage: build_rocm.sh <flash-attn> [<python> <torch> <rocm>] [options]
        build_rocm.sh --setup [GROUP]
 
 Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU and no ROCm.
 
-  build_rocm.sh 2.8.3 3.11 2.5.1 6.2
+  build_rocm.sh 2.8.3                       the universal wheel: every GPU, Python, torch and ROCm
+  build_rocm.sh 2.8.3 3.11 2.5.1 6.2        the wheel of one combination
   build_rocm.sh 2.8.3 3.11 2.5.1 6.2 --plan
 
 options:
@@ -123,7 +124,7 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 from rocm_wheels.cli import main
 
-usage = "build_rocm.sh <flash-attn> <python> <torch> <rocm> [options]\n       build_rocm.sh --help"
+usage = "build_rocm.sh <flash-attn> [<python> <torch> <rocm>] [options]\n       build_rocm.sh --help"
 sys.exit(main(usage=usage))
 ' "$root" "$@"
 }

@@ -74,6 +74,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
     version: str
     label: str
     python: str
+    abi: str | None
     torch: str | None
     backend: str
     rocm: str | None
@@ -92,6 +93,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
             version=env.get("FLASH_ATTN_VERSION", _DEFAULT_VERSION),
             label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
+            abi=env.get("FLASH_ATTN_ABI"),
             torch=env.get("FLASH_ATTN_TORCH"),
             backend=env.get("FLASH_ATTN_BACKEND", "ck" if _ck_alone(env) else "triton"),
             rocm=env.get("FLASH_ATTN_ROCM"),
@@ -111,11 +113,11 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
 
     @property
     def tag(self) -> str:
-        """The launcher runs on every Python, the cell is for one; a wheel without it is for all."""
+        """A cell is for one Python; the universal wheel for it and newer ones; a wheel without launcher for all."""
         if self.launcher is None:
             return "py3-none-any"
         python = "cp" + self.python.replace(".", "")
-        return f"{python}-{python}-linux_x86_64"
+        return f"{python}-{self.abi or python}-linux_x86_64"
 
 
 class MetadataHook(MetadataHookInterface):
@@ -262,7 +264,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         "label": request.label,
         "torch": request.torch,
         "rocm": request.rocm,
-        "python": request.python,
+        "python": "" if request.abi else request.python,
         "backend": request.backend,
         "targets": [store.stem for store in stores],
         "compiler": next(iter(compilers), None),

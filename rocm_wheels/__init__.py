@@ -10,8 +10,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile | sources, codeobject, isa | what compilers share |
 | compile/triton | units, compiler | a code object of a Triton kernel |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
-| wheel | interpreters, launcher, sbom, assemble, repair, verdict, verify, container | a wheel, its verdict |
-| wheel | build, benchmark | the same by one call |
+| wheel | interpreters, combinations, launcher, sbom, assemble, repair, verdict, verify | a wheel, its verdict |
+| wheel | build, benchmark, container | the same by one call |
 | publish | entry, catalogue, assets, github, published, templates, notes, release | a release |
 | publish | coverage, index, which, measured | package indexes, the page to choose a wheel on |
 | cli | build, release, matrix | what people and workflows run |

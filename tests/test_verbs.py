@@ -69,8 +69,8 @@ def test_verify_again(
 ) -> None:
     plans: list[Plan] = []
 
-    def verified(path: Path, planned: Plan, work: Path, *, require_gpu: bool) -> Verdict:
-        assert (path, require_gpu) == (built, require)
+    def verified(path: Path, planned: Plan, work: Path, *, require_gpu: bool, every: bool) -> Verdict:
+        assert (path, require_gpu, every) == (built, require, False)
         assert work.is_dir()
         plans.append(planned)
         return Verdict(
@@ -106,8 +106,8 @@ def test_the_variables_of_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().out.splitlines() == [
         "FLASH_ATTN_VERSION=2.8.3",
         "FLASH_ATTN_LOCAL_VERSION=rocm62torch2.6triton",
-        "FLASH_ATTN_TORCH=2.6",
         "FLASH_ATTN_BACKEND=triton",
+        "FLASH_ATTN_TORCH=2.6",
         "FLASH_ATTN_ROCM=6.2",
         "PYTORCH_ROCM_ARCH=gfx942",
         "TORCH_INDEX=rocm6.2.4",

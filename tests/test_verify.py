@@ -20,6 +20,7 @@ import wheelhouse
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.publish import catalogue
 from rocm_wheels.wheel import assemble, interpreters, repair, verdict, verify
+from rocm_wheels.wheel.combinations import Combination
 
 NAME = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
 FILES = [name for files in verdict.TESTED.values() for name in files]
@@ -171,6 +172,7 @@ def test_smoke_test_that_fails_under_uv_fails_the_wheel(
 
 
 SILENCE = 0
+CELL = Combination(python="3.11", torch="2.5.1", torch_index="rocm6.2")
 
 
 class _Index(http.server.BaseHTTPRequestHandler):
@@ -205,16 +207,16 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_torch_comes_from_the_rocm_index_where_it_answers(index: str) -> None:
-    source = verify.torch_source(fake_parts.plan("gfx90a"))
+    source = verify.torch_source(CELL)
     assert (source.requirement, source.index) == ("torch==2.5.1+rocm6.2", f"{index}/rocm6.2")
     assert verify._torch_words(source, None) == f"{index}/rocm6.2 torch==2.5.1+rocm6.2"
 
 
 def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = fake_parts.plan("gfx90a", python="3.12", torch="2.6.0")
+    wanted = Combination(python="3.12", torch="2.6.0", torch_index="rocm6.2.4")
     _Index.first = [404]
     for code in (404, 403):
-        source = verify.torch_source(plan)
+        source = verify.torch_source(wanted)
         assert (source.requirement, source.index, source.name) == ("torch==2.6.0", None, "pypi")
         assert source.why == f"the ROCm index answered {code}"
         note = f"note: {source.why}: testing with PyPI's torch 2.6.0, which sees no AMD GPU\n"
@@ -222,7 +224,7 @@ def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytes
     with pytest.raises(
         VerifyFailed, match=r"no torch 2\.6\.0 for ROCm .* answered 403: http.*\nRun it again once"
     ) as caught:
-        verify.torch_source(plan, require_gpu=True)
+        verify.torch_source(wanted, require_gpu=True)
     assert f"{index}/rocm6.2.4/torch/" in caught.value.message
 
 
@@ -230,15 +232,14 @@ def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytes
 def test_an_index_that_stumbles_is_asked_again(
     index: str, hiccup: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = fake_parts.plan("gfx90a")
     _Index.first = [hiccup, hiccup]
-    assert verify.torch_source(plan, require_gpu=True).index == f"{index}/rocm6.2"
+    assert verify.torch_source(CELL, require_gpu=True).index == f"{index}/rocm6.2"
     assert capsys.readouterr() == ("", "")
     _Index.first = [hiccup, hiccup, hiccup]
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     why = f"answered {hiccup}" if hiccup else "could not be reached"
-    assert verify.torch_source(plan).why == f"the ROCm index {why}, 3 times"
+    assert verify.torch_source(CELL).why == f"the ROCm index {why}, 3 times"
     assert waits.count(verify._PAUSE_SECONDS) == 2
     assert capsys.readouterr().err.startswith(f"note: the ROCm index {why}, 3 times: testing with PyPI's")
 
@@ -249,10 +250,10 @@ def test_a_machine_without_network_does_not_wait(
 ) -> None:
     monkeypatch.setattr(verify, "TORCH_INDEX", f"{address}/whl")
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits"))
-    assert verify.torch_source(fake_parts.plan("gfx90a")).why == "the ROCm index could not be reached"
+    assert verify.torch_source(CELL).why == "the ROCm index could not be reached"
     assert capsys.readouterr().err.startswith("note: the ROCm index could not be reached: testing with PyPI's")
     with pytest.raises(VerifyFailed, match="could not be reached"):
-        verify.torch_source(fake_parts.plan("gfx90a"), require_gpu=True)
+        verify.torch_source(CELL, require_gpu=True)
 
 
 def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.MonkeyPatch) -> None:

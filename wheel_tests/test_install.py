@@ -37,7 +37,8 @@ def test_requirements(dist: metadata.Distribution, build_info: dict[str, Any]) -
 
 
 def test_built_for_this_python(build_info: dict[str, Any]) -> None:
-    assert build_info["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    """The universal wheel names no Python: its tag, which test_contents.py compares, holds for this one."""
+    assert build_info["python"] in ("", f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def test_licenses_are_there(dist: metadata.Distribution) -> None:

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels.environment import cache_directory
+from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import known_backend
 from rocm_wheels.matrix.machine import survey
-from rocm_wheels.matrix.plan import Plan, make_plan, parallel_jobs, toolchain_of, wants_triton_too
+from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan, parallel_jobs, toolchain_of, wants_triton_too
 from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
 
+FLASH_ATTN = ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3; alone it means the universal wheel")
 CELL = (
-    ("flash-attn", "flash_attn", "version of flash-attn: 2.8.3"),
     ("python", "python", "version of Python: 3.11"),
     ("torch", "torch", "version of torch: 2.5.1, or 2.5 for the newest of them"),
     ("rocm", "rocm", "version of ROCm: 6.2"),
@@ -32,12 +33,14 @@ def add_verbs(verbs: Any) -> None:
     """Adds them to the subparsers of the command line."""
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
     check = verbs.add_parser("check", help="refuse what cannot be built or written; print the plans, for --planned")
-    build = verbs.add_parser("build", help="build the wheel of one cell")
+    build = verbs.add_parser("build", help="build the universal wheel, or the wheel of one cell")
     environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
     for verb in (plan, check, build, environment):
+        verb.add_argument(FLASH_ATTN[1], metavar=FLASH_ATTN[0], help=FLASH_ATTN[2])
         for name, dest, text in CELL:
-            verb.add_argument(dest, metavar=name, help=text)
+            verb.add_argument(dest, metavar=name, nargs="?", help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
+        verb.set_defaults(parser=verb)
     for verb in (plan, check, build):
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
@@ -79,6 +82,9 @@ def add_verbs(verbs: Any) -> None:
 
     verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
     verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
+    verify.add_argument(
+        "--every-torch", action="store_true", help="test the universal wheel with each torch and each Python found here"
+    )
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     _add_cache(verify)
     verify.set_defaults(run=_verify)
@@ -120,7 +126,7 @@ def _environment(arguments: argparse.Namespace) -> int:
 
     plan = _planned(arguments)
     variables = {**assemble.cell_variables(plan.cell), "PYTORCH_ROCM_ARCH": ";".join(plan.targets)}
-    for name, value in {**variables, "TORCH_INDEX": plan.torch_index}.items():
+    for name, value in {**variables, "TORCH_INDEX": plan.torch_index or ""}.items():
         print(f"{name}={value}")
     return 0
 
@@ -189,7 +195,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import build
 
     for wheel in arguments.wheel:
-        verdict = build.verify_again(wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu)
+        verdict = build.verify_again(
+            wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu, every=arguments.every_torch
+        )
         print(verdict.summary(), flush=True)
     return 0
 
@@ -226,7 +234,26 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     cell = {name: getattr(arguments, name) for _, name, _ in CELL}
-    return make_plan(versions.load(), **cell, backend=backend or arguments.backend, env=os.environ)
+    missing = [name for name, _, _ in CELL if getattr(arguments, name.replace("-", "_")) is None]
+    if len(missing) == len(CELL):
+        if arguments.backend is not None:
+            raise DataError(
+                f"--backend {arguments.backend} is for the wheel of a cell; the universal wheel has every backend",
+                remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
+            )
+        return make_universal_plan(versions.load(), flash_attn=arguments.flash_attn, env=os.environ)
+    if missing:
+        arguments.parser.error(
+            f"{', '.join(missing)} missing: the wheel of a cell has four versions, such as 2.8.3 3.11 2.5.1 6.2, "
+            "the universal wheel one, such as 2.8.3"
+        )
+    return make_plan(
+        versions.load(),
+        flash_attn=arguments.flash_attn,
+        **cell,
+        backend=backend or arguments.backend,
+        env=os.environ,
+    )
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:

@@ -1,4 +1,4 @@
-"""A cell is one combination of versions that a wheel is built for; this module says which exist."""
+"""What a wheel claims to run with: one combination of versions (a cell) or all of them. Which cells exist."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Cell:
     def python_tag(self) -> str:
         return "cp" + self.python.replace(".", "")
 
+    @property
+    def abi_tag(self) -> str:
+        return self.python_tag
+
     def __str__(self) -> str:
         return f"{self.flash_attn} {self.python} {self.torch} {self.rocm}"
 
@@ -39,6 +43,38 @@ class Cell:
 
     def _order(self) -> tuple[object, ...]:
         return *(key(version) for version in (self.flash_attn, self.python, self.torch, self.rocm)), self.backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Universal:
+    """The claim of the universal wheel: every ROCm, every torch from the oldest one on, every Python from `python` on.
+
+    `python` is the oldest Python, "3.10". The launcher uses Python's limited API, so newer ones take the wheel too,
+    except free-threaded ones.
+    """
+
+    flash_attn: str
+    python: str
+    backend: str = "ck"
+
+    @property
+    def python_tag(self) -> str:
+        return "cp" + self.python.replace(".", "")
+
+    @property
+    def abi_tag(self) -> str:
+        return "abi3"
+
+    def __str__(self) -> str:
+        return self.flash_attn
+
+
+Claim = Cell | Universal
+
+
+def universal(versions: Versions, flash_attn: str) -> Universal:
+    """The claim of the universal wheel of a flash-attn version, "2.8.3" or "2.8". UnknownVersion for an unknown one."""
+    return Universal(flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn), python=versions.python[0])
 
 
 def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
@@ -89,8 +125,8 @@ def exists(versions: Versions, cell: Cell) -> bool:
     return not any(_reasons(versions, cell))
 
 
-def has_interface(versions: Versions, cell: Cell) -> bool:
-    """Whether a wheel of flash-attn-3 accompanies the cell's: the newest flash-attn's, as its label names none."""
+def has_interface(versions: Versions, cell: Claim) -> bool:
+    """Whether a wheel of flash-attn-3 accompanies the wheel: the newest flash-attn's, as its label names none."""
     return cell.flash_attn == versions.flash_attn[-1]
 
 

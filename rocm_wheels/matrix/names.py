@@ -1,4 +1,5 @@
-"""Labels and wheel names: `flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl`."""
+"""Labels and wheel names: `flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl`, and of the universal
+wheel `flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.cells import Claim, Universal
 
 DISTRIBUTION = "flash_attn"
 BUILT_PLATFORM = "linux_x86_64"  # before repair
@@ -23,6 +24,7 @@ _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
 # The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
 _LABEL = re.compile(r"rocm(?P<major>[1-9])(?P<minor>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
+UNIVERSAL_LABEL = "rocm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,10 @@ class ParsedWheel:
     platforms: tuple[str, ...]
 
 
-def local_label(cell: Cell) -> str:
-    """The local version label: "rocm62torch2.5" with "triton" appended for that backend."""
+def local_label(cell: Claim) -> str:
+    """The local version label: "rocm" for the universal wheel, else "rocm62torch2.5" or "rocm62torch2.5triton"."""
+    if isinstance(cell, Universal):
+        return UNIVERSAL_LABEL
     suffix = {backend: suffix for suffix, backend in _LABEL_BACKENDS.items()}[cell.backend]
     label = f"rocm{cell.rocm.replace('.', '')}torch{cell.torch_minor}{suffix}"
     if parse_label(label) != (cell.rocm, cell.torch_minor, cell.backend):
@@ -54,18 +58,18 @@ def parse_label(label: str) -> tuple[str, str, str]:
     return f"{match['major']}.{match['minor']}", match["torch"], _LABEL_BACKENDS[match["backend"]]
 
 
-def version(cell: Cell) -> str:
+def version(cell: Claim) -> str:
     """The version in the wheel's metadata, label included."""
     return f"{cell.flash_attn}+{local_label(cell)}"
 
 
-def wheel_name(cell: Cell, platform: str = BUILT_PLATFORM) -> str:
-    """The file name of the cell's wheel for a platform tag."""
-    return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.python_tag}-{platform}.whl"
+def wheel_name(cell: Claim, platform: str = BUILT_PLATFORM) -> str:
+    """The file name of the wheel with that claim, for a platform tag."""
+    return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.abi_tag}-{platform}.whl"
 
 
-def interface_wheel_name(cell: Cell) -> str:
-    """The file name of the wheel of flash-attn-3 that belongs to the cell's."""
+def interface_wheel_name(cell: Claim) -> str:
+    """The file name of the wheel of flash-attn-3 that belongs to the wheel with that claim."""
     return f"{INTERFACE}-{INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
 
 
@@ -74,6 +78,12 @@ def is_interface(filename: str) -> bool:
     with contextlib.suppress(DataError):
         return bool(parse_interface(filename))
     return False
+
+
+def parse_universal(filename: str) -> str | None:
+    """The flash-attn version of a universal wheel's file name; None for every other name."""
+    match = re.fullmatch(rf"{DISTRIBUTION}-([^-+]+)\+{UNIVERSAL_LABEL}-(?:\d[^-]*-)?cp\d+-abi3-[^-]+\.whl", filename)
+    return match[1] if match else None
 
 
 def is_wheel(filename: str) -> bool:

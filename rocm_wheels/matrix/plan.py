@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from rocm_wheels import environment
-from rocm_wheels.errors import DataError, ImpossibleCell
+from rocm_wheels.errors import BadTarget, DataError, ImpossibleCell
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import Cell, known_backend, resolve
+from rocm_wheels.matrix import targets as gpu_targets
+from rocm_wheels.matrix.cells import Cell, Claim, Universal, known_backend, resolve, universal
 from rocm_wheels.matrix.machine import Machine, survey
 from rocm_wheels.matrix.requested import from_environment, from_machine
 from rocm_wheels.matrix.targets import has_kernels, known_targets, targets
@@ -23,15 +24,18 @@ TORCH_INDEX = "https://download.pytorch.org/whl"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One wheel to be built. `image` is a container with its ROCm, `notes` are what the user should know."""
+    """One wheel to be built. `image` is a container with its ROCm, `notes` are what the user should know.
 
-    cell: Cell
+    The universal wheel has neither a container nor a `torch_index`, because it is for every torch.
+    """
+
+    cell: Claim
     targets: tuple[str, ...]
     targets_from: str
     jobs: int
     label: str
     wheel: str
-    torch_index: str
+    torch_index: str | None
     image: str | None
     compiler: str
     toolchain: str
@@ -51,11 +55,15 @@ def dump(plans: Sequence[Plan]) -> str:
 def load(text: str) -> list[Plan]:
     """The plans in a text of `dump`. DataError for any other text."""
     try:
-        return [Plan(**{**entry, "cell": Cell(**entry["cell"]), **_tuples(entry)}) for entry in json.loads(text)]
+        return [Plan(**{**entry, "cell": _claim(entry["cell"]), **_tuples(entry)}) for entry in json.loads(text)]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"--planned is not what `check` prints: {error!r}", remedy="Leave it out: `build` plans for itself."
         ) from error
+
+
+def _claim(entry: Mapping[str, str]) -> Claim:
+    return Cell(**entry) if "torch" in entry else Universal(**entry)
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -117,6 +125,49 @@ def make_plan(
         image=versions.rocm[cell.rocm].image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, cell.backend),
+        steps=STEPS,
+        notes=notes,
+    )
+
+
+def make_universal_plan(
+    versions: Versions, *, flash_attn: str, env: Mapping[str, str], machine: Machine | None = None
+) -> Plan:
+    """The plan of the universal wheel of a flash-attn version, with every GPU target unless the environment names some.
+
+    Raises UnknownVersion, BadTarget, DataError (a malformed variable, or one that asks for another wheel).
+    """
+    environment.source_date_epoch(env)
+    claim = universal(versions, flash_attn)
+    machine = machine or survey(env)
+    wanted = from_environment(versions, env)
+    named = None if wanted.of_this_machine else wanted.targets
+    notes = wanted.notes
+    if wanted.of_this_machine and wanted.targets is not None:
+        named = tuple(gpu for gpu in machine.gpus if gpu in versions.targets)
+        if not named:
+            raise BadTarget(
+                f"{wanted.source}=native, but this machine has no GPU that a wheel serves",
+                remedy=f"Name targets instead: {', '.join(versions.targets)}.",
+            )
+    if environment.backend(env) == "triton" or environment.flag(env, environment.BUILD_TRITON):
+        raise DataError(
+            f"{environment.TRITON_ENABLE} and {environment.BUILD_TRITON} ask for a triton wheel; the universal wheel "
+            "holds the kernels of every backend",
+            remedy="Unset them, or name a whole cell: build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
+        )
+    compiler = versions.backends[claim.backend].compiler
+    return Plan(
+        cell=claim,
+        targets=gpu_targets.universal(versions, named),
+        targets_from="every GPU target" if named is None else wanted.source,
+        jobs=parallel_jobs(versions, env, machine, claim.backend),
+        label=names.local_label(claim),
+        wheel=names.wheel_name(claim),
+        torch_index=None,
+        image=None,
+        compiler=f"{compiler} {versions.compilers[compiler]}",
+        toolchain=toolchain_of(machine, claim.backend),
         steps=STEPS,
         notes=notes,
     )

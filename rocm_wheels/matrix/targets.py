@@ -52,6 +52,11 @@ def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
     return Fit(targets=kept, refused=refused)
 
 
+def universal(versions: Versions, requested: Iterable[str] | None) -> tuple[str, ...]:
+    """The targets of the universal wheel: all, or those requested. BadTarget for a target that does not exist."""
+    return tuple(versions.targets) if requested is None else known_targets(versions, requested)
+
+
 def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
     """The requested targets without feature suffixes or repetitions. BadTarget if one does not exist."""
     names = {_known(versions, entry) for entry in requested}

@@ -1,4 +1,4 @@
-"""Stage 2: kernel stores, the launcher and the Python package become the wheel of one cell."""
+"""Kernel stores, the launcher and the Python package become a wheel, with the claim of a cell or of all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from rocm_wheels.environment import OLDEST_EPOCH, source_date_epoch
 from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.cells import Claim, Universal
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
@@ -142,15 +142,16 @@ def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str
     return dist / expected
 
 
-def cell_variables(cell: Cell) -> dict[str, str]:
-    """What flash_attn_src/hatch_build.py reads about a cell, except for its Python, which is the one that builds."""
-    return {
+def cell_variables(cell: Claim) -> dict[str, str]:
+    """What flash_attn_src/hatch_build.py reads about a wheel's claim, except for its Python."""
+    common = {
         "FLASH_ATTN_VERSION": cell.flash_attn,
         "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
-        "FLASH_ATTN_TORCH": cell.torch_minor,
         "FLASH_ATTN_BACKEND": cell.backend,
-        "FLASH_ATTN_ROCM": cell.rocm,
     }
+    if isinstance(cell, Universal):
+        return {**common, "FLASH_ATTN_ABI": cell.abi_tag}
+    return {**common, "FLASH_ATTN_TORCH": cell.torch_minor, "FLASH_ATTN_ROCM": cell.rocm}
 
 
 def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:

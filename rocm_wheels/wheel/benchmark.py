@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.matrix import versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.wheel import build, interpreters, verify
+from rocm_wheels.wheel import build, combinations, interpreters, verify
 
 SCRIPTS = ROOT / "benchmarks"
 # What runs, and how its results are written; defaults otherwise, so that anyone can run the same.
@@ -28,13 +29,14 @@ def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     VerifyFailed without torch for ROCm, or, after the others ran, with those that failed.
     """
     plan = build.plan_of(wheel)
-    python = interpreters.find(plan.cell.python)
+    (wanted, *_) = combinations.of(plan, versions.load(), interpreters.found)
+    python = interpreters.find(wanted.python)
     cache.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
     written, failed = [], []
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
         env = Path(work) / "env"
-        interpreter = verify.environment(verify.torch_source(plan, require_gpu=True), python, env)
+        interpreter = verify.environment(verify.torch_source(wanted, require_gpu=True), python, env)
         verify.install(interpreter, [wheel], env)
         for script, flag in SUITE:
             result = output.resolve() / f"{Path(script).stem}.json"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import has_interface
+from rocm_wheels.matrix.cells import Cell, has_interface
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan
+from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
 from rocm_wheels.wheel.verdict import Verdict
 
 Say = Callable[[str], None]
@@ -63,7 +63,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels.compile import kernels, toolchain
     from rocm_wheels.compile.ck import planner as ck_planner
-    from rocm_wheels.wheel import assemble, interpreters, launcher, repair, verify
+    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, repair, verify
 
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
@@ -76,8 +76,9 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
         with log.stage("check") as detail:
             toolchain.check(plan)
             repair.check()
-            python = interpreters.find(plan.cell.python)  # for verify: missing now, not after hours
-            detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {plan.cell.python} at {python}"]
+            (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
+            python = interpreters.find(tested.python)  # for verify: missing now, not after hours
+            detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {tested.python} at {python}"]
         with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
@@ -96,7 +97,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
             with log.stage("interface") as detail:
                 beside = [assemble.assemble_interface(plan, dist)]
                 detail.append(beside[0].name)
-        say(f"  testing it in two clean environments with torch {plan.cell.torch}, which may have to be downloaded")
+        say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
         with log.stage("verify") as detail:
             verdict = verify.verify(repaired, plan, checks, beside=beside)
             detail.append("passed" if verdict.ok else "failed")
@@ -106,8 +107,8 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
     return repaired
 
 
-def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
-    """Tests a finished wheel on this machine and replaces its verdict.
+def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = False) -> Verdict:
+    """Tests a finished wheel on this machine, the universal one with `every` torch if asked, and replaces its verdict.
 
     DataError if it is none of these wheels, VerifyFailed if it does not pass, or with `require_gpu` if its tests
     did not run on a GPU.
@@ -116,7 +117,7 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
 
     check_writable(cache=cache)
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
-        found = verify.verify(wheel, plan_of(wheel), Path(work), require_gpu=require_gpu)
+        found = verify.verify(wheel, plan_of(wheel), Path(work), require_gpu=require_gpu, every=every)
     gpu = found.stages[verdict.GPU]
     if require_gpu and gpu.status != verdict.PASSED:
         raise VerifyFailed(
@@ -128,12 +129,16 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool) -> Verdict:
 
 def plan_of(wheel: Path) -> Plan:
     """The plan that a finished wheel was built by, as far as its name and its contents tell. DataError for no wheel."""
-    name = names.parse(wheel.name)
+    universal = names.parse_universal(wheel.name)
+    name = None if universal else names.parse(wheel.name)
     try:
         with zipfile.ZipFile(wheel) as archive:
             targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
     except (zipfile.BadZipFile, zlib.error, ValueError, KeyError) as error:
         raise DataError(f"{wheel.name} is not a wheel that was built with these sources: {error}") from error
+    env = {"PYTORCH_ROCM_ARCH": ";".join(targets)}
+    if name is None:
+        return make_universal_plan(versions.load(), flash_attn=str(universal), env=env)
     return make_plan(
         versions.load(),
         flash_attn=name.flash_attn,
@@ -141,20 +146,26 @@ def plan_of(wheel: Path) -> Plan:
         torch=name.torch_minor,
         rocm=name.rocm,
         backend=name.backend,
-        env={"PYTORCH_ROCM_ARCH": ";".join(targets)},
+        env=env,
     )
 
 
 def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
-    # The label of torch's version too: without it pip keeps another build of that version, such as PyPI's.
-    cell, torch = plan.cell, f"torch=={plan.cell.torch}+{plan.torch_index}"
+    cell = plan.cell
+    if isinstance(cell, Cell):
+        # The label of torch's version too: without it pip keeps another build of that version, such as PyPI's.
+        torch = f"pip install torch=={cell.torch}+{plan.torch_index} --index-url {TORCH_INDEX}/{plan.torch_index}"
+        python = cell.python
+    else:
+        torch = "any ROCm build from 2.5 on, which has to be installed first"
+        python = f"{cell.python} and newer"
     return [
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
         f"verdict  {wheel}{VERDICT}",
-        f"python   {cell.python}",
-        f"torch    pip install {torch} --index-url {TORCH_INDEX}/{plan.torch_index}",
+        f"python   {python}",
+        f"torch    {torch}",
         f"install  pip install {shlex.quote(str(wheel))}",
         *(
             f"beside   pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.paths import ROOT
 
@@ -60,6 +61,11 @@ def commands(
 ) -> list[list[str]]:
     """The two docker commands. `device_group` is the group of /dev/kfd, None on a machine without AMD GPU."""
     cell = plan.cell
+    if not isinstance(cell, Cell):
+        raise DataError(
+            "the universal wheel is for every ROCm, so there is no container for it",
+            remedy="Leave --docker out: the kernels are the same, compiled by pinned packages.",
+        )
     if plan.image is None:
         raise DataError(
             f"no container image is known for ROCm {cell.rocm}",

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from rocm_wheels.errors import MissingTool
@@ -26,19 +27,24 @@ def find(version: str) -> Path:
 
     Raises MissingTool naming what was searched.
     """
-    for candidate in _candidates(version):
-        if _version(candidate) == version:
-            return candidate
+    if (here := found(version)) is not None:
+        return here
     installed = _uv("python", "install", version, seconds=_INSTALL_SECONDS)
-    found = _uv_find(version)
-    if found is not None and _version(found) == version:
-        return found
+    located = _uv_find(version)
+    if located is not None and _version(located) == version:
+        return located
     raise MissingTool(
         f"no Python {version} on this machine: looked at {_SEARCHED}; `uv python install` said:"
         f" {installed.strip().splitlines()[-1] if installed.strip() else 'nothing'}",
         remedy=f"install one: `apt-get install python{version}` (deadsnakes has what Ubuntu lacks),"
         f" `uv python install {version}` or `pyenv install {version}`",
     )
+
+
+@cache
+def found(version: str) -> Path | None:
+    """An interpreter of `version` that this machine has already, or None."""
+    return next((candidate for candidate in _candidates(version) if _version(candidate) == version), None)
 
 
 def _candidates(version: str) -> Iterator[Path]:
@@ -50,9 +56,9 @@ def _candidates(version: str) -> Iterator[Path]:
     yield from sorted((pyenv / "versions").glob(f"{version}.*/bin/python{version}"), reverse=True)
     yield Path("/opt/python") / f"{tag}-{tag}" / "bin" / "python"
     yield from sorted(Path("/opt/hostedtoolcache/Python").glob(f"{version}.*/x64/bin/python"), reverse=True)
-    found = _uv_find(version)
-    if found is not None:
-        yield found
+    located = _uv_find(version)
+    if located is not None:
+        yield located
 
 
 def _version(interpreter: Path) -> str | None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -17,12 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import parse_wheel_filename
+
 from rocm_wheels.errors import VerifyFailed
-from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
-from rocm_wheels.wheel import interpreters
+from rocm_wheels.wheel import combinations, interpreters
+from rocm_wheels.wheel.combinations import Combination
 from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
 
 WHEEL_TESTS = ROOT / "wheel_tests"
@@ -45,18 +49,27 @@ class TorchSource:
     why: str = ""
 
 
-def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), require_gpu: bool = False) -> Verdict:
-    """Tests `wheel` as a user of `plan.cell` would meet it and writes <wheel>.verdict.json.
+def verify(
+    wheel: Path,
+    plan: Plan,
+    work: Path,
+    *,
+    beside: Sequence[Path] = (),
+    require_gpu: bool = False,
+    every: bool = False,
+) -> Verdict:
+    """Tests `wheel` as a user would meet it and writes <wheel>.verdict.json.
 
-    Wheels `beside` it are installed and tested with it. With `require_gpu` torch is that of the ROCm index,
-    else VerifyFailed at once.
+    `combinations.of` says with which Pythons and torches, `every` asks for all of them. Wheels `beside` it are
+    installed and tested with it. With `require_gpu` torch comes from the ROCm index, else VerifyFailed at once.
 
-    Environments are made anew under `work`/envs. Raises VerifyFailed, after the verdict is written,
-    with the names of the failing tests or the words of the installer; MissingTool without uv or Python.
+    Fresh environments are made under `work`/envs. Raises VerifyFailed, after the verdict is written, with the names of
+    the failing tests or the words of the installer; MissingTool without uv or Python.
     """
-    python = interpreters.find(plan.cell.python)
-    source = torch_source(plan, require_gpu=require_gpu)
-    key = f"torch{plan.cell.torch}-{source.name}-{plan.cell.python_tag}"
+    first, *others = combinations.of(plan, versions.load(), interpreters.found, every=every)
+    python = interpreters.find(first.python)
+    source = torch_source(first, require_gpu=require_gpu)
+    key = f"torch{first.torch}-{source.name}-py{first.python}"
     stages = {REPAIRED: _repaired(wheel)}
     problems = []
 
@@ -65,8 +78,16 @@ def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), 
     stages[UV], uv_report, problem = _timed(_with_uv, (wheel, *beside), source, python, work / "envs" / f"{key}-uv")
     problems += [problem] if problem else []
     stages |= tested_stages(report, "the wheel could not be installed with pip")
-
     reports = [each for each in (report, uv_report) if each is not None]
+    for other in others:
+        print(f"  testing it with {other}", flush=True)
+        env = work / "envs" / f"torch{other.torch}-py{other.python}-uv"
+        where, interpreter = torch_source(other, require_gpu=require_gpu), interpreters.find(other.python)
+        stages[str(other)], more, problem = _timed(_with_uv, (wheel, *beside), where, interpreter, env)
+        shutil.rmtree(env, ignore_errors=True)  # each torch takes gigabytes
+        problems += [problem] if problem else []
+        reports += [more] if more is not None else []
+
     tests = [test for each in reports for test in each["tests"]]
     failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
     data = wheel.read_bytes()
@@ -77,7 +98,7 @@ def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), 
         cell={name: str(value) for name, value in asdict(plan.cell).items()},
         targets=plan.targets,
         torch_source=_torch_words(source, report or uv_report),
-        python=reports[0]["python"] if reports else plan.cell.python,
+        python=reports[0]["python"] if reports else first.python,
         platform=platform.platform(),
         stages=stages,
         tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
@@ -93,12 +114,12 @@ def verify(wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path] = (), 
     return verdict
 
 
-def torch_source(plan: Plan, *, require_gpu: bool = False) -> TorchSource:
-    """The ROCm index directory of the cell where it answers, else, with a note, the same version from PyPI.
+def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSource:
+    """The ROCm index directory of a combination where it answers, else, with a note, the same version from PyPI.
 
     PyPI's torch is for CUDA: with `require_gpu` VerifyFailed instead.
     """
-    torch, index, name = plan.cell.torch, f"{TORCH_INDEX}/{plan.torch_index}", plan.torch_index
+    torch, index, name = wanted.torch, f"{TORCH_INDEX}/{wanted.torch_index}", wanted.torch_index
     why = _unanswered(f"{index}/torch/")
     if not why:
         return TorchSource(requirement=f"torch=={torch}+{name}", index=index, name=name)
@@ -138,7 +159,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def _repaired(wheel: Path) -> Stage:
-    platforms = names.parse(wheel.name).platforms
+    platforms = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
     if any(name.startswith("manylinux") for name in platforms):
         return Stage(status=PASSED, details={"platforms": list(platforms)})
     return Stage.not_run(f"the wheel is tagged {', '.join(platforms)}")

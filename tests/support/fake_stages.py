@@ -36,7 +36,7 @@ class Stages:
             "wheel.launcher": {"build": self.launcher},
             "compile.ck.planner": {"build": self.planner},
             "wheel.assemble": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
-            "wheel.interpreters": {"find": self.find},
+            "wheel.interpreters": {"find": self.find, "found": self.find},
             "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
             "wheel.verify": {"verify": self.verify},
             "compile.inspect_store": {"report": self.report},
@@ -90,7 +90,7 @@ class Stages:
     def verify(self, wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path]) -> Verdict:
         assert all(path.is_file() for path in (wheel, *beside))
         assert work.is_dir()
-        assert plan.cell.rocm == "6.2"
+        assert plan.torch_index == "rocm6.2"
         self.calls.append("verify")
         if self.failure:
             raise self.failure

@@ -1,0 +1,131 @@
+"""The universal wheel: its name, its plan, its contents beside a cell's, and what it is tested with."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import fake_parts
+import pytest
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from rocm_wheels import cli
+from rocm_wheels.errors import BadTarget, DataError, MissingTool, UnknownVersion
+from rocm_wheels.matrix import names, plan, versions
+from rocm_wheels.matrix.cells import universal
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import Plan, make_universal_plan
+from rocm_wheels.wheel import assemble, combinations
+
+DATA = versions.load()
+MACHINE = Machine(cores=1, available_mib=4096)
+CLAIMED = ("METADATA", "WHEEL", "RECORD", "_build_info.json", ".cdx.json")  # the files of a claim
+
+
+def planned(**env: str) -> Plan:
+    return make_universal_plan(DATA, flash_attn="2.8.3", env=env, machine=MACHINE)
+
+
+def test_its_name_is_for_every_python() -> None:
+    name = names.wheel_name(universal(DATA, "2.8.3"), "manylinux_2_17_x86_64")
+    assert name == "flash_attn-2.8.3+rocm-cp310-abi3-manylinux_2_17_x86_64.whl"
+    _, version, _, tags = parse_wheel_filename(name)
+    assert version == Version("2.8.3+rocm")
+    assert tags == {Tag("cp310", "abi3", "manylinux_2_17_x86_64")}
+    assert names.parse_universal(name) == "2.8.3"
+    assert names.parse_universal(name.replace("-cp310", "-2-cp310")) == "2.8.3"
+    assert names.interface_wheel_name(universal(DATA, "2.8.3")) == "flash_attn_3-3.0.0+rocm-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl",
+        "flash_attn-2.8.3+rocm-cp310-cp310-manylinux_2_17_x86_64.whl",
+        "flash_attn-2.8.3-cp310-abi3-manylinux_2_17_x86_64.whl",
+        "other-2.8.3+rocm-cp310-abi3-manylinux_2_17_x86_64.whl",
+    ],
+)
+def test_other_wheels_are_not_universal(name: str) -> None:
+    assert names.parse_universal(name) is None
+
+
+def test_its_plan_has_every_target_and_needs_no_rocm() -> None:
+    made = planned()
+    assert made.targets == tuple(DATA.targets)
+    assert (made.label, made.torch_index, made.image) == ("rocm", None, None)
+    assert plan.load(plan.dump([made])) == [made]
+    assert planned(PYTORCH_ROCM_ARCH="gfx942;gfx1100").targets == ("gfx942", "gfx1100")
+
+
+def test_what_asks_for_another_wheel_is_refused() -> None:
+    with pytest.raises(DataError, match="ask for a triton wheel"):
+        planned(FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE")
+    with pytest.raises(BadTarget, match="native, but this machine has no GPU"):
+        planned(GPU_ARCHS="native")
+    with pytest.raises(UnknownVersion, match=r"flash-attn '2\.9\.9' is not known"):
+        make_universal_plan(DATA, flash_attn="2.9.9", env={}, machine=MACHINE)
+
+
+def test_one_argument_means_the_universal_wheel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "FLASH_ATTENTION_TRITON_AMD_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["plan", "2.8.3"]) == 0
+    assert json.loads(capsys.readouterr().out)["label"] == "rocm"
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["plan", "2.8.3", "3.11"])
+    assert "torch, rocm missing" in capsys.readouterr().err
+    assert cli.main(["plan", "2.8.3", "--backend", "triton"]) == DataError.exit_code
+    assert "the universal wheel has every backend" in capsys.readouterr().err
+
+
+def test_a_cell_has_the_same_members_under_another_claim(tmp_path: Path) -> None:
+    launcher, planner = tmp_path / "_launcher.abi3.so", tmp_path / "_ck_planner.so"
+    launcher.write_bytes(b"\x7fELF launcher")
+    planner.write_bytes(b"\x7fELF planner")
+    stores = {"gfx942": fake_parts.store(tmp_path / "stores", "gfx942")}
+    cell = plan.make_plan(
+        DATA, flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", backend="ck",
+        env={"PYTORCH_ROCM_ARCH": "gfx942"}, machine=MACHINE,
+    )  # fmt: skip
+    members = []
+    for made in (planned(PYTORCH_ROCM_ARCH="gfx942"), cell):
+        wheel = assemble.assemble(made, stores, launcher, tmp_path / made.label, planner=planner)
+        with zipfile.ZipFile(wheel) as archive:
+            contents = {name.replace(made.label, "LABEL"): archive.read(name) for name in archive.namelist()}
+        members.append(contents)
+    claimed = [{name for name in each if name.endswith(CLAIMED)} for each in members]
+    assert claimed[0] == claimed[1]
+    assert len(claimed[0]) == len(CLAIMED)
+    plain = [{name: content for name, content in each.items() if name not in claimed[0]} for each in members]
+    assert plain[0] == plain[1]
+    (metadata,) = (content.decode() for name, content in members[0].items() if name.endswith("METADATA"))
+    assert "Requires-Dist: torch>=2.5\n" in metadata
+    assert "Version: 2.8.3+rocm\n" in metadata
+    (wheel_file,) = (content.decode() for name, content in members[0].items() if name.endswith("WHEEL"))
+    assert "Tag: cp310-abi3-linux_x86_64\n" in wheel_file
+    info = json.loads(members[0]["flash_attn/_build_info.json"])
+    assert (info["python"], info["torch"], info["rocm"], info["backend"]) == ("", None, None, "ck")
+
+
+def test_it_is_tested_with_the_newest_and_the_oldest_torch() -> None:
+    here = {"3.11": "there", "3.13": "there"}
+    newest, oldest = combinations.of(planned(), DATA, here.get)
+    assert (newest.python, newest.torch) == ("3.13", list(DATA.torch)[-1])
+    assert (oldest.python, oldest.torch, oldest.torch_index) == ("3.11", "2.5.1", "rocm6.2")
+    every = combinations.of(planned(), DATA, here.get, every=True)
+    assert {each.torch for each in every} >= {"2.5.1", "2.6.0", "2.7.1", "2.9.1"}
+    assert "2.9.0" not in {each.torch for each in every}
+    assert all(each.python in DATA.torch[each.torch].python for each in every)
+    with pytest.raises(MissingTool, match=r"this machine has none of Python 3\.10"):
+        combinations.of(planned(), DATA, lambda _: None)
+
+
+def test_a_cell_is_tested_with_itself() -> None:
+    (only,) = combinations.of(fake_parts.plan("gfx942"), DATA, lambda _: None)
+    assert (only.python, only.torch, only.torch_index) == ("3.11", "2.5.1", "rocm6.2")
