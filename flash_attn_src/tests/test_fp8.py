@@ -91,7 +91,7 @@ def test_casts_are_those_of_pytorch(lengths: list[int] | None, dtype: torch.dtyp
     cu = _offsets(*lengths) if varlen else None
     x = _draw(sum(lengths), 2, 80, dtype=dtype) if varlen else _draw(2, 150, 2, 80, dtype=dtype)
     x[..., 1, :] *= 30.0
-    y, descale = backend.cast(x, _format(), None, cu, max(lengths), transposed)
+    y, descale = backend.cast(x, _format(), None, cu, transposed)
     assert torch.allclose(descale, oracle.descale_of(x, _format(), cu))
     factor = descale[:, None, :, None] if cu is None else descale[oracle.sequence_of_rows(x, cu)][..., None]
     wanted = (x.float() * (1.0 / factor)).to(_format()).float()
@@ -230,7 +230,7 @@ def test_given_factors_and_fp8_inputs_give_the_same() -> None:
     out, lse, _, descales = backend.fp8_forward(*tensors, (None, None, None), *args)
     again, again_lse, *_ = backend.fp8_forward(*tensors, descales, *args)
     assert _error(again, out) < 2e-3
-    small = [backend.cast(x, _format(), None, None, 50, False)[0] for x in tensors]
+    small = [backend.cast(x, _format(), None, None, False)[0] for x in tensors]
     moved, moved_lse, *_ = backend.fp8_forward(*small, descales, *args)
     assert torch.equal(moved, out)
     assert torch.equal(moved_lse, lse)

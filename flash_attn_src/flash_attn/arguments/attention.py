@@ -106,7 +106,7 @@ def check_varlen(
     return_attn_probs: bool,
     block_table: torch.Tensor | None,
 ) -> tuple[int, int]:
-    """The window as check_dense gives it. max_seqlen_* are ints here: see `as_int`."""
+    """The window, -1 where it is open or reaches all keys. max_seqlen_* are ints here: see `as_int`."""
     try:
         _, heads, dim = q.shape
         shape_k = k.shape
@@ -171,9 +171,11 @@ def check_varlen(
             softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
         )
         left, right = diagnose_options(q, batch, dropout_p, window_size, softcap, alibi_slopes)
-    if left < 0 or (not is_compiling() and left >= max_seqlen_k):
+    # Wider than every row there is, not than max_seqlen_*: those may be too small, which a GPU alone can know.
+    most_k = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
+    if left < 0 or (not is_compiling() and left >= most_k):
         left = -1
-    if right < 0 or (not is_compiling() and right >= max_seqlen_q):
+    if right < 0 or (not is_compiling() and right >= q.shape[0]):
         right = -1
     return left, right
 

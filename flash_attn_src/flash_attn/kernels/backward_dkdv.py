@@ -24,6 +24,7 @@ from flash_attn.kernels.tiles import (
     deep_dot,
     dot_pair,
     load_pair,
+    spoil_beyond,
     store_pair,
     zeros_pair,
 )
@@ -108,17 +109,23 @@ def attn_bwd_dkdv(
     stride_dvn = row_stride(stride_dvn, VEC)
     dk_offset = batch64 * stride_dkb * VEC + part64 * stride_dkh
     dv_offset = batch64 * stride_dvb * VEC + part64 * stride_dvh
-    if (flags & HAS_CU_SEQLENS_K) != 0 and parts == 1:
+    if (flags & HAS_CU_SEQLENS_K) != 0:
         is_last = batch == planes // heads - 1
         step = blocks * BLOCK_N
-        clear_outside(
-            dk + dk_offset, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
-            BLOCK_N, BLOCK_D, TAIL,
-        )  # fmt: skip
-        clear_outside(
-            dv + dv_offset, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step, head_dim * VEC,
-            BLOCK_N, BLOCK_D, TAIL,
-        )  # fmt: skip
+        if parts == 1:
+            clear_outside(
+                dk + dk_offset, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step,
+                head_dim * VEC, BLOCK_N, BLOCK_D, TAIL,
+            )  # fmt: skip
+            clear_outside(
+                dv + dv_offset, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step,
+                head_dim * VEC, BLOCK_N, BLOCK_D, TAIL,
+            )  # fmt: skip
+        else:
+            dk_part = dk.to(tl.pointer_type(tl.float32)) + dk_offset
+            dv_part = dv.to(tl.pointer_type(tl.float32)) + dv_offset
+            spoil_beyond(dk_part, stride_dkn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, TAIL)
+            spoil_beyond(dv_part, stride_dvn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, TAIL)
     if first >= sk:
         return
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)

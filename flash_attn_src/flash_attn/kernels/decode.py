@@ -12,6 +12,7 @@ import triton.language as tl
 from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_BLOCK_TABLE,
+    HAS_CU_SEQLENS_Q,
     HAS_DESCALE,
     LN2,
     LOG2E,
@@ -140,6 +141,24 @@ def _attend_block(
     return b_acc, b_m_new, b_l
 
 
+@triton.jit
+def _spoil_beyond(
+    out, lse, out_offset, lse_offset, first, step, rows, group, key_head, stride_om, stride_oh, stride_lh, head_dim,
+    num_splits, VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """`tiles.spoil_beyond` for the rows of a key head. Of a part only the lse becomes NaN: NaN comes out of it."""
+    offs_d = tl.arange(0, BLOCK_D)
+    for start in tl.range(first + step, rows, step):
+        offs_m = start + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        query, member = (offs_m // group).to(tl.int64), (offs_m % group).to(tl.int64)  # [BLOCK_M] both
+        real = offs_m < rows
+        tl.store(lse + (lse_offset + (key_head * group + member) * stride_lh + query), float("nan"), mask=real)
+        if num_splits == 1:
+            p_out = _result(out) + out_offset + (query * stride_om + member * VEC * stride_oh)  # [BLOCK_M]
+            spoilt = tl.full((BLOCK_M, BLOCK_D), float("nan"), p_out.dtype.element_ty)
+            tl.store(p_out[:, None] + offs_d[None, :], spoilt, mask=real[:, None] & (offs_d < head_dim)[None, :])
+
+
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_decode(
     q, k, v, out, lse, partial, partial_lse,
@@ -178,16 +197,25 @@ def attn_decode(
 
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first_row = m_block * BLOCK_M
+    head_dim *= VEC
+    stride_om = row_stride(stride_om, VEC)
+    batch64 = batch.to(tl.int64)
+    lse_offset = batch64 * stride_lb + q_start
+    out_offset = batch64 * stride_ob * VEC + q_start.to(tl.int64) * stride_om
+    out_offset += (key_head * group * VEC).to(tl.int64) * stride_oh
+    if flags & HAS_CU_SEQLENS_Q:
+        _spoil_beyond(
+            out, partial_lse, out_offset, lse_offset + split.to(tl.int64) * lse_rows, first_row, m_blocks * BLOCK_M,
+            sq * group, group, key_head, stride_om, stride_oh, stride_lh, head_dim, num_splits, VEC, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
     if first_row >= sq * group:
         return
     leftpad, sk = cached_keys(batch, seqlen_k, seqused_k, leftpad_k, flags)
     _, added = new_keys(batch, seqlen_new, cu_seqlens_k, flags)
     sk = tl.minimum(sk + added, capacity) - leftpad
-    head_dim *= VEC
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
     stride_vn = row_stride(stride_vn, VEC)
-    stride_om = row_stride(stride_om, VEC)
 
     offs_m = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     query = offs_m // group  # [BLOCK_M]
@@ -206,8 +234,7 @@ def attn_decode(
     lo += split * length
     hi = tl.minimum(hi, lo + length)
 
-    batch64 = batch.to(tl.int64)
-    lse_row = batch64 * stride_lb + head.to(tl.int64) * stride_lh + (q_start + query)  # [BLOCK_M]
+    lse_row = lse_offset + head.to(tl.int64) * stride_lh + query  # [BLOCK_M]
     if (num_splits > 1) & (lo >= hi):
         tl.store(partial_lse + (split.to(tl.int64) * lse_rows + lse_row), float("-inf"), mask=real)
         return
@@ -286,8 +313,6 @@ def attn_decode(
         tl.store(partial_lse + lse_row, tl.where(b_empty, float("-inf"), b_lse), mask=real)
         tl.store(partial + (lse_row[:, None] * head_dim + offs_d[None, :]), b_acc, mask=in_q)
     else:
-        out_offset = batch64 * stride_ob * VEC + q_start.to(tl.int64) * stride_om
-        out_offset += (key_head * group * VEC).to(tl.int64) * stride_oh
         p_out = _result(out) + out_offset + (query64 * stride_om + member64 * stride_oh)  # [BLOCK_M]
         tl.store(lse + lse_row, tl.where(b_empty, float("inf"), b_lse), mask=real)
         tl.store(p_out[:, None] + offs_d[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_q)

@@ -168,7 +168,7 @@ def clear_outside(
     base, value, stride, start, length, total, is_first, is_last, first, step, head_dim,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Sets packed rows outside of every sequence to `value`.
+    """Sets packed rows outside of every sequence to `value`, and rows of the sequence without a program to NaN.
 
     The programs of the first sequence take the rows before it. The programs of the last sequence take the rows after
     it, up to row `total`. A program starts at row `first` of these rows and goes on in steps of `step` rows, so that
@@ -180,14 +180,38 @@ def clear_outside(
         offs_m = i + tl.arange(0, ROWS)  # [ROWS]
         inside = offs_m < before + after  # [ROWS]
         offs_m = tl.where(offs_m < before, offs_m, offs_m - before + start + length)
-        p_rows = base + offs_m.to(tl.int64)[:, None] * stride  # [ROWS, 1]
-        b_fill = tl.full((ROWS, BLOCK_D), value, base.dtype.element_ty)
-        offs_d = tl.arange(0, BLOCK_D)[None, :]
-        tl.store(p_rows + offs_d, b_fill, mask=inside[:, None] & (offs_d < head_dim))
-        if TAIL:
-            offs_t = BLOCK_D + tl.arange(0, TAIL)[None, :]
-            b_fill = tl.full((ROWS, TAIL), value, base.dtype.element_ty)
-            tl.store(p_rows + offs_t, b_fill, mask=inside[:, None] & (offs_t < head_dim))
+        _fill_rows(base, value, offs_m, inside, stride, head_dim, ROWS, BLOCK_D, TAIL)
+    spoil_beyond(base, stride, start, length, first, step, head_dim, ROWS, BLOCK_D, TAIL)
+
+
+@triton.jit
+def spoil_beyond(
+    base, stride, start, length, first, step, head_dim,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Sets the rows of a sequence to NaN for which the grid has no program: those from row `step` of it on.
+
+    There are such rows where the caller's longest length is too small. The host sizes the grid by that length,
+    because only the device knows the true lengths.
+    """
+    for i in tl.range(first + step, length, step):
+        offs_m = i + tl.arange(0, ROWS)  # [ROWS]
+        _fill_rows(base, float("nan"), start + offs_m, offs_m < length, stride, head_dim, ROWS, BLOCK_D, TAIL)
+
+
+@triton.jit
+def _fill_rows(
+    base, value, offs_m, inside, stride, head_dim, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr
+):
+    """Sets the rows offs_m that are `inside` to `value`."""
+    p_rows = base + offs_m.to(tl.int64)[:, None] * stride  # [ROWS, 1]
+    b_fill = tl.full((ROWS, BLOCK_D), value, base.dtype.element_ty)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    tl.store(p_rows + offs_d, b_fill, mask=inside[:, None] & (offs_d < head_dim))
+    if TAIL:
+        offs_t = BLOCK_D + tl.arange(0, TAIL)[None, :]
+        b_fill = tl.full((ROWS, TAIL), value, base.dtype.element_ty)
+        tl.store(p_rows + offs_t, b_fill, mask=inside[:, None] & (offs_t < head_dim))
 
 
 @triton.jit

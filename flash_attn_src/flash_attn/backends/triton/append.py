@@ -38,6 +38,8 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if call.rotary_seqlens is not None:
             flags |= HAS_ROTARY_SEQLENS
         turned = torch.empty_like(q)
+        if call.cu_seqlens_q is not None:  # the kernel takes no rows beyond max_seqlen_q
+            turned.fill_(float("nan"))
         q_blocks = -(-seqlen_q * nheads // kernel.block_m)
     k_blocks = -(-added * nheads_k // kernel.block_m)
     pointer = kernel.pointer

@@ -46,7 +46,7 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         lse_b, lse_h = 0, q.shape[0]
     flags = flags_of(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes)
     group = nheads // nheads_k
-    m_rows = seqlen_q * group
+    m_rows = max(seqlen_q, min(q.shape[0], 1)) * group
     kernel, table, page_size = _kernel(call, m_rows)
     table_stride = 0
     if table is not None:

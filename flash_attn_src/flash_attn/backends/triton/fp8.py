@@ -47,7 +47,6 @@ def cast(
     dtype: torch.dtype,
     descale: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
-    max_seqlen: int,
     transposed: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x (batch, seqlen, heads, head_dim), with cu_seqlens (total, heads, head_dim), in FP8; and its descale.
@@ -60,7 +59,8 @@ def cast(
     x = aligned(x, vec)
     nheads, head_dim = x.shape[-2:]
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    seqlen = x.shape[1] if cu_seqlens is None else max_seqlen
+    # Of packed rows all, not the caller's longest length: where that is too small the grid would lack blocks.
+    seqlen = x.shape[1] if cu_seqlens is None else x.shape[0]
     if not transposed:
         y = torch.empty(x.shape, dtype=dtype, device=x.device)
         y_strides = strides_of(y, _VEC)
@@ -134,10 +134,10 @@ def fp8_forward(
     if q.element_size() == 1 and q.dtype is not dtype:
         raise TypeError(f"q: got {q.dtype}, wanted {dtype}, the format of this GPU")
     small, factors = [], []
-    for x, descale, cu_seqlens, longest, transposed in (
-        (q, descales[0], cu_seqlens_q, max_seqlen_q, False),
-        (k, descales[1], cu_seqlens_k, max_seqlen_k, False),
-        (v, descales[2], cu_seqlens_k, max_seqlen_k, True),
+    for x, descale, cu_seqlens, transposed in (
+        (q, descales[0], cu_seqlens_q, False),
+        (k, descales[1], cu_seqlens_k, False),
+        (v, descales[2], cu_seqlens_k, True),
     ):
         if descale is not None:
             descale = descale.contiguous()
@@ -145,7 +145,7 @@ def fp8_forward(
             assert descale is not None
             small.append(aligned(x, _VEC))
         else:
-            y, descale = cast(x, dtype, descale, cu_seqlens, longest, transposed)
+            y, descale = cast(x, dtype, descale, cu_seqlens, transposed)
             small.append(y)
         factors.append(descale)
     q8, k8, v8 = small
@@ -157,7 +157,7 @@ def fp8_forward(
         lse = torch.empty((batch, nheads, max_seqlen_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = nheads * max_seqlen_q, max_seqlen_q
     else:
-        batch = cu_seqlens_q.shape[0] - 1
+        batch, max_seqlen_q = cu_seqlens_q.shape[0] - 1, q.shape[0]
         lse = torch.empty((nheads, q.shape[0]), dtype=torch.float32, device=q.device)
         lse_b, lse_h = 0, q.shape[0]
         out.zero_()  # no program writes rows outside of every sequence
