@@ -99,8 +99,8 @@ def attn_bwd_dq(
             p_dq, 0.0, stride_dqm, q_start, sq, stride_lh, batch == 0, batch == planes // nheads - 1,
             first, blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, TAIL,
         )  # fmt: skip
-        delta_head = delta + head.to(tl.int64) * stride_lh
-        spoil_beyond(delta_head, 1, q_start, sq, first, blocks * BLOCK_M, 1, BLOCK_M, 1, 0)
+        p_delta_all = delta + head.to(tl.int64) * stride_lh
+        spoil_beyond(p_delta_all, 1, q_start, sq, first, blocks * BLOCK_M, 1, BLOCK_M, 1, 0)
     if first >= sq:
         return
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
