@@ -42,7 +42,12 @@ def matrix(tmp_path: Path) -> Path:
 def root(tmp_path: Path) -> Path:
     """A repository with nothing but what is generated."""
     (tmp_path / "docs" / "badges").mkdir(parents=True)
-    (tmp_path / "README.md").write_text(f"before\n{coverage.BEGIN}\nold\n{coverage.END}\nafter\n")
+    (tmp_path / "docs" / "hardware.json").write_text("[]")
+    (tmp_path / "docs" / "published.json").write_text("[]")
+    (gpus, gpus_end), (versions, versions_end) = coverage.GPUS, coverage.COVERAGE
+    (tmp_path / "README.md").write_text(
+        f"before\n{gpus}\nold\n{gpus_end}\nbetween\n{versions}\nold\n{versions_end}\nafter\n"
+    )
     return tmp_path
 
 
@@ -115,13 +120,15 @@ def test_readme_and_badges_are_what_the_data_says(data: Versions) -> None:
 
 
 def test_before_the_first_release(root: Path, data: Versions) -> None:
-    (root / "docs" / "published.json").write_text("[]")
     readme, *badges = coverage.generated(root, data).values()
-    assert readme.startswith(
-        f"before\n{coverage.BEGIN}\n**Nothing is published yet**, and nothing has been run on an AMD GPU."
-    )
-    assert readme.endswith(f"{coverage.END}\nafter\n")
-    assert "| 2.5 | none | none | – |" in readme
+    assert readme.startswith(f"before\n{coverage.GPUS[0]}\n| GPU | target | kernels | ran on one |")
+    assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in readme
+    assert "old" not in readme
+    assert "\nbetween\n" in readme
+    assert readme.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
+    assert "| ROCm | 6.1, 6.2, 6.3, 6.4, 7.0, 7.1, 7.2 | 6.1, 6.2 | none yet |" in readme
+    assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | not yet |" in readme
+    assert "| gfx1031 to gfx1036 | those of gfx1030, with `HSA_OVERRIDE_GFX_VERSION=10.3.0` | not yet |" in readme
     assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [
         "wheels: none yet",
         "run on AMD GPUs: not yet",
@@ -145,8 +152,6 @@ def test_after_a_release(root: Path, data: Versions) -> None:
     assert Published(name=name("2.8.3 3.10 2.10.0 7.1"), ran_on="CPU") in listed
     readme, *badges = coverage.generated(root, data).values()
     assert "3 wheels are published, 1 of them passed their tests on an AMD GPU." in readme
-    assert "| 2.5 | none | 2 | – |" in readme
-    assert "| 2.10 | – | – | – | – | none | 1 | – |" in readme
     labels = [ET.fromstring(badge).attrib["aria-label"] for badge in badges]
     assert labels == ["wheels: 3 published", "run on AMD GPUs: 1 of 3 wheels"]
     content = json.loads((root / "site" / "metadata.json").read_text())
@@ -163,7 +168,6 @@ def test_published_json_is_checked(root: Path, data: Versions, text: str) -> Non
 
 
 def test_a_readme_without_the_place_is_refused(root: Path, data: Versions) -> None:
-    (root / "docs" / "published.json").write_text("[]")
     (root / "README.md").write_text("nothing")
-    with pytest.raises(DataError, match=r"README\.md has no place for the coverage table\nAdd the lines <!-- coverage"):
+    with pytest.raises(DataError, match=r"README\.md has no place for a table\nAdd the lines <!-- gpus"):
         coverage.generated(root, data)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 from collections.abc import Mapping
@@ -58,8 +59,13 @@ def add_verbs(verbs: Any) -> None:
     coverage.add_argument("--release", metavar="TAG", help="count this release only (default: all)")
     coverage.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
     coverage.add_argument("--metadata", type=Path, metavar="FILE", help="metadata.json of a site")
-    coverage.add_argument("--readme", action="store_true", help="write the README's table and badges instead")
+    coverage.add_argument("--readme", action="store_true", help="write the README's tables and badges instead")
     coverage.set_defaults(run=_coverage)
+
+    hardware = verbs.add_parser("hardware", help="check a report of the selftest, and add it to docs/hardware.json")
+    hardware.add_argument("report", type=Path, help="what `python -m flash_attn.selftest` wrote on somebody's GPU")
+    hardware.add_argument("--wheel", type=Path, required=True, metavar="FILE", help="the wheel that it is about")
+    hardware.set_defaults(run=_hardware)
 
     directory: dict[str, Any] = {"dest": "dist", "type": Path, "default": Path("dist"), "metavar": "DIR"}
     for verb in (publish, notes):
@@ -161,6 +167,18 @@ def _index(arguments: argparse.Namespace) -> int:
 
 
 @packages_of("release")
+def _hardware(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import coverage, hardware
+
+    data = versions.load()
+    run = hardware.check(arguments.report, arguments.wheel, data, datetime.date.today())
+    hardware.add(ROOT / hardware.RUNS, run)
+    print(run.summary)
+    _write(coverage.generated(ROOT, data))
+    return 0
+
+
+@packages_of("release")
 def _coverage(arguments: argparse.Namespace) -> int:
     from rocm_wheels.publish import coverage
 
@@ -168,9 +186,7 @@ def _coverage(arguments: argparse.Namespace) -> int:
     if arguments.readme:
         if arguments.metadata:
             coverage.save(ROOT / coverage.PUBLISHED, coverage.from_site(arguments.metadata))
-        for path, text in coverage.generated(ROOT, data).items():
-            path.write_text(text, encoding="utf-8")
-            print(path.relative_to(ROOT))
+        _write(coverage.generated(ROOT, data))
         return 0
     if arguments.metadata:
         published = [wheel.name for wheel in coverage.from_site(arguments.metadata)]
@@ -180,6 +196,12 @@ def _coverage(arguments: argparse.Namespace) -> int:
         published = coverage.released(releases, arguments.release)
     print(coverage.table(coverage.wanted(data), published))
     return 0
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
 
 
 def _github(arguments: argparse.Namespace, *, writes: bool) -> GitHub:

@@ -9,3 +9,9 @@ OVERRIDES = {
     "gfx1152": ("gfx1150", "11.5.0"),
     "gfx1153": ("gfx1150", "11.5.0"),
 }
+# What users call them, by the target whose kernels they run.
+PRODUCTS = {
+    "gfx1030": "Radeon RX 6400 to RX 6750 XT, Radeon 680M",
+    "gfx1100": "Radeon 780M",
+    "gfx1150": "Krackan Point",
+}

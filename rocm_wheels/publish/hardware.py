@@ -1,0 +1,222 @@
+"""Runs of the selftest on people's GPUs: a report is checked, and kept in docs/hardware.json.
+
+`python -m flash_attn.selftest` writes the report. README, chooser and release notes say from these runs what is
+verified on hardware.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.compile import sources
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix.versions import Versions
+
+RUNS = Path("docs/hardware.json")
+_FEWEST_CHECKS = 60  # of a run on a GPU
+_MOST_TFLOPS = 5000.0  # twice the peak of the fastest GPU in bf16
+_FIRST_DAY = datetime.date(2026, 11, 1)
+_REMEDY = "Ask for a run of `python -m flash_attn.selftest` with the wheel as it was published."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run on one GPU. `override` is HSA_OVERRIDE_GFX_VERSION, "" where it was not set. `failed` names checks."""
+
+    date: str
+    device: str
+    target: str
+    override: str
+    wheel: str
+    sha256: str
+    flash_attn: str
+    python: str
+    torch: str
+    hip: str
+    driver: str
+    passed: int
+    failed: tuple[str, ...]
+    speed: tuple[Mapping[str, Any], ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        result = f"{self.passed} checks passed"
+        result += f", {len(self.failed)} failed: {', '.join(self.failed)}" if self.failed else ""
+        return f"{self.device} ({self.target}), {self.wheel}, torch {self.torch}, {self.date}: {result}"
+
+
+def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -> Run:
+    """The run that a report tells of. DataError where it cannot be one of this wheel on an AMD GPU."""
+    content = _read(report)
+    say = _Complaint(report.name)
+    try:
+        found, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
+        _check_wheel(say, found, wheel)
+        _check_machine(say, machine, found, versions)
+        _check_date(say, content["date"], today)
+        _check_checks(say, checks)
+        _check_speed(say, speed)
+        failed = [line["check"] for line in checks if line["ok"] is False]
+        failed += [line["shape"] for line in speed if line.get("failure")]
+        failed += [content["trouble"]] if content["trouble"] else []
+        failed += [f"damaged: {path}" for path in found["damaged"]]
+        if content["ok"] is not (not failed):
+            raise say("ok", content["ok"], f"does not fit what it says of its checks: {len(failed)} failed")
+        return Run(
+            date=content["date"],
+            device=machine["device"],
+            target=machine["target"],
+            override=machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""),
+            wheel=wheel.name,
+            sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+            flash_attn=found["version"],
+            python=machine["python"],
+            torch=machine["torch"],
+            hip=machine["hip"],
+            driver=machine["driver"],
+            passed=sum(line["ok"] is True for line in checks),
+            failed=tuple(failed),
+            speed=tuple(speed),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        why = f"{report.name} has not the form that the selftest writes: {error!r}"
+        raise DataError(why, remedy=_REMEDY) from error
+
+
+def add(path: Path, run: Run) -> list[Run]:
+    """Adds a run to the file; it takes the place of an earlier one of the same GPU, wheel and torch."""
+
+    def place(each: Run) -> tuple[str, ...]:
+        return each.device, each.override, each.wheel, each.torch
+
+    kept = [each for each in load(path) if place(each) != place(run)]
+    runs = sorted([*kept, run], key=lambda each: (each.target, each.device, each.date, each.wheel))
+    path.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n", encoding="utf-8")
+    return runs
+
+
+def load(path: Path) -> list[Run]:
+    """docs/hardware.json. DataError if it is not what `add` writes."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, list):
+            raise TypeError("it is not a list")
+        return [Run(**{**each, "failed": tuple(each["failed"]), "speed": tuple(each["speed"])}) for each in entries]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is no list of runs of the selftest: {error}") from error
+
+
+def verified(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """GPU target -> the runs on it in which everything passed, without an override; newest first."""
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda each: each.date, reverse=True):
+        if run.ok and not run.override:
+            found.setdefault(run.target, []).append(run)
+    return found
+
+
+class _Complaint:
+    """Makes the error about a value of a report."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, place: str, value: object, reason: str) -> DataError:
+        return DataError(f"{self.name}: {place}: {value!r} {reason}", remedy=_REMEDY)
+
+
+def _read(report: Path) -> Any:
+    try:
+        content = json.loads(report.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{report} is no report of the selftest: {error}") from error
+    wanted = sources.module("diagnosis.selftest.cases").FORMAT
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != wanted:
+        raise DataError(f"{report.name} has format {found!r}, this command reads format {wanted}")
+    return content
+
+
+def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: Path) -> None:
+    """The report's digest is that of the wheel's contents."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+            text = archive.read(record).decode()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{wheel} is no wheel: {error}") from error
+    contents = sources.module("diagnosis.selftest.wheel").contents(text)
+    if found["contents"] != contents:
+        raise say("wheel/contents", found["contents"], f"is not the digest of {wheel.name}, which is {contents}")
+
+
+def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[str, Any], versions: Versions) -> None:
+    target = machine["target"]
+    if target not in versions.targets:
+        raise say("machine/target", target, "is no AMD GPU that a wheel is for")
+    if target not in wheel["targets"]:
+        raise say("machine/target", target, f"is not among the targets of the wheel: {', '.join(wheel['targets'])}")
+    if not isinstance(machine["hip"], str):
+        raise say("machine/hip", machine["hip"], "is no version: this torch is not for ROCm")
+    if not machine["architecture"].startswith(target):
+        raise say("machine/architecture", machine["architecture"], f"is no {target}")
+
+
+def _check_date(say: _Complaint, text: str, today: datetime.date) -> None:
+    try:
+        date = datetime.date.fromisoformat(text)
+    except ValueError:
+        raise say("date", text, "is no date") from None
+    if not _FIRST_DAY <= date <= today + datetime.timedelta(days=1):
+        raise say("date", text, f"is not between {_FIRST_DAY} and today")
+
+
+def _check_checks(say: _Complaint, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Enough of them, from every group, with errors that measured ones can be."""
+    cases = sources.module("diagnosis.selftest.cases")
+    if len({line["check"] for line in checks}) != len(checks) or len(checks) < _FEWEST_CHECKS:
+        raise say("checks", len(checks), f"is no number of different checks of a GPU: at least {_FEWEST_CHECKS}")
+    missing = [group for group in cases.GROUPS if all(line["group"] != group for line in checks)]
+    if missing:
+        raise say("checks", missing, "are groups without a check")
+    known = [list(limits) for limits in (*cases.LIMITS.values(), cases.FP8_LIMITS)]
+    for line in checks:
+        place = f"checks/{line['check']}"
+        if line["limits"] not in known:
+            raise say(place, line["limits"], "are no limits of the selftest")
+        errors = [error for error in (line["forward"], line["backward"]) if error is not None]
+        if not all(isinstance(error, (int, float)) and math.isfinite(error) and error >= 0 for error in errors):
+            raise say(place, errors, "are no errors")
+        over = any(error > limit for error, limit in zip(errors, line["limits"], strict=False))
+        if line["ok"] is True and (over or not errors):
+            raise say(place, errors, f"did not pass: at most {line['limits']}")
+    exact = [line for line in checks if line["group"] in ("head dims", "masks") and line["ok"] and not line["forward"]]
+    if exact:
+        raise say(f"checks/{exact[0]['check']}", 0.0, "is no error of a rounded result")
+
+
+def _check_speed(say: _Complaint, speed: Sequence[Mapping[str, Any]]) -> None:
+    shapes = {shape.name: shape for shape in sources.module("diagnosis.selftest.cases").SPEEDS}
+    for line in speed:
+        if line.get("failure"):
+            continue
+        shape = shapes.get(line["shape"])
+        if shape is None:
+            raise say("speed", line["shape"], "is no shape of the selftest")
+        for way, factor in (("forward_ms", 1.0), ("backward_ms", 2.5)):
+            time = line[way]
+            if time is not None and not 0 < factor * shape.flops / _MOST_TFLOPS * 1e-9 < time:
+                raise say(f"speed/{line['shape']}/{way}", time, "ms is faster than any GPU, or no time")

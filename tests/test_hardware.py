@@ -1,0 +1,206 @@
+"""Reports of the selftest: a plausible one is kept and shown, every other one is refused with its reason."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocm_wheels import cli
+from rocm_wheels.cli import release as release_cli
+from rocm_wheels.compile import sources
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.publish import coverage, hardware
+
+TODAY = datetime.date(2026, 12, 24)
+RECORD = "flash_attn/__init__.py,sha256=AAA,10\nflash_attn-2.8.3+rocm62torch2.5.dist-info/RECORD,,\n"
+CASES = sources.module("diagnosis.selftest.cases")
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("flash_attn-2.8.3+rocm62torch2.5.dist-info/RECORD", RECORD)
+    return path
+
+
+def report() -> dict[str, Any]:
+    """What the selftest writes where everything passes on an MI300X."""
+    checks = []
+    for case in CASES.cases():
+        line = {"check": case.name, "group": case.group, "ok": True, "limits": list(case.limits), "failure": ""}
+        line |= {"forward": case.limits[0] / 3, "backward": case.limits[1] / 3, "notes": [], "seconds": 0.1}
+        checks.append(line)
+    speed = [
+        {"shape": shape.name, "forward_ms": shape.flops * 2e-12, "backward_ms": shape.flops * 6e-12, "sdpa": ""}
+        for shape in CASES.SPEEDS
+    ]
+    return {
+        "format": CASES.FORMAT,
+        "date": "2026-12-01",
+        "ok": True,
+        "trouble": "",
+        "wheel": {
+            "version": "2.8.3",
+            "label": "rocm62torch2.5",
+            "targets": ["gfx90a", "gfx942"],
+            "contents": sources.module("diagnosis.selftest.wheel").contents(RECORD),
+            "sha256": "",
+            "damaged": [],
+        },
+        "machine": {
+            "device": "AMD Instinct MI300X",
+            "target": "gfx942",
+            "architecture": "gfx942:sramecc+:xnack-",
+            "driver": "6.10.5",
+            "python": "3.11.9",
+            "torch": "2.5.1+rocm6.2",
+            "hip": "6.2.41133-dd7f95766",
+            "variables": {},
+        },
+        "checks": checks,
+        "speed": speed,
+    }
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_a_report_is_kept(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    run = hardware.check(written(tmp_path, report()), wheel, data, TODAY)
+    assert (run.device, run.target, run.wheel, run.ok) == ("AMD Instinct MI300X", "gfx942", wheel.name, True)
+    assert run.passed == len(CASES.cases())
+    assert run.summary.endswith(f"torch 2.5.1+rocm6.2, 2026-12-01: {run.passed} checks passed")
+    kept = tmp_path / "hardware.json"
+    kept.write_text("[]")
+    assert hardware.add(kept, run) == [run] == hardware.load(kept)
+    assert hardware.add(kept, run) == [run]  # again takes its own place
+    other = report()
+    other["machine"]["torch"] = "2.6.0+rocm6.2.4"
+    assert len(hardware.add(kept, hardware.check(written(tmp_path, other), wheel, data, TODAY))) == 2
+    assert set(hardware.verified(hardware.load(kept))) == {"gfx942"}
+
+
+def test_what_failed_is_kept_and_verifies_nothing(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    content = report()
+    content["checks"][3] |= {"ok": False, "forward": None, "backward": None, "failure": "signal 11"}
+    content["speed"][0] = {"shape": content["speed"][0]["shape"], "failure": "OutOfMemoryError"}
+    content |= {"ok": False, "trouble": "it ended"}
+    content["wheel"]["damaged"] = ["flash_attn/api.py"]
+    run = hardware.check(written(tmp_path, content), wheel, data, TODAY)
+    name, shape = content["checks"][3]["check"], content["speed"][0]["shape"]
+    assert run.failed == (name, shape, "it ended", "damaged: flash_attn/api.py")
+    assert hardware.verified([run]) == {}
+    assert f"4 failed: {name}" in run.summary
+
+
+def test_a_gpu_that_pretends_to_be_another_verifies_no_target(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    content = report()
+    content["machine"]["variables"] = {"HSA_OVERRIDE_GFX_VERSION": "9.4.2"}
+    run = hardware.check(written(tmp_path, content), wheel, data, TODAY)
+    assert run.override == "9.4.2"
+    assert hardware.verified([run]) == {}
+
+
+def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of one value of a report."""
+
+    def change(content: dict[str, Any]) -> None:
+        place: Any = content
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+
+    return change
+
+
+FALSE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (put("format", value=99), "has format 99, this command reads format 1"),
+    (put("wheel", "contents", value="f00"), "wheel/contents: 'f00' is not the digest of flash_attn-2.8.3"),
+    (put("machine", "target", value="sm_90"), "machine/target: 'sm_90' is no AMD GPU"),
+    (put("machine", "target", value="cpu"), "machine/target: 'cpu' is no AMD GPU"),
+    (put("machine", "target", value="gfx1100"), "is not among the targets of the wheel: gfx90a, gfx942"),
+    (put("machine", "hip", value=None), "this torch is not for ROCm"),
+    (put("machine", "architecture", value="gfx90a"), "machine/architecture: 'gfx90a' is no gfx942"),
+    (put("date", value="soon"), "date: 'soon' is no date"),
+    (put("date", value="2027-01-01"), "is not between 2026-11-01 and today"),
+    (put("date", value="2025-01-01"), "is not between 2026-11-01 and today"),
+    (put("checks", value=[]), "checks: 0 is no number of different checks"),
+    (lambda content: content["checks"].__setitem__(1, content["checks"][0]), "is no number of different checks"),
+    (
+        lambda content: put("checks", value=[x for x in content["checks"] if x["group"] != "varlen"])(content),
+        "['varlen'] are groups without a check",
+    ),
+    (put("checks", 0, "limits", value=[1.0, 1.0]), "[1.0, 1.0] are no limits"),
+    (put("checks", 0, "forward", value=-1.0), "are no errors"),
+    (put("checks", 0, "forward", value="small"), "are no errors"),
+    (put("checks", 0, "forward", value=0.5), "did not pass"),
+    (put("checks", 0, "forward", value=0.0), "0.0 is no error of a rounded result"),
+    (put("checks", 0, "ok", value=False), "ok: True does not fit what it says of its checks: 1 failed"),
+    (put("speed", 0, "forward_ms", value=1e-6), "ms is faster than any GPU"),
+    (put("speed", 0, "backward_ms", value=0), "ms is faster than any GPU"),
+    (put("speed", 0, "shape", value="1 1 1 1 full"), "is no shape of the selftest"),
+    (lambda content: content.pop("machine"), "has not the form that the selftest writes: KeyError('machine')"),
+    (put("machine", "variables", value=None), "has not the form"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FALSE, ids=[message[:40] for _, message in FALSE])
+def test_what_cannot_be_is_refused(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path, wheel: Path, data: Versions
+) -> None:
+    content = copy.deepcopy(report())
+    change(content)
+    with pytest.raises(DataError) as error:
+        hardware.check(written(tmp_path, content), wheel, data, TODAY)
+    assert message in str(error.value)
+
+
+def test_files_that_are_something_else(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    for text in ("[", "[]", "7"):
+        with pytest.raises(DataError):
+            hardware.check(written(tmp_path, text), wheel, data, TODAY)
+    with pytest.raises(DataError, match="is no wheel"):
+        hardware.check(written(tmp_path, report()), tmp_path / "none.whl", data, TODAY)
+    for text in ("{}", '[{"date": 1}]', "["):
+        (tmp_path / "hardware.json").write_text(text)
+        with pytest.raises(DataError, match="is no list of runs"):
+            hardware.load(tmp_path / "hardware.json")
+
+
+def test_the_command_renews_the_readme(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs" / "badges").mkdir(parents=True)
+    for name in ("published", "hardware"):
+        (tmp_path / "docs" / f"{name}.json").write_text("[]")
+    blocks = (coverage.GPUS, coverage.COVERAGE)
+    (tmp_path / "README.md").write_text("".join(f"{begin}\n{end}\n" for begin, end in blocks))
+    monkeypatch.setattr(release_cli, "ROOT", tmp_path)
+    content = report() | {"date": datetime.date.today().isoformat()}
+    assert cli.main(["hardware", str(written(tmp_path, content)), "--wheel", str(wheel)]) == 0
+    said = capsys.readouterr().out
+    assert "AMD Instinct MI300X (gfx942)" in said
+    assert "README.md" in said
+    page = (tmp_path / "README.md").read_text()
+    assert (
+        f"| MI300A, MI300X, MI308X, MI325X | gfx942 | CK and Triton | AMD Instinct MI300X, {content['date']} |" in page
+    )
+    assert "| torch | 2.5, 2.6, 2.7, 2.8, 2.9, 2.10, 2.11, 2.14 | 2.5, 2.6 | 2.5 |" in page
+    assert "| Python | 3.10, 3.11, 3.12, 3.13, 3.14 | 3.10, 3.11, 3.12 | 3.11 |" in page
+    assert "nothing has been run on an AMD GPU" not in page
+    assert 'aria-label="run on AMD GPUs: 1 model"' in (tmp_path / "docs/badges/amd.svg").read_text()
+    content["machine"]["hip"] = None
+    assert cli.main(["hardware", str(written(tmp_path, content)), "--wheel", str(wheel)]) == DataError.exit_code
+    assert "this torch is not for ROCm" in capsys.readouterr().err
