@@ -161,11 +161,15 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
     # ROCm's loader takes the kernel from .symtab, and ends the process where there is none.
     assert {kernel["symbol"], f"{kernel['symbol']}.kd"} <= set(_symbols(image, ".symtab")), name
     described = _amd_metadata(image)
-    assert described["amdhsa.target"].partition(":")[0].endswith(f"--{target}"), name
+    # AMD's assembly kernels do not name their target.
+    named = described.get("amdhsa.target", f"--{target}" if kernel["params"].startswith("K") else "")
+    assert named.partition(":")[0].endswith(f"--{target}"), name
     (described_kernel,) = (each for each in described["amdhsa.kernels"] if each[".name"] == kernel["symbol"])
     assert kernel["threads"] <= described_kernel[".max_flat_workgroup_size"], name
     sizes = {"P": 8, "0": 8, "i": 4, "I": 8, "f": 4, "d": 8}
-    if (params := kernel["params"]).startswith("B"):
+    if (params := kernel["params"]).startswith("K"):
+        assert int(params[1:]) == described_kernel[".kernarg_segment_size"], name
+    elif params.startswith("B"):
         explicit = [each for each in described_kernel[".args"] if not each[".value_kind"].startswith("hidden_")]
         assert [each[".size"] for each in explicit] == [int(params[1:])], name
     else:

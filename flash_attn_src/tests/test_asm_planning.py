@@ -6,9 +6,10 @@ import struct
 from dataclasses import replace
 
 import pytest
-from flash_attn.backends.asm import planning, table
+from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.asm.planning import Call, Operand
+from flash_attn.kernels import assembly
 
 CALL = Call(
     target="gfx942", units=304, dtype="bf16", batch=3, heads=16, heads_k=4, head_dim=128, seqlen_q=1000, seqlen_k=900,
@@ -124,8 +125,8 @@ def test_the_argument_of_gfx950() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "mask"),
     [
-        (-1, -1, table.PLAIN), (-1, 0, table.CAUSAL), (899, 0, table.CAUSAL), (898, 0, table.WINDOW),
-        (900, 1000, table.PLAIN), (899, 999, table.PLAIN), (-1, 998, table.WINDOW), (5, -1, table.WINDOW),
+        (-1, -1, assembly.PLAIN), (-1, 0, assembly.CAUSAL), (899, 0, assembly.CAUSAL), (898, 0, assembly.WINDOW),
+        (900, 1000, assembly.PLAIN), (899, 999, assembly.PLAIN), (-1, 998, assembly.WINDOW), (5, -1, assembly.WINDOW),
     ],
 )  # fmt: skip
 def test_the_kind_of_a_window(left: int, right: int, mask: str) -> None:
@@ -133,7 +134,7 @@ def test_the_kind_of_a_window(left: int, right: int, mask: str) -> None:
 
 
 def test_one_query_needs_no_causal_mask() -> None:
-    assert replace(CALL, seqlen_q=1, right=0).mask == table.PLAIN
+    assert replace(CALL, seqlen_q=1, right=0).mask == assembly.PLAIN
 
 
 @pytest.mark.parametrize(
@@ -175,9 +176,9 @@ def test_compute_units_choose_the_kernel() -> None:
 
 
 def test_every_kernel_is_found_by_the_calls_that_it_serves() -> None:
-    assert len({(row.target, row.name) for row in table.KERNELS}) == len(table.KERNELS)
-    for row in table.KERNELS:
+    assert len({(row.target, row.name) for row in assembly.KERNELS}) == len(assembly.KERNELS)
+    for row in assembly.KERNELS:
         units = 80 if row.name.endswith("-mi308") else 304
         for head_dim in (row.least_dim, row.head_dim):
-            assert table.find(row.target, row.op, row.dtype, head_dim, row.mask, row.packed, units) is row
+            assert assembly.find(row.target, row.op, row.dtype, head_dim, row.mask, row.packed, units) is row
         assert row.layout in LAYOUTS

@@ -17,6 +17,9 @@ from rocm_wheels.errors import CompileFailed
 
 _EM_AMDGPU, _EM_CUDA = 224, 190
 
+# The low byte of e_flags in AMD's code objects, for those that do not name their target.
+_MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}
+
 # Attributes in a cubin's .nv.info, under the names that cuobjdump prints.
 _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
 
@@ -79,7 +82,9 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
             if note["n_name"] == "AMDGPU":
                 described = msgpack.unpackb(note["n_descdata"])
                 # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header.
-                target = described["amdhsa.target"].rpartition("-")[2].partition(":")[0]
+                # AMD's assembly kernels have nothing but those flags.
+                named = described.get("amdhsa.target", "").rpartition("-")[2].partition(":")[0]
+                target = named or _MACHINES.get(elf.header["e_flags"] & 0xFF, "an unknown target")
                 for kernel in described["amdhsa.kernels"]:
                     yield _amd_kernel(target, kernel)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rocm_wheels.compile.asm.units import AssemblyKernels
 from rocm_wheels.compile.ck.units import ComposableKernel
 from rocm_wheels.compile.compiler import Compiler, Unit
 from rocm_wheels.compile.triton.units import Triton
 from rocm_wheels.errors import CompileFailed
 
 TRITON = Triton()
-COMPILERS: dict[str, Compiler] = {compiler.name: compiler for compiler in (ComposableKernel(), TRITON)}
+COMPILERS: dict[str, Compiler] = {compiler.name: compiler for compiler in (ComposableKernel(), TRITON, AssemblyKernels())}
 
 # Backend -> its compilers. The first one gives the store its name; the next one does what the first cannot.
 _BACKENDS = {"ck": ("ck", "triton"), "triton": ("triton",)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rocm_wheels.compile.asm import package as asm_package
 from rocm_wheels.compile.ck import sources as ck_sources
 
 FILE_NAME = "flash_attn.cdx.json"
@@ -26,10 +27,11 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
     """The bill of a wheel: `version` with its label, requirements, and the binary files by their place in the wheel.
 
     The compilers come from the manifests of the kernel stores among the files; a planner among them means kernels of
-    Composable Kernel. The same input gives the same bill.
+    Composable Kernel. Kernels with names in asm- are AMD's assembly. The same input gives the same bill.
     """
     compilers: dict[str, str] = {}
     parts = [_composable_kernel()] if PLANNER in files else []
+    assembly = False
     for name, path in sorted(files.items()):
         properties = []
         if path.suffix == ".zip":
@@ -39,6 +41,7 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
             for made_by in "{name} {version}".format(**manifest["compiler"]).split(", "):
                 compiler, _, release = made_by.rpartition(" ")
                 compilers[compiler] = release
+            assembly |= any(kernel.startswith("asm-") for kernel in manifest["kernels"])
             properties = [
                 {"name": "target", "value": manifest["target"]},
                 {"name": "kernels", "value": str(len(manifest["kernels"]))},
@@ -50,6 +53,8 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
             "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
         }
         parts.append({**part, "properties": properties} if properties else part)
+    if assembly:
+        parts.append(_assembly_kernels())
     for requirement in sorted(requires):
         package = requirement.partition("=")[0].partition(">")[0].strip()
         part = {"type": "library", "bom-ref": package, "name": package, "purl": f"pkg:pypi/{package}"}
@@ -94,6 +99,20 @@ def _composable_kernel() -> dict[str, Any]:
             {"name": "archive", "value": f"{source.package} {source.version}, {source.directory}: the hash is its own"},
             {"name": "fixes", "value": str(len(source.fixes))},
         ],
+    }
+
+
+def _assembly_kernels() -> dict[str, Any]:
+    package = asm_package.load()
+    return {
+        "type": "library",
+        "bom-ref": package.name,
+        "name": package.name,
+        "version": package.version,
+        "hashes": [{"alg": "SHA-256", "content": package.sha256}],
+        "licenses": [{"license": {"id": package.license}}],
+        "purl": f"pkg:pypi/{package.name}@{package.version}",
+        "properties": [{"name": "directory", "value": f"{package.directory}: code objects, as they are there"}],
     }
 
 

@@ -1,8 +1,8 @@
 /* A driver without a device, for test_launcher.py: the calls that the launcher makes, written to a log that
  * fake_driver.py reads. Compiled as libamdhip64.so.6, and with -DFAKE_CUDA as libcuda.so.1.
  *
- * The image of a module is its kernel's own list of parameter letters ("PPif0", "B24"), so a launch knows
- * how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
+ * The image of a module is its kernel's own list of parameter letters ("PPif0", "B24", "K24"), so a launch
+ * knows how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
  */
 #define _GNU_SOURCE 1
 #include <pthread.h>
@@ -140,6 +140,13 @@ fake_capture_mode(void)
 
 /* ---- modules and functions ---- */
 
+/* What ends the description of a buffer that holds all arguments. */
+#ifdef FAKE_CUDA
+#define BUFFER_END NULL
+#else
+#define BUFFER_END ((void *)3)
+#endif
+
 struct function {
     const char *letters; /* the image itself: a driver that reads it later must find it alive */
     int dynamic_shared;
@@ -176,21 +183,27 @@ wait_for_others(void)
 
 static int
 launch(const char *name, int device, const struct function *function, const unsigned *sizes, unsigned shared,
-       void *stream, void **parameters)
+       void *stream, void **parameters, void **extra)
 {
     char arguments[2 * 4096 + 2] = "";
     size_t length = 0, count = strlen(function->letters);
-    const size_t structure = function->letters[0] == 'B' ? (size_t)atol(function->letters + 1) : 0;
+    const int whole = function->letters[0] == 'K';
+    const size_t structure = whole || function->letters[0] == 'B' ? (size_t)atol(function->letters + 1) : 0;
     if (meeting > 0)
         return wait_for_others();
     if (quiet)
         return 0;
     if (structure != 0)
         count = 1;
+    if (whole != (extra != NULL) || whole != (parameters == NULL))
+        return 998;
+    if (whole && (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != BUFFER_END ||
+                  *(size_t *)extra[3] != structure))
+        return 997;
     for (size_t index = 0; index < count; index++) {
         size_t size = function->letters[index] == 'i' || function->letters[index] == 'f' ? 4 : 8;
         size = structure != 0 ? structure : size;
-        const unsigned char *bytes = parameters[index];
+        const unsigned char *bytes = whole ? extra[1] : parameters[index];
         for (size_t byte = 0; byte < size; byte++)
             length += (size_t)sprintf(arguments + length, "%02x", bytes[byte]);
         length += (size_t)sprintf(arguments + length, ",");
@@ -328,9 +341,8 @@ hipModuleLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned
                       void **extra)
 {
     const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
-    (void)extra;
     MAY_FAIL();
-    return launch(__func__, current_device, function, sizes, shared, stream, parameters);
+    return launch(__func__, current_device, function, sizes, shared, stream, parameters, extra);
 }
 #endif
 
@@ -521,11 +533,10 @@ cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z
 {
     const unsigned sizes[] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
     const struct function *called = function;
-    (void)extra;
     NEED_CONTEXT();
     if (shared > 48 * 1024 && (int)shared > called->dynamic_shared)
         return 1;
-    return launch(__func__, CURRENT_DEVICE, called, sizes, shared, stream, parameters);
+    return launch(__func__, CURRENT_DEVICE, called, sizes, shared, stream, parameters, extra);
 }
 
 #endif

@@ -32,7 +32,7 @@ class Stored:
         how = (entry["symbol"], entry["params"], entry["shared"], entry["threads"], name)
         self.kernel = through_hip.launcher_module().Kernel(image, *how)
         draw = random.Random(name)
-        if entry["params"].startswith("B"):  # Composable Kernel's: one structure
+        if entry["params"][0] in "BK":  # one structure: Composable Kernel's argument, all arguments of AMD's assembly
             self.letters, self.form = "B", struct.Struct(f"{entry['params'][1:]}s")
             self.arguments: list[Any] = [draw.randbytes(self.form.size)]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import itertools
 import random
 import struct
 from collections.abc import Callable
@@ -39,9 +40,9 @@ def packs_each_kind_at_its_limits(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def passes_a_structure_by_value(bench: Bench) -> None:
-    for size in (1, 216, 4096):
+    for letter, size in itertools.product("BK", (1, 216, 4096)):
         content = random.Random(size).randbytes(size)
-        bench.kernel(f"B{size}").launch(0, 0, 1, 1, 1, content)
+        bench.kernel(f"{letter}{size}").launch(0, 0, 1, 1, 1, content)
         (launch,) = bench.fake.take_launches()
         equal(launch.args, (content.hex(),))
     kernel = bench.kernel("B8")
@@ -181,6 +182,7 @@ def refuses_impossible_kernels(bench: Bench) -> None:
         ("params", "0P", ValueError, "before letter 1"),
         ("params", "P" * 65, ValueError, "65 params, at most 64"),
         *(("params", text, ValueError, "number of bytes") for text in ("B", "B0", "B-8", "B+8", "B8P", "B4097", "B 8")),
+        ("params", "K0", ValueError, "K wants a number of bytes"),
         ("params", b"P", TypeError, "str"),
         ("threads", 0, ValueError, "threads is 0"),
         ("threads", 1025, ValueError, "threads is 1025"),

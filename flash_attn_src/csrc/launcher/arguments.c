@@ -14,15 +14,16 @@ parse_params(struct kernel *self)
     const char *params = PyUnicode_AsUTF8AndSize(self->params, &length);
     if (params == NULL)
         return 0;
-    if (params[0] == 'B') {
+    if (params[0] == 'B' || params[0] == 'K') {
         char *end;
         unsigned long size = strtoul(params + 1, &end, 10);
         if (params[1] < '1' || params[1] > '9' || end != params + length || size > MAX_STRUCTURE) {
-            PyErr_Format(PyExc_ValueError, "kernel %s: params %R, B wants a number of bytes from 1 to %d",
-                         self->name_text, self->params, MAX_STRUCTURE);
+            PyErr_Format(PyExc_ValueError, "kernel %s: params %R, %c wants a number of bytes from 1 to %d",
+                         self->name_text, self->params, params[0], MAX_STRUCTURE);
             return 0;
         }
         self->structure = (unsigned)size;
+        self->whole = params[0] == 'K';
         self->total = self->passed = 1;
         return 1;
     }

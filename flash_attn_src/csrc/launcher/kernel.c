@@ -104,7 +104,7 @@ kernel_get_unsigned(PyObject *object, void *offset)
 static PyGetSetDef kernel_getset[] = {
     {"name", kernel_get_object, NULL, "What errors call the kernel.", OFFSET(name)},
     {"symbol", kernel_get_object, NULL, "Its name in the image.", OFFSET(symbol)},
-    {"params", kernel_get_object, NULL, "One letter an argument, or B and a number of bytes.", OFFSET(params)},
+    {"params", kernel_get_object, NULL, "One letter an argument, or B or K and a number of bytes.", OFFSET(params)},
     {"shared", kernel_get_unsigned, NULL, "Dynamic shared memory, bytes a block.", OFFSET(shared)},
     {"threads", kernel_get_unsigned, NULL, "Threads a block.", OFFSET(threads)},
     {NULL, NULL, NULL, NULL, NULL},
@@ -116,6 +116,7 @@ PyDoc_STRVAR(
     "One kernel of a code object. params has a letter an argument: P address or None, i int32, I int64,\n"
     "f float32, d float64; trailing 0: a null pointer that launch() adds by itself. At most 64. Or it is\n"
     "B and a number: the one argument is a structure of so many bytes, which launch() takes as bytes.\n"
+    "Or K and a number: the bytes of all arguments, as the kernel reads them.\n"
     "shared: bytes of dynamic shared memory, threads: 1 to 1024 a block. Raises ValueError.");
 
 static PyType_Slot kernel_slots[] = {

@@ -25,7 +25,8 @@ struct kernel {
     void **functions;     /* one a device, allocated by the first load; entries are published once */
     unsigned shared;
     unsigned threads;
-    unsigned structure;   /* bytes of the one argument of params such as "B216", else 0 */
+    unsigned structure;   /* bytes of the one value of params such as "B216" or "K512", else 0 */
+    unsigned char whole;  /* whether that value is all arguments of the kernel ("K512") */
     unsigned char total;  /* arguments of the kernel */
     unsigned char passed; /* those that the caller passes; the rest are null pointers */
     char letters[MAX_PARAMS];

@@ -11,6 +11,11 @@ enum {
     CUDA_DEFAULT_SHARED = 48 * 1024 /* bytes a CUDA kernel may use before it has to ask for more */
 };
 
+/* What names the parts of a launch whose arguments are one buffer; the end is named differently by each driver. */
+#define BUFFER_POINTER ((void *)1)
+#define BUFFER_SIZE ((void *)2)
+#define BUFFER_END (driver.platform == HIP ? (void *)3 : NULL)
+
 static void *
 loaded_function(struct kernel *self, int device)
 {
@@ -148,12 +153,15 @@ kernel_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 
     if (grid_x != 0 && grid_y != 0 && grid_z != 0) {
         struct problem problem = {NONE, 0, 0};
+        size_t size = self->structure;
+        void *buffer[] = {BUFFER_POINTER, size != 0 ? addresses[0] : NULL, BUFFER_SIZE, &size, BUFFER_END};
         Py_BEGIN_ALLOW_THREADS
         void *function = require_function(self, (int)device, &problem);
         struct visit visit;
         if (function != NULL && enter(&problem, (int)device, &visit)) {
             (void)ATTEMPT(&problem, launch, function, (unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z,
-                          self->threads, 1, 1, self->shared, stream, addresses, NULL);
+                          self->threads, 1, 1, self->shared, stream, self->whole ? NULL : addresses,
+                          self->whole ? buffer : NULL);
             leave(&problem, &visit);
         }
         Py_END_ALLOW_THREADS

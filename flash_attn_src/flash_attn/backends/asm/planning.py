@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flash_attn.backends.asm import table
+from flash_attn.kernels import assembly
 from flash_attn.backends.asm.arguments import LAYOUTS
 
 _LOG2E = math.log2(math.e)
@@ -73,13 +73,13 @@ class Call:
         left = self.left if self.left < self.seqlen_k - 1 else -1
         right = self.right if self.right < self.seqlen_q - 1 else -1
         if left < 0 and right < 0:
-            return table.PLAIN
-        return table.CAUSAL if left < 0 and right == 0 else table.WINDOW
+            return assembly.PLAIN
+        return assembly.CAUSAL if left < 0 and right == 0 else assembly.WINDOW
 
 
-def find(call: Call, op: str) -> table.Kernel | None:
+def find(call: Call, op: str) -> assembly.Kernel | None:
     """The kernel that serves an op, fwd or bwd, of a call."""
-    return table.find(call.target, op, call.dtype, call.head_dim, call.mask, call.packed, call.units)
+    return assembly.find(call.target, op, call.dtype, call.head_dim, call.mask, call.packed, call.units)
 
 
 def unsupported_reason(call: Call, op: str, operands: Mapping[str, Operand]) -> str | None:
@@ -114,7 +114,7 @@ def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: i
     """
     kernel = _need(call, "fwd")
     tiles = -(-call.seqlen_q // kernel.rows)
-    if kernel.mask == table.CAUSAL:  # a program serves a tile near the start and one near the end
+    if kernel.mask == assembly.CAUSAL:  # a program serves a tile near the start and one near the end
         tiles = -(-tiles // 2)
     values: dict[str, float] = {
         **_common(call),
@@ -127,10 +127,10 @@ def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: i
     return Launch(kernel.name, grid, kernel.threads, LAYOUTS[kernel.layout].pack(values))
 
 
-def _options(call: Call, kernel: table.Kernel) -> int:
+def _options(call: Call, kernel: assembly.Kernel) -> int:
     """The order in which a forward goes through its tiles: by heads where every die gets equally many of them, else
     (and for long sequences) by tiles. A plain kernel does not read it."""
-    by_heads = kernel.mask == table.PLAIN or (call.heads % 8 == 0 and call.seqlen_q <= 16384)
+    by_heads = kernel.mask == assembly.PLAIN or (call.heads % 8 == 0 and call.seqlen_q <= 16384)
     return 5 if by_heads else 3
 
 
@@ -143,7 +143,7 @@ def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, 
     """
     kernel = _need(call, "bwd")
     tiles = -(-call.seqlen_k // kernel.columns)
-    if kernel.mask == table.CAUSAL:
+    if kernel.mask == assembly.CAUSAL:
         tiles = -(-tiles // 2)
     values: dict[str, float] = {
         **_common(call),
@@ -151,7 +151,7 @@ def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, 
         "columns_k": kernel.columns * operands["k"].row * _BYTES,
         "longest_q": call.seqlen_q, "total_k": call.total_k, "mask_x": 0, "mask_y": 0,
     }  # fmt: skip
-    if kernel.mask == table.WINDOW:  # how far the band reaches from the first query and the first key
+    if kernel.mask == assembly.WINDOW:  # how far the band reaches from the first query and the first key
         left = call.seqlen_k - 1 if call.left < 0 else call.left
         right = call.seqlen_q - 1 if call.right < 0 else call.right
         values["mask_x"] = right + call.seqlen_k - call.seqlen_q + 1
@@ -161,7 +161,7 @@ def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, 
     return Launch(kernel.name, (tiles, call.heads, call.batch), kernel.threads, LAYOUTS[kernel.layout].pack(values))
 
 
-def _need(call: Call, op: str) -> table.Kernel:
+def _need(call: Call, op: str) -> assembly.Kernel:
     kernel = find(call, op)
     if kernel is None:
         raise ValueError(f"no assembly kernel serves {op} of {call}: ask unsupported_reason() first")

@@ -1,0 +1,132 @@
+"""The package of AMD's assembly kernels: locked, fetched by pip, unpacked into the cache and checked there."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rocm_wheels.compile import sources
+from rocm_wheels.compile.compiler import key
+from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.tables import Table, parse
+
+DATA_FILE = Path(__file__).with_name("amd_aiter.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeObject:
+    """A code object of the package: the target and the name of its one kernel here, its place there, its digest."""
+
+    target: str
+    kernel: str
+    file: str
+    sha256: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.target}/{self.file}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A locked wheel with code objects in a directory of it."""
+
+    name: str
+    version: str
+    sha256: str
+    directory: str
+    license: str
+    objects: tuple[CodeObject, ...]
+
+    @property
+    def key(self) -> str:
+        """Digest of the package and of what is taken from it."""
+        return key({"package": self.sha256, "objects": [[one.place, one.sha256] for one in self.objects]})
+
+
+@cache
+def load(path: Path = DATA_FILE) -> Package:
+    """Reads the data file. DataError for wrong content, and for kernels other than the ones that flash_attn plans."""
+    root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
+    table = root.table("package")
+    objects = tuple(CodeObject(**row) for row in root.get("object", list))
+    package = Package(
+        name=table.text("name"),
+        version=table.text("version"),
+        sha256=table.text("sha256"),
+        directory=table.text("directory"),
+        license=table.text("license"),
+        objects=objects,
+    )
+    table.finish()
+    root.finish()
+    named = {(one.target, one.kernel) for one in objects}
+    planned = {(row.target, row.name) for row in sources.module("kernels.assembly").KERNELS}
+    if different := sorted(named ^ planned):
+        target, kernel = different[0]
+        where = f"not in {path.name}" if (target, kernel) in planned else "not in flash_attn/kernels/assembly.py"
+        raise DataError(f"{kernel} of {target} is {where}", remedy="Give both tables the same kernels.")
+    return package
+
+
+def directory(cache: Path) -> Path:
+    """The directory with the checked code objects, by their places; fetched once, then found in the cache.
+
+    Raises MissingTool where pip cannot fetch the package, DataError where a digest is wrong.
+    """
+    package = load()
+    place = cache / "amd_aiter" / package.key[:16]
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".asm-", dir=place.parent) as scratch:
+        tree = Path(scratch) / "tree"
+        _unpack(_fetch(package, Path(scratch)), package, tree)
+        try:
+            tree.rename(place)
+        except OSError:
+            # Another process was faster; what it put there is the same.
+            if not place.is_dir():
+                raise
+    return place
+
+
+def _fetch(package: Package, scratch: Path) -> Path:
+    """The wheel, downloaded by pip by name and checked against its digest."""
+    requirement = f"{package.name}=={package.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise MissingTool(
+            f"pip could not fetch {requirement}, which holds AMD's assembly kernels:\n{done.stderr.strip()}",
+            remedy="Look at pip's own settings (index, proxy), or build without these kernels: --without asm.",
+        )
+    _check(wheels[0].name, wheels[0].read_bytes(), package.sha256)
+    return wheels[0]
+
+
+def _unpack(wheel: Path, package: Package, tree: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for one in package.objects:
+            try:
+                content = archive.read(f"{package.directory}/{one.place}")
+            except KeyError:
+                raise DataError(f"{wheel.name} has no {package.directory}/{one.place}") from None
+            _check(one.place, content, one.sha256)
+            target = tree / one.place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+
+def _check(name: str, content: bytes, wanted: str) -> None:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != wanted:
+        raise DataError(f"{name} has sha256 {digest}, {DATA_FILE.name} wants {wanted}")

@@ -1,0 +1,57 @@
+"""AMD's assembly kernels as units: one a code object."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocm_wheels.compile import codeobject
+from rocm_wheels.compile.asm import package
+from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
+from rocm_wheels.errors import CompileFailed
+
+
+class AssemblyKernels(Compiler):
+    """The package of AMD's that carries them. The content of a unit is the place of its code object there."""
+
+    name = "asm"
+
+    def version(self, toolchain: str) -> str:  # noqa: ARG002 - no tool is used
+        found = package.load()
+        return f"{found.name} {found.version}"
+
+    def units(self, target: str, *, only: str | None = None, toolchain: str = "pypi") -> Iterator[Unit]:
+        for one in package.load().objects:
+            if one.target == target and (only is None or fnmatch.fnmatch(one.kernel, only)):
+                yield Unit(
+                    target=target,
+                    name=one.kernel,
+                    compiler=self.name,
+                    kernels=(one.kernel,),
+                    content=(one.place,),
+                    toolchain=toolchain,
+                    key=key({"target": target, "object": one.sha256, "recipe": recipe(package, codeobject)}),
+                )
+
+    def prepare(self, cache: Path) -> None:
+        package.directory(cache)
+
+    def compile(self, unit: Unit, cache: Path) -> Compiled:
+        image = (package.directory(cache) / unit.content[0]).read_bytes()
+        kernel = codeobject.read(image)
+        if kernel.target != unit.target or kernel.private:
+            raise CompileFailed(
+                f"{unit.name} for {unit.target} is for {kernel.target} with {kernel.private} bytes of private memory"
+            )
+        entry = {
+            "symbol": kernel.symbol,
+            "threads": kernel.threads,
+            "shared": 0,
+            "params": f"K{kernel.argument_bytes}",
+            "constants": {},
+            "options": {},
+            "resources": kernel.resources(),
+            "isa": {},
+        }
+        return Compiled(image, {unit.name: entry})
