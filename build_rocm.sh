@@ -21,6 +21,7 @@ options:
   --dist DIR      where the wheel goes (default: dist in this repository)
   --cache DIR     compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE,
                   else $XDG_CACHE_HOME/rocm_wheels, else ~/.cache/rocm_wheels)
+  --without asm   leave out AMD's assembly kernels, code objects of the package amd-aiter (MIT)
   --cached-kernels  compile nothing: refuse where the cache lacks a kernel
 
   --setup [GROUP] make an environment and stop: build/env, or build/env-GROUP for another dependency group

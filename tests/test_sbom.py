@@ -8,6 +8,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from fake_parts import store
 
+from rocm_wheels.compile.asm import package as asm_package
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.wheel import sbom
 
@@ -56,6 +57,16 @@ def test_composable_kernel_and_each_of_its_compilers_are_components(tmp_path: Pa
     bill = sbom.document("2.8.3", REQUIRES, {"flash_attn/_kernels/gfx90a.zip": rocm})
     (tool,) = bill["metadata"]["tools"]["components"]
     assert (tool["name"], tool["version"]) == ("ROCm clang", "18.0.0git")
+
+
+def test_assembly_kernels_are_a_component_where_a_store_has_one(tmp_path: Path) -> None:
+    kernels = store(tmp_path, "gfx942", kernel_name="asm-fwd-bf16-d128-plain")
+    text = sbom.write(tmp_path, "2.8.3", REQUIRES, {"flash_attn/_kernels/gfx942.zip": kernels}).read_text("utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    (found,) = (part for part in json.loads(text)["components"] if part["name"] == "amd-aiter")
+    assert found["purl"] == f"pkg:pypi/amd-aiter@{asm_package.load().version}"
+    assert found["licenses"] == [{"license": {"id": "MIT"}}]
+    assert found["hashes"] == [{"alg": "SHA-256", "content": asm_package.load().sha256}]
 
 
 def test_a_wheel_without_compiled_parts_has_one_too(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
+        _add_without(verb)
         verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
     build.add_argument("--planned", metavar="JSON", help="what `check` printed: build that, without planning again")
@@ -62,6 +63,7 @@ def add_verbs(verbs: Any) -> None:
         "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
     )
     compile_.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-d128-*'")
+    _add_without(compile_)
     compile_.add_argument(
         "--tiles", action="store_true",
         help="every tile that benchmarks/tune.py compares on a GPU, of Triton's kernels: the archive for it",
@@ -145,12 +147,21 @@ def _build(arguments: argparse.Namespace) -> int:
         for note in plan.notes:
             say(f"note: {note}")
         if arguments.docker:
-            code = container.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels)
+            code = container.run(
+                plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, without=arguments.without
+            )
             if code != 0:
                 return code
             continue
         say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
-        build.run(plan, dist=dist, cache=cache, cached_kernels=arguments.cached_kernels, say=say)
+        build.run(
+            plan,
+            dist=dist,
+            cache=cache,
+            cached_kernels=arguments.cached_kernels,
+            without=arguments.without,
+            say=say,
+        )
     return 0
 
 
@@ -176,6 +187,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         backend=backend.name,
         toolchain=toolchain_of(machine, backend.name),
         tiles=arguments.tiles,
+        without=arguments.without,
     )
     for target, store in stores.items():
         print(f"{target}  {store}")
@@ -287,6 +299,16 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _add_without(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--without",
+        action="append",
+        choices=("asm",),
+        default=[],
+        help="leave out kernels of another origin: asm, AMD's assembly kernels, which the ck backend has",
+    )
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:

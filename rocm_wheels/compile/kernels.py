@@ -7,6 +7,7 @@ shards of one build run on different machines, and a build for another Python or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rocm_wheels.compile import units
@@ -28,16 +29,19 @@ def compile_store(
     backend: str = "triton",
     toolchain: str = "pypi",
     tiles: bool = False,
+    without: Sequence[str] = (),
 ) -> dict[str, Path]:
     """Compiles what the cache lacks and packs one archive a target. Returns target -> archive.
 
     One shard of several packs no archive: the result is empty, and the cache holds the units of the shard.
     With `tiles` (see `units.find`) a unit that does not compile is left out, with its reason on stdout.
+    `without` names compilers to leave out.
     Raises CompileFailed, which names the kernel. What was compiled before stays in the cache.
     """
-    wanted = units.find(targets, shard=shard, only=only, backend=backend, toolchain=toolchain, tiles=tiles)
+    find = partial(units.find, targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles, without=without)
+    wanted = find(shard=shard)
     # A shard of few kernels may have none of them.
-    if not wanted and not units.find(targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles):
+    if not wanted and not find():
         raise CompileFailed(
             f"no kernel for {', '.join(targets)} matches {only!r}",
             remedy=_NAMES,
@@ -59,9 +63,16 @@ def compile_store(
     return {target: pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}
 
 
-def require_cached(targets: Sequence[str], *, cache: Path, backend: str = "triton", toolchain: str = "pypi") -> None:
+def require_cached(
+    targets: Sequence[str],
+    *,
+    cache: Path,
+    backend: str = "triton",
+    toolchain: str = "pypi",
+    without: Sequence[str] = (),
+) -> None:
     """Raises CompileFailed unless the cache has every kernel of the targets."""
-    wanted = units.find(targets, backend=backend, toolchain=toolchain)
+    wanted = units.find(targets, backend=backend, toolchain=toolchain, without=without)
     missing = [unit for unit in wanted if read(unit, cache) is None]
     if missing:
         raise CompileFailed(

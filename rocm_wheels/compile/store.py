@@ -51,7 +51,8 @@ def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
 def group_of(compiler: str, name: str) -> str:
     """The group of a code object: its compiler, operation and size, as "triton-fwd-d128"."""
     match = _NAME.fullmatch(name)
-    return f"{compiler}-{match['operation']}{match['size'] or ''}" if match else f"{compiler}-{name}"
+    operation = f"{match['operation']}{match['size'] or ''}" if match else name
+    return operation if operation.startswith(f"{compiler}-") else f"{compiler}-{operation}"
 
 
 def archive(target: str, made_by: tuple[str, str], objects: Mapping[str, tuple[str, Compiled]]) -> bytes:

@@ -11,10 +11,12 @@ from rocm_wheels.compile.triton.units import Triton
 from rocm_wheels.errors import CompileFailed
 
 TRITON = Triton()
-COMPILERS: dict[str, Compiler] = {compiler.name: compiler for compiler in (ComposableKernel(), TRITON, AssemblyKernels())}
+COMPILERS: dict[str, Compiler] = {
+    compiler.name: compiler for compiler in (ComposableKernel(), TRITON, AssemblyKernels())
+}
 
-# Backend -> its compilers. The first one gives the store its name; the next one does what the first cannot.
-_BACKENDS = {"ck": ("ck", "triton"), "triton": ("triton",)}
+# Backend -> its compilers. The first one gives the store its name. Triton does what the others cannot.
+_BACKENDS = {"ck": ("ck", "triton", "asm"), "triton": ("triton",)}
 
 
 def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str]:
@@ -31,11 +33,12 @@ def find(
     backend: str = "triton",
     toolchain: str = "pypi",
     tiles: bool = False,
+    without: Sequence[str] = (),
 ) -> list[Unit]:
     """What to compile, in a fixed order. The shards 1/n to n/n share no unit, and together they are everything.
 
     `tiles` asks for every launch configuration that benchmarks/tune.py compares on a GPU, instead of the one in the
-    tuning table. Only Triton's kernels have several.
+    tuning table. Only Triton's kernels have several. `without` names compilers to leave out.
     """
     if tiles and backend != "triton":
         raise CompileFailed(f"the tiles of {backend} cannot be searched", remedy="--tiles is for --backend triton")
@@ -45,6 +48,7 @@ def find(
         found = [
             unit
             for name in _BACKENDS[backend]
+            if name not in without
             for target in targets
             for unit in COMPILERS[name].units(target, only=only, toolchain=toolchain)
         ]

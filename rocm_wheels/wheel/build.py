@@ -54,11 +54,14 @@ def check_writable(*, cache: Path, dist: Path | None = None) -> None:
             raise DataError(message, remedy=f"{remedy}, a directory that can.") from None
 
 
-def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False) -> Path:
+def run(
+    plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False, without: Sequence[str] = ()
+) -> Path:
     """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
 
-    With `cached_kernels` nothing is compiled: CompileFailed names the first kernel that the cache lacks. Errors of
-    the stages pass through; after a VerifyFailed the wheel and its verdict are left for inspection.
+    `without` names compilers whose kernels the wheel does not get. With `cached_kernels` nothing is compiled:
+    CompileFailed names the first kernel that the cache lacks. Errors of the stages pass through; after a VerifyFailed
+    the wheel and its verdict are left for inspection.
     """
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels.compile import kernels, toolchain
@@ -82,8 +85,10 @@ def run(plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool =
         with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
-                kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools)
-            stores = kernels.compile_store(plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools)
+                kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools, without=without)
+            stores = kernels.compile_store(
+                plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools, without=without
+            )
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with log.stage("assemble") as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocm_wheels.errors import DataError, MissingTool
@@ -19,7 +19,7 @@ KFD = Path("/dev/kfd")
 PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
 
 
-def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool) -> int:
+def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: Sequence[str] = ()) -> int:
     """Builds the image where it is new, then the wheel in it, into the same `dist` and with the same `cache`.
 
     Returns the exit code of docker, which is that of the build inside. MissingTool without docker, DataError if no
@@ -38,6 +38,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool) -> int:
         dist=dist,
         cache=cache,
         cached_kernels=cached_kernels,
+        without=without,
         device_group=device_group,
         root=ROOT,
         env=os.environ,
@@ -55,6 +56,7 @@ def commands(
     dist: Path,
     cache: Path,
     cached_kernels: bool,
+    without: Sequence[str] = (),
     device_group: int | None,
     root: Path,
     env: Mapping[str, str],
@@ -91,4 +93,5 @@ def commands(
         start += ["--cap-add=SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--ipc=host"]
     build = [f"{root}/build_rocm.sh", cell.flash_attn, cell.python, cell.torch, cell.rocm, "--backend", cell.backend]
     build += ["--dist", str(dist), "--cache", str(cache), *(["--cached-kernels"] if cached_kernels else [])]
+    build += [word for name in without for word in ("--without", name)]
     return [image, [*start, tag, *build]]

@@ -28,7 +28,9 @@ def plan(*targets: str, python: str = "3.11", torch: str = "2.5.1", rocm: str = 
     )
 
 
-def store(directory: Path, target: str, *, name: str = "triton", compiler: str = "3.7.1") -> Path:
+def store(
+    directory: Path, target: str, *, name: str = "triton", compiler: str = "3.7.1", kernel_name: str = "k"
+) -> Path:
     """A store with one kernel whose code object is a few bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     image = f"code for {target}".encode()
@@ -40,7 +42,8 @@ def store(directory: Path, target: str, *, name: str = "triton", compiler: str =
         "params": "P",
     }
     path = directory / f"{target}.zip"
-    path.write_bytes(archive(target, (name, compiler), {"k": ("triton-k", Compiled(image, {"k": kernel}))}))
+    compiled = Compiled(image, {kernel_name: kernel})
+    path.write_bytes(archive(target, (name, compiler), {kernel_name: ("triton-k", compiled)}))
     return path
 
 

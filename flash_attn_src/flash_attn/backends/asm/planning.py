@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flash_attn.kernels import assembly
 from flash_attn.backends.asm.arguments import LAYOUTS
+from flash_attn.kernels import assembly
 
 _LOG2E = math.log2(math.e)
 # Bytes of an element of fp16 or bf16.
