@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 
-from amdgpu_simulator.clock.timeline import Latencies
+from amdgpu_simulator.clock.latencies import latencies
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     cycles.add_argument("--near", action="store_true", help="the tiles near its own too")
     cycles.add_argument("--causal", action="store_true", help="with a causal mask")
     cycles.add_argument(
-        "--latency", type=int, default=Latencies.memory, help="cycles of a load of global memory (default %(default)s)"
+        "--latency", type=int, help="cycles of a load of global memory, instead of what clock/latencies.py says"
     )
     cycles.set_defaults(run=_cycles)
     given = parser.parse_args(arguments)
@@ -54,7 +55,10 @@ def _cycles(given: argparse.Namespace) -> None:
         workloads.write_tile(tile): partial(workloads.triton, given.target, variant, tile, causal=given.causal)
         for tile in tiles
     }
-    for line in measure.table(made, Latencies(memory=given.latency)):
+    result = latencies(given.target)
+    if given.latency is not None:
+        result = replace(result, memory=given.latency)
+    for line in measure.table(made, result):
         print(line, flush=True)
 
 

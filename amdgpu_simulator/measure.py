@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 from flash_attn.kernels import targets
 
 from amdgpu_simulator.clock import cost, timeline
+from amdgpu_simulator.clock.latencies import Latencies
 from amdgpu_simulator.workloads import KEYS, Workload
 from rocm_wheels.errors import CompileFailed
 
 ROWS = 128
 _LENGTHS = 256, 768
+# Cycles between the starts of two work groups. The figures are means over these.
+_APART = 0, 300, 700
 
 
 class Taken(NamedTuple):
@@ -41,7 +44,7 @@ class Taken(NamedTuple):
         return self.matrix / self.cycles
 
 
-def measure(workload: Workload, latencies: timeline.Latencies | None = None) -> Taken:
+def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
     """What a kernel takes. Raises CompileFailed."""
     groups = resident(workload.target, workload.entry)
     start, end = (_cycles(workload, length, groups, latencies) for length in _LENGTHS)
@@ -54,26 +57,27 @@ def measure(workload: Workload, latencies: timeline.Latencies | None = None) -> 
     )  # fmt: skip
 
 
-def _cycles(workload: Workload, length: int, groups: int, latencies: timeline.Latencies | None) -> list[float]:
+def _cycles(workload: Workload, length: int, groups: int, latencies: Latencies | None) -> list[float]:
     record = workload.run(length)
     found = record.groups
-    played = timeline.play(found[0], groups, workload.target, latencies) * len(found) / groups
-    simds = cost.rates(workload.target).simds
+    rates = cost.rates(workload.target)
+    starts = _APART if groups > 1 else _APART[:1]
+    ends = [timeline.play(found[0], groups, workload.target, latencies, apart=apart) for apart in starts]
+    played = sum(ends) / len(ends) * len(found) / groups * rates.units
+    simds = rates.simds
     busy = (record.cycles[unit] / (simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
     return [played, *busy]
 
 
 def resident(target: str, entry: Mapping[str, Any]) -> int:
-    """Work groups of a kernel that a compute unit holds, by their registers and shared memory."""
-    row = targets.get(target)
-    waves = entry["threads"] / row.wavefront / cost.rates(target).simds
+    """Work groups of a kernel that a compute unit holds, or a work group processor, by registers and shared memory."""
+    row, rates = targets.get(target), cost.rates(target)
+    waves = entry["threads"] / row.wavefront / rates.simds / rates.units
     groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
-    return min(groups, row.shared_memory // max(int(entry["shared"]), 1))
+    return min(groups, row.shared_memory * rates.units // max(int(entry["shared"]), 1))
 
 
-def table(
-    workloads: Mapping[str, Callable[[], Workload]], latencies: timeline.Latencies | None = None
-) -> Iterator[str]:
+def table(workloads: Mapping[str, Callable[[], Workload]], latencies: Latencies | None = None) -> Iterator[str]:
     """The head, and a line for each workload by its name as it is measured, or why it cannot be compiled."""
     width = max(map(len, workloads))
     units = "".join(f"{unit:>8}" for unit in cost.UNITS)
@@ -82,7 +86,7 @@ def table(
         yield f"{name:{width}}{_line(make, latencies)}"
 
 
-def _line(make: Callable[[], Workload], latencies: timeline.Latencies | None) -> str:
+def _line(make: Callable[[], Workload], latencies: Latencies | None) -> str:
     try:
         found = measure(make(), latencies)
     except CompileFailed as error:

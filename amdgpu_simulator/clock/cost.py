@@ -6,14 +6,16 @@ cycle. Where the lanes of an instruction want more words of one bank than of the
 as that bank. The cycles beyond an even spread over all banks are `conflicts`. Global memory is charged for each line
 that an instruction touches.
 
-Sources: AMD, "CDNA 3" and "CDNA 4" white papers (operations a cycle, banks of shared memory), "RDNA Architecture"; for
-transcendentals and integer products, a quarter of the rate, the instruction set guides.
+Sources: AMD, "CDNA 3" and "CDNA 4" white papers (operations a cycle, banks of shared memory), "RDNA Architecture" and
+the guides to RDNA 3 and 4 (caches); for transcendentals and integer products, a quarter of the rate, the instruction
+set guides.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,30 +32,39 @@ LINE, LANES = 64, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a compute unit of a target does in a cycle. A compute unit of RDNA is half of a work group processor.
+    """What a compute unit of a target does in a cycle.
 
+    units: compute units that share a work group: two on RDNA, whose kernels run on a work group processor.
     simds: SIMDs of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD takes the lanes of a wave.
     banks: banks of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on
     elements of 8, 16 and 32 bits, 0 where it has none.
+    cache: bytes of the first-level cache. fill: bytes of a cycle that come from the next level, if all compute units
+    ask for as many.
     """
 
-    simds: int
-    lanes: int
-    passes: int
-    banks: int
-    by_8: int
-    by_16: int
-    by_32: int
+    units: int = 1
+    simds: int = 4
+    lanes: int = 64
+    passes: int = 4
+    banks: int = 32
+    by_8: int = 0
+    by_16: int = 0
+    by_32: int = 0
+    cache: int
+    fill: float
 
 
-# By the beginning of the target's name; the first row that fits counts.
+_RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
+# By the beginning of the target's name; the first row that fits counts. Caches: the level-2 cache of a die of CDNA
+# gives 2048 bytes a cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array of
+# RDNA 2 and 3 gives 256 bytes a cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
-    "gfx950": Rates(simds=4, lanes=64, passes=4, banks=64, by_8=2048, by_16=1024, by_32=64),
-    "gfx94": Rates(simds=4, lanes=64, passes=4, banks=32, by_8=1024, by_16=512, by_32=64),
-    "gfx9": Rates(simds=4, lanes=64, passes=4, banks=32, by_8=256, by_16=256, by_32=64),
-    "gfx10": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=0, by_16=0, by_32=0),
-    "gfx11": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=512, by_16=256, by_32=0),
-    "gfx12": Rates(simds=2, lanes=32, passes=1, banks=32, by_8=1024, by_16=512, by_32=0),
+    "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
+    "gfx94": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
+    "gfx9": Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20),
+    "gfx10": replace(_RDNA, cache=16 << 10, fill=25),
+    "gfx11": replace(_RDNA, by_8=512, by_16=256),
+    "gfx12": replace(_RDNA, by_8=1024, by_16=512),
 }
 
 _PRODUCT = re.compile(r"v_(?:s?mfmac?|wmma)_\w+?_(\d+)x(\d+)x(\d+)_?(\w+)")
@@ -115,13 +126,18 @@ def shared(touched: list[Array], target: str) -> Cost:
     return Cost(SHARED, taken, taken - least)
 
 
-def memory(touched: list[tuple[Array, int]], target: str) -> Cost:
+def memory(lines: Collection[int], target: str) -> Cost:
     """Cycles for the addresses of the lanes or for the lines, whichever are more."""
-    lines: set[int] = set()
+    return Cost(MEMORY, max(len(lines), rates(target).lanes // LANES))
+
+
+def lines(touched: list[tuple[Array, int]]) -> tuple[int, ...]:
+    """The lines of global memory that accesses touch, by their numbers."""
+    found: set[int] = set()
     for addresses, size in touched:
         for end in (0, size - 1):
-            lines.update((addresses.astype(np.int64) + end) // LINE)
-    return Cost(MEMORY, max(len(lines), rates(target).lanes // LANES))
+            found.update(((addresses.astype(np.int64) + end) // LINE).tolist())
+    return tuple(sorted(found))
 
 
 def _product(name: str, target: str) -> float:

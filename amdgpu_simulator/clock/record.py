@@ -24,7 +24,9 @@ class Executed(NamedTuple):
 
     unit: the unit that it takes, "end" or "barrier" where the wave stops, "" for none. cycles: how long it takes the
     unit; without a unit, how many issue slots pass. reads, writes: the rows of vector registers. left: operations of
-    global, shared and constant memory that are under way after it.
+    global, shared and constant memory that are under way after it. lines: the lines of global memory that it touches,
+    of private memory with negative numbers. loads: whether it reads them. priority: the wave's from here on, -1 for
+    the same as before.
     """
 
     unit: str
@@ -32,6 +34,9 @@ class Executed(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     left: tuple[int, int, int]
+    lines: tuple[int, ...] = ()
+    loads: bool = False
+    priority: int = -1
 
 
 class _Static(NamedTuple):
@@ -40,6 +45,8 @@ class _Static(NamedTuple):
     cost: cost.Cost
     unit: str
     idle: int
+    priority: int
+    loads: bool
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
@@ -70,13 +77,18 @@ class Record:
         if taken.unit == cost.SHARED:
             taken = cost.shared(event.shared, self.kernel.target)
             self.cycles["conflicts"] += taken.conflicts
-        elif taken.unit == cost.MEMORY:
-            taken = cost.memory(event.memory, self.kernel.target)
+        lines: tuple[int, ...] = ()
+        if taken.unit == cost.MEMORY:
+            lines = cost.lines(event.memory)
+            taken = cost.memory(lines, self.kernel.target)
         if taken.unit:
             self.cycles[taken.unit] += taken.cycles
         queues = event.wave.queues
         left = len(queues.vector), len(queues.shared), len(queues.scalar)
-        one = Executed(event.status or static.unit, taken.cycles or static.idle, static.reads, static.writes, left)
+        one = Executed(
+            event.status or static.unit, taken.cycles or static.idle, static.reads, static.writes, left,
+            lines, static.loads, static.priority,
+        )  # fmt: skip
         self._groups[-1].setdefault(event.wave.index, []).append(one)
 
 
@@ -84,11 +96,13 @@ def _read(parts: tuple[Instruction, ...], target: str) -> _Static:
     taken = cost.fixed(parts, target)
     # RDNA multiplies matrices in its vector units.
     unit = cost.VECTOR if taken.unit == cost.MATRIX and cost.rates(target).lanes == 32 else taken.unit
-    idle = int(parts[0].operands[0]) if parts[0].mnemonic == "s_nop" else 0
+    name = parts[0].mnemonic
+    idle = int(parts[0].operands[0]) if name == "s_nop" else 0
+    priority = int(parts[0].operands[0]) if name == "s_setprio" else -1
     registers = [_registers(part) for part in parts]
     reads = tuple(row for one, _ in registers for row in one)
     writes = tuple(row for _, one in registers for row in one)
-    return _Static(taken, unit, idle, reads, writes)
+    return _Static(taken, unit, idle, priority, "load" in name, reads, writes)
 
 
 def _registers(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:

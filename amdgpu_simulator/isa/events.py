@@ -12,7 +12,7 @@ class Event(NamedTuple):
 
     place: its index in `Kernel.instructions`. status: "end" or "barrier" where the wave stops, None elsewhere.
     shared: for each access of shared memory the bytes that it touched, [lanes, bytes]. memory: for each access of
-    global memory the addresses of its lanes and the bytes at each.
+    global memory the addresses of its lanes and the bytes at each. Addresses of private memory are negative.
     """
 
     wave: Wave

@@ -256,6 +256,9 @@ def _access(
         if space == "scratch" or (resource is not None and resource(wave) >> 48 & 0x3FFF == PRIVATE):
             if int(addresses.max()) + size > wave.private.shape[1]:
                 raise MemoryFaultError(f"{instruction.text}: private memory has {wave.private.shape[1]} bytes")
+            if wave.memory.accesses is not None:
+                for word in range(0, size, 4):
+                    wave.memory.accesses.append((_private_addresses(wave, addresses + word, lanes), min(size, 4)))
             places = addresses[:, None] + np.arange(size)
             if action == "load":
                 arrive(wave, wave.queues.vector, index, wave.private[lanes[:, None], places], lanes, form)
@@ -283,6 +286,12 @@ def _access(
     return execute
 
 
+def _private_addresses(wave: Wave, places: Array, lanes: Array) -> Array:
+    """Addresses for an observer, negative ones, by bytes of private memory. Of a word the lanes lie side by side."""
+    inside = (places.astype(np.int64) // 4 * wave.count + lanes) * 4
+    return inside - ((wave.index + 1) << 40)
+
+
 def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, int, int]]:
     """(lanes, first byte, bytes) of what is accessed: all of it, or of a buffer with `room` for so many bytes the words
     that lie in it. The others read zero and are not written."""
@@ -308,6 +317,8 @@ def _atomic(instruction: Instruction, form: str, address: Address, space: str, s
         lanes = np.flatnonzero(wave.lanes)
         addresses, room = address(wave, lanes)
         inside = np.ones(len(lanes), bool) if room is None else room >= 4
+        if wave.memory.accesses is not None:
+            wave.memory.accesses.append((addresses[inside], 4))
         for lane, where in zip(lanes[inside], addresses[inside], strict=True):
             start, content = wave.memory.range(int(where), 4)
             old = content[int(where) - start : int(where) - start + 4].view(dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from amdgpu_simulator import __main__ as command
 from amdgpu_simulator import measure, workloads
-from amdgpu_simulator.clock.timeline import Latencies
+from amdgpu_simulator.clock.latencies import latencies
 
 
 def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +29,9 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
 def test_loads_that_take_longer() -> None:
     variant, tile = workloads.parse_kernel("fwd-bf16-d32"), workloads.parse_tile("64,64,4,1")
     workload = workloads.triton("gfx942", variant, tile)
-    soon, late = (measure.measure(workload, Latencies(memory=latency)) for latency in (0, 20000))
+    soon, late = (
+        measure.measure(workload, replace(latencies("gfx942"), memory=cycles, cached=cycles)) for cycles in (0, 20000)
+    )
     assert late._replace(cycles=soon.cycles) == soon
     # Of 128 keys in two steps, for two blocks of rows: each waits for K, and where that is late for V.
     waits = (late.cycles - soon.cycles) / 20000 * soon.groups / 2
@@ -43,9 +47,10 @@ def test_loads_that_take_longer() -> None:
         (128, 32 << 10, 256, "gfx950", 4),
         (128, 0, 512, "gfx90a", 2),
         (129, 0, 512, "gfx90a", 1),
-        (256, 1 << 10, 256, "gfx1100", 1),  # four waves of 32 on each of two SIMDs
-        (192, 1 << 10, 256, "gfx1100", 2),
-        (256, 1 << 10, 128, "gfx1030", 2),
+        (256, 1 << 10, 256, "gfx1100", 3),  # two waves of 32 on each of four SIMDs
+        (192, 1 << 10, 256, "gfx1100", 4),
+        (192, 48 << 10, 256, "gfx1100", 2),  # of 128 KiB that two compute units share
+        (256, 1 << 10, 128, "gfx1030", 4),
     ],
 )
 def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, target: str, groups: int) -> None:

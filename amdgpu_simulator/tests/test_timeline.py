@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from amdgpu_simulator.clock import timeline
+from amdgpu_simulator.clock.latencies import Latencies
 from amdgpu_simulator.clock.record import Executed, Record
 from amdgpu_simulator.isa import machine
 from amdgpu_simulator.tests.test_isa import kernel, run
 
 NOTHING = (0, 0, 0)
+PLAIN = Latencies(memory=500, cached=500, shared=64, vector=4)
 END = Executed("end", 0, (), (), NOTHING)
 BARRIER = Executed("barrier", 0, (), (), NOTHING)
 
@@ -26,7 +30,7 @@ def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", late
     """Cycles of instructions, without the one that ends each wave."""
     group = [[*wave, END._replace(left=wave[-1].left if wave else NOTHING)] for wave in waves]
     issue = 4 if target == "gfx942" else 1
-    return timeline.play(group, resident, target, timeline.Latencies(memory=latency)) - issue
+    return timeline.play(group, resident, target, replace(PLAIN, memory=latency, cached=latency)) - issue
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,73 @@ def test_a_barrier_that_a_wave_never_comes_to() -> None:
         play([BARRIER], [])
 
 
+WAIT = Executed("", 0, (), (), NOTHING)
+
+
+def test_a_wave_of_higher_priority_goes_first() -> None:
+    """Two waves of a SIMD want the vector unit at once. Without s_setprio the older one has it."""
+    work = [vector(row, row + 1, 40) for row in range(0, 8, 2)]
+    loads = [*work, Executed("memory", 16, (), (), (1, 0, 0)), WAIT]
+    others = [work, [], [], []]
+    assert play(*others, loads) == 7 * 40 + 4 + 16 + 500 + 4
+    # Its priority counts from the second instruction of the older wave on.
+    assert play(*others, [Executed("", 0, (), (), NOTHING, priority=1), *loads]) == 4 * 40 + 4 + 16 + 500 + 4
+
+
+def load(*lines: int, loads: bool = True) -> Executed:
+    return Executed("memory", 16, (), (), (1, 0, 0), lines, loads)
+
+
+def cached(*wave: Executed, resident: int = 1, target: str = "gfx942", apart: int = 0) -> float:
+    """Cycles of a wave that waits for its loads at the end. A line in the cache takes 100 cycles, another one 500."""
+    return timeline.play([[*wave, WAIT, END]], resident, target, replace(PLAIN, cached=100), apart=apart) - 8
+
+
+def test_a_line_in_the_cache_is_there_sooner() -> None:
+    far, near = 16 + 500, 16 + 100
+    assert cached(load(1)) == far
+    assert cached(load(1), WAIT, load(1)) == far + 4 + near
+    assert cached(load(1), WAIT, load(1, 2)) == far + 4 + far
+    assert cached(load(1, loads=False), WAIT, load(1)) == far + 4 + far  # a store keeps nothing
+    assert cached(load(1), WAIT, load(1, loads=False)) == far + 4 + far
+    # A copy of the group finds what the other one loaded, but not its private memory.
+    assert cached(load(1), resident=2, apart=1000) == 1000 + near
+    assert cached(load(-1), resident=2, apart=1000) == 1000 + far
+
+
+@pytest.mark.parametrize(("others", "last"), [(511, 100), (512, 500)])
+def test_the_cache_holds_the_lines_that_were_loaded_last(others: int, last: int) -> None:
+    """32 KiB of 64 bytes."""
+    rest = [one for line in range(2, 2 + others) for one in (load(line), WAIT)]
+    before = cached(load(1), WAIT, *rest[:-1])
+    assert cached(load(1), WAIT, *rest, load(1)) == before + 4 + 16 + last
+
+
+def test_what_is_not_in_the_cache_comes_at_a_rate() -> None:
+    lines = range(1000)
+    assert cached(load(*lines)) == pytest.approx(len(lines) * 64 / 54 + 500)
+    assert cached(load(*lines), target="gfx950") == pytest.approx(len(lines) + 500)
+
+
+def test_a_work_group_processor_is_two_compute_units() -> None:
+    """Waves 0 and 1 are on the first one, 2 and 3 on the second, each with its own path to shared memory."""
+    read = [Executed("shared", 16, (), (), (0, left, 0)) for left in range(1, 5)]
+    assert play(read, target="gfx1100") == 4 * 16 - 15
+    assert play(*[read] * 4, target="gfx1100") == 8 * 16 - 15
+    chain = [vector(row, row + 1, 1) for row in range(100)]
+    assert play(*[chain] * 4, target="gfx1100") == play(chain, target="gfx1100") == 5 * 100 - 4
+
+
+def test_registers_in_private_memory() -> None:
+    """Spills take lines as other accesses do: four bytes of 64 lanes are four lines."""
+    code = "scratch_store_dwordx2 off, v[0:1], off\n scratch_load_dword v9, off, off offset:4\n s_waitcnt vmcnt(0)"
+    record = Record(kernel(code, "gfx942"))
+    run("", program=machine.Program(record.kernel, record))
+    store, load = (one for one in record.groups[0][0] if one.lines and one.lines[0] < 0)
+    assert (len(store.lines), len(load.lines)) == (8, 4)
+    assert set(load.lines) < set(store.lines)
+
+
 CODE = """
 v_cvt_f32_u32_e32 v4, v0
 v_lshlrev_b32_e32 v5, 2, v0
@@ -107,7 +178,11 @@ def test_what_is_written_down() -> None:
     assert [len(wave) for wave in group] == [len(record.kernel.instructions)] * 2
     start = next(index for index, one in enumerate(group[0]) if one.writes == (4,))
     numbers = tuple(range(16, 32))
-    assert group[0][start:] == [
+    load, store = (one for one in group[0][start:] if one.unit == "memory")
+    assert (load.loads, store.loads) == (True, False)
+    assert len(store.lines) in (4, 5)  # 256 bytes, which may begin within a line
+    assert set(store.lines) <= set(load.lines)
+    assert [one._replace(lines=(), loads=False) for one in group[0][start:]] == [
         Executed("vector", 4, (0,), (4,), (0, 0, 0)),
         Executed("vector", 4, (0,), (5,), (0, 0, 0)),
         Executed("shared", 2, (5, 4), (), (0, 1, 0)),

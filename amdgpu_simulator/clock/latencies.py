@@ -1,0 +1,38 @@
+"""How long results take to arrive: one row a family of GPUs, with the reason for each number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latencies:
+    """Cycles from the moment when a unit has served an instruction until its result is there.
+
+    memory: a load of global memory that the first-level cache does not hold. cached: one that it holds. constant: a
+    scalar load. shared: an access of shared memory. matrix, vector: between two instructions of a wave, where the
+    second needs the result of the first.
+    """
+
+    memory: int
+    cached: int
+    constant: int = 200
+    shared: int
+    matrix: int = 12
+    vector: int
+
+    def result(self, unit: str) -> int:
+        return self.matrix if unit == "matrix" else self.vector if unit == "vector" else 0
+
+
+# vector: a SIMD of CDNA takes four cycles for an instruction, and the next one of the wave finds its result. A SIMD of
+# RDNA takes one cycle, and the result is there four cycles later.
+# memory, shared: by `python -m amdgpu_simulator calibrate`, which compares the clock with hardware counters of MI300X.
+# For RDNA nobody published counters: its numbers are near measurements by others on an idle GPU.
+# cached: near measurements by others on an idle GPU.
+_CDNA = Latencies(memory=800, cached=200, shared=128, vector=0)
+_RDNA = Latencies(memory=500, cached=150, shared=64, vector=4)
+
+
+def latencies(target: str) -> Latencies:
+    return _CDNA if target.startswith("gfx9") else _RDNA
