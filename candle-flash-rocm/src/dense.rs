@@ -8,6 +8,7 @@ use crate::operation::Attention;
 /// Attention as an operation for [`Tensor::apply_op3`]: `q.apply_op3(k, v, FlashAttn { .. })`.
 ///
 /// The functions of this module save the backward some work against it: they keep the logarithms of the softmax sums.
+/// Within a scope of [`RocmContext`](crate::RocmContext) it computes on the GPU; its backward has to be in one too.
 #[derive(Clone, Debug)]
 pub struct FlashAttn {
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.

@@ -17,6 +17,12 @@ pub enum Error {
     /// A sound call that this crate has no kernel for.
     #[error("{0}")]
     Unsupported(String),
+    /// A kernel store that cannot be read, or that lacks what a call needs.
+    #[error("{0}")]
+    Store(String),
+    /// A GPU driver that is missing or that refused; the message has its own name of the error and a remedy.
+    #[error("{0}")]
+    Driver(String),
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

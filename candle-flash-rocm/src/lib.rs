@@ -1,6 +1,6 @@
 //! Flash attention for candle, forward and backward, with the functions of candle-flash-attn under their own names.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![warn(missing_docs, clippy::pedantic)]
 // Numbers of the kernels: sizes of tensors fit into every type that they are converted to.
 #![allow(
@@ -15,12 +15,18 @@
 #![allow(clippy::inline_always)]
 
 mod arguments;
+mod context;
 mod cpu;
 mod dense;
+pub mod driver;
 mod error;
+pub mod launch;
 mod operation;
+pub mod raw;
+pub mod store;
 mod varlen;
 
+pub use context::RocmContext;
 pub use dense::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap, flash_attn_windowed,
     FlashAttn,

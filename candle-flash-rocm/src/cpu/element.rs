@@ -3,8 +3,12 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::launch::Dtype;
+
 /// An element type that the CPU kernels read into and write from `f32`.
-pub(crate) trait Element: Copy + Default + Send + Sync {
+pub(crate) trait Element: bytemuck::Pod + Default + Send + Sync {
+    /// The type, as the GPU kernels are named.
+    const DTYPE: Dtype;
     /// Converts `from` into `to`; both have the same length.
     fn widen(from: &[Self], to: &mut [f32]);
     /// Converts `from` into `to` with one rounding; both have the same length.
@@ -12,6 +16,8 @@ pub(crate) trait Element: Copy + Default + Send + Sync {
 }
 
 impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
     fn widen(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
@@ -22,6 +28,8 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
@@ -32,6 +40,8 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
@@ -61,6 +71,19 @@ pub(crate) struct View<'a, T> {
 }
 
 impl<T: Element> View<'_, T> {
+    /// Copies one row of one head.
+    pub fn copy(&self, batch: usize, row: usize, head: usize, to: &mut [T]) {
+        let at = &self.strides;
+        let start = at.offset + batch * at.batch + row * at.row + head * at.head;
+        if at.dim == 1 {
+            to.copy_from_slice(&self.data[start..start + to.len()]);
+        } else {
+            for (index, value) in to.iter_mut().enumerate() {
+                *value = self.data[start + index * at.dim];
+            }
+        }
+    }
+
     /// Reads one row of one head into the first `dim` elements of `to`.
     pub fn read(&self, batch: usize, row: usize, head: usize, to: &mut [f32]) {
         let at = &self.strides;

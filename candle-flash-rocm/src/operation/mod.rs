@@ -1,10 +1,13 @@
 //! Attention as an operation of candle: forward and backward, dense or over packed sequences.
 
-use std::sync::Mutex;
+mod gpu;
+
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::arguments::{Options, Sizes, Varlen};
+use crate::context::RocmContext;
 use crate::cpu::{self, Element, Strides, View};
 use crate::error::{argument, Error, Result};
 
@@ -12,6 +15,9 @@ use crate::error::{argument, Error, Result};
 pub(crate) struct Attention {
     options: Options,
     varlen: Option<Varlen>,
+    /// The GPU that computes, which was the thread's when the call was made; None for the CPU.
+    rocm: Option<RocmContext>,
+    /// In the layout of who computes.
     lse: Mutex<Option<Vec<f32>>>,
 }
 
@@ -20,7 +26,7 @@ type Gradients = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
 
 impl Attention {
     pub fn new(options: Options, varlen: Option<Varlen>) -> Self {
-        Self { options, varlen, lse: Mutex::new(None) }
+        Self { options, varlen, rocm: RocmContext::current(), lse: Mutex::new(None) }
     }
 
     /// Sizes of a call, with every check that needs no values of index tensors.
@@ -71,50 +77,61 @@ impl Attention {
         })
     }
 
-    /// The forward on the CPU: the result's elements. Keeps the logarithms of the sums for the backward.
-    fn forward<T: Element>(&self, call: &cpu::Call, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Vec<T> {
-        let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
-        let lse = cpu::forward(call, q, k, v, &mut out);
-        if let Ok(mut kept) = self.lse.lock() {
-            *kept = Some(lse);
-        }
-        out
+    /// Keeps the logarithms of the sums for the backward.
+    fn keep(&self, lse: Vec<f32>) {
+        *self.lse.lock().unwrap_or_else(PoisonError::into_inner) = Some(lse);
     }
 
-    /// The logarithms of the sums that the forward kept, or computed again.
-    fn sums<T: Element>(&self, call: &cpu::Call, q: View<'_, T>, k: View<'_, T>, v: View<'_, T>) -> Vec<f32> {
-        let kept = self.lse.lock().ok().and_then(|kept| kept.clone());
-        kept.unwrap_or_else(|| {
-            let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
-            cpu::forward(call, q, k, v, &mut out)
-        })
+    /// The logarithms of the sums that the forward kept.
+    fn kept(&self) -> Option<Vec<f32>> {
+        self.lse.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The forward: the result's elements.
+    fn forward<T: Element>(&self, sizes: &Sizes, [q, k, v]: [View<'_, T>; 3]) -> Result<Vec<T>> {
+        if let Some(rocm) = &self.rocm {
+            return self.gpu_forward(rocm, sizes, [q, k, v]);
+        }
+        let call = self.cpu_call(sizes)?;
+        let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
+        self.keep(cpu::forward(&call, q, k, v, &mut out));
+        Ok(out)
+    }
+
+    /// The gradients on the CPU: elements of dq, dk and dv.
+    fn cpu_backward<T: Element>(&self, sizes: &Sizes, [q, k, v, out, dout]: [View<'_, T>; 5]) -> Result<[Vec<T>; 3]> {
+        let call = self.cpu_call(sizes)?;
+        let size_q = call.rows_q * call.heads * call.dim;
+        let lse = self.kept().unwrap_or_else(|| cpu::forward(&call, q, k, v, &mut vec![T::default(); size_q]));
+        let delta = cpu::row_sums(&call, out, dout);
+        let inputs = cpu::Inputs { q, k, v, dout, lse: &lse, delta: &delta };
+        let size_k = sizes.batch * sizes.seqlen_k * sizes.heads_k * sizes.dim;
+        let [mut dq, mut dk, mut dv] = [size_q, size_k, size_k].map(|size| vec![T::default(); size]);
+        cpu::gradient_of_queries(&call, inputs, &mut dq);
+        cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        Ok([dq, dk, dv])
     }
 
     fn backward<T: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<Gradients> {
-        let [q, k, v, out, dout] = tensors;
+        let [q, k, v, _, dout] = tensors;
         let sizes = self.sizes(q.shape(), k.shape(), v.shape())?;
         if sizes.pages > 0 {
             let reason = "block_table: a paged cache has no backward, call flash_attn_varlen with packed keys instead";
             return Err(Error::Unsupported(reason.into()));
         }
-        let call = self.cpu_call(&sizes)?;
         let stored = tensors.map(Tensor::storage_and_layout);
-        let mut views = Vec::with_capacity(5);
+        let mut views = Vec::with_capacity(tensors.len());
         for (storage, layout) in &stored {
             let Storage::Cpu(storage) = &**storage else {
                 return Err(Error::Unsupported("q, k, v and their gradients have to be on the CPU".into()));
             };
-            views.push(View { data: storage.as_slice::<T>()?, strides: strides(layout)? });
+            views.push(view(storage.as_slice::<T>()?, layout)?);
         }
-        let (q_view, k_view, v_view, dout_view) = (views[0], views[1], views[2], views[4]);
-        let lse = self.sums(&call, q_view, k_view, v_view);
-        let delta = cpu::row_sums(&call, views[3], dout_view);
-        let inputs = cpu::Inputs { q: q_view, k: k_view, v: v_view, dout: dout_view, lse: &lse, delta: &delta };
-        let mut dq = vec![<T as Default>::default(); out.elem_count()];
-        let mut dk = vec![<T as Default>::default(); k.elem_count()];
-        let mut dv = dk.clone();
-        cpu::gradient_of_queries(&call, inputs, &mut dq);
-        cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        let views = [views[0], views[1], views[2], views[3], views[4]];
+        let [dq, dk, dv] = match &self.rocm {
+            Some(rocm) => self.gpu_backward(rocm, &sizes, views)?,
+            None => self.cpu_backward(&sizes, views)?,
+        };
         let device = dout.device();
         Ok((
             Some(Tensor::from_vec(dq, q.shape(), device)?),
@@ -157,16 +174,15 @@ impl CustomOp3 for Attention {
         v_l: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let sizes = self.sizes(q_l.shape(), k_l.shape(), v_l.shape())?;
-        let call = self.cpu_call(&sizes)?;
         let result = match (q, k, v) {
             (CpuStorage::F16(q), CpuStorage::F16(k), CpuStorage::F16(v)) => {
-                CpuStorage::F16(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+                CpuStorage::F16(self.forward(&sizes, [view(q, q_l)?, view(k, k_l)?, view(v, v_l)?])?)
             }
             (CpuStorage::BF16(q), CpuStorage::BF16(k), CpuStorage::BF16(v)) => {
-                CpuStorage::BF16(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+                CpuStorage::BF16(self.forward(&sizes, [view(q, q_l)?, view(k, k_l)?, view(v, v_l)?])?)
             }
             (CpuStorage::F32(q), CpuStorage::F32(k), CpuStorage::F32(v)) => {
-                CpuStorage::F32(self.forward(&call, view(q, q_l)?, view(k, k_l)?, view(v, v_l)?))
+                CpuStorage::F32(self.forward(&sizes, [view(q, q_l)?, view(k, k_l)?, view(v, v_l)?])?)
             }
             _ => {
                 use candle_core::backend::BackendStorage;

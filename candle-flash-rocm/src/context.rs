@@ -1,0 +1,112 @@
+//! A GPU for CPU tensors: candle has no ROCm device, so tensors go there and back.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::{Driver, Gpu, Kernels, Platform, Stream};
+use crate::error::{Error, Result};
+use crate::raw::host::Session;
+use crate::raw::Workspace;
+use crate::store::{Store, Stores};
+
+/// The environment variable that names a store, a wheel or a directory of stores.
+const STORE: &str = "CANDLE_FLASH_ROCM_STORE";
+
+thread_local! {
+    static CURRENT: RefCell<Option<RocmContext>> = const { RefCell::new(None) };
+}
+
+/// A GPU with a kernel store. CPU tensors are computed there where a caller asks for it, and only there.
+///
+/// ```no_run
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_flash_rocm::{flash_attn, RocmContext};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let q = Tensor::randn(0f32, 1., (1, 4096, 16, 128), &Device::Cpu)?.to_dtype(DType::BF16)?;
+/// let rocm = RocmContext::new(0)?;
+/// let out = rocm.scope(|| flash_attn(&q, &q, &q, 0.088, true))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RocmContext(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kernels: Kernels,
+    stream: Stream,
+    workspace: Mutex<Workspace>,
+}
+
+impl RocmContext {
+    /// The AMD GPU of a number, with the store that the environment variable `CANDLE_FLASH_ROCM_STORE` names: a file
+    /// `gfx942.zip`, a wheel of `flash_attn`, or a directory of stores.
+    ///
+    /// # Errors
+    ///
+    /// Where the variable is not set, the driver does not open, there is no such GPU, or no store for it.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let Some(path) = std::env::var_os(STORE) else {
+            return Err(Error::Store(format!(
+                "{STORE} is not set: let it name a kernel store such as gfx942.zip, a wheel of flash_attn or a directory \
+                 of stores; ./build_rocm.sh --store gfx942 writes a store. Or call RocmContext::with_stores"
+            )));
+        };
+        Self::with_stores(ordinal, &Stores::open(PathBuf::from(path))?)
+    }
+
+    /// The AMD GPU of a number, with its store among these.
+    ///
+    /// # Errors
+    ///
+    /// As [`RocmContext::new`].
+    pub fn with_stores(ordinal: usize, stores: &Stores) -> Result<Self> {
+        let gpu = Gpu::open(Driver::open(Platform::Hip)?, ordinal)?;
+        let store = stores.store(gpu.target())?;
+        Self::on(gpu, store)
+    }
+
+    /// Any GPU with a store of its target. So an NVIDIA GPU runs the kernels of an `sm_` store.
+    ///
+    /// # Errors
+    ///
+    /// Where the store is of another target, or the driver refuses.
+    pub fn on(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
+        let stream = gpu.stream()?;
+        let workspace = Mutex::new(Workspace::new(gpu.clone()));
+        Ok(Self(Arc::new(Inner { kernels: Kernels::new(gpu, store)?, stream, workspace })))
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        self.0.kernels.gpu()
+    }
+
+    /// Runs calls of this thread on the GPU: forwards within, and the backwards of these, whenever they come.
+    pub fn scope<T>(&self, calls: impl FnOnce() -> T) -> T {
+        // The context before comes back also where the calls panic.
+        struct Restore(Option<RocmContext>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.with_borrow_mut(|current| *current = self.0.take());
+            }
+        }
+        let _restore = Restore(CURRENT.with_borrow_mut(|current| current.replace(self.clone())));
+        calls()
+    }
+
+    /// The context of this thread's scope.
+    pub(crate) fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+
+    /// Lets one call use the GPU's memory, when those before have finished.
+    pub(crate) fn session<T>(&self, call: impl FnOnce(Session<'_>) -> Result<T>) -> Result<T> {
+        let inner = &self.0;
+        let mut workspace = inner.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        call(Session { kernels: &inner.kernels, stream: &inner.stream, workspace: &mut workspace })
+    }
+}

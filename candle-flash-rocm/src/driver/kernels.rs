@@ -1,0 +1,226 @@
+//! The kernels of a store on a device: loaded when they are first launched, and kept.
+
+use std::collections::HashMap;
+use std::ffi::{c_void, CString};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::api::{Handle, Select};
+use super::gpu::{Gpu, Stream};
+use crate::error::{Error, Result};
+use crate::launch::{Argument, Catalogue, Fill, Launch, Tile};
+use crate::store::{Kernel, Parameter, Store};
+
+/// Bytes of dynamic shared memory that a CUDA kernel may use before it has to ask for more.
+const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
+
+/// A store's kernels on a device.
+///
+/// Loaded code stays as long as the process, because a launch in flight or a captured graph may still need it.
+#[derive(Debug)]
+pub struct Kernels {
+    gpu: Arc<Gpu>,
+    store: Store,
+    loaded: Mutex<HashMap<String, Function>>,
+}
+
+/// A loaded kernel: the driver's handle as a number, and what a launch needs to know.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    handle: usize,
+    threads: u32,
+    shared: u32,
+}
+
+/// An argument as the driver reads it, at the start of eight bytes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Slot {
+    address: u64,
+    int: i32,
+    float: f32,
+}
+
+impl Kernels {
+    /// The kernels of a store for a device.
+    ///
+    /// # Errors
+    ///
+    /// Where the store is of another target.
+    pub fn new(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
+        if store.target() != gpu.target() {
+            return Err(Error::Store(format!(
+                "{} has kernels for {}, the GPU is {target}: build a store with ./build_rocm.sh --store {target}",
+                store.path().display(),
+                store.target(),
+                target = gpu.target(),
+            )));
+        }
+        Ok(Self { gpu, store, loaded: Mutex::new(HashMap::new()) })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    fn function(&self, name: &str) -> Result<Function> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = loaded.get(name) {
+            return Ok(*found);
+        }
+        let kernel = self.store.kernel(name)?;
+        let image = self.store.image(name)?;
+        let function = self.gpu.with(|| self.load(name, kernel, &image))?;
+        loaded.insert(name.to_owned(), function);
+        Ok(function)
+    }
+
+    fn load(&self, name: &str, kernel: &Kernel, image: &[u8]) -> Result<Function> {
+        let api = &self.gpu.driver().api;
+        let symbol = CString::new(kernel.symbol.as_str())
+            .map_err(|_| Error::Store(format!("kernel {name}: its symbol has a null character")))?;
+        let (mut module, mut function): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the image was checked against its digest; the drivers copy it.
+        self.gpu
+            .check(&format!("loading {name}"), unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) })?;
+        // SAFETY: the module is loaded, and the symbol ends with a null.
+        let code = unsafe { (api.module_function)(&raw mut function, module, symbol.as_ptr()) };
+        let mut found = self.gpu.check(&format!("finding {} in {name}", kernel.symbol), code);
+        if let (Ok(()), Select::Cuda { set_attribute, .. }) = (&found, &api.select) {
+            const MAX_DYNAMIC_SHARED: i32 = 8;
+            if kernel.shared > CUDA_DEFAULT_SHARED {
+                // SAFETY: the function is loaded.
+                let code = unsafe { set_attribute(function, MAX_DYNAMIC_SHARED, kernel.shared as i32) };
+                found =
+                    self.gpu.check(&format!("asking for {} bytes of shared memory for {name}", kernel.shared), code);
+            }
+        }
+        if let Err(error) = found {
+            // SAFETY: nothing of the module runs yet.
+            unsafe { (api.module_unload)(module) };
+            return Err(error);
+        }
+        Ok(Function { handle: function as usize, threads: kernel.threads, shared: kernel.shared })
+    }
+
+    /// Launches a kernel on a stream. A grid with a zero launches nothing.
+    ///
+    /// # Safety
+    ///
+    /// The memory behind every address has to be of this device, as large as the kernel takes it to be, and to live
+    /// until the stream has come to the launch's end.
+    ///
+    /// # Errors
+    ///
+    /// Where the store lacks the kernel, an argument is not what it takes, or the driver refuses.
+    pub unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<()> {
+        let name = &launch.kernel;
+        let kernel = self.store.kernel(name)?;
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        check_arguments(name, kernel, &launch.arguments)?;
+        if self.gpu.platform() == super::Platform::Hip
+            && u64::from(launch.grid[0]) * u64::from(kernel.threads) > u64::from(u32::MAX)
+        {
+            return Err(Error::Unsupported(format!(
+                "kernel {name}: {} blocks of {} threads are more than the 2**32 - 1 threads that a launch on an AMD GPU \
+                 may have: pass fewer rows or sequences at once",
+                launch.grid[0], kernel.threads
+            )));
+        }
+        let function = self.function(name)?;
+        let mut slots = vec![Slot { address: 0 }; kernel.parameters.len()];
+        let mut addresses: Vec<*mut c_void> = Vec::with_capacity(slots.len());
+        for (index, slot) in slots.iter_mut().enumerate() {
+            match launch.arguments.get(index) {
+                Some(Argument::Pointer(address)) => slot.address = *address,
+                Some(Argument::I32(number)) => slot.int = *number,
+                Some(Argument::F32(number)) => slot.float = *number,
+                // The driver only reads the structure.
+                Some(Argument::Structure(bytes)) => {
+                    addresses.push(bytes.as_ptr().cast_mut().cast());
+                    continue;
+                }
+                None => {} // a null pointer that the launch adds
+            }
+            addresses.push((&raw mut *slot).cast());
+        }
+        let [x, y, z] = launch.grid;
+        self.gpu.with(|| {
+            // SAFETY: the arguments are as many and as large as the manifest of the checked code object says; the caller
+            // answers for the memory behind addresses.
+            let code = unsafe {
+                (self.gpu.driver().api.launch)(
+                    function.handle as Handle,
+                    x,
+                    y,
+                    z,
+                    function.threads,
+                    1,
+                    1,
+                    function.shared,
+                    stream.handle() as Handle,
+                    addresses.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            self.gpu.check(&format!("launching {name}"), code)
+        })
+    }
+
+    /// Fills memory on a stream.
+    ///
+    /// # Safety
+    ///
+    /// The memory has to be of this device and to have so many words, until the stream has come there.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub unsafe fn fill(&self, stream: &Stream, fill: &Fill) -> Result<()> {
+        if fill.count == 0 {
+            return Ok(());
+        }
+        self.gpu.with(|| {
+            let set = self.gpu.driver().api.fill;
+            // SAFETY: the caller answers for the memory.
+            let code = unsafe { set(fill.address, fill.pattern, fill.count, stream.handle() as Handle) };
+            self.gpu.check("filling memory", code)
+        })
+    }
+}
+
+impl Catalogue for Kernels {
+    fn tile(&self, kernel: &str) -> Result<Tile> {
+        self.store.tile(kernel)
+    }
+}
+
+/// Compares arguments with what the manifest says that the kernel takes.
+fn check_arguments(name: &str, kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
+    let wanted: Vec<&Parameter> = kernel.parameters.iter().filter(|one| **one != Parameter::Null).collect();
+    let fits = |(argument, parameter): (&Argument, &&Parameter)| match (argument, parameter) {
+        (Argument::Pointer(_), Parameter::Pointer)
+        | (Argument::I32(_), Parameter::I32)
+        | (Argument::F32(_), Parameter::F32) => true,
+        (Argument::Structure(bytes), Parameter::Structure(size)) => bytes.len() == *size,
+        _ => false,
+    };
+    if arguments.len() == wanted.len() && arguments.iter().zip(&wanted).all(fits) {
+        return Ok(());
+    }
+    Err(Error::Store(format!(
+        "kernel {name} takes {} arguments, {wanted:?}; a launch has {} others: the store and the crate are from different \
+         revisions, build both from one",
+        wanted.len(),
+        arguments.len(),
+    )))
+}

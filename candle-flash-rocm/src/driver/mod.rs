@@ -1,0 +1,213 @@
+//! GPU drivers at run time: AMD's HIP, and NVIDIA's driver for `sm_` targets. Nothing is linked.
+//!
+//! [`Driver`] opens the library and finds its functions, [`Gpu`] is one of its devices, [`Kernels`] loads and launches
+//! the kernels of a store there. This module and [`crate::raw`] hold all unsafe code of the crate.
+
+#![allow(unsafe_code)]
+
+mod api;
+mod gpu;
+mod kernels;
+
+use std::ffi::{c_char, CStr};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+use api::Api;
+pub use gpu::{Buffer, Event, Gpu, Stream};
+pub use kernels::Kernels;
+
+/// Whose driver it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// AMD's HIP runtime.
+    Hip,
+    /// NVIDIA's CUDA driver.
+    Cuda,
+}
+
+impl Platform {
+    /// The platform of a GPU target.
+    #[must_use]
+    pub fn of(target: &str) -> Self {
+        if target.starts_with("sm_") {
+            Self::Cuda
+        } else {
+            Self::Hip
+        }
+    }
+
+    /// Names under which the library is looked for, in order.
+    fn libraries(self) -> &'static [&'static str] {
+        match self {
+            Self::Hip => &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"],
+            Self::Cuda => &["libcuda.so.1"],
+        }
+    }
+
+    /// The environment variable that names the library.
+    fn variable(self) -> &'static str {
+        match self {
+            Self::Hip => "CANDLE_FLASH_ROCM_HIP",
+            Self::Cuda => "CANDLE_FLASH_ROCM_CUDA",
+        }
+    }
+}
+
+/// A GPU driver that this process has opened; it stays open as long as the process.
+pub struct Driver {
+    platform: Platform,
+    path: String,
+    api: Api,
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Driver")
+            .field("platform", &self.platform)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// Opens a platform's driver, once a process.
+    ///
+    /// The library is the one that `CANDLE_FLASH_ROCM_HIP` or `CANDLE_FLASH_ROCM_CUDA` names, else the first that the
+    /// loader finds of `libamdhip64.so.7`, `.so.6`, `.so`, and `/opt/rocm/lib/libamdhip64.so`, or `libcuda.so.1`.
+    ///
+    /// # Errors
+    ///
+    /// Where no library opens, or it lacks a function; the message says what to install.
+    pub fn open(platform: Platform) -> Result<Arc<Self>> {
+        static HIP: OnceLock<Arc<Driver>> = OnceLock::new();
+        static CUDA: OnceLock<Arc<Driver>> = OnceLock::new();
+        let slot = if platform == Platform::Hip { &HIP } else { &CUDA };
+        if let Some(driver) = slot.get() {
+            return Ok(driver.clone());
+        }
+        let driver = Arc::new(Self::find(platform)?);
+        Ok(slot.get_or_init(|| driver).clone())
+    }
+
+    fn find(platform: Platform) -> Result<Self> {
+        let named = std::env::var(platform.variable()).ok();
+        let names: Vec<&str> = match &named {
+            Some(name) => vec![name],
+            None => platform.libraries().to_vec(),
+        };
+        let mut problems = Vec::new();
+        for name in names {
+            match Api::open(platform, name) {
+                Ok(api) => {
+                    let driver = Self { platform, path: name.to_owned(), api };
+                    if platform == Platform::Cuda {
+                        // SAFETY: cuInit takes flags, which have to be 0.
+                        driver.check("cuInit", unsafe { (driver.api.init)(0) })?;
+                    }
+                    return Ok(driver);
+                }
+                Err(problem) => problems.push(problem),
+            }
+        }
+        let install = match platform {
+            Platform::Hip => {
+                "install ROCm, or AMD's pip package rocm[libraries], and set CANDLE_FLASH_ROCM_HIP to its libamdhip64.so"
+            }
+            Platform::Cuda => "install the NVIDIA driver",
+        };
+        Err(Error::Driver(format!("no GPU driver opens: {}; {install}", problems.join("; "))))
+    }
+
+    /// Whose driver it is.
+    #[must_use]
+    pub fn platform(&self) -> Platform {
+        self.platform
+    }
+
+    /// The library, as it was opened.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The number of devices; a driver without any has 0.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub fn devices(&self) -> Result<usize> {
+        const NO_DEVICE: i32 = 100; // the same number in both drivers
+        let mut count = 0;
+        // SAFETY: the function writes the number of devices to the address.
+        let code = unsafe { (self.api.device_count)(&raw mut count) };
+        if code == NO_DEVICE {
+            return Ok(0);
+        }
+        self.check("device count", code)?;
+        Ok(count.max(0) as usize)
+    }
+
+    /// Turns a driver's code into a result. The error names the call, the driver's word for the code, and a remedy.
+    fn check(&self, what: &str, code: i32) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let (name, text) = self.words(code);
+        let remedy = remedy(&name).map_or(String::new(), |remedy| format!("; {remedy}"));
+        Err(Error::Driver(format!("{what} failed: {name} ({code}): {text}{remedy}")))
+    }
+
+    /// A code's name and description.
+    fn words(&self, code: i32) -> (String, String) {
+        let read = |pointer: *const c_char| {
+            if pointer.is_null() {
+                return String::from("unknown error");
+            }
+            // SAFETY: the driver gives texts that end with a null and live as long as the process.
+            unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+        };
+        match &self.api.errors {
+            api::Errors::Hip { name, text } => {
+                // SAFETY: both functions take any number.
+                unsafe { (read(name(code)), read(text(code))) }
+            }
+            api::Errors::Cuda { name, text } => {
+                let (mut found, mut described) = (std::ptr::null(), std::ptr::null());
+                // SAFETY: both functions take any number and write an address.
+                unsafe {
+                    name(code, &raw mut found);
+                    text(code, &raw mut described);
+                }
+                (read(found), read(described))
+            }
+        }
+    }
+}
+
+/// What to do about an error, by the driver's name of it.
+fn remedy(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "hipErrorOutOfMemory" | "hipErrorMemoryAllocation" | "CUDA_ERROR_OUT_OF_MEMORY" => {
+            "pass fewer sequences at once, or free memory of the GPU"
+        }
+        "hipErrorNoBinaryForGpu" | "hipErrorInvalidImage" | "hipErrorSharedObjectInitFailed" | "CUDA_ERROR_NO_BINARY_FOR_GPU"
+        | "CUDA_ERROR_INVALID_IMAGE" => "the store's code is for another GPU: build one with ./build_rocm.sh --store <target>",
+        "hipErrorNoDevice" | "CUDA_ERROR_NO_DEVICE" => {
+            "no GPU is visible: look at HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, and for AMD GPUs at the groups of \
+             /dev/kfd and /dev/dri/renderD*"
+        }
+        "hipErrorInvalidDevice" | "CUDA_ERROR_INVALID_DEVICE" => "devices are numbered from 0, see Driver::devices()",
+        "hipErrorIllegalAddress" | "CUDA_ERROR_ILLEGAL_ADDRESS" => {
+            "a kernel read or wrote outside of memory: check addresses, strides and lengths of the call; the process has \
+             to start again"
+        }
+        "hipErrorNotFound" | "CUDA_ERROR_NOT_FOUND" => "the store does not fit the crate: build both from one revision",
+        "hipErrorNotInitialized" | "hipErrorInsufficientDriver" | "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" => {
+            "the kernel driver and the runtime do not fit: update the older one"
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,275 @@
+//! Which kernels a call needs, with which grids and arguments: what the wheels' Python backends launch, byte for byte.
+//!
+//! Nothing here touches a GPU. A plan is computed from device addresses, strides and what the store says of its
+//! kernels; [`crate::driver`] launches it.
+
+mod backward;
+mod forward;
+mod plan;
+mod split_kv;
+mod variant;
+
+pub use backward::{plan_backward, Backward};
+pub use forward::{plan_forward, Forward};
+pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Tile};
+pub use variant::Dtype;
+
+use crate::error::{argument, Error, Result};
+use plan::Arguments;
+
+/// A tensor on the device by its address and strides in elements; its head dim is dense.
+///
+/// A packed tensor `(rows, heads, head_dim)` has batch stride 0. Address and strides are multiples of 16 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operand {
+    /// Device address of the first element.
+    pub address: u64,
+    /// Elements from one batch entry, or page, to the next.
+    pub batch: usize,
+    /// Elements from one row to the next.
+    pub row: usize,
+    /// Elements from one head to the next.
+    pub head: usize,
+}
+
+impl Operand {
+    /// A dense tensor `(batch, rows, heads, head_dim)`.
+    #[must_use]
+    pub fn dense(address: u64, rows: usize, heads: usize, head_dim: usize) -> Self {
+        Self { address, batch: rows.max(1) * heads * head_dim, row: heads * head_dim, head: head_dim }
+    }
+
+    /// A dense tensor `(rows, heads, head_dim)`.
+    #[must_use]
+    pub fn packed(address: u64, heads: usize, head_dim: usize) -> Self {
+        Self { address, batch: 0, row: heads * head_dim, head: head_dim }
+    }
+
+    fn check(&self, name: &'static str, dtype: Dtype) -> Result<()> {
+        if !self.address.is_multiple_of(16) {
+            return argument(name, format!("address {:#x}", self.address), "a multiple of 16 bytes");
+        }
+        let vec = dtype.vec();
+        if [self.batch, self.row, self.head].iter().any(|stride| !stride.is_multiple_of(vec)) {
+            return argument(name, format!("strides {self:?}"), format!("multiples of {vec} elements, 16 bytes"));
+        }
+        if self.row >= MAX_ROW_STRIDE * vec {
+            return argument(name, format!("row stride {}", self.row), format!("less than {}", MAX_ROW_STRIDE * vec));
+        }
+        Ok(())
+    }
+
+    fn push(&self, arguments: &mut Arguments, vec: usize) -> Result<()> {
+        for stride in [self.batch, self.row, self.head] {
+            arguments.size(stride / vec)?;
+        }
+        Ok(())
+    }
+}
+
+/// Keys and values in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Device address of the block table, int32 `(batch, columns)`.
+    pub table: u64,
+    /// Elements from one row of the table to the next.
+    pub stride: usize,
+    /// Pages of a sequence in the table.
+    pub columns: usize,
+    /// Rows of a page.
+    pub size: usize,
+}
+
+/// What forward and backward have in common. Addresses of 0 are options that are not used.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Element type of q, k, v, out and their gradients.
+    pub dtype: Dtype,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Heads of q, a multiple of the heads of k and v.
+    pub heads: usize,
+    /// Heads of k and v.
+    pub heads_k: usize,
+    /// A multiple of 8 up to 256.
+    pub head_dim: usize,
+    /// Queries of the longest sequence.
+    pub seqlen_q: usize,
+    /// Keys of the longest sequence.
+    pub seqlen_k: usize,
+    /// Rows of q in all, with `cu_seqlens_q` only.
+    pub total_q: usize,
+    /// Rows of k in all, with `cu_seqlens_k` only.
+    pub total_k: usize,
+    /// Factor of the scores.
+    pub softmax_scale: f32,
+    /// Cap of the scores; 0 for none.
+    pub softcap: f32,
+    /// Keys that a query sees before its position; `None` for all.
+    pub window_left: Option<usize>,
+    /// Keys that a query sees after its position; `None` for all, `Some(0)` for a causal mask.
+    pub window_right: Option<usize>,
+    /// Device address of fp32 slopes `(heads)`.
+    pub alibi_slopes: u64,
+    /// Device address of int32 `(batch + 1)`: where each sequence of packed queries starts.
+    pub cu_seqlens_q: u64,
+    /// As `cu_seqlens_q`, of keys.
+    pub cu_seqlens_k: u64,
+}
+
+/// Which of the optional pointers are real, and how blocks lie: bits of the kernels' `flags`.
+mod flags {
+    pub const CU_SEQLENS_Q: i32 = 1;
+    pub const CU_SEQLENS_K: i32 = 2;
+    pub const SEQUSED_K: i32 = 4;
+    pub const ALIBI: i32 = 16;
+    pub const BLOCK_TABLE: i32 = 1024;
+    pub const PACKED_BLOCKS: i32 = 2048;
+}
+
+/// What stands for an open window: wider than any sequence.
+const OPEN_WINDOW: i32 = 1 << 29;
+
+/// Row strides are smaller than this, in units of 16 bytes.
+const MAX_ROW_STRIDE: usize = 1 << 20;
+
+impl Shape {
+    /// Of dense tensors `(batch, seqlen, heads, head_dim)`, without options. Pairs are of q and of k.
+    #[must_use]
+    pub fn dense(
+        dtype: Dtype,
+        batch: usize,
+        (seqlen_q, seqlen_k): (usize, usize),
+        (heads, heads_k): (usize, usize),
+        head_dim: usize,
+        softmax_scale: f32,
+    ) -> Self {
+        Self {
+            dtype,
+            batch,
+            heads,
+            heads_k,
+            head_dim,
+            seqlen_q,
+            seqlen_k,
+            total_q: 0,
+            total_k: 0,
+            softmax_scale,
+            softcap: 0.0,
+            window_left: None,
+            window_right: None,
+            alibi_slopes: 0,
+            cu_seqlens_q: 0,
+            cu_seqlens_k: 0,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.heads_k == 0 || !self.heads.is_multiple_of(self.heads_k) {
+            return argument("heads_k", self.heads_k, format!("a divisor of heads, {}", self.heads));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) {
+            return argument("head_dim", self.head_dim, "a multiple of 8: pad q, k and v with zeros");
+        }
+        if self.head_dim > variant::MAX_HEAD_DIM {
+            return Err(Error::Unsupported(format!(
+                "head_dim: got {}, the GPU kernels reach to {}; the CPU kernels of this crate go further",
+                self.head_dim,
+                variant::MAX_HEAD_DIM
+            )));
+        }
+        let longest = OPEN_WINDOW as usize;
+        if self.seqlen_q >= longest || self.seqlen_k >= longest {
+            let found = format!("{} and {}", self.seqlen_q, self.seqlen_k);
+            return argument("seqlen_q and seqlen_k", found, format!("less than {longest}"));
+        }
+        if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
+            return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");
+        }
+        Ok(())
+    }
+
+    fn is_packed(&self) -> bool {
+        self.cu_seqlens_q != 0
+    }
+
+    fn is_causal(&self) -> bool {
+        self.window_left.is_none() && self.window_right == Some(0)
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.heads_k
+    }
+
+    /// The window as the kernels take it.
+    fn window(&self) -> (i32, i32) {
+        let size = |size: Option<usize>| size.map_or(OPEN_WINDOW, |size| size.min(OPEN_WINDOW as usize) as i32);
+        (size(self.window_left), size(self.window_right))
+    }
+
+    /// Rows of q in all.
+    fn rows_q(&self) -> usize {
+        if self.is_packed() {
+            self.total_q
+        } else {
+            self.batch * self.seqlen_q
+        }
+    }
+
+    /// Elements of the logarithms of the sums: fp32 `(batch, heads, seqlen_q)`, or `(heads, total_q)`.
+    #[must_use]
+    pub fn lse_elements(&self) -> usize {
+        self.heads * self.rows_q()
+    }
+
+    /// Strides of the logarithms of the sums: of a batch entry and of a head.
+    fn lse_strides(&self) -> (usize, usize) {
+        if self.is_packed() {
+            (0, self.total_q)
+        } else {
+            (self.heads * self.seqlen_q, self.seqlen_q)
+        }
+    }
+
+    /// The kind of kernel that the call's scores need.
+    fn kind(&self) -> &'static str {
+        let (softcap, alibi) = (self.softcap > 0.0, self.alibi_slopes != 0);
+        // Plain kernels take the maximum of the scores before they scale them.
+        match (softcap, alibi) {
+            _ if self.softmax_scale <= 0.0 => "any",
+            (false, false) => "plain",
+            (true, true) => "any",
+            (true, false) => "softcap",
+            (false, true) => "alibi",
+        }
+    }
+
+    /// Whether all blocks of a plane have the same work.
+    fn is_even(&self) -> bool {
+        !self.is_causal() && !self.is_packed()
+    }
+
+    fn flags(&self) -> i32 {
+        let bit = |address: u64, bit: i32| if address == 0 { 0 } else { bit };
+        bit(self.cu_seqlens_q, flags::CU_SEQLENS_Q)
+            | bit(self.cu_seqlens_k, flags::CU_SEQLENS_K)
+            | bit(self.alibi_slopes, flags::ALIBI)
+    }
+
+    /// A grid of blocks of so many rows: (blocks, planes, flag). As many blocks for each sequence and head as the
+    /// longest sequence has; or, where far fewer hold all packed rows, these for each head.
+    fn grid(&self, block: usize, longest: usize, heads: usize, rows: usize) -> (usize, usize, i32) {
+        let blocks = longest.div_ceil(block.max(1));
+        let packed = rows / block.max(1) + self.batch;
+        if 3 * packed < 2 * blocks * self.batch {
+            (packed, heads, flags::PACKED_BLOCKS)
+        } else {
+            (blocks, heads * self.batch, 0)
+        }
+    }
+}
+
+/// How many planes a kernel takes at once.
+fn chunk(planes: usize, even: bool, tile: &Tile) -> usize {
+    planes.min(if even && tile.num_xcds == 1 { 1 } else { 8 })
+}

@@ -1,0 +1,164 @@
+//! What a plan is made of: steps, arguments, and what it needs to know of kernels, memory and the device.
+
+use crate::error::{Error, Result};
+
+/// A kernel's argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A device address, 0 for none.
+    Pointer(u64),
+    /// An integer of 32 bits.
+    I32(i32),
+    /// A float of 32 bits.
+    F32(f32),
+    /// A structure, passed by value.
+    Structure(Vec<u8>),
+}
+
+/// One launch of a kernel of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The kernel's name in the store.
+    pub kernel: String,
+    /// Blocks along each axis; the store knows the threads of a block.
+    pub grid: [u32; 3],
+    /// Its arguments, without the null pointers that a launch adds.
+    pub arguments: Vec<Argument>,
+}
+
+impl Launch {
+    /// The arguments' bytes end to end: 8 for an address, 4 for a number.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut found = Vec::new();
+        for argument in &self.arguments {
+            match argument {
+                Argument::Pointer(address) => found.extend(address.to_le_bytes()),
+                Argument::I32(number) => found.extend(number.to_le_bytes()),
+                Argument::F32(number) => found.extend(number.to_le_bytes()),
+                Argument::Structure(bytes) => found.extend(bytes),
+            }
+        }
+        found
+    }
+}
+
+/// Memory to fill with a pattern of 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Device address, a multiple of 4.
+    pub address: u64,
+    /// The pattern: 0, or the bits of +inf.
+    pub pattern: u32,
+    /// How many times the pattern is written.
+    pub count: usize,
+}
+
+/// Partial gradients to add up: fp32 `(rows, parts, head_dim)` become elements `(rows, head_dim)` of the call's type.
+///
+/// Rows are those of k and its heads. The kernels have no such sum: the host does it, or the caller's framework.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// Device address of the parts.
+    pub parts: u64,
+    /// Number of parts of a row.
+    pub count: usize,
+    /// Rows of the result, counting heads.
+    pub rows: usize,
+    /// Device address of the dense result.
+    pub result: u64,
+}
+
+/// A step of a plan; the steps of a plan run in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Fills memory.
+    Fill(Fill),
+    /// Launches a kernel.
+    Launch(Launch),
+    /// Adds up partial gradients.
+    Sum(Sum),
+}
+
+/// What plans need to know of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Rows of queries of a tile.
+    pub block_m: usize,
+    /// Keys of a tile.
+    pub block_n: usize,
+    /// Dies of the GPU to which programs go in turn.
+    pub num_xcds: usize,
+}
+
+/// What there is to launch: a store, or a stand-in.
+pub trait Catalogue {
+    /// The tile of a kernel.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel is not there, with how to build it.
+    fn tile(&self, kernel: &str) -> Result<Tile>;
+}
+
+impl Catalogue for crate::store::Store {
+    fn tile(&self, kernel: &str) -> Result<Tile> {
+        let found = self.kernel(kernel)?;
+        Ok(Tile { block_m: found.block_m, block_n: found.block_n, num_xcds: found.num_xcds })
+    }
+}
+
+/// Where plans get their workspaces.
+pub trait Memory {
+    /// Device address of so many bytes, a multiple of 16, that live until the plan has run.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has no such memory.
+    fn allocate(&mut self, bytes: usize) -> Result<u64>;
+}
+
+/// What plans need to know of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Compute units, or multiprocessors.
+    pub compute_units: usize,
+}
+
+/// Arguments as they are collected.
+#[derive(Default)]
+pub(super) struct Arguments(pub Vec<Argument>);
+
+impl Arguments {
+    pub fn pointers(&mut self, addresses: &[u64]) {
+        self.0.extend(addresses.iter().map(|&address| Argument::Pointer(address)));
+    }
+
+    pub fn floats(&mut self, numbers: &[f32]) {
+        self.0.extend(numbers.iter().map(|&number| Argument::F32(number)));
+    }
+
+    pub fn ints(&mut self, numbers: &[i32]) {
+        self.0.extend(numbers.iter().map(|&number| Argument::I32(number)));
+    }
+
+    pub fn size(&mut self, size: usize) -> Result<()> {
+        self.0.push(Argument::I32(int(size)?));
+        Ok(())
+    }
+
+    pub fn sizes(&mut self, sizes: &[usize]) -> Result<()> {
+        sizes.iter().try_for_each(|&size| self.size(size))
+    }
+}
+
+fn int(size: usize) -> Result<i32> {
+    i32::try_from(size).map_err(|_| {
+        Error::Unsupported(format!("a size of {size} is beyond the 32 bits of the kernels: pass fewer rows at once"))
+    })
+}
+
+/// A grid of one axis.
+pub(super) fn line(blocks: usize) -> Result<[u32; 3]> {
+    Ok([int(blocks)? as u32, 1, 1])
+}

@@ -1,0 +1,236 @@
+//! When the keys of a forward are shared out among programs, and the plan of such a call: attend in parts, join them.
+
+use super::forward::{Forward, BLOCK_TABLE};
+use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step};
+use super::{flags, variant, Operand, Shape};
+use crate::error::{argument, Result};
+
+/// Rows of queries that share a key head, which `decode` takes at once, and `extend`.
+const DECODE_ROWS: usize = 16;
+const EXTEND_ROWS: usize = 64;
+/// Keys below which nothing is asked: the host's time is all that there is to gain.
+const LEAST_KEYS: usize = 512;
+
+/// Times of 64 keys by the head dim up to which they hold, in microseconds of one multiprocessor, measured on an H200:
+/// the forward kernel with one tile of queries, of each tile where it has several, and of keys that its tiles share.
+const FORWARD: [(usize, f64, f64, f64); 5] = [
+    (64, 0.59, 0.36, 0.5),
+    (96, 1.61, 1.14, 1.37),
+    (128, 0.82, 0.62, 0.93),
+    (192, 1.67, 1.89, 2.49),
+    (256, 2.04, 2.55, 2.95),
+];
+/// The same of `decode` and of `extend`.
+const PARTS: [(usize, f64, f64); 3] = [(64, 0.43, 0.5), (128, 0.93, 0.84), (256, 1.8, 2.11)];
+/// Microseconds of a call beside its blocks, and to join a row of 128 columns.
+const START_FORWARD: f64 = 4.0;
+const START_DECODE: f64 = 8.0;
+const START_EXTEND: f64 = 10.0;
+const JOIN: f64 = 0.0005;
+/// What has to be gained where the forward is one launch, in microseconds.
+const HOST: f64 = 20.0;
+
+/// Programs that share a multiprocessor with their loads in flight, and the most parts of the keys.
+const RESIDENT: usize = 2;
+const MAX_SPLITS: usize = 256;
+/// Costs in time of one block of keys: starting a program, launching the join, joining a part of a row.
+const START: f64 = 2.0;
+const COMBINE: f64 = 4.0;
+const PART: f64 = 0.0015;
+
+/// Pages are found in units of this many rows, else of one, and there are fewer units than this.
+const PAGE_UNIT: usize = 16;
+const MAX_PAGE_UNITS: usize = 1 << 22;
+/// The page size of a cache without pages: each of its lines is a page that does not end.
+const ENDLESS: usize = 1 << 30;
+/// More parts than this of so few rows are joined many at a time.
+const MANY_PARTS: usize = 16;
+const FEW_ROWS: usize = 256;
+
+/// A forward as a call over a cache of keys and values.
+pub(super) struct Cache<'a> {
+    call: &'a Forward,
+}
+
+impl<'a> Cache<'a> {
+    /// The call over a cache where that is faster than the forward kernel, whose tiles have `block_m` rows.
+    pub fn of(call: &'a Forward, block_m: usize, device: Device) -> Option<Self> {
+        let shape = &call.shape;
+        if shape.is_packed() && (call.lengths == 0 || call.pages.is_none()) {
+            return None;
+        }
+        if call.pages.is_some_and(|pages| pages.columns * pages.size >= MAX_PAGE_UNITS) {
+            return None;
+        }
+        is_profitable(shape, block_m, device).then_some(Self { call })
+    }
+}
+
+/// Whether a forward is enough faster in parts to pay for what they cost the host.
+fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bool {
+    if shape.seqlen_k < LEAST_KEYS || block_m == 0 {
+        return false;
+    }
+    let mut seen = shape.seqlen_k;
+    if let (Some(left), Some(right)) = (shape.window_left, shape.window_right) {
+        seen = seen.min(left.saturating_add(shape.seqlen_q).saturating_add(right));
+    }
+    let dim = shape.head_dim;
+    let (Some(&(_, alone, tile, read)), Some(&(_, decode, extend))) =
+        (FORWARD.iter().find(|row| dim <= row.0), PARTS.iter().find(|row| dim <= row.0))
+    else {
+        return false;
+    };
+    let units = device.compute_units as f64;
+    let blocks = seen.div_ceil(64);
+    let shared = shape.seqlen_q * shape.group();
+    let (rows, block, start) =
+        if shared <= DECODE_ROWS { (DECODE_ROWS, decode, START_DECODE) } else { (EXTEND_ROWS, extend, START_EXTEND) };
+    let programs = shared.div_ceil(rows) * shape.heads_k * shape.batch;
+    let mut parts = start + block * programs as f64 * blocks as f64 / units;
+    if programs < RESIDENT * device.compute_units {
+        parts += JOIN * (shape.batch * shape.seqlen_q * shape.heads * dim) as f64 / 128.0;
+    }
+    let tiles = shape.seqlen_q.div_ceil(block_m) * shape.heads * shape.batch;
+    let busy = (tile * tiles as f64).max(read * shape.heads_k as f64 * shape.batch as f64) / units;
+    let whole = START_FORWARD + blocks as f64 * alone.max(busy);
+    1.05 * parts + HOST < whole
+}
+
+/// How many parts to split `blocks` blocks of keys into, where `programs` programs of so many rows share the GPU.
+///
+/// The least of an estimate: waves of programs, each as long as its blocks, and the work of the join.
+fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {
+    let slots = units.max(1) * RESIDENT;
+    let (mut best, mut least) = (1, f64::INFINITY);
+    for count in 1..=blocks.clamp(1, MAX_SPLITS) {
+        let waves = (programs * count).div_ceil(slots) as f64;
+        let mut time = waves * (blocks.div_ceil(count) as f64 + START);
+        if count > 1 {
+            time += COMBINE + PART * rows as f64 * count as f64;
+        }
+        if time < 0.97 * least {
+            (best, least) = (count, time);
+        }
+    }
+    best
+}
+
+/// The kernel for so many rows of a key head, with its tile's rows and keys.
+fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(String, usize, usize)> {
+    let shape = &call.shape;
+    let kind = if shape.softcap == 0.0 && shape.alibi_slopes == 0 { "plain" } else { "any" };
+    let name = |operation: &str| variant::name(operation, shape.dtype, shape.head_dim, kind);
+    let mut operation = "decode";
+    let mut kernel = name(operation)?;
+    let mut tile = kernels.tile(&kernel)?;
+    if rows > tile.block_m {
+        operation = "extend";
+        kernel = name(operation)?;
+        tile = kernels.tile(&kernel)?;
+    }
+    let page_size = call.pages.map_or(ENDLESS, |pages| pages.size);
+    if tile.block_n == 0 || !page_size.is_multiple_of(tile.block_n) {
+        kernel = name(&format!("{operation}-paged"))?;
+        tile = kernels.tile(&kernel)?;
+    }
+    Ok((kernel, tile.block_m, tile.block_n))
+}
+
+/// Plans a call over a cache.
+pub(super) fn plan(
+    cache: &Cache<'_>,
+    kernels: &dyn Catalogue,
+    device: Device,
+    memory: &mut dyn Memory,
+) -> Result<Vec<Step>> {
+    let call = cache.call;
+    let shape = &call.shape;
+    let rows = shape.seqlen_q * shape.group();
+    let (kernel, block_m, block_n) = kernel_of(call, rows, kernels)?;
+    let (page_size, table, table_stride) = call.pages.map_or((ENDLESS, 0, 0), |p| (p.size, p.table, p.stride));
+    let capacity = call.pages.map_or(shape.seqlen_k, |pages| pages.columns * pages.size);
+    let unit = if page_size.is_multiple_of(PAGE_UNIT) { PAGE_UNIT } else { 1 };
+    // Keys of the longest sequence, as far as the host knows.
+    let length = shape.seqlen_k.min(capacity);
+    let (left, right) = shape.window();
+    let blocks_m = rows.div_ceil(block_m.max(1));
+    let programs = blocks_m * shape.heads_k * shape.batch;
+    let seen = length.min(left as usize + right as usize + shape.seqlen_q);
+    let blocks = seen.div_ceil(block_n.max(1));
+    let num_splits = splits(programs, blocks, device.compute_units, block_m);
+
+    let elements = shape.lse_elements();
+    let mut steps = Vec::new();
+    let (mut partial, mut partial_lse) = (call.lse, call.lse);
+    if num_splits > 1 {
+        if elements * shape.head_dim >= 1 << 31 {
+            return argument("q", format!("{elements} rows of {}", shape.head_dim), "fewer rows at once");
+        }
+        partial = memory.allocate(num_splits * elements * shape.head_dim * 4)?;
+        partial_lse = memory.allocate(num_splits * elements * 4)?;
+    }
+    if shape.is_packed() {
+        // No program writes rows outside of every sequence.
+        let pattern = f32::INFINITY.to_bits();
+        steps.push(Step::Fill(Fill { address: partial_lse, pattern, count: num_splits * elements }));
+        if num_splits == 1 {
+            let count = shape.total_q * shape.heads * shape.head_dim * shape.dtype.size() / 4;
+            steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
+        }
+    }
+    let vec = shape.dtype.vec();
+    let (lse_b, lse_h) = shape.lse_strides();
+    let mut bits = shape.flags() & !flags::CU_SEQLENS_K;
+    if call.lengths != 0 {
+        bits |= flags::SEQUSED_K;
+    }
+    if table != 0 {
+        bits |= BLOCK_TABLE;
+    }
+    let mut arguments = Arguments::default();
+    arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);
+    arguments.pointers(&[partial, partial_lse]);
+    // cu_seqlens_q, cu_seqlens_k_new, seqused_k, leftpad_k, alibi_slopes, block_table, and scales of FP8 tensors
+    arguments.pointers(&[shape.cu_seqlens_q, 0, call.lengths, 0, shape.alibi_slopes, table]);
+    arguments.pointers(&[call.lse, call.lse, call.lse]);
+    arguments.floats(&[shape.softmax_scale, shape.softcap, (unit as f64 / page_size as f64) as f32]);
+    for operand in [call.q, call.k, call.v, call.out] {
+        operand.push(&mut arguments, vec)?;
+    }
+    arguments.sizes(&[lse_b, lse_h, 0, table_stride, page_size, if unit == PAGE_UNIT { 4 } else { 0 }])?;
+    arguments.sizes(&[shape.heads_k, shape.group(), shape.seqlen_q, length, 0, capacity, shape.head_dim / vec])?;
+    arguments.ints(&[left, right, 0]);
+    arguments.sizes(&[elements, blocks_m, num_splits])?;
+    arguments.ints(&[bits]);
+    steps.push(Step::Launch(Launch { kernel, grid: line(programs * num_splits)?, arguments: arguments.0 }));
+    if num_splits > 1 {
+        steps.push(join(call, kernels, partial, partial_lse, num_splits)?);
+    }
+    Ok(steps)
+}
+
+/// The launch that joins the parts.
+fn join(call: &Forward, kernels: &dyn Catalogue, partial: u64, partial_lse: u64, num_splits: usize) -> Result<Step> {
+    let shape = &call.shape;
+    let elements = shape.lse_elements();
+    let dim = shape.head_dim;
+    let kind = if num_splits > MANY_PARTS && elements <= FEW_ROWS { "wide" } else { "plain" };
+    let kernel = variant::name("combine", shape.dtype, dim, kind)?;
+    kernels.tile(&kernel)?;
+    let (lse_b, lse_h) = shape.lse_strides();
+    let rows = [lse_b, 1, lse_h];
+    let Operand { batch, row, head, .. } = call.out;
+    let mut arguments = Arguments::default();
+    arguments.pointers(&[partial, partial_lse, call.out.address, call.lse]);
+    arguments.size(elements * dim)?;
+    arguments.sizes(&rows.map(|stride| stride * dim))?;
+    arguments.size(elements)?;
+    arguments.sizes(&rows)?;
+    arguments.sizes(&[if shape.is_packed() { 0 } else { batch }, row, head])?;
+    arguments.sizes(&rows)?;
+    let queries = if shape.is_packed() { shape.total_q } else { shape.seqlen_q };
+    arguments.sizes(&[shape.heads, queries, dim, num_splits])?;
+    let grid = [line(elements)?[0], dim.div_ceil(128) as u32, 1];
+    Ok(Step::Launch(Launch { kernel, grid, arguments: arguments.0 }))
+}

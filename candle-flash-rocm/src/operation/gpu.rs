@@ -1,0 +1,161 @@
+//! The operation on a GPU, with tensors in host memory.
+
+use candle_core::{Tensor, WithDType};
+
+use super::Attention;
+use crate::arguments::Sizes;
+use crate::context::RocmContext;
+use crate::cpu::{Element, View};
+use crate::error::{Error, Result};
+use crate::launch::Shape;
+use crate::raw::host::{HostBackward, HostForward};
+
+/// Head dims of the kernels are multiples of this number; others are padded with zeros.
+const HEAD_DIM_MULTIPLE: usize = 8;
+
+/// A call's tensors as the device takes them: dense, with padded head dims, and the index tensors' values.
+struct Inputs<T> {
+    shape: Shape,
+    q: Vec<T>,
+    k: Vec<T>,
+    v: Vec<T>,
+    slopes: Option<Vec<f32>>,
+    seqlens: Option<(Vec<i32>, Vec<i32>)>,
+    /// The block table, its columns and the page size.
+    pages: Option<(Vec<i32>, usize, usize)>,
+}
+
+impl<T: Element> Inputs<T> {
+    fn forward(&self) -> HostForward<'_> {
+        HostForward {
+            shape: self.shape,
+            q: bytemuck::cast_slice(&self.q),
+            k: bytemuck::cast_slice(&self.k),
+            v: bytemuck::cast_slice(&self.v),
+            slopes: self.slopes.as_deref(),
+            seqlens: self.seqlens.as_ref().map(|(q, k)| (q.as_slice(), k.as_slice())),
+            pages: self.pages.as_ref().map(|(table, columns, size)| (table.as_slice(), *columns, *size)),
+        }
+    }
+}
+
+/// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros.
+fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], padded: usize) -> Vec<T> {
+    let mut found = vec![T::default(); batch * rows * heads * padded];
+    if padded > 0 {
+        for (index, row) in found.chunks_exact_mut(padded).enumerate() {
+            let (head, place) = (index % heads, index / heads);
+            view.copy(place / rows, place % rows, head, &mut row[..dim]);
+        }
+    }
+    found
+}
+
+/// The elements of a dense tensor without the padding of its head dims.
+fn unpadded<T: Element>(bytes: &[u8], padded: usize, dim: usize) -> Vec<T> {
+    let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
+    bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
+    if padded == dim {
+        return elements;
+    }
+    elements.chunks_exact(padded).flat_map(|row| row[..dim].iter().copied()).collect()
+}
+
+impl Attention {
+    fn inputs<T: Element>(&self, sizes: &Sizes, [q, k, v]: [View<'_, T>; 3]) -> Result<Inputs<T>> {
+        let Sizes { batch, seqlen_q, seqlen_k, heads, heads_k, dim, pages, page_size } = *sizes;
+        let padded = dim.next_multiple_of(HEAD_DIM_MULTIPLE);
+        let scale = self.options.softmax_scale;
+        let mut shape = Shape::dense(T::DTYPE, batch, (seqlen_q, seqlen_k), (heads, heads_k), padded, scale);
+        shape.softcap = self.options.cap();
+        let keys = if pages > 0 { [pages, page_size, heads_k, dim] } else { [batch, seqlen_k, heads_k, dim] };
+        let mut longest_k = seqlen_k;
+        let (mut seqlens, mut table) = (None, None);
+        if let Some(varlen) = &self.varlen {
+            if varlen.pages.as_ref().is_some_and(|pages| pages.mm_prefix_ranges.is_some()) {
+                let reason = "mm_prefix_ranges: the GPU kernels have none. Leave them out, or call outside of a \
+                              RocmContext's scope, where the CPU kernels take them";
+                return Err(Error::Unsupported(reason.into()));
+            }
+            let sequences = varlen.sequences(sizes)?;
+            longest_k = varlen.max_seqlen_k;
+            let starts = |lengths: Vec<usize>| -> Vec<i32> {
+                let mut sum = 0;
+                let ends = lengths.into_iter().map(|length| {
+                    sum += length as i32;
+                    sum
+                });
+                std::iter::once(0).chain(ends).collect()
+            };
+            let lengths_q: Vec<usize> = sequences.iter().map(|sequence| sequence.q.len()).collect();
+            let lengths_k: Vec<usize> = sequences.iter().map(|sequence| sequence.k.len()).collect();
+            (shape.total_q, shape.total_k) = (seqlen_q, seqlen_k);
+            shape.batch = sequences.len();
+            shape.seqlen_q = lengths_q.iter().copied().max().unwrap_or(0);
+            shape.seqlen_k = lengths_k.iter().copied().max().unwrap_or(0);
+            seqlens = Some((starts(lengths_q), starts(lengths_k)));
+            if varlen.pages.is_some() {
+                let columns = sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0).max(1);
+                let rows = sequences.iter().flat_map(|sequence| {
+                    let pages = sequence.pages.iter().map(|&page| page as i32);
+                    pages.chain(std::iter::repeat(0)).take(columns)
+                });
+                table = Some((rows.collect(), columns, page_size));
+            }
+        }
+        (shape.window_left, shape.window_right) = self.options.window(longest_k);
+        Ok(Inputs {
+            shape,
+            q: gather(q, [batch, seqlen_q, heads, dim], padded),
+            k: gather(k, keys, padded),
+            v: gather(v, keys, padded),
+            slopes: self.options.alibi_slopes.as_ref().map(Tensor::to_vec1).transpose()?,
+            seqlens,
+            pages: table,
+        })
+    }
+
+    /// The forward on a GPU: the result's elements. Keeps the logarithms of the sums for the backward.
+    pub(super) fn gpu_forward<T: Element>(
+        &self,
+        rocm: &RocmContext,
+        sizes: &Sizes,
+        tensors: [View<'_, T>; 3],
+    ) -> Result<Vec<T>> {
+        let inputs = self.inputs(sizes, tensors)?;
+        let (out, lse) = rocm.session(|mut session| session.forward(&inputs.forward()))?;
+        self.keep(lse);
+        Ok(unpadded(&out, inputs.shape.head_dim, sizes.dim))
+    }
+
+    /// The backward on a GPU: elements of dq, dk and dv.
+    pub(super) fn gpu_backward<T: Element + WithDType>(
+        &self,
+        rocm: &RocmContext,
+        sizes: &Sizes,
+        [q, k, v, out, dout]: [View<'_, T>; 5],
+    ) -> Result<[Vec<T>; 3]> {
+        let inputs = self.inputs(sizes, [q, k, v])?;
+        let padded = inputs.shape.head_dim;
+        let shape = [sizes.batch, sizes.seqlen_q, sizes.heads, sizes.dim];
+        let (out, dout) = (gather(out, shape, padded), gather(dout, shape, padded));
+        let gradients = rocm.session(|mut session| {
+            let lse = match self.kept() {
+                Some(lse) => lse,
+                None => session.forward(&inputs.forward())?.1,
+            };
+            let call = HostBackward {
+                forward: inputs.forward(),
+                out: bytemuck::cast_slice(&out),
+                dout: bytemuck::cast_slice(&dout),
+                lse: &lse,
+            };
+            session.backward(&call, |sums| {
+                let mut narrowed = vec![<T as Default>::default(); sums.len()];
+                T::narrow(sums, &mut narrowed);
+                bytemuck::cast_slice(&narrowed).to_vec()
+            })
+        })?;
+        Ok(gradients.map(|bytes| unpadded(&bytes, padded, sizes.dim)))
+    }
+}

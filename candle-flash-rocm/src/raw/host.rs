@@ -1,0 +1,160 @@
+//! Attention of tensors in host memory on a GPU: copied there, computed, copied back.
+
+use super::{run, Workspace};
+use crate::driver::{Kernels, Stream};
+use crate::error::Result;
+use crate::launch::{plan_backward, plan_forward, Backward, Device, Forward, Memory, Operand, Pages, Shape, Step};
+
+/// A device, a stream of it, and memory there.
+pub(crate) struct Session<'a> {
+    pub kernels: &'a Kernels,
+    pub stream: &'a Stream,
+    pub workspace: &'a mut Workspace,
+}
+
+/// Tensors of a forward, dense, as bytes. Packed sequences have checked `seqlens`.
+pub(crate) struct HostForward<'a> {
+    /// Without addresses.
+    pub shape: Shape,
+    pub q: &'a [u8],
+    pub k: &'a [u8],
+    pub v: &'a [u8],
+    pub slopes: Option<&'a [f32]>,
+    pub seqlens: Option<(&'a [i32], &'a [i32])>,
+    /// The block table, its columns and the page size.
+    pub pages: Option<(&'a [i32], usize, usize)>,
+}
+
+/// What a backward takes beside its forward's tensors.
+pub(crate) struct HostBackward<'a> {
+    pub forward: HostForward<'a>,
+    pub out: &'a [u8],
+    pub dout: &'a [u8],
+    pub lse: &'a [f32],
+}
+
+/// Little-endian bytes of numbers.
+fn bytes<const N: usize, T: Copy>(numbers: &[T], of: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    numbers.iter().flat_map(|&number| of(number)).collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
+}
+
+impl Session<'_> {
+    fn put(&mut self, content: &[u8]) -> Result<u64> {
+        let address = self.workspace.allocate(content.len())?;
+        // SAFETY: the workspace gave so many bytes.
+        unsafe { self.stream.copy_to(content, address)? };
+        Ok(address)
+    }
+
+    fn get(&self, address: u64, length: usize) -> Result<Vec<u8>> {
+        let mut content = vec![0; length];
+        // SAFETY: the workspace gave at least so many bytes.
+        unsafe { self.stream.copy_from(address, &mut content)? };
+        Ok(content)
+    }
+
+    fn device(&self) -> Device {
+        Device { compute_units: self.kernels.gpu().compute_units() }
+    }
+
+    /// Copies a call's tensors to the device. The result and the logarithms have memory, not contents.
+    fn place(&mut self, call: &HostForward<'_>) -> Result<Forward> {
+        let mut shape = call.shape;
+        let packed = call.seqlens.is_some();
+        let operand = |address, rows: usize, heads: usize| {
+            if packed {
+                Operand::packed(address, heads, shape.head_dim)
+            } else {
+                Operand::dense(address, rows, heads, shape.head_dim)
+            }
+        };
+        let q = operand(self.put(call.q)?, shape.seqlen_q, shape.heads);
+        let (k, v) = (self.put(call.k)?, self.put(call.v)?);
+        let keys = |address| match call.pages {
+            Some((_, _, size)) => Operand::dense(address, size, shape.heads_k, shape.head_dim),
+            None => operand(address, shape.seqlen_k, shape.heads_k),
+        };
+        let (k, v) = (keys(k), keys(v));
+        let out = operand(self.workspace.allocate(call.q.len())?, shape.seqlen_q, shape.heads);
+        let lse = self.workspace.allocate(shape.lse_elements() * 4)?;
+        if let Some(slopes) = call.slopes {
+            shape.alibi_slopes = self.put(&bytes(slopes, f32::to_le_bytes))?;
+        }
+        let mut lengths = 0;
+        if let Some((starts_q, starts_k)) = call.seqlens {
+            shape.cu_seqlens_q = self.put(&bytes(starts_q, i32::to_le_bytes))?;
+            shape.cu_seqlens_k = self.put(&bytes(starts_k, i32::to_le_bytes))?;
+            if call.pages.is_some() {
+                let each: Vec<i32> = starts_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
+                lengths = self.put(&bytes(&each, i32::to_le_bytes))?;
+            }
+        }
+        let mut pages = None;
+        if let Some((table, columns, size)) = call.pages {
+            let table = self.put(&bytes(table, i32::to_le_bytes))?;
+            pages = Some(Pages { table, stride: columns, columns, size });
+        }
+        Ok(Forward { shape, q, k, v, out, lse, pages, lengths })
+    }
+
+    /// The forward: bytes of the result, and the logarithms of the sums in the kernels' own layout.
+    pub fn forward(&mut self, call: &HostForward<'_>) -> Result<(Vec<u8>, Vec<f32>)> {
+        self.workspace.reset();
+        let placed = self.place(call)?;
+        let steps = plan_forward(&placed, self.kernels, self.device(), self.workspace)?;
+        // SAFETY: every address is of the workspace, as large as the shape says, and read back below.
+        unsafe { run(self.kernels, self.stream, &steps)? };
+        let out = self.get(placed.out.address, call.q.len())?;
+        Ok((out, floats(&self.get(placed.lse, placed.shape.lse_elements() * 4)?)))
+    }
+
+    /// The backward: bytes of dq, dk and dv. `narrow` turns sums into elements.
+    pub fn backward(&mut self, call: &HostBackward<'_>, narrow: impl Fn(&[f32]) -> Vec<u8>) -> Result<[Vec<u8>; 3]> {
+        self.workspace.reset();
+        let placed = self.place(&call.forward)?;
+        let like = |operand: Operand, address| Operand { address, ..operand };
+        let (out, dout) = (self.put(call.out)?, self.put(call.dout)?);
+        let lse = self.put(&bytes(call.lse, f32::to_le_bytes))?;
+        let (size_q, size_k) = (call.forward.q.len(), call.forward.k.len());
+        let dq = self.workspace.allocate(size_q)?;
+        let [dk, dv] = [self.workspace.allocate(size_k)?, self.workspace.allocate(size_k)?];
+        let backward = Backward {
+            shape: placed.shape,
+            dout: like(placed.q, dout),
+            q: placed.q,
+            k: placed.k,
+            v: placed.v,
+            out: like(placed.q, out),
+            lse,
+            dq: like(placed.q, dq),
+            dk: like(placed.k, dk),
+            dv: like(placed.v, dv),
+            may_split: true,
+        };
+        let steps = plan_backward(&backward, self.kernels, self.device(), self.workspace)?;
+        let (sums, others): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| matches!(step, Step::Sum(_)));
+        // SAFETY: as in `forward`.
+        unsafe { run(self.kernels, self.stream, &others)? };
+        let mut gradients = [Vec::new(), self.get(dk, size_k)?, self.get(dv, size_k)?];
+        gradients[0] = self.get(dq, size_q)?;
+        for step in sums {
+            let Step::Sum(sum) = step else { continue };
+            let dim = placed.shape.head_dim;
+            let parts = floats(&self.get(sum.parts, sum.rows * sum.count * dim * 4)?);
+            let mut total = vec![0.0f32; sum.rows * dim];
+            for (total, parts) in total.chunks_exact_mut(dim).zip(parts.chunks_exact(dim * sum.count)) {
+                for part in parts.chunks_exact(dim) {
+                    for (sum, value) in total.iter_mut().zip(part) {
+                        *sum += value;
+                    }
+                }
+            }
+            gradients[if sum.result == dk { 1 } else { 2 }] = narrow(&total);
+        }
+        Ok(gradients)
+    }
+}

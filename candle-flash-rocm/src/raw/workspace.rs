@@ -1,0 +1,58 @@
+//! Memory that plans take their workspaces from, kept from call to call.
+
+use std::sync::Arc;
+
+use crate::driver::{Buffer, Gpu};
+use crate::error::Result;
+use crate::launch::Memory;
+
+/// Bytes that addresses are multiples of.
+const ALIGNMENT: usize = 256;
+
+/// Memory of a device for one stream's workspaces. It grows to what the largest call took.
+#[derive(Debug)]
+pub struct Workspace {
+    gpu: Arc<Gpu>,
+    /// The last one has room from `used` on.
+    buffers: Vec<Buffer>,
+    used: usize,
+}
+
+impl Workspace {
+    /// Without memory yet.
+    #[must_use]
+    pub fn new(gpu: Arc<Gpu>) -> Self {
+        Self { gpu, buffers: Vec::new(), used: 0 }
+    }
+
+    /// Bytes that it holds.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.buffers.iter().map(Buffer::bytes).sum()
+    }
+
+    /// Takes everything back; what was given out belongs to the next call.
+    ///
+    /// A stream runs calls in order, so the next call on the same stream may write where this one reads.
+    pub(super) fn reset(&mut self) {
+        self.used = 0;
+        if self.buffers.len() > 1 {
+            self.buffers.drain(..self.buffers.len() - 1);
+        }
+    }
+}
+
+impl Memory for Workspace {
+    fn allocate(&mut self, bytes: usize) -> Result<u64> {
+        let size = bytes.max(1).next_multiple_of(ALIGNMENT);
+        if self.buffers.last().is_none_or(|buffer| buffer.bytes() - self.used < size) {
+            // Room for what this call took before too, so that the next one finds it in one piece.
+            let whole = size + self.bytes();
+            self.buffers.push(self.gpu.allocate(whole)?);
+            self.used = 0;
+        }
+        let start = self.used;
+        self.used += size;
+        Ok(self.buffers.last().map_or(0, Buffer::address) + start as u64)
+    }
+}

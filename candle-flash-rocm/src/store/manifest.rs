@@ -1,0 +1,173 @@
+//! The manifest of a store: what each kernel is called, takes and needs.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::FORMAT;
+
+/// Most threads that a block may have.
+const MAX_THREADS: u32 = 1024;
+
+/// Most bytes of a kernel's one structure, and most single arguments.
+const MAX_STRUCTURE: usize = 4096;
+const MAX_PARAMETERS: usize = 64;
+
+/// An argument of a kernel, by its letter in the manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// A device address.
+    Pointer,
+    /// An integer of 32 bits.
+    I32,
+    /// An integer of 64 bits.
+    I64,
+    /// A float of 32 bits.
+    F32,
+    /// A float of 64 bits.
+    F64,
+    /// A null pointer that the launch adds by itself.
+    Null,
+    /// The kernel's one argument, a structure of so many bytes.
+    Structure(usize),
+}
+
+/// What a store says of one kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Name of the function in the code object.
+    pub symbol: String,
+    /// Its arguments, in order.
+    pub parameters: Vec<Parameter>,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Rows of queries and of keys in a tile of an attention kernel; 0 for kernels without.
+    pub block_m: usize,
+    /// See `block_m`.
+    pub block_n: usize,
+    /// Dies of the GPU to which programs go in turn.
+    pub num_xcds: usize,
+    /// Digest of the code object, in hexadecimal.
+    pub sha256: String,
+    pub(super) group: String,
+    pub(super) offset: usize,
+    pub(super) size: usize,
+}
+
+#[derive(Deserialize)]
+struct Manifest {
+    format: u64,
+    #[serde(default)]
+    kernels: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    symbol: String,
+    params: String,
+    shared: u32,
+    threads: u32,
+    sha256: String,
+    group: String,
+    offset: usize,
+    size: usize,
+    #[serde(default)]
+    constants: Constants,
+}
+
+#[derive(Default, Deserialize)]
+struct Constants {
+    #[serde(rename = "BLOCK_M", default)]
+    block_m: usize,
+    #[serde(rename = "BLOCK_N", default)]
+    block_n: usize,
+    #[serde(rename = "NUM_XCDS")]
+    num_xcds: Option<usize>,
+}
+
+/// The kernels of a manifest by name. The error says what is wrong with it.
+pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
+    let broken = |error: serde_json::Error| format!("manifest.json cannot be read: {error}");
+    let manifest: Manifest = serde_json::from_slice(text).map_err(broken)?;
+    if manifest.format != FORMAT {
+        return Err(format!(
+            "it has format {}, this crate reads {FORMAT}: build the store with the version of the repository that the \
+             crate is from",
+            manifest.format
+        ));
+    }
+    let entries: BTreeMap<String, Entry> = serde_json::from_value(manifest.kernels).map_err(broken)?;
+    entries
+        .into_iter()
+        .map(|(name, entry)| {
+            let parameters = parameters(&entry.params).map_err(|reason| format!("kernel {name}: {reason}"))?;
+            if !(1..=MAX_THREADS).contains(&entry.threads) {
+                return Err(format!("kernel {name}: threads is {}, wanted 1 to {MAX_THREADS}", entry.threads));
+            }
+            if entry.symbol.is_empty() || entry.symbol.contains('\0') {
+                return Err(format!("kernel {name}: symbol {:?} is empty or has a null character", entry.symbol));
+            }
+            let kernel = Kernel {
+                symbol: entry.symbol,
+                parameters,
+                shared: entry.shared,
+                threads: entry.threads,
+                block_m: entry.constants.block_m,
+                block_n: entry.constants.block_n,
+                num_xcds: entry.constants.num_xcds.unwrap_or(1),
+                sha256: entry.sha256,
+                group: entry.group,
+                offset: entry.offset,
+                size: entry.size,
+            };
+            Ok((name, kernel))
+        })
+        .collect()
+}
+
+/// From letters, or from B and a number of bytes, to parameters.
+fn parameters(letters: &str) -> Result<Vec<Parameter>, String> {
+    if let Some(size) = letters.strip_prefix('B') {
+        return match size.parse() {
+            Ok(size) if (1..=MAX_STRUCTURE).contains(&size) => Ok(vec![Parameter::Structure(size)]),
+            _ => Err(format!("params {letters:?}, B wants a number of bytes from 1 to {MAX_STRUCTURE}")),
+        };
+    }
+    if letters.len() > MAX_PARAMETERS {
+        return Err(format!("{} params, at most {MAX_PARAMETERS}", letters.len()));
+    }
+    let mut found = Vec::with_capacity(letters.len());
+    for letter in letters.chars() {
+        let parameter = match letter {
+            'P' => Parameter::Pointer,
+            'i' => Parameter::I32,
+            'I' => Parameter::I64,
+            'f' => Parameter::F32,
+            'd' => Parameter::F64,
+            '0' => Parameter::Null,
+            _ => return Err(format!("params {letters:?}, letter {letter:?} is none of P i I f d 0")),
+        };
+        if found.last() == Some(&Parameter::Null) && parameter != Parameter::Null {
+            return Err(format!("params {letters:?}, a 0 before {letter:?}: they come last"));
+        }
+        found.push(parameter);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_become_parameters() {
+        assert_eq!(parameters("B200"), Ok(vec![Parameter::Structure(200)]));
+        assert_eq!(parameters("Pf0"), Ok(vec![Parameter::Pointer, Parameter::F32, Parameter::Null]));
+        for wrong in ["B0", "B", "B-1", "Px", "0P", "B5000"] {
+            assert!(parameters(wrong).is_err(), "{wrong}");
+        }
+        assert!(parameters(&"P".repeat(65)).is_err());
+    }
+}

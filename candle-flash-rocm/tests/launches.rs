@@ -1,0 +1,205 @@
+//! Every launch that the crate plans against what flash_attn's Python backend launches for the same call, byte for byte.
+//!
+//! tests/record_launches.py wrote data/launches.json, and says which calls there are.
+
+use std::collections::BTreeMap;
+
+use candle_flash_rocm::launch::{
+    plan_backward, plan_forward, Backward, Catalogue, Device, Dtype, Forward, Memory, Operand, Pages, Shape, Step, Tile,
+};
+use candle_flash_rocm::{Error, Result};
+use serde::Deserialize;
+
+/// As in record_launches.py.
+const APART: u64 = 1 << 32;
+const OTHERS: u64 = 100;
+const NAMES: [&str; 13] =
+    ["q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_k", "alibi", "table"];
+
+#[derive(Deserialize)]
+struct Recorded {
+    cases: Vec<Case>,
+    targets: BTreeMap<String, Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    compute_units: usize,
+    tiles: BTreeMap<String, [usize; 3]>,
+    launches: Vec<Vec<(String, [u32; 3], String)>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Case {
+    dtype: String,
+    batch: usize,
+    seqlen_q: usize,
+    seqlen_k: usize,
+    heads: usize,
+    heads_k: usize,
+    head_dim: usize,
+    scale: f32,
+    softcap: f32,
+    window: [i64; 2],
+    alibi: bool,
+    lengths_q: Vec<usize>,
+    lengths_k: Vec<usize>,
+    page_size: usize,
+    columns: usize,
+    backward: bool,
+}
+
+impl Catalogue for Target {
+    fn tile(&self, kernel: &str) -> Result<Tile> {
+        match self.tiles.get(kernel) {
+            Some(&[block_m, block_n, num_xcds]) => Ok(Tile { block_m, block_n, num_xcds }),
+            None => Err(Error::Unsupported(format!("Python's backend never asked for {kernel}"))),
+        }
+    }
+}
+
+/// Gives addresses that no tensor has.
+struct Fresh(u64);
+
+impl Memory for Fresh {
+    fn allocate(&mut self, bytes: usize) -> Result<u64> {
+        let address = self.0;
+        self.0 += (bytes as u64).next_multiple_of(256) + 256;
+        Ok(address)
+    }
+}
+
+fn address(name: &str) -> u64 {
+    let index = NAMES.iter().position(|&one| one == name).expect("a known name");
+    APART * (1 + index as u64)
+}
+
+impl Case {
+    fn is_packed(&self) -> bool {
+        !self.lengths_q.is_empty()
+    }
+
+    fn rows(&self) -> (usize, usize) {
+        if self.is_packed() {
+            (self.lengths_q.iter().sum::<usize>() + 5, self.lengths_k.iter().sum::<usize>() + 5)
+        } else {
+            (self.batch * self.seqlen_q, self.batch * self.seqlen_k)
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        let dtype = match self.dtype.as_str() {
+            "fp16" => Dtype::F16,
+            "bf16" => Dtype::Bf16,
+            _ => Dtype::F32,
+        };
+        let longest = |lengths: &[usize], dense| lengths.iter().copied().max().unwrap_or(dense);
+        let seqlens = (longest(&self.lengths_q, self.seqlen_q), longest(&self.lengths_k, self.seqlen_k));
+        let mut shape = Shape::dense(dtype, self.batch, seqlens, (self.heads, self.heads_k), self.head_dim, self.scale);
+        shape.softcap = self.softcap;
+        shape.window_left = usize::try_from(self.window[0]).ok();
+        shape.window_right = usize::try_from(self.window[1]).ok();
+        if self.alibi {
+            shape.alibi_slopes = address("alibi");
+        }
+        if self.is_packed() {
+            (shape.total_q, shape.total_k) = self.rows();
+            (shape.cu_seqlens_q, shape.cu_seqlens_k) = (address("cu_seqlens_q"), address("cu_seqlens_k"));
+        }
+        shape
+    }
+
+    /// A dense tensor by its name. torch gives tensors without elements the address 0.
+    fn operand(&self, name: &str) -> Operand {
+        let of_keys = matches!(name, "k" | "v" | "dk" | "dv");
+        let (heads, rows, length) = if of_keys {
+            (self.heads_k, self.rows().1, self.seqlen_k)
+        } else {
+            (self.heads, self.rows().0, self.seqlen_q)
+        };
+        if of_keys && self.page_size > 0 {
+            return Operand::dense(address(name), self.page_size, heads, self.head_dim);
+        }
+        let place = if rows == 0 { 0 } else { address(name) };
+        if self.is_packed() {
+            Operand::packed(place, heads, self.head_dim)
+        } else {
+            Operand::dense(place, length, heads, self.head_dim)
+        }
+    }
+
+    fn plan(&self, target: &Target) -> Result<Vec<Step>> {
+        let shape = self.shape();
+        let device = Device { compute_units: target.compute_units };
+        let mut memory = Fresh(APART * 1000);
+        let pages = (self.page_size > 0).then(|| Pages {
+            table: address("table"),
+            stride: self.columns,
+            columns: self.columns,
+            size: self.page_size,
+        });
+        // Python computes the lengths of a paged cache into a tensor of its own.
+        let lengths = if pages.is_some() { memory.allocate(4 * self.batch)? } else { 0 };
+        let lse = if shape.lse_elements() == 0 { 0 } else { address("lse") };
+        let (q, k, v, out) = (self.operand("q"), self.operand("k"), self.operand("v"), self.operand("out"));
+        let mut steps =
+            plan_forward(&Forward { shape, q, k, v, out, lse, pages, lengths }, target, device, &mut memory)?;
+        if self.backward {
+            let backward = Backward {
+                shape,
+                dout: self.operand("dout"),
+                q,
+                k,
+                v,
+                out,
+                lse,
+                dq: self.operand("dq"),
+                dk: self.operand("dk"),
+                dv: self.operand("dv"),
+                may_split: true,
+            };
+            steps.extend(plan_backward(&backward, target, device, &mut memory)?);
+        }
+        Ok(steps)
+    }
+}
+
+/// The launches with addresses that are no tensor's as numbers in the order of their first appearance.
+fn launched(steps: &[Step]) -> Vec<(String, [u32; 3], String)> {
+    use candle_flash_rocm::launch::Argument;
+
+    let mut known: BTreeMap<u64, u64> = NAMES.iter().map(|name| (address(name), address(name))).collect();
+    known.insert(0, 0);
+    let first = known.len();
+    let mut found = Vec::new();
+    for step in steps {
+        let Step::Launch(launch) = step else { continue };
+        let mut launch = launch.clone();
+        for argument in &mut launch.arguments {
+            if let Argument::Pointer(address) = argument {
+                let next = APART * (OTHERS + (known.len() - first) as u64);
+                *address = *known.entry(*address).or_insert(next);
+            }
+        }
+        let hex = launch.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        found.push((launch.kernel, launch.grid, hex));
+    }
+    found
+}
+
+#[test]
+fn every_launch_is_that_of_python() {
+    let recorded: Recorded = serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    let mut compared = 0;
+    for (name, target) in &recorded.targets {
+        assert_eq!(target.launches.len(), recorded.cases.len());
+        for (case, wanted) in recorded.cases.iter().zip(&target.launches) {
+            let steps = case.plan(target).unwrap_or_else(|error| panic!("{name}, {case:?}: {error}"));
+            let planned = launched(&steps);
+            assert_eq!(&planned, wanted, "{name}, {case:?}");
+            compared += planned.len();
+        }
+    }
+    println!("{compared} launches of {} calls on {} targets", recorded.cases.len(), recorded.targets.len());
+    assert!(compared > 900, "{compared}");
+}

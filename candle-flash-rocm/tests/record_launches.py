@@ -1,0 +1,226 @@
+"""Records what flash_attn's Triton backend launches for a list of calls, for tests/launches.rs to compare with.
+
+    python candle-flash-rocm/tests/record_launches.py           writes tests/data/launches.json
+    python candle-flash-rocm/tests/record_launches.py --check   fails where the file is not what it would write
+
+Tensors are on the CPU and nothing runs: a stand-in for a GPU keeps names, grids and arguments. The addresses of a
+call's own tensors become fixed numbers by name, others numbers in the order of their first appearance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from flash_attn.backends import triton as triton_backend
+from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.kernels import launches
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import device
+
+OUTPUT = Path(__file__).resolve().parent / "data" / "launches.json"
+
+# Compute units of a GPU of each target.
+TARGETS = {"gfx942": 304, "gfx1100": 96, "sm_90": 132}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+# Where a call's own tensors are said to be, 4 GiB apart; other addresses start at OTHERS.
+NAMES = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_k", "alibi", "table")
+APART = 1 << 32
+OTHERS = 100
+
+Case = dict[str, Any]
+
+
+def cases() -> Iterator[Case]:
+    """Sizes are chosen so that every branch of the backend is taken: grids, splits of the keys, parts of dk and dv."""
+    base: Case = {
+        "dtype": "bf16", "batch": 2, "seqlen_q": 300, "seqlen_k": 300, "heads": 4, "heads_k": 2, "head_dim": 64,
+        "scale": 0.125, "softcap": 0.0, "window": [-1, -1], "alibi": False, "lengths_q": [], "lengths_k": [],
+        "page_size": 0, "columns": 0, "backward": True,
+    }  # fmt: skip
+    for dtype, head_dim in product(DTYPES, (32, 64, 96, 128, 192, 256, 40)):
+        yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0]}
+    scores = ({"alibi": True}, {"softcap": 30.0}, {"alibi": True, "softcap": 30.0}, {"scale": -0.5}, {})
+    windows = ([-1, -1], [-1, 0], [100, 0], [7, 50], [64, -1])
+    for score, window in product(scores, windows):
+        yield base | score | {"window": window}
+    # More queries than keys, one query, none, none of the keys; many heads that share a key head.
+    for seqlen_q, seqlen_k in ((513, 77), (1, 129), (0, 5), (5, 0)):
+        yield base | {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    for batch, heads, seqlen in ((1, 8, 2048), (1, 32, 1024), (4, 12, 700), (1, 32, 8192)):
+        yield base | {"batch": batch, "heads": heads, "heads_k": 1, "seqlen_q": seqlen, "seqlen_k": seqlen}
+    # Decoding: keys are split among programs, joined plainly or many at a time.
+    shapes = (
+        (1, 1, 8192, 32, 4),
+        (8, 1, 4096, 32, 8),
+        (1, 1, 131072, 8, 1),
+        (64, 1, 600, 32, 32),
+        (2, 40, 9000, 16, 2),
+    )
+    for (batch, seqlen_q, seqlen_k, heads, heads_k), head_dim in product(shapes, (64, 128, 256)):
+        sizes = {"batch": batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads": heads, "heads_k": heads_k}
+        yield base | sizes | {"head_dim": head_dim, "backward": False, "window": [-1, 0]}
+    decoding = base | {"batch": 1, "seqlen_q": 1, "seqlen_k": 30000, "heads": 8, "heads_k": 2, "backward": False}
+    for score in ({"alibi": True}, {"softcap": 5.0}, {"window": [4000, 0]}, {"dtype": "fp32"}, {"dtype": "fp16"}):
+        yield decoding | score
+    # Packed sequences; blocks by sequence and by packed rows; rows outside of every sequence.
+    for lengths_q, lengths_k in (
+        ([100, 200, 3], [120, 200, 50]),
+        ([4096] + [16] * 60, [4096] + [16] * 60),
+        ([0, 5], [7, 0]),
+        ([1] * 20, [900] * 20),
+    ):
+        for window, score in product(([-1, -1], [-1, 0], [9, 9]), ({}, {"alibi": True}, {"softcap": 3.0})):
+            packed = {"lengths_q": lengths_q, "lengths_k": lengths_k, "batch": len(lengths_q), "window": window}
+            yield base | packed | score
+    grouped = {"lengths_q": [3000, 2500], "lengths_k": [3000, 2500], "heads": 16, "heads_k": 1}
+    yield base | grouped
+    # Pages: of whole blocks and not; few queries over many keys.
+    for page_size, dtype, lengths in product((16, 48, 256), DTYPES, (([5, 70], [300, 90]), ([1] * 3, [20000, 5, 700]))):
+        columns = -(-max(lengths[1]) // page_size)
+        packed = {"lengths_q": lengths[0], "lengths_k": lengths[1], "batch": len(lengths[0]), "backward": False}
+        yield base | packed | {"page_size": page_size, "columns": columns, "dtype": dtype, "window": [-1, 0]}
+
+
+class Kernel:
+    """A kernel that keeps its launches."""
+
+    follows_pages = True
+
+    def __init__(self, name: str, constants: dict[str, Any], kept: list[tuple[str, Any, Any, Any]]) -> None:
+        self.name = name
+        self.block_m = constants.get("BLOCK_M", 0)
+        self.block_n = constants.get("BLOCK_N", 0)
+        self.num_xcds = constants.get("NUM_XCDS", 1)
+        self._kept = kept
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[int | float],
+    ) -> None:
+        if 0 not in grid:  # which launches nothing
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            self._kept.append((self.name, grid, addresses, tuple(numbers)))
+
+
+class Gpu:
+    """A GPU of a target that launches nothing."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.compute_units = TARGETS[target]
+        self.tiles: dict[str, list[int]] = {}
+        self.kept: list[tuple[str, Any, Any, Any]] = []
+
+    def kernel(self, variant: Variant) -> Kernel:
+        kernel = Kernel(variant.name, launches.specification(variant, self.target).constants, self.kept)
+        self.tiles[variant.name] = [kernel.block_m, kernel.block_n, kernel.num_xcds]
+        return kernel
+
+    def has_composable_kernel(self) -> bool:
+        return False
+
+    def run(self, planned: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> None:
+        raise NotImplementedError("nothing is planned without Composable Kernel")
+
+
+def starts(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def tensors_of(case: Case) -> dict[str, torch.Tensor]:
+    """The tensors of a case by their names, uninitialized."""
+    dtype, heads, heads_k, dim = DTYPES[case["dtype"]], case["heads"], case["heads_k"], case["head_dim"]
+    found: dict[str, torch.Tensor] = {}
+    if case["lengths_q"]:
+        shape_q = (sum(case["lengths_q"]) + 5, heads, dim)
+        shape_k = (sum(case["lengths_k"]) + 5, heads_k, dim)
+        found["cu_seqlens_q"], found["cu_seqlens_k"] = starts(case["lengths_q"]), starts(case["lengths_k"])
+    else:
+        shape_q = (case["batch"], case["seqlen_q"], heads, dim)
+        shape_k = (case["batch"], case["seqlen_k"], heads_k, dim)
+    if case["page_size"]:
+        shape_k = (case["batch"] * case["columns"], case["page_size"], heads_k, dim)
+        found["table"] = torch.zeros(case["batch"], case["columns"], dtype=torch.int32)
+    for name in ("q", "dout", "dq"):
+        found[name] = torch.empty(shape_q, dtype=dtype)
+    for name in ("k", "v", "dk", "dv"):
+        found[name] = torch.empty(shape_k, dtype=dtype)
+    if case["alibi"]:
+        found["alibi"] = torch.zeros(heads)
+    return found
+
+
+def launched(case: Case, gpu: Gpu) -> list[list[Any]]:
+    """What a case launches: name, grid, and the arguments' bytes in hexadecimal."""
+    tensors = tensors_of(case)
+    left, right = case["window"]
+    causal = (left, right) == (-1, 0)
+    call = AttentionCall(
+        tensors["q"], tensors["k"], tensors["v"], softmax_scale=case["scale"], causal=causal,
+        window_size=(-1, -1) if causal else (left, right), softcap=case["softcap"], alibi_slopes=tensors.get("alibi"),
+        cu_seqlens_q=tensors.get("cu_seqlens_q"), cu_seqlens_k=tensors.get("cu_seqlens_k"),
+        max_seqlen_q=max(case["lengths_q"], default=0), max_seqlen_k=max(case["lengths_k"], default=0),
+        block_table=tensors.get("table"),
+    )  # fmt: skip
+    gpu.kept.clear()
+    result = triton_backend.forward(call)
+    tensors |= {"out": result.out, "lse": result.softmax_lse}
+    if case["backward"]:
+        triton_backend.backward(
+            GradientCall(
+                call, tensors["dout"], result.out, result.softmax_lse, tensors["dq"], tensors["dk"], tensors["dv"]
+            )
+        )
+    known = {tensors[name].data_ptr(): APART * (1 + index) for index, name in enumerate(NAMES) if name in tensors}
+    known[0] = 0  # absent, or without an element
+    first = len(known)
+    found = []
+    for name, grid, addresses, numbers in gpu.kept:
+        fixed = [known.setdefault(address, APART * (OTHERS + len(known) - first)) for address in addresses]
+        letters = "".join("f" if isinstance(number, float) else "i" for number in numbers)
+        content = struct.pack(f"<{len(fixed)}Q{letters}", *fixed, *numbers)
+        found.append([name, list(grid), content.hex()])
+    return found
+
+
+def record() -> str:
+    """The file's content."""
+    every = list(cases())
+    lines = []
+    for target in TARGETS:
+        gpu = Gpu(target)
+        with device.using(gpu):
+            found = [launched(case, gpu) for case in every]
+        tiles = json.dumps(dict(sorted(gpu.tiles.items())))
+        calls = ",\n".join(json.dumps(one, separators=(",", ":")) for one in found)
+        lines.append(
+            f'"{target}": {{"compute_units": {gpu.compute_units},\n"tiles": {tiles},\n"launches": [\n{calls}\n]}}'
+        )
+    every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
+    return f'{{"cases": [\n{every_call}\n],\n"targets": {{\n' + ",\n".join(lines) + "\n}}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    asked = parser.parse_args()
+    content = record()
+    if not asked.check:
+        OUTPUT.write_text(content, encoding="utf-8")
+    elif OUTPUT.read_text(encoding="utf-8") != content:
+        sys.exit(f"{OUTPUT} is not what flash_attn launches: run {Path(__file__).name}, and look at what changed")
+
+
+if __name__ == "__main__":
+    main()

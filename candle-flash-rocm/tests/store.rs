@@ -1,0 +1,195 @@
+//! The store reader: what it finds, what it refuses, and that no damage makes it panic.
+
+use std::fs;
+use std::io::{Cursor, Write};
+use std::path::{Path, PathBuf};
+
+use candle_flash_rocm::store::{Parameter, Store, Stores};
+use proptest::prelude::*;
+use zip::write::{SimpleFileOptions, ZipWriter};
+use zip::CompressionMethod;
+
+/// A store that Python's zipfile wrote: two kernels in one group, compressed by LZMA.
+fn sample() -> Vec<u8> {
+    let text: String = include_str!("data/gfx942.zip.hex").split_whitespace().collect();
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal")).collect()
+}
+
+fn read(bytes: Vec<u8>) -> candle_flash_rocm::Result<Store> {
+    Store::read(PathBuf::from("gfx942.zip"), "gfx942", bytes)
+}
+
+/// A directory of this test's own, removed with it.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("candle-flash-rocm-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A zip archive of members, deflated.
+fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+    for (name, content) in members {
+        writer.start_file(*name, options).expect("a member");
+        writer.write_all(content).expect("its content");
+    }
+    writer.finish().expect("an archive").into_inner()
+}
+
+#[track_caller]
+fn refused<T>(result: candle_flash_rocm::Result<T>, words: &[&str]) {
+    let message = result.err().expect("an error").to_string();
+    for word in words {
+        assert!(message.contains(word), "{message:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn a_store_gives_its_kernels() {
+    let store = read(sample()).expect("a store");
+    assert_eq!(store.target(), "gfx942");
+    assert_eq!(store.names().collect::<Vec<_>>(), ["fwd-bf16-d64", "fwd-fp16-d64"]);
+    let kernel = store.kernel("fwd-bf16-d64").expect("a kernel");
+    assert_eq!((kernel.symbol.as_str(), kernel.threads, kernel.shared), ("attn_fwd", 256, 16384));
+    assert_eq!((kernel.block_m, kernel.block_n, kernel.num_xcds), (128, 64, 8));
+    use Parameter::{Null, Pointer, F32, I32};
+    assert_eq!(kernel.parameters, [Pointer, Pointer, F32, I32, Null, Null]);
+    assert_eq!(store.get("fwd-fp16-d64").expect("a kernel").parameters, [Parameter::Structure(200)]);
+    assert_eq!(store.image("fwd-bf16-d64").expect("an image"), b"one code object ".repeat(20));
+    assert_eq!(store.image("fwd-fp16-d64").expect("an image"), b"another code object ".repeat(30));
+    refused(store.image("fwd-bf16-d512"), &["no kernel fwd-bf16-d512 for gfx942", "./build_rocm.sh --store gfx942"]);
+}
+
+#[test]
+fn stores_are_found_in_files_directories_and_wheels() {
+    let directory = Directory::new("found");
+    let path = directory.0.join("gfx942.zip");
+    fs::write(&path, sample()).expect("a file");
+    fs::write(directory.0.join("notes.txt"), "").expect("a file");
+    fs::write(directory.0.join("other.zip"), "").expect("a file");
+    let wheel = directory.0.join("flash_attn-2.8.3-cp310-abi3-linux_x86_64.whl");
+    let members: [(&str, &[u8]); 3] = [
+        ("flash_attn/__init__.py", b""),
+        ("flash_attn/_kernels/gfx942.zip", &sample()),
+        ("flash_attn/_kernels/sm_90.zip", b"damaged"),
+    ];
+    fs::write(&wheel, archive(&members)).expect("a file");
+    for (path, targets) in [(&path, 1), (&directory.0, 1), (&wheel, 2)] {
+        let stores = Stores::open(path).expect("stores");
+        assert_eq!(stores.targets().count(), targets, "{}", path.display());
+        let store = stores.store("gfx942").expect("a store");
+        assert_eq!(store.image("fwd-bf16-d64").expect("an image").len(), 320);
+        refused(stores.store("gfx1100"), &["no kernels for gfx1100", "gfx942", "./build_rocm.sh --store gfx1100"]);
+    }
+    refused(Stores::open(&wheel).expect("stores").store("sm_90"), &["sm_90.zip", "zip archive"]);
+}
+
+#[test]
+fn what_is_no_store_is_refused() {
+    let directory = Directory::new("refused");
+    refused(Stores::open(directory.0.join("absent")), &["absent", "cannot be read"]);
+    refused(Stores::open(&directory.0), &["no kernel store", "./build_rocm.sh --store"]);
+    refused(Store::open(Path::new("/nonexistent/gfx942.zip")), &["/nonexistent/gfx942.zip", "cannot be read"]);
+    refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
+    refused(read(archive(&[("other", b"")])), &["manifest.json"]);
+    refused(read(archive(&[("manifest.json", b"\"x\"")])), &["manifest.json cannot be read"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 1, "kernels": {}}"#)])), &["format 1", "reads 2"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": [1]}"#)])), &["manifest.json"]);
+}
+
+/// A store of one kernel whose entry has another value of a field.
+fn with(field: &str, value: &str) -> Vec<u8> {
+    let mut entry = serde_json::json!({
+        "group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s", "threads": 64, "shared": 0, "params": "P",
+    });
+    entry[field] = serde_json::from_str(value).expect("JSON");
+    let manifest = serde_json::json!({"format": 2, "kernels": {"k": entry}}).to_string();
+    archive(&[("manifest.json", manifest.as_bytes()), ("g", b"code")])
+}
+
+#[test]
+fn damaged_entries_are_refused() {
+    for (field, value, words) in [
+        ("threads", "0", "threads is 0, wanted 1 to 1024"),
+        ("threads", "-1", "manifest.json"),
+        ("params", "\"Pz\"", "letter 'z'"),
+        ("params", "\"0P\"", "they come last"),
+        ("params", "\"B0\"", "B wants a number of bytes"),
+        ("symbol", "\"\"", "is empty"),
+        ("symbol", "\"a\\u0000b\"", "null character"),
+    ] {
+        refused(read(with(field, value)), &[words]);
+    }
+    for (field, value, words) in [
+        ("group", "\"absent\"", "absent cannot be read"),
+        ("offset", "1", "ends before k"),
+        ("offset", "18446744073709551615", "ends before k"),
+        ("size", "5", "ends before k"),
+        ("sha256", "\"00\"", "corrupt"),
+        ("sha256", "\"é\"", "corrupt"),
+    ] {
+        refused(read(with(field, value)).expect("a store").image("k"), &[words]);
+    }
+}
+
+/// Reads everything that there is in a store.
+fn exhaust(bytes: Vec<u8>) {
+    if let Ok(store) = read(bytes) {
+        let names: Vec<String> = store.names().map(str::to_owned).collect();
+        for name in names {
+            if let Ok(image) = store.image(&name) {
+                // What passes the digest is what was packed.
+                assert!(image == b"one code object ".repeat(20) || image == b"another code object ".repeat(30));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_stores_never_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = sample();
+        for (place, value) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        exhaust(bytes);
+    }
+
+    #[test]
+    fn mutated_manifests_never_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut manifest = br#"{"format": 2, "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
+            "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}}}"#.to_vec();
+        for (place, value) in changes {
+            let place = place.index(manifest.len());
+            manifest[place] = value;
+        }
+        exhaust(archive(&[("manifest.json", &manifest), ("g", b"code")]));
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        exhaust(bytes);
+    }
+}
