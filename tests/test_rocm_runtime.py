@@ -69,6 +69,14 @@ def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_runtime")
+def test_assembly_kernels(tmp_path: Path) -> None:
+    """HIP takes all their arguments as one buffer: by their own description they have up to 158 arguments."""
+    only = "asm-*-bf16-d128-causal"
+    path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
+    assert "2 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel or capture", STORE=str(path))
+
+
+@pytest.mark.usefixtures("_runtime")
 def test_attention_from_the_call_to_the_packets(tmp_path: Path) -> None:
     """In FP8, which takes four kernels and arguments that HIP adds: the public API, the launcher, HIP, and then the
     simulator with what HIP wrote."""

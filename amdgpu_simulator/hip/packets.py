@@ -33,9 +33,11 @@ class Packet(NamedTuple):
         x, y, z = (threads // one for threads, one in zip(self.grid, self.block, strict=True))
         return x, y, z
 
-    def content(self) -> bytes:
-        """All argument bytes that the kernel asks for, those that HIP adds among them."""
-        return ctypes.string_at(self.arguments, struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0])
+    def content(self, least: int = 0) -> bytes:
+        """All argument bytes that the kernel asks for, those that HIP adds among them. AMD's assembly kernels do not say
+        how many they ask for: `least` of them."""
+        size = struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0]
+        return ctypes.string_at(self.arguments, max(size, least))
 
     def code(self, size: int) -> bytes:
         """The first bytes of the kernel's code, as it was loaded."""

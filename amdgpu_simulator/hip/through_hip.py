@@ -40,7 +40,8 @@ def code_of(image: bytes, symbol: str) -> bytes:
     assert isinstance(symbols, SymbolTableSection)
     (found,) = (one for one in symbols.iter_symbols() if one.name == symbol)
     start = found["st_value"] - text["sh_addr"]
-    return bytes(text.data()[start : start + found["st_size"]])
+    # The symbols of AMD's assembly kernels have no size: one kernel is all of the code.
+    return bytes(text.data()[start : start + (found["st_size"] or text["sh_size"])])
 
 
 class Kernel:
@@ -62,17 +63,20 @@ class Kernel:
         ranges: Sequence[tuple[int, int]],
         *,
         backwards: bool = False,
+        in_step: bool = False,
     ) -> None:
-        """ranges, backwards: as in `machine.launch`. Raises ValueError where the packet is not of this launch."""
+        """ranges, backwards, in_step: as in `machine.launch`. Raises ValueError where the packet is not of this launch."""
 
         def run(packet: packets.Packet) -> None:
             asked = (grid, (self._entry["threads"], 1, 1), self._code)
             if (packet.blocks, packet.block, packet.code(len(self._code))) != asked:
                 raise ValueError(f"{self._name}: {packet} is not what was launched, in blocks of {asked[:2]}")
-            threads, content, shared = packet.block[0], packet.content(), packet.shared
+            threads, shared = packet.block[0], packet.shared
+            content = packet.content(len(arguments[0]) if self._entry["params"].startswith("K") else 0)
             machine.launch(
-                self._program, grid, threads, content, ranges, shared=shared, backwards=backwards, complete=True
-            )
+                self._program, grid, threads, content, ranges, shared=shared, backwards=backwards, complete=True,
+                in_step=in_step,
+            )  # fmt: skip
 
         runtime = packets.runtime()
         with runtime.serving(run, 0 if 0 in grid else 1):

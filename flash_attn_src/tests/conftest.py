@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TARGET",
         help="where tests run Triton's kernels on a CPU: run what is compiled for this AMD target, on a simulator",
     )
+    parser.addoption("--all-kernels", action="store_true", help="all of AMD's assembly kernels instead of a sample")
     parser.addoption("--jit", action="store_true", help="with --gfx: compiled as by a user's Triton at the first call")
 
 

@@ -45,7 +45,7 @@ class Stored:
         assert (packet.blocks, packet.block) == (grid, (self.entry["threads"], 1, 1))
         assert packet.shared == self.entry["shared"] + self.entry["resources"]["lds"]
         assert packet.private == self.entry["resources"]["private"]
-        assert self.form.unpack_from(packet.content()) == self.form.unpack(given)
+        assert self.form.unpack_from(packet.content(self.form.size)) == self.form.unpack(given)
         assert packet.code(len(self.code)) == self.code
 
 

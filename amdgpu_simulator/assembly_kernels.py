@@ -1,0 +1,56 @@
+"""AMD's assembly kernels on the simulator: launches that flash_attn.backends.asm plans, on the memory of CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from amdgpu_simulator.hip import packets, through_hip
+from amdgpu_simulator.isa import disassembly, machine
+from rocm_wheels.compile.asm import package
+from rocm_wheels.compile.asm.units import AssemblyKernels
+from rocm_wheels.paths import ROOT
+
+CACHE = ROOT / "build" / "test-cache"
+
+
+def relies_on_step(target: str, name: str) -> bool:
+    """Whether waves of a group touch shared memory in an order that no barrier makes, but that the time of a load from
+    global memory makes on a GPU. Such a kernel is run with its waves in step."""
+    return name.startswith("asm-bwd") or (target == "gfx950" and "-causal" in name)
+
+
+def image(target: str, name: str) -> bytes:
+    """The code object of a kernel. Raises MissingTool where pip cannot fetch the package."""
+    (place,) = (one.place for one in package.load().objects if (one.target, one.kernel) == (target, name))
+    return (package.directory(CACHE) / place).read_bytes()
+
+
+@cache
+def program(target: str, name: str) -> machine.Program:
+    """A kernel. Raises as `image`, and disassembly.UnavailableError."""
+    return machine.Program(disassembly.kernel(image(target, name)))
+
+
+@cache
+def _entry(target: str, name: str) -> dict[str, object]:
+    compiler = AssemblyKernels()
+    (unit,) = compiler.units(target, only=name)
+    return compiler.compile(unit, CACHE).entries[name]
+
+
+@cache
+def _through_hip(target: str, name: str) -> through_hip.Kernel:
+    return through_hip.Kernel(name, image(target, name), _entry(target, name), program(target, name))
+
+
+def run(target: str, name: str, grid: tuple[int, int, int], argument: bytes, ranges: Sequence[tuple[int, int]]) -> None:
+    """One launch. ranges: (address, bytes) of the memory that the kernel may touch. In a process that
+    `hip.process` runs, AMD's runtime takes the launch first."""
+    in_step = relies_on_step(target, name)
+    if packets.running():
+        _through_hip(target, name).launch(grid, (argument,), ranges, in_step=in_step)
+        return
+    threads = _entry(target, name)["threads"]
+    assert isinstance(threads, int)
+    machine.launch(program(target, name), grid, threads, argument, ranges, in_step=in_step)
