@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tools
 
+from amdgpu_simulator.debian import UnavailableError
 from amdgpu_simulator.hip import process as hip
 from rocm_wheels.compile import kernels
 from rocm_wheels.paths import ROOT
@@ -25,7 +26,7 @@ def _runtime() -> None:
     """AMD's runtime. Raises what `tools.missing` raises where it cannot be fetched."""
     try:
         hip.fetch(RELEASE)
-    except hip.UnavailableError as problem:
+    except UnavailableError as problem:
         tools.missing(str(problem))
 
 

@@ -34,8 +34,8 @@ class Packet(NamedTuple):
         return x, y, z
 
     def content(self, least: int = 0) -> bytes:
-        """All argument bytes that the kernel asks for, those that HIP adds among them. AMD's assembly kernels do not say
-        how many they ask for: `least` of them."""
+        """All argument bytes that the kernel asks for, those that HIP adds among them, but `least` of them: AMD's
+        assembly kernels do not say how many they ask for."""
         size = struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0]
         return ctypes.string_at(self.arguments, max(size, least))
 

@@ -65,7 +65,7 @@ class Kernel:
         backwards: bool = False,
         in_step: bool = False,
     ) -> None:
-        """ranges, backwards, in_step: as in `machine.launch`. Raises ValueError where the packet is not of this launch."""
+        """ranges, backwards, in_step: as in `machine.launch`. Raises ValueError for the packet of another launch."""
 
         def run(packet: packets.Packet) -> None:
             asked = (grid, (self._entry["threads"], 1, 1), self._code)

@@ -1,17 +1,13 @@
 """The kernel of a code object that comes without its assembly text, as `assembly` reads one from a compiler's.
 
-The text is llvm-objdump's, of LLVM 22, which knows every target here. It comes from Debian's packages: apt fetches them
-into build/test-cache, nothing is installed.
+The text is llvm-objdump's, of LLVM 22, which knows every target here.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import io
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -21,10 +17,11 @@ import msgpack
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
+from amdgpu_simulator import debian
 from amdgpu_simulator.isa.assembly import Instruction, Kernel, parse_line
 
 CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "test-cache" / "llvm"
-_PACKAGES = ("llvm-22", "libllvm22")
+_PACKAGE = debian.Package(("forky",), "llvm-22")
 
 # The lowest byte of an ELF file's flags: LLVM's guide, "AMDGPU Machine Types".
 _TARGETS = {0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x36: "gfx1030", 0x41: "gfx1100", 0x4E: "gfx1201"}
@@ -45,12 +42,8 @@ _FIELDS = {
 _LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
 
 
-class UnavailableError(Exception):
-    """Why there is no disassembler to be had here."""
-
-
 def kernel(image: bytes) -> Kernel:
-    """The one kernel of a code object. Raises ValueError for another file, UnavailableError without a disassembler."""
+    """The one kernel of a code object. Raises ValueError for another file, and debian.UnavailableError."""
     elf = ELFFile(io.BytesIO(image))
     described = _metadata(elf)
     machine = elf.header["e_flags"] & 0xFF
@@ -87,12 +80,11 @@ def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:
 
 
 def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dict[str, int]]:
-    command, environment = _objdump()
     with tempfile.NamedTemporaryFile(suffix=".co") as file:
         file.write(image)
         file.flush()
         options = ["--disassemble", "--symbolize-operands", "--no-show-raw-insn", "--no-leading-addr", file.name]
-        done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run([*_objdump(), *options], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     start = lines.index(f"<{symbol}>:")
     instructions: list[tuple[Instruction, ...]] = []
@@ -106,28 +98,8 @@ def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dic
 
 
 @functools.cache
-def _objdump() -> tuple[list[str], dict[str, str]]:
-    """llvm-objdump and the environment that it runs in. Raises UnavailableError."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    root = CACHE / "root"
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.exists():
-            _fetch(root)
+def _objdump() -> tuple[str, ...]:
+    """The words that run llvm-objdump. Raises debian.UnavailableError."""
+    root = debian.unpack(_PACKAGE, CACHE)
     (program,) = root.glob("usr/lib/llvm-*/bin/llvm-objdump")
-    libraries = root / "usr" / "lib" / "x86_64-linux-gnu"
-    return [str(program)], {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
-
-
-def _fetch(root: Path) -> None:
-    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise UnavailableError("llvm-objdump is taken from Debian's packages, by apt-get and dpkg-deb")
-    with tempfile.TemporaryDirectory(prefix="llvm-", dir=root.parent) as directory:
-        command = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *_PACKAGES]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip()}. Run apt-get update, on Debian 12")
-        scratch = Path(directory) / "root"
-        for package in Path(directory).glob("*.deb"):
-            subprocess.run(["dpkg-deb", "--extract", str(package), str(scratch)], check=True)
-        scratch.rename(root)
+    return (*debian.loader(root), str(program))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tools
 
+from amdgpu_simulator.debian import UnavailableError
 from amdgpu_simulator.isa import disassembly, machine
 from rocm_wheels.compile.ck import toolchain
 
@@ -76,8 +78,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_kernel_of_a_code_object_runs(image: bytes) -> None:
     try:
         kernel = disassembly.kernel(image)
-    except disassembly.UnavailableError as problem:
-        pytest.skip(str(problem))
+    except UnavailableError as problem:
+        tools.missing(str(problem))
     assert (kernel.symbol, kernel.target, kernel.descriptor["kernarg_size"]) == ("count", "gfx942", 8)
     assert kernel.descriptor["group_segment_fixed_size"] == 512
     out = np.zeros(64, np.uint32)

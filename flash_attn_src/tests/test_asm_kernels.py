@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import reference
+import tools
 import torch
 from assert_close import assert_close
 from flash_attn.backends.asm import planning
@@ -18,7 +19,7 @@ from flash_attn.kernels import assembly
 from flash_attn.kernels.assembly import Kernel
 
 from amdgpu_simulator import assembly_kernels
-from amdgpu_simulator.isa.disassembly import UnavailableError
+from amdgpu_simulator.debian import UnavailableError
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 WINDOWS = {assembly.PLAIN: (-1, -1), assembly.CAUSAL: (-1, 0), assembly.WINDOW: (60, 20)}
@@ -84,6 +85,10 @@ def _rows(x: torch.Tensor, number: int, starts: torch.Tensor | None) -> torch.Te
     return x[number] if starts is None else x[int(starts[number]) : int(starts[number + 1])]
 
 
+def _starts(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
 def make(row: Kernel, lengths_q: Sequence[int], lengths_k: Sequence[int], heads_k: int, head_dim: int) -> Sequences:
     """Two query heads for each of heads_k, in tensors whose heads lie apart."""
     torch.manual_seed(0)
@@ -108,13 +113,11 @@ def operand(x: torch.Tensor) -> Operand:
 
 def run(row: Kernel, launch: planning.Launch, *tensors: torch.Tensor | None) -> None:
     assert launch.kernel == row.name
-    ranges = [
-        (x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in tensors if x is not None
-    ]  # fmt: skip
+    ranges = [(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in tensors if x is not None]
     try:
         assembly_kernels.run(row.target, launch.kernel, launch.grid, launch.argument, ranges)
     except UnavailableError as problem:
-        pytest.skip(str(problem))
+        tools.missing(str(problem))
 
 
 def check_forward(row: Kernel, given: Sequences) -> None:
