@@ -33,13 +33,18 @@ def test_common_targets(data: Versions, cell: Cell, backend: str, torch: str, ro
         (["gfx942:sramecc+:xnack-", "gfx90a"], ("gfx90a", "gfx942")),
         (["gfx942", "gfx942:xnack+", "GFX942 "], ("gfx942",)),
         (["sm_100", "sm_90", "gfx1101"], ("gfx1101", "sm_90", "sm_100")),
+        (["GFX11-generic", "gfx1030"], ("gfx1030", "gfx11-generic")),
     ],
 )
 def test_requested_targets(data: Versions, cell: Cell, requested: list[str], expected: tuple[str, ...]) -> None:
     assert targets(data, cell, requested) == expected
 
 
-EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gfx1151, gfx1200, gfx1201"
+EVERY = (
+    "gfx908, gfx90a, gfx942, gfx950, gfx1030, gfx1031, gfx1032, gfx1033, gfx1034, gfx1035, gfx1036, gfx10-3-generic, "
+    "gfx1100, gfx1101, gfx1102, gfx1103, gfx1150, gfx1151, gfx1152, gfx1153, gfx11-generic, gfx1200, gfx1201, "
+    "gfx12-generic"
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gf
         ("gfx94a", "'gfx94a' is not a known GPU target", f"Did you mean gfx942 (MI300)? Known: {EVERY}"),
         ("gfx110", "'gfx110' is not a known GPU target", "Did you mean gfx1100"),
         ("banana", "'banana' is not a known GPU target", f"Known: {EVERY}"),
-        ("gfx1103", "'gfx1103' is not a known GPU target", "For another GPU no wheel has kernels: Triton compiles"),
+        ("gfx1013", "'gfx1013' is not a known GPU target", "For another GPU no wheel has kernels: Triton compiles"),
         ("gfx942:gfx90a", "'gfx942:gfx90a' is not a known GPU target", "Did you mean gfx942"),
         ("gfx942:xnack", "'gfx942:xnack' is not a known GPU target", "Did you mean gfx942"),
         ("sm_9", "'sm_9' is not a known GPU target", "or sm_90 and the like"),
@@ -58,6 +63,8 @@ EVERY = "gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1101, gfx1102, gfx1150, gf
         ("AMD Instinct MI355X", "'AMD Instinct MI355X' is a product", "Its target is gfx950."),
         ("Radeon 8060S", "'Radeon 8060S' is a product", "Its target is gfx1151."),
         ("Radeon RX 7900 XTX", "'Radeon RX 7900 XTX' is a product", "Its target is gfx1100."),
+        ("Radeon RX 6600 XT", "'Radeon RX 6600 XT' is a product", "Its target is gfx1032."),
+        ("Radeon 780M", "'Radeon 780M' is a product", "Its target is gfx1103."),
     ],
 )
 def test_unknown_targets(data: Versions, cell: Cell, entry: str, message: str, remedy: str) -> None:

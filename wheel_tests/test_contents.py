@@ -23,11 +23,12 @@ from packaging.tags import parse_tag, sys_tags
 EM_CUDA, EM_AMDGPU = 190, 224
 # EF_AMDGPU_MACH, the low byte of e_flags: LLVM's "User Guide for AMDGPU Backend".
 MACH = {
-    "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
-    "gfx1030": 0x36,
-    "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47,
-    "gfx1150": 0x43, "gfx1151": 0x4A,
-    "gfx1200": 0x48, "gfx1201": 0x4E,
+    "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
+    "gfx1030": 0x36, "gfx1031": 0x37, "gfx1032": 0x38, "gfx1033": 0x39, "gfx1034": 0x3E, "gfx1035": 0x3D,
+    "gfx1036": 0x45, "gfx10-3-generic": 0x53,
+    "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
+    "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58, "gfx11-generic": 0x54,
+    "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59,
 }  # fmt: skip
 NT_AMDGPU_METADATA = 32
 LAUNCHER = "flash_attn/_launcher.abi3.so"

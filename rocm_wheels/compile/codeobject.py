@@ -83,7 +83,7 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
                 described = msgpack.unpackb(note["n_descdata"])
                 # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header.
                 # AMD's assembly kernels have nothing but those flags.
-                named = described.get("amdhsa.target", "").rpartition("-")[2].partition(":")[0]
+                named = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
                 target = named or _MACHINES.get(elf.header["e_flags"] & 0xFF, "an unknown target")
                 for kernel in described["amdhsa.kernels"]:
                     yield _amd_kernel(target, kernel)

@@ -14,6 +14,7 @@ from rocm_wheels.matrix.versions import Target, Versions
 from rocm_wheels.tables import key
 
 CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
+_GENERIC = "-generic"  # LLVM's targets that stand for a family of GPUs
 _GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
 
 
@@ -145,7 +146,8 @@ def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
         )
     fits = [rocm for rocm in versions.rocm if key(rocm) >= key(since)]
     torches = [name for name, torch in versions.torch.items() if any(rocm in torch.rocm for rocm in fits)]
-    near = min(served(versions, cell), key=lambda other: abs(_number(other) - _number(target)))
+    gpus = [other for other in served(versions, cell) if not other.name.endswith(_GENERIC)]
+    near = min(gpus, key=lambda other: abs(_number(other) - _number(target)))
     return BadTarget(
         f"{long} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
         remedy=f"Take ROCm {' or '.join(fits)} (torch {', '.join(torches)}),"
@@ -163,7 +165,11 @@ def _without_backend(versions: Versions, name: str, backend: str) -> BadTarget:
 
 
 def _number(target: Target) -> int:
-    return int(target.name.removeprefix("gfx"), 16)
+    """1100 (hexadecimal) of gfx1100 and of gfx11-generic."""
+    name = target.name.removeprefix("gfx")
+    if name.endswith(_GENERIC):
+        name = name.removesuffix(_GENERIC).replace("-", "").ljust(4, "0")
+    return int(name, 16)
 
 
 def _list(known: Iterable[Target]) -> str:

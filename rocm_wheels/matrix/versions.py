@@ -187,7 +187,7 @@ def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Ro
     target = Target(
         name=table.last,
         family=table.text("family"),
-        products=table.texts("products"),
+        products=table.texts("products") if "products" in table.data else (),
         backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
         default=table.get("default", bool),
     )

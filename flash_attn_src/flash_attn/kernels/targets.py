@@ -1,4 +1,7 @@
-"""GPU targets: one row each, with everything that the kernels and their tuning need to know about a GPU.
+"""GPU targets: one row each, with everything that the kernels, their tuning and a launch need to know about a GPU.
+
+A generic target of LLVM is a target too. Every GPU of its family loads its code objects, where HIP knows generic
+targets.
 
 `rocm_wheels/versions.toml` holds the products, the ROCm versions and the backends of the targets that a wheel serves.
 A test holds that every target there has a row here. Standard library only: the compile stage has no torch.
@@ -27,7 +30,9 @@ class Target:
     dropout_bits: the bits of a column number in which the columns of one thread differ, by the layout of the matrix
     unit's results. See `dropout.keep_mask`.
     shared_memory: bytes that one program can have.
-    registers: vector registers of a SIMD for each lane, which its waves share. NVIDIA: of a multiprocessor, 0.
+    registers: vector registers of a SIMD for each lane, which its waves share. 0 for NVIDIA GPUs.
+    generic: the generic target whose code objects the GPU loads too.
+    made_for: only of a generic target: the GPU of its family whose assembly is assembled for it.
     """
 
     name: str
@@ -40,6 +45,8 @@ class Target:
     dropout_bits: int
     shared_memory: int
     registers: int
+    generic: str | None = None
+    made_for: str | None = None
 
     @property
     def vendor(self) -> Literal["amd", "nvidia"]:
@@ -79,6 +86,8 @@ def _rows(like: Target, *names: str, **facts: object) -> dict[str, Target]:
     return {name: replace(like, name=name, **facts) for name in names}  # type: ignore[arg-type]
 
 
+_GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036")
+
 # For targets that versions.toml does not have, Triton compiles kernels when they are first called.
 TARGETS: dict[str, Target] = {
     **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, registers=256),
@@ -87,10 +96,13 @@ TARGETS: dict[str, Target] = {
     **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8),
     **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, shared_memory=160 * KIB),
     **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012"),
-    **_rows(_RDNA2, "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
-    **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151"),
-    **_rows(_RDNA3, "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153", registers=1024),
-    **_rows(_RDNA4, "gfx1200", "gfx1201"),
+    **_rows(_RDNA2, *_GFX10_3, generic="gfx10-3-generic"),
+    **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151", generic="gfx11-generic"),
+    **_rows(_RDNA3, "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153", registers=1024, generic="gfx11-generic"),
+    **_rows(_RDNA4, "gfx1200", "gfx1201", generic="gfx12-generic"),
+    **_rows(_RDNA2, "gfx10-3-generic", made_for="gfx1030"),
+    **_rows(_RDNA3, "gfx11-generic", made_for="gfx1100", registers=1024),
+    **_rows(_RDNA4, "gfx12-generic", made_for="gfx1201"),
     **_rows(_RDNA4, "gfx1250", shared_memory=320 * KIB, registers=1024),
     **_rows(_NVIDIA, "sm_90", fp8="fp8e4nv"),
 }
@@ -109,6 +121,26 @@ def get(name: str) -> Target:
     if found is None:
         raise ValueError(f"unknown GPU target {name!r}: add a row to flash_attn/kernels/targets.py")
     return found
+
+
+# The first HIP that is known to load code objects of generic targets: tried with 6.4.3 and 7.2.4 (2026-11-24). Whether
+# 6.1 to 6.3 load them is not known.
+GENERIC_SINCE = (6, 4)
+
+
+def serving_targets(device: str, hip: tuple[int, int]) -> tuple[str, ...]:
+    """The targets whose code objects a device loads, the best first: its own, then the generic one of its family.
+
+    device: what the runtime calls it, with or without features: "gfx1103", "gfx90a:sramecc+:xnack-". Under
+    HSA_OVERRIDE_GFX_VERSION the runtime reports the GPU that the variable names, so that GPU's targets serve.
+    hip: the version of the HIP runtime, such as (6, 4). Never a target whose code objects this HIP refuses. An unknown
+    device has only its own target.
+    """
+    name = device.partition(":")[0]
+    row = TARGETS.get(name)
+    if row is None or row.generic is None or hip < GENERIC_SINCE:
+        return (name,)
+    return (name, row.generic)
 
 
 def fp8_format(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rocm_wheels.compile import codeobject, sources
 from rocm_wheels.compile.isa import instruction_mix
+from rocm_wheels.compile.triton import retarget
 from rocm_wheels.errors import CompileFailed
 
 _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
@@ -63,10 +64,11 @@ def translate(
         letters += launch_letter(signature[name])
         if name in operation.aligned:
             attributes[(position,)] = [["tt.divisibility", 16]]
+    row = sources.module("kernels.targets").get(target)
     gpu = (
-        GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
-        if target.startswith("sm_")
-        else GPUTarget("hip", target, sources.module("kernels.targets").get(target).wavefront)
+        GPUTarget("cuda", int(target.removeprefix("sm_")), row.wavefront)
+        if row.vendor == "nvidia"
+        else GPUTarget("hip", row.made_for or target, row.wavefront)
     )
     where = f"{variant.name} for {target}"
     try:
@@ -81,6 +83,11 @@ def translate(
             raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
     image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
     assembly: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
+    if row.made_for:
+        assembly = retarget.rename(assembly, row.made_for, target)
+        image = retarget.assemble(assembly, target)
+    if metadata.shared > row.shared_memory:
+        raise CompileFailed(f"{where} takes {metadata.shared} bytes of shared memory, the GPU has {row.shared_memory}")
     found = codeobject.read(image)
     if found.target != target or found.symbol != metadata.name:
         raise CompileFailed(f"{where} came out as {found.symbol} for {found.target}")

@@ -1,0 +1,44 @@
+"""Assembles Triton's assembly for a GPU as the code object of a generic target of LLVM, which its whole family loads.
+
+Triton does not compile for generic targets. Its assembly for a GPU of the family needs only another target name and
+version 6 of the code object, because the generic target has every instruction of that assembly: an assembler error says
+so where it does not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rocm_wheels.errors import CompileFailed
+
+_TRIPLE = "amdgcn-amd-amdhsa--"
+_VERSIONED = ".amdhsa_code_object_version "
+_GENERIC_SINCE = 6
+
+
+def assemble(assembly: str, generic: str) -> bytes:
+    """The code object of a generic target from its assembly, which `rename` made. Raises CompileFailed."""
+    from triton._C.libtriton import amd
+
+    features = "-real-true16" if "gfx11" in generic else ""  # as Triton assembles for gfx11
+    try:
+        linkable = amd.assemble_amdgcn(assembly, generic, features)
+    except Exception as error:
+        raise CompileFailed(f"the assembly does not assemble for {generic}: {error}") from error
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "kernel.o"), Path(folder, "kernel.hsaco")
+        given.write_bytes(linkable)
+        amd.link_hsaco(str(given), str(made))
+        return made.read_bytes()
+
+
+def rename(assembly: str, made_for: str, generic: str) -> str:
+    """Triton's assembly for the GPU `made_for`, with the generic target's name and a code object of version 6."""
+    lines = assembly.split("\n")
+    for index, line in enumerate(lines):
+        if line.endswith((f'{_TRIPLE}{made_for}"', f"{_TRIPLE}{made_for}")):
+            lines[index] = line.replace(_TRIPLE + made_for, _TRIPLE + generic)
+        elif line.strip().startswith(_VERSIONED):
+            lines[index] = f"\t{_VERSIONED}{_GENERIC_SINCE}"
+    return "\n".join(lines)
