@@ -11,6 +11,7 @@ from rocm_wheels.compile import codeobject
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "flash_attn_src/flash_attn/kernels"
+RUNTIME = "flash_attn_src/flash_attn/runtime"  # reads the store that is written
 
 # gfx1013 is a GPU of RDNA 1 that this project does not serve, and `fwd-twin` the forward under another name.
 TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013")\n'
@@ -29,7 +30,7 @@ default = false
 
 
 def test_a_target_and_an_operation_are_rows(tmp_path: Path) -> None:
-    for folder in ("rocm_wheels", KERNELS):
+    for folder in ("rocm_wheels", KERNELS, RUNTIME):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, row in (
         (f"{KERNELS}/targets.py", TARGET_ROW),

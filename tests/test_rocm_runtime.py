@@ -12,7 +12,7 @@ import tools
 
 from amdgpu_simulator.debian import UnavailableError
 from amdgpu_simulator.hip import process as hip
-from rocm_wheels.compile import kernels
+from rocm_wheels.compile import kernels, sources
 from rocm_wheels.paths import ROOT
 
 # Kept from run to run: what is in it depends on its key alone.
@@ -59,6 +59,22 @@ def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: 
 @pytest.mark.usefixtures("_runtime")
 def test_a_gpu_of_another_target(kernel_store: Path, tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "gfx1100", CASES, "-k", "refused", STORE=str(kernel_store))
+
+
+@pytest.mark.usefixtures("_runtime")
+@pytest.mark.parametrize(
+    ("generic", "gpu"),
+    [
+        ("gfx10-3-generic", "gfx1036"),
+        ("gfx11-generic", "gfx1103"),
+        ("gfx11-generic", "gfx1152"),
+        ("gfx12-generic", "gfx1200"),
+    ],
+)
+def test_a_generic_target_on_a_gpu_of_its_family(generic: str, gpu: str, tmp_path: Path) -> None:
+    path = kernels.compile_store([generic], cache=tmp_path, jobs=1, only="combine-bf16-d128*")[generic]
+    assert generic in sources.module("kernels.targets").serving_targets(gpu, (6, 4))
+    assert "1 passed" in run(tmp_path, gpu, CASES, "-k", "every_kernel", STORE=str(path))
 
 
 @pytest.mark.usefixtures("_runtime")

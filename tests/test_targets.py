@@ -8,7 +8,7 @@ from rocm_wheels.compile import sources
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.matrix.targets import known_targets, targets
+from rocm_wheels.matrix.targets import known_targets, targets, universal
 from rocm_wheels.matrix.versions import Versions
 
 
@@ -33,7 +33,6 @@ def test_common_targets(data: Versions, cell: Cell, backend: str, torch: str, ro
         (["gfx942:sramecc+:xnack-", "gfx90a"], ("gfx90a", "gfx942")),
         (["gfx942", "gfx942:xnack+", "GFX942 "], ("gfx942",)),
         (["sm_100", "sm_90", "gfx1101"], ("gfx1101", "sm_90", "sm_100")),
-        (["GFX11-generic", "gfx1030"], ("gfx1030", "gfx11-generic")),
     ],
 )
 def test_requested_targets(data: Versions, cell: Cell, requested: list[str], expected: tuple[str, ...]) -> None:
@@ -111,6 +110,26 @@ def test_a_new_target_is_a_change_of_data_alone(cell: Cell) -> None:
     assert targets(data, replace(cell, backend="ck"), ["gfx999:xnack-"]) == ("gfx999",)
     with pytest.raises(BadTarget, match="Its target is gfx999"):
         targets(data, cell, ["MI950X"])
+
+
+def test_the_universal_wheel_has_a_generic_target_for_the_relatives_of_a_gpu(data: Versions) -> None:
+    assert " ".join(universal(data, None)) == (
+        "gfx908 gfx90a gfx942 gfx950 gfx1030 gfx10-3-generic gfx1100 gfx11-generic gfx12-generic"
+    )
+    assert universal(data, ["gfx1103", "gfx942"]) == ("gfx942", "gfx1103")
+    rows = sources.module("kernels.targets").TARGETS
+    for target in data.targets.values():
+        assert target.universal in (None, rows[target.name].generic), target.name
+        served = rows[target.name].generic or target.name
+        assert served in data.targets, target.name
+        assert {target.name, served} & set(universal(data, None)), f"{target.name} is not in the universal wheel"
+
+
+def test_a_generic_target_needs_a_rocm_that_loads_it(data: Versions, cell: Cell) -> None:
+    assert targets(data, replace(cell, torch="2.8.0", rocm="6.4"), ["GFX11-generic"]) == ("gfx11-generic",)
+    with pytest.raises(BadTarget, match=r"gfx11-generic .* needs ROCm 6\.4 or newer") as caught:
+        targets(data, cell, ["gfx11-generic"])
+    assert caught.value.remedy.endswith("or the nearest target of this cell: gfx1100 (Radeon RX 7900).")
 
 
 def test_every_target_has_a_row_of_facts_for_its_kernels(data: Versions) -> None:

@@ -68,6 +68,36 @@ def test_facts_of_a_target(target: str, wavefront: int, fp8: str | None, matrix_
     assert (row.name, row.wavefront, row.fp8, row.matrix_unit) == (target, wavefront, fp8, matrix_unit)
 
 
+@pytest.mark.parametrize(
+    ("device", "hip", "served"),
+    [
+        ("gfx1103", (6, 4), ("gfx1103", "gfx11-generic")),
+        ("gfx1103", (7, 14), ("gfx1103", "gfx11-generic")),
+        ("gfx1103", (6, 3), ("gfx1103",)),
+        ("gfx1030", (10, 1), ("gfx1030", "gfx10-3-generic")),
+        ("gfx1200", (6, 4), ("gfx1200", "gfx12-generic")),
+        ("gfx90a:sramecc+:xnack-", (7, 2), ("gfx90a",)),
+        ("gfx803", (7, 2), ("gfx803",)),
+        ("sm_90", (7, 2), ("sm_90",)),
+    ],
+)
+def test_which_targets_a_device_loads(device: str, hip: tuple[int, int], served: tuple[str, ...]) -> None:
+    assert targets.serving_targets(device, hip) == served
+
+
+def test_a_generic_target_takes_the_facts_that_its_whole_family_has() -> None:
+    for name, row in TARGETS.items():
+        if row.generic is None:
+            continue
+        generic = TARGETS[row.generic]
+        assert generic.made_for is not None
+        assert TARGETS[generic.made_for].generic == row.generic
+        same = ("family", "wavefront", "matrix_unit", "fp8", "num_xcds", "half_up", "dropout_bits")
+        assert [getattr(row, fact) for fact in same] == [getattr(generic, fact) for fact in same], name
+        assert generic.registers <= row.registers, name
+        assert generic.shared_memory <= row.shared_memory, name
+
+
 def test_every_target_has_a_table_of_tiles() -> None:
     for target in TARGETS:
         table = tuning.rows(target)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.matrix.versions import Target, Versions
+from rocm_wheels.matrix.versions import GENERIC, Target, Versions
 from rocm_wheels.tables import key
 
 CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
-_GENERIC = "-generic"  # LLVM's targets that stand for a family of GPUs
 _GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
 
 
@@ -54,8 +53,13 @@ def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
 
 
 def universal(versions: Versions, requested: Iterable[str] | None) -> tuple[str, ...]:
-    """The targets of the universal wheel: all, or those requested. BadTarget for a target that does not exist."""
-    return tuple(versions.targets) if requested is None else known_targets(versions, requested)
+    """The targets of the universal wheel: the requested ones, or all but the ones that a generic target stands for.
+
+    BadTarget for a target that does not exist.
+    """
+    if requested is not None:
+        return known_targets(versions, requested)
+    return tuple(target.name for target in versions.targets.values() if target.universal is None)
 
 
 def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
         )
     fits = [rocm for rocm in versions.rocm if key(rocm) >= key(since)]
     torches = [name for name, torch in versions.torch.items() if any(rocm in torch.rocm for rocm in fits)]
-    gpus = [other for other in served(versions, cell) if not other.name.endswith(_GENERIC)]
+    gpus = [other for other in served(versions, cell) if not other.is_generic]
     near = min(gpus, key=lambda other: abs(_number(other) - _number(target)))
     return BadTarget(
         f"{long} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
@@ -167,8 +171,8 @@ def _without_backend(versions: Versions, name: str, backend: str) -> BadTarget:
 def _number(target: Target) -> int:
     """1100 (hexadecimal) of gfx1100 and of gfx11-generic."""
     name = target.name.removeprefix("gfx")
-    if name.endswith(_GENERIC):
-        name = name.removesuffix(_GENERIC).replace("-", "").ljust(4, "0")
+    if target.is_generic:
+        name = name.removesuffix(GENERIC).replace("-", "").ljust(4, "0")
     return int(name, 16)
 
 

@@ -11,6 +11,7 @@ from rocm_wheels.paths import ROOT
 from rocm_wheels.tables import Table, key, lenient, parse
 
 DATA_FILE = ROOT / "rocm_wheels" / "versions.toml"
+GENERIC = "-generic"
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
 
 
@@ -72,7 +73,13 @@ class Target:
     family: str
     products: tuple[str, ...]
     backends: Mapping[str, str]
+    universal: str | None
     default: bool
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether it is a target of LLVM that stands for a family of GPUs, such as gfx11-generic."""
+        return self.name.endswith(GENERIC)
 
     def serves(self, backend: str, rocm: str) -> bool:
         """Whether `backend` has kernels for this target under that ROCm."""
@@ -189,6 +196,7 @@ def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Ro
         family=table.text("family"),
         products=table.texts("products") if "products" in table.data else (),
         backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
+        universal=table.optional("universal", table.text),
         default=table.get("default", bool),
     )
     table.finish()

@@ -163,6 +163,8 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
     """A row per GPU target: its family, its kernels, and the newest run on it."""
     rows = []
     for target in versions.targets.values():
+        if target.is_generic:  # no GPU
+            continue
         since = min(target.backends.values(), key=key)
         rows.append(
             {
@@ -179,6 +181,8 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
 def _name(target: Target) -> str:
     """What users call the GPUs of a target: "Radeon RX 7900 XT, RX 7900 XTX, W7900", "Strix Halo (Radeon 8060S)"."""
     products = [product for name in target.products if (product := _product(name)) not in ("", target.family)]
+    if not products:
+        return target.family
     if not target.family.startswith(("MI", "Radeon")):
         return f"{target.family} ({', '.join(products)})"
     return f"{'Radeon ' if target.family.startswith('Radeon') else ''}{', '.join(products)}"
@@ -189,7 +193,9 @@ def _product(name: str) -> str:
     if match := re.fullmatch(r"(rx|r|w|v|mi)(\d+)([a-z]*)", name):
         series, number, suffix = (part.upper() for part in match.groups())
         return f"RX {number} {suffix}".rstrip() if series == "RX" else f"{series}{number}{suffix}"
-    return f"Radeon {name.upper()}" if name[0].isdigit() else ""
+    if not name[0].isdigit():
+        return ""
+    return f"{'Radeon' if re.fullmatch(r'[0-9]+[ms]', name) else 'Ryzen'} {name.upper()}"
 
 
 def _relatives(versions: Versions, runs: Sequence[Run]) -> list[dict[str, str]]:

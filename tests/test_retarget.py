@@ -1,0 +1,50 @@
+"""Generic targets: Triton's assembly of one GPU becomes a code object that the whole family loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels.compile import codeobject, units
+from rocm_wheels.compile.triton import compiler, retarget
+from rocm_wheels.errors import CompileFailed
+
+ASSEMBLY = """\t.amdgcn_target "amdgcn-amd-amdhsa--gfx1100"
+\t.amdhsa_code_object_version 5
+\ts_endpgm ; gfx1100
+amdhsa.target:   amdgcn-amd-amdhsa--gfx1100
+"""
+
+
+def test_the_target_and_the_version_are_renamed_and_nothing_else() -> None:
+    assert retarget.rename(ASSEMBLY, "gfx1100", "gfx11-generic") == (
+        '\t.amdgcn_target "amdgcn-amd-amdhsa--gfx11-generic"\n'
+        "\t.amdhsa_code_object_version 6\n"
+        "\ts_endpgm ; gfx1100\n"
+        "amdhsa.target:   amdgcn-amd-amdhsa--gfx11-generic\n"
+    )
+
+
+def test_an_instruction_that_the_generic_target_lacks_is_an_error() -> None:
+    with pytest.raises(CompileFailed, match=r"does not assemble for gfx11-generic: "):
+        retarget.assemble(
+            retarget.rename(ASSEMBLY, "gfx1100", "gfx11-generic") + "\tv_mfma_f32_4x4x1f32\n", "gfx11-generic"
+        )
+
+
+@pytest.mark.parametrize(
+    ("generic", "made_for", "machine"),
+    [("gfx10-3-generic", "gfx1030", 0x53), ("gfx11-generic", "gfx1100", 0x54), ("gfx12-generic", "gfx1201", 0x59)],
+)
+def test_a_code_object_of_a_generic_target(generic: str, made_for: str, machine: int, tmp_path: Path) -> None:
+    compiler.prepare(str(tmp_path))
+    (unit,) = units.find([generic], only="combine-bf16-d128")
+    image, _, assembly = compiler.translate(generic, *unit.content)
+    found = codeobject.read(image)
+    assert (found.target, found.symbol) == (generic, "attn_combine")
+    assert image[8] == 4  # the ELF ABI of code objects of version 6
+    assert image[48] == machine
+    assert image[51] == 1  # the version of the generic target
+    _, _, own = compiler.translate(made_for, *unit.content)
+    assert assembly == retarget.rename(own, made_for, generic)
