@@ -71,17 +71,18 @@ def test_facts_of_a_target(target: str, wavefront: int, fp8: str | None, matrix_
 @pytest.mark.parametrize(
     ("device", "hip", "served"),
     [
-        ("gfx1103", (6, 4), ("gfx1103", "gfx11-generic")),
-        ("gfx1103", (7, 14), ("gfx1103", "gfx11-generic")),
-        ("gfx1103", (6, 3), ("gfx1103",)),
-        ("gfx1030", (10, 1), ("gfx1030", "gfx10-3-generic")),
-        ("gfx1200", (6, 4), ("gfx1200", "gfx12-generic")),
-        ("gfx90a:sramecc+:xnack-", (7, 2), ("gfx90a",)),
-        ("gfx803", (7, 2), ("gfx803",)),
-        ("sm_90", (7, 2), ("sm_90",)),
+        ("gfx1103", "6.4.43482-0f2d60242", ("gfx1103", "gfx11-generic")),
+        ("gfx1103", "7.14.0", ("gfx1103", "gfx11-generic")),
+        ("gfx1103", "6.3.42131", ("gfx1103",)),
+        ("gfx1030", "10.1.26015", ("gfx1030", "gfx10-3-generic")),
+        ("gfx1200", "6.4", ("gfx1200", "gfx12-generic")),
+        ("gfx90a:sramecc+:xnack-", "7.2.26015", ("gfx90a",)),
+        ("gfx803", "7.2.26015", ("gfx803",)),
+        ("gfx1103", None, ("gfx1103",)),
+        ("sm_90", None, ("sm_90",)),
     ],
 )
-def test_which_targets_a_device_loads(device: str, hip: tuple[int, int], served: tuple[str, ...]) -> None:
+def test_which_targets_a_device_loads(device: str, hip: str | None, served: tuple[str, ...]) -> None:
     assert targets.serving_targets(device, hip) == served
 
 

@@ -75,6 +75,40 @@ def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
     assert driver == ["hip", ((IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name), (0, 7, 1, 2, 3, "q"))]
 
 
+@pytest.mark.parametrize(
+    ("device", "hip", "opened"),
+    [
+        ("gfx1103", "6.4.43482", "gfx11-generic"),
+        ("gfx1100", "7.14.0", "gfx1100"),  # its own before the generic one
+        ("gfx1103", "6.3.42131", None),
+        ("gfx942", "7.2.0", "gfx942"),
+    ],
+)
+def test_a_gpu_takes_its_own_store_or_the_one_of_its_family(
+    device: str, hip: str, opened: str | None, driver: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = store.open_store("gfx942")
+    asked: list[str] = []
+
+    def open_store(target: str) -> store.Store | None:
+        if target not in ("gfx942", "gfx1100", "gfx11-generic"):
+            return None
+        asked.append(target)
+        return archive
+
+    monkeypatch.setattr(store, "open_store", open_store)
+    monkeypatch.setattr(launch, "device_target", lambda _device: device)
+    monkeypatch.setattr(launch, "triton_problem", lambda: "no Triton")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    if opened is None:
+        with pytest.raises(store.KernelError, match=f"this flash_attn has no kernels for {device}"):
+            launch.kernel(0, VARIANT)
+    else:
+        launch.kernel(0, VARIANT)
+    assert asked == ([] if opened is None else [opened])
+    assert driver == ([] if opened is None else ["hip"])
+
+
 def test_a_kernel_for_nvidia_takes_the_driver_of_cuda(driver: list[Any], tmp_path: Path) -> None:
     kernel = launch.StoreKernel(store.Store(write(tmp_path / "sm_90.zip")), VARIANT.name)
     assert driver == ["cuda"]

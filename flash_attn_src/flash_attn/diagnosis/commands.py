@@ -18,8 +18,7 @@ JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml 
 
 def commands(facts: Facts) -> dict[str, str]:
     """The commands that a remedy may name in braces."""
-    devices = facts.probe.get("devices", [])
-    target = next((each["target"] for each in devices if each["target"] not in facts.build.targets), "gfx1100")
+    target = next(iter(facts.unserved()), "gfx1100")
     return {
         "torch": install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts)),
         "triton": _install_triton(facts),

@@ -106,8 +106,7 @@ def _backend(facts: Facts) -> _Found:
         yield "triton-not-selected", f"{TRITON}={asked} is neither TRUE nor FALSE"
     elif asked in ("0", "FALSE") and facts.build.backend != "ck":
         yield "triton-not-selected", f"{TRITON}={asked} asks for Composable Kernel, which this wheel does not have"
-    devices = facts.probe.get("devices", [])
-    unserved = sorted({device["target"] for device in devices} - set(facts.build.targets))
+    unserved = facts.unserved()
     if facts.build.targets and unserved:
         relative = OVERRIDES.get(unserved[0], ("", ""))[0]
         key = "target-of-a-relative" if relative in facts.build.targets else "target-missing"

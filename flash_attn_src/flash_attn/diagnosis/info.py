@@ -10,6 +10,7 @@ import torch
 from flash_attn import backends
 from flash_attn.diagnosis.commands import install_torch
 from flash_attn.diagnosis.overrides import OVERRIDES
+from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import launch
 from flash_attn.runtime.build_info import BuildInfo, load
 
@@ -75,7 +76,9 @@ def _device_targets() -> list[str]:
 
 
 def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
-    unserved = [target for target in device_targets if target not in build.targets]
+    unserved = [
+        target for target in device_targets if not {*serving_targets(target, torch.version.hip)} & {*build.targets}
+    ]
     if not build.targets or not unserved:
         return []
     lack = launch.triton_problem()

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
 
 KFD = Path("/dev/kfd")
@@ -67,6 +68,12 @@ class Facts:
     probe: Mapping[str, Any] = field(default_factory=dict)
     died: str = ""
     log: str = ""
+
+    def unserved(self) -> list[str]:
+        """The targets of GPUs here that load none of the wheel's code objects."""
+        hip = (self.probe.get("torch") or {}).get("hip")
+        targets = {device["target"] for device in self.probe.get("devices", [])}
+        return sorted(target for target in targets if not {*serving_targets(target, hip)} & {*self.build.targets})
 
 
 def survey(log: str = "") -> Facts:

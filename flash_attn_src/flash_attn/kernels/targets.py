@@ -128,17 +128,18 @@ def get(name: str) -> Target:
 GENERIC_SINCE = (6, 4)
 
 
-def serving_targets(device: str, hip: tuple[int, int]) -> tuple[str, ...]:
+def serving_targets(device: str, hip: str | None) -> tuple[str, ...]:
     """The targets whose code objects a device loads, the best first: its own, then the generic one of its family.
 
     device: what the runtime calls it, with or without features: "gfx1103", "gfx90a:sramecc+:xnack-". Under
     HSA_OVERRIDE_GFX_VERSION the runtime reports the GPU that the variable names, so that GPU's targets serve.
-    hip: the version of the HIP runtime, such as (6, 4). Never a target whose code objects this HIP refuses. An unknown
-    device has only its own target.
+    hip: the version of HIP, as torch.version.hip has it: "6.4.43482-0f2d60242", None where there is none. Never a
+    target whose code objects this HIP refuses. An unknown device has only its own target.
     """
     name = device.partition(":")[0]
     row = TARGETS.get(name)
-    if row is None or row.generic is None or hip < GENERIC_SINCE:
+    version = re.match(r"(\d+)\.(\d+)", hip or "")
+    if row is None or row.generic is None or version is None or (int(version[1]), int(version[2])) < GENERIC_SINCE:
         return (name,)
     return (name, row.generic)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flash_attn.kernels.targets import serving_targets
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import recording, store
 from flash_attn.runtime.store import KernelError
@@ -191,7 +192,7 @@ def stored(device: int, name: str) -> StoreKernel:
     found = _stored.get((device, name))
     if found is None:
         target = device_target(device)
-        archive = store.open_store(target)
+        archive = _archive(target)
         if archive is None or name not in archive.kernels:
             raise KernelError(
                 f"this flash_attn has no kernel {name} for {target} (device {device}). Build a wheel that has it: "
@@ -202,11 +203,17 @@ def stored(device: int, name: str) -> StoreKernel:
     return found
 
 
+def _archive(target: str) -> store.Store | None:
+    """The store whose code objects a device loads: of its own target, else of the generic target of its family."""
+    stores = map(store.open_store, serving_targets(target, torch.version.hip))
+    return next((found for found in stores if found is not None), None)
+
+
 def _find(device: int, variant: Variant) -> StoreKernel | JitKernel:
     if device < 0:  # Triton's interpreter, which takes CPU tensors
         return JitKernel(variant, INTERPRETED)
     target = device_target(device)
-    archive = store.open_store(target)
+    archive = _archive(target)
     if archive is not None and variant.name in archive.kernels:
         return StoreKernel(archive, variant.name)
 
