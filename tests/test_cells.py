@@ -42,6 +42,7 @@ def resolve(data: Versions, text: str, backend: str = "triton") -> Cell:
         ("2.8.3 3.11 2.5.1 rocm6.2", "2.8.3 3.11 2.5.1 6.2"),
         ("2.8.3 311 2.5.1 6.2", "2.8.3 3.11 2.5.1 6.2"),
         ("2.8.3 cp310 2.5.1 6.2", "2.8.3 3.10 2.5.1 6.2"),
+        ("2.8.3.post2 3.11 2.5.1 6.2", "2.8.3 3.11 2.5.1 6.2"),
     ],
 )
 def test_spellings(data: Versions, typed: str, meant: str) -> None:

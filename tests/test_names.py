@@ -9,7 +9,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell
 
 numbers = st.integers(0, 99)
@@ -18,7 +18,7 @@ cells = st.builds(
     flash_attn=st.builds("2.{}.{}".format, numbers, numbers),
     python=st.builds("3.{}".format, numbers),
     torch=st.builds("2.{}.{}".format, numbers, numbers),
-    rocm=st.builds("{}.{}".format, st.integers(1, 9), numbers),
+    rocm=st.sampled_from(list(versions.load().rocm)),
     backend=st.sampled_from(["ck", "triton"]),
 )
 platforms = st.sampled_from(["linux_x86_64", "manylinux_2_17_x86_64.manylinux2014_x86_64", "manylinux_2_28_x86_64"])
@@ -31,6 +31,7 @@ platforms = st.sampled_from(["linux_x86_64", "manylinux_2_17_x86_64.manylinux201
         ({"backend": "ck"}, "rocm62torch2.5"),
         ({"torch": "2.14.0", "rocm": "7.2"}, "rocm72torch2.14triton"),
         ({"rocm": "7.14"}, "rocm714torch2.5triton"),
+        ({"torch": "2.15.0", "rocm": "10.1", "backend": "ck"}, "rocm101torch2.15"),
     ],
 )
 def test_labels(cell: Cell, changes: dict[str, str], label: str) -> None:
@@ -67,7 +68,7 @@ def test_a_label_is_a_canonical_local_version(cell: Cell) -> None:
     assert names.parse_label(names.local_label(cell)) == (cell.rocm, cell.torch_minor, cell.backend)
 
 
-@pytest.mark.parametrize("rocm", ["10.0", "6.2.4"])
+@pytest.mark.parametrize("rocm", ["62.0", "6.2.4"])
 def test_a_rocm_without_an_unambiguous_label(cell: Cell, rocm: str) -> None:
     with pytest.raises(DataError, match=f"ROCm {rocm} has no label"):
         names.local_label(replace(cell, rocm=rocm))
@@ -87,7 +88,7 @@ def test_a_rocm_without_an_unambiguous_label(cell: Cell, rocm: str) -> None:
             "flash_attn-2.8.3+rocm62torch2.5aiter-cp311-cp311-linux_x86_64.whl",
             "'rocm62torch2.5aiter' is not a",
         ),
-        ("flash_attn-2.8.3+rocm6torch2.5-cp311-cp311-linux_x86_64.whl", "'rocm6torch2.5' is not a label"),
+        ("flash_attn-2.8.3+rocm6torch2.5-cp311-cp311-linux_x86_64.whl", "'rocm6torch2.5' names no ROCm"),
     ],
 )
 def test_other_names_are_refused(filename: str, message: str) -> None:

@@ -322,3 +322,13 @@ def test_a_malformed_flag_is_refused(data: Versions) -> None:
     assert wants_triton_too(plan(data), also)
     assert not wants_triton_too(plan(data), {})
     assert not wants_triton_too(plan(data, backend="triton"), also)
+
+
+def test_what_is_uncertain_is_a_note(data: Versions) -> None:
+    made = make_plan(
+        data, flash_attn="2.8.3", python="3.12", torch="2.15", rocm="10.1", env={"PYTORCH_ROCM_ARCH": "gfx942"},
+        machine=Machine(cores=1, available_mib=1024),
+    )  # fmt: skip
+    assert made.label == "rocm101torch2.15"
+    assert [note.partition(":")[0] for note in made.notes] == ["torch 2.15.0", "ROCm 10.1"]
+    assert all("not confirmed" in note for note in made.notes)

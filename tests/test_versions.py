@@ -62,7 +62,7 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }',
             'rocm = { "6.1" = "rocm6.1", "6.2" = "rocm6.2" }\ntriton = "3.1.0"',
             "versions.toml: torch/2.5.1/triton: '3.1.0' is a key that nothing reads",
-            "Known: python, rocm.",
+            "Known: python, rocm, uncertain.",
             id="unknown key",
         ),
         pytest.param(
@@ -97,7 +97,7 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             '[rocm."6.3"]',
             '[rocm."6.3"]\nimages = "rocm/pytorch:x"',
             "versions.toml: rocm/6.3/images: 'rocm/pytorch:x' is a key that nothing reads",
-            "Known: image.",
+            "Known: image, uncertain.",
             id="unknown key of a ROCm",
         ),
         pytest.param(

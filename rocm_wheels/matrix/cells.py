@@ -212,9 +212,13 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
 
 
 def _newest(what: str, value: str, known: Sequence[str]) -> str:
-    """The known version `value` names: itself, or the newest patch release of a "major.minor"."""
-    if value in known:
-        return value
+    """The known version that `value` names: itself, or the newest patch release of a "major.minor".
+
+    A post release, 2.8.3.post2, has the interface of its release.
+    """
+    released, _, post = value.partition(".post")
+    if released in known and (not post or post.isdigit()) and value != f"{released}.post":
+        return released
     series = [version for version in known if version.rpartition(".")[0] == value and value.count(".") == 1]
     if series:
         return max(series, key=key)

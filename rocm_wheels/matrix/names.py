@@ -7,8 +7,10 @@ import argparse
 import contextlib
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Claim, Universal
 
 DISTRIBUTION = "flash_attn"
@@ -21,8 +23,7 @@ INTERFACE = f"{DISTRIBUTION}_3"
 INTERFACE_VERSION = "3.0.0"
 
 _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
-# The first digit is the major version of ROCm: 62 is 6.2, 710 is 7.10.
-_LABEL = re.compile(r"rocm(?P<major>[1-9])(?P<minor>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
+_LABEL = re.compile(r"rocm(?P<rocm>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
 _LABEL_BACKENDS = {"": "ck", "triton": "triton"}
 UNIVERSAL_LABEL = "rocm"
 
@@ -44,10 +45,13 @@ def local_label(cell: Claim) -> str:
     if isinstance(cell, Universal):
         return UNIVERSAL_LABEL
     suffix = {backend: suffix for suffix, backend in _LABEL_BACKENDS.items()}[cell.backend]
-    label = f"rocm{cell.rocm.replace('.', '')}torch{cell.torch_minor}{suffix}"
-    if parse_label(label) != (cell.rocm, cell.torch_minor, cell.backend):
-        raise DataError(f"ROCm {cell.rocm} has no label: {label!r} would be read as another version")
-    return label
+    digits = cell.rocm.replace(".", "")
+    if _rocm_by_digits().get(digits) != cell.rocm:
+        raise DataError(
+            f"ROCm {cell.rocm} has no label: the digits {digits} do not name it alone among the versions that exist",
+            remedy='Add it to rocm_wheels/versions.toml as [rocm."major.minor"].',
+        )
+    return f"rocm{digits}torch{cell.torch_minor}{suffix}"
 
 
 def parse_label(label: str) -> tuple[str, str, str]:
@@ -55,7 +59,23 @@ def parse_label(label: str) -> tuple[str, str, str]:
     match = _LABEL.fullmatch(label)
     if match is None or match["backend"] not in _LABEL_BACKENDS:
         raise DataError(f"{label!r} is not a label of these wheels", remedy="A label reads rocm62torch2.5triton.")
-    return f"{match['major']}.{match['minor']}", match["torch"], _LABEL_BACKENDS[match["backend"]]
+    rocm = _rocm_by_digits().get(match["rocm"])
+    if rocm is None:
+        known = ", ".join(_rocm_by_digits().values())
+        raise DataError(
+            f"{label!r} names no ROCm that exists", remedy=f"A label reads rocm62torch2.5triton. ROCm: {known}."
+        )
+    return rocm, match["torch"], _LABEL_BACKENDS[match["backend"]]
+
+
+@cache
+def _rocm_by_digits() -> dict[str, str]:
+    """The ROCm versions by the digits that stand for them in a label: 62 is 6.2, 714 is 7.14, 101 is 10.1.
+
+    No pattern tells 7.14 from 71.4, so a label is looked up among the versions that exist.
+    """
+    known = [(rocm.replace(".", ""), rocm) for rocm in versions.load().rocm]
+    return {digits: rocm for digits, rocm in known if [other for other, _ in known].count(digits) == 1}
 
 
 def version(cell: Claim) -> str:

@@ -50,19 +50,22 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """A torch release; `rocm` maps a ROCm version to the directory of the wheel index."""
+    """A torch release. `rocm` maps a ROCm version to the directory of the wheel index; `uncertain` says which of these
+    facts is not confirmed."""
 
     version: str
     python: tuple[str, ...]
     rocm: Mapping[str, str]
+    uncertain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rocm:
-    """A ROCm release and a container image with it, where one is known."""
+    """A ROCm release, a container image with it where one is known, and which fact about it is not confirmed."""
 
     version: str
     image: str | None
+    uncertain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +174,11 @@ def _backend(table: Table, compilers: Mapping[str, str]) -> Backend:
 
 
 def _rocm(table: Table) -> Rocm:
-    rocm = Rocm(version=table.last, image=table.optional("image", table.text))
+    rocm = Rocm(
+        version=table.last,
+        image=table.optional("image", table.text),
+        uncertain=table.optional("uncertain", table.text),
+    )
     table.finish()
     if rocm.image is not None and not _IMAGE.fullmatch(rocm.image):
         raise table.error("image", rocm.image, "is neither repository:tag nor repository:tag@sha256:digest")
@@ -184,6 +191,7 @@ def _torch(table: Table, python: tuple[str, ...], rocm: Mapping[str, Rocm]) -> T
         version=table.last,
         python=table.choices("python", python),
         rocm={label: index.text(index.check(label, label, rocm)) for label in sorted(index.names(), key=lenient)},
+        uncertain=table.optional("uncertain", table.text),
     )
     table.finish()
     return torch
