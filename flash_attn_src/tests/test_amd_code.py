@@ -25,7 +25,7 @@ from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile.ck import planner as build
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
-TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201")
+TARGETS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx11-generic", "gfx1201")
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:

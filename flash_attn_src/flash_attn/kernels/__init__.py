@@ -1,1 +1,6 @@
-"""Triton kernels by operation. These modules import Triton alone, never torch: the compile stage has no torch."""
+"""Triton kernels, one operation a module, and what is known of them as data.
+
+operations.py: one row an operation. targets.py: one row a GPU target. variants.py: which kernels exist ahead of time.
+tuning/: their tiles. launches.py: from a variant and a target to constants and compiler options. splits.py: split-KV.
+These modules import at most Triton, never torch, because the compile stage has no torch.
+"""

@@ -146,7 +146,7 @@ def _spoil_beyond(
     out, lse, out_offset, lse_offset, first, step, rows, group, key_head, stride_om, stride_oh, stride_lh, head_dim,
     num_splits, VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """`tiles.spoil_beyond` for the rows of a key head. Of a part only the lse becomes NaN: NaN comes out of it."""
+    """`tiles.spoil_beyond` for the rows of a key head. In a split only the lse becomes NaN, which makes the sum NaN."""
     offs_d = tl.arange(0, BLOCK_D)
     for start in tl.range(first + step, rows, step):
         offs_m = start + tl.arange(0, BLOCK_M)  # [BLOCK_M]

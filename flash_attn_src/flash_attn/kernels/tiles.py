@@ -189,9 +189,9 @@ def spoil_beyond(
     base, stride, start, length, first, step, head_dim,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Sets the rows of a sequence to NaN for which the grid has no program: those from row `step` of it on.
+    """Sets the rows of a sequence that have no program in the grid to NaN: the rows from row `step` on.
 
-    There are such rows where the caller's longest length is too small. The host sizes the grid by that length,
+    A sequence has such rows where the caller's longest length is too small. The host sizes the grid by that length,
     because only the device knows the true lengths.
     """
     for i in tl.range(first + step, length, step):
