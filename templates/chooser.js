@@ -2,6 +2,7 @@
 
 const AXES = ["python", "torch", "rocm", "gpu", "backend", "flash_attn"];
 const DEFAULT_BACKEND = "ck";
+const OLDEST_TORCH = "2.5"; // that the universal wheel runs with
 const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn"};
 
 const numbers = (version) => version.split(".").map(Number);
@@ -33,19 +34,32 @@ function parseEnvironment(text) {
   };
 }
 
+// The universal wheel is for every ROCm, every torch from OLDEST_TORCH on, and every Python from its own on.
+const isUniversal = (wheel) => wheel.torch === "";
+const oldestOf = (wheel) => ({torch: OLDEST_TORCH, rocm: "", python: wheel.python});
+
 // Whether a wheel is what is wanted in one axis; of several GPUs it has to serve one.
 function fits(wheel, want, axis) {
   if (axis === "gpu") return !want.gpus.length || want.gpus.some((gpu) => wheel.targets.includes(gpu));
-  return !want[axis] || wheel[axis] === want[axis];
+  if (!want[axis]) return true;
+  if (!isUniversal(wheel) || !(axis in oldestOf(wheel))) return wheel[axis] === want[axis];
+  const oldest = oldestOf(wheel)[axis];
+  return !oldest || compare(numbers(want[axis]), numbers(oldest)) >= 0;
+}
+
+// Steps between the wheel's version and the wanted one, 0 where the wheel fits.
+function off(wheel, want, axis) {
+  if (!isUniversal(wheel)) return steps(wheel[axis], want[axis]);
+  return fits(wheel, want, axis) ? 0 : steps(oldestOf(wheel)[axis], want[axis]);
 }
 
 const matches = (wheel, want) => AXES.every((axis) => fits(wheel, want, axis));
 
 // GPU first, then the number of axes that differ, then the steps in torch, ROCm and Python: as which.py has it.
 function distance(wheel, want) {
-  const off = ["torch", "rocm", "python"].map((axis) => steps(wheel[axis], want[axis]));
-  const differing = off.filter(Boolean).length + ["backend", "flash_attn"].filter((axis) => !fits(wheel, want, axis)).length;
-  return [fits(wheel, want, "gpu") ? 0 : 1, differing, ...off];
+  const away = ["torch", "rocm", "python"].map((axis) => off(wheel, want, axis));
+  const differing = away.filter(Boolean).length + ["backend", "flash_attn"].filter((axis) => !fits(wheel, want, axis)).length;
+  return [fits(wheel, want, "gpu") ? 0 : 1, differing, ...away];
 }
 
 // The names of the axes in which a wheel is not what is wanted.
@@ -53,7 +67,7 @@ const differences = (wheel, want) => AXES.filter((axis) => !fits(wheel, want, ax
 
 // {wheel} with the wheel for a complete choice, or {nearest} with the one that differs least, which may be null.
 function choose(wheels, want) {
-  const order = (wheel) => [...distance(wheel, want), ...numbers(wheel.flash_attn).map((part) => -part), wheel.backend === "ck" ? 0 : 1];
+  const order = (wheel) => [...distance(wheel, want), ...numbers(wheel.flash_attn).map((part) => -part), isUniversal(wheel) ? 0 : 1, wheel.backend === "ck" ? 0 : 1];
   let best = null, least = null;
   for (const wheel of wheels) {
     if (wheel.yanked !== null) continue;
@@ -76,10 +90,9 @@ function fitting(want, known) {
 function impossible(want, known) {
   const torch = known.torch[want.torch];
   if (!torch) return `torch ${want.torch} is not known here, only ${Object.keys(known.torch).join(", ")}.`;
-  for (const axis of ["rocm", "python"]) {
-    const there = axis === "rocm" ? Object.keys(torch.rocm) : torch.python;
-    if (!there.includes(want[axis])) return `PyTorch has no build of torch ${want.torch} for ${NAMES[axis]} ${want[axis]}, only for ${there.join(", ")}.`;
-  }
+  const rocms = Object.keys(torch.rocm);
+  if (!rocms.includes(want.rocm)) return `PyTorch's index has no torch ${want.torch} for ROCm ${want.rocm}, only for ${rocms.join(", ")}.`;
+  if (!torch.python.includes(want.python)) return `With torch ${want.torch} these wheels are for Python ${torch.python.join(", ")}, not for ${want.python}.`;
   if (!want.gpus.length || fitting(want, known).length) return "";
   const backend = want.backend || DEFAULT_BACKEND;
   const why = want.gpus.map((gpu) => {
@@ -91,11 +104,23 @@ function impossible(want, known) {
   return `There are no kernels for ${why.join(", ")}.`;
 }
 
-const indexOf = (wheel) => `rocm${wheel.rocm}/torch${wheel.torch}/simple/`;
+const indexOf = (wheel) => (isUniversal(wheel) ? "simple/" : `rocm${wheel.rocm}/torch${wheel.torch}/simple/`);
 const pipLine = (wheel, site) => `pip install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
 
-// With the label of torch's version: without it pip keeps the other build of that version.
-const torchLine = (full, directory) => `pip install "torch==${full}+${directory}" --index-url https://download.pytorch.org/whl/${directory}`;
+// What installs torch of a minor version for that ROCm, else for its newest. With the label of torch's version: without
+// it pip keeps the other build of that version.
+function torchLine(torch, rocm, known) {
+  const {full, rocm: directories} = known.torch[torch];
+  const newest = Object.keys(directories).sort((a, b) => compare(numbers(b), numbers(a)))[0];
+  const directory = directories[rocm] ?? directories[newest];
+  return `pip install "torch==${full}+${directory}" --index-url https://download.pytorch.org/whl/${directory}`;
+}
+
+// What to do with the wheel that differs least: "line" installs it, "torch" has to change first, "" is of no use here.
+function useOf(nearest, want) {
+  if (!["gpu", "python"].every((axis) => fits(nearest, want, axis))) return "";
+  return ["torch", "rocm"].every((axis) => fits(nearest, want, axis)) ? "line" : isUniversal(nearest) ? "" : "torch";
+}
 
 function requestUrl(want, repository) {
   const query = ["python", "torch", "rocm", "gpu", "backend"].filter((axis) => want[axis])
@@ -109,7 +134,12 @@ function buildLine(want, known, newest) {
   return (fit.length ? `PYTORCH_ROCM_ARCH="${fit.join(";")}" ` : "") + line + (want.backend ? ` --backend ${want.backend}` : "");
 }
 
-const describe = (wheel) => `Python ${wheel.python}, torch ${wheel.torch}, ROCm ${wheel.rocm}, ${wheel.backend}, flash-attn ${wheel.flash_attn}`;
+function describe(wheel) {
+  const versions = isUniversal(wheel)
+    ? `Python ${wheel.python} and newer, torch ${OLDEST_TORCH} and newer, every ROCm`
+    : `Python ${wheel.python}, torch ${wheel.torch}, ROCm ${wheel.rocm}`;
+  return `${versions}, ${wheel.backend}, flash-attn ${wheel.flash_attn}`;
+}
 
 function start(page) {
   const at = (id) => page.getElementById(id);
@@ -160,7 +190,7 @@ function start(page) {
       return ["missing", [
         element("h3", {textContent: "Install torch for ROCm first"}),
         element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
-        ...(directory ? [command(torchLine(known.torch[want.torch].full, directory), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
+        ...(directory ? [command(torchLine(want.torch, want.rocm, known), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
       ]];
     }
     const {wheel, nearest} = choose(rows, want);
@@ -179,7 +209,15 @@ function start(page) {
     const parts = [element("h3", {textContent: title})];
     if (why) parts.push(element("p", {textContent: why}));
     if (nearest) {
-      parts.push(element("p", {textContent: `The nearest differs in ${differences(nearest, want).join(", ")}: ${describe(nearest)}, for ${nearest.targets.join(", ")}.`}), command(pipLine(nearest, site), "the line of the nearest wheel"));
+      const use = useOf(nearest, want);
+      parts.push(element("p", {textContent: `The nearest differs in ${differences(nearest, want).join(", ")}: ${describe(nearest)}, for ${nearest.targets.join(", ")}.`}));
+      if (use === "line") parts.push(command(pipLine(nearest, site), "the line of the nearest wheel"));
+      if (use === "torch") {
+        parts.push(
+          element("p", {textContent: `That wheel needs torch ${nearest.torch} for ROCm ${nearest.rocm}. If you can change your torch, do it first, and paste again:`}),
+          command(torchLine(nearest.torch, nearest.rocm, known), "the line that installs torch"),
+        );
+      }
     }
     if (!why) {
       parts.push(

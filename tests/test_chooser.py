@@ -231,7 +231,7 @@ def test_a_cell_that_is_missing_gets_the_nearest_the_build_and_the_form(browser:
 def test_a_cell_that_cannot_be_says_so_and_is_not_asked_for(browser: Browser, sites: Sites) -> None:
     with Visit(browser, f"{sites.full}#python=3.12&torch=2.5&rocm=7.1") as page:
         answer = page.locator("#answer")
-        expect(answer).to_contain_text("PyTorch has no build of torch 2.5 for ROCm 7.1, only for 6.1, 6.2.")
+        expect(answer).to_contain_text("PyTorch's index has no torch 2.5 for ROCm 7.1, only for 6.1, 6.2.")
         expect(answer).to_contain_text("The nearest differs in")
         expect(answer.get_by_role("link", name="ask for it")).to_have_count(0)
 

@@ -42,7 +42,11 @@ def _report(*tests: dict[str, Any]) -> dict[str, Any]:
     named = {test["file"] for test in tests}
     gpu = verdict.TESTED[verdict.GPU]
     others = [_test(file) for file in FILES if file not in {*named, *gpu}]
-    others += [_test(file, "skipped", "no AMD or NVIDIA GPU on this machine") for file in gpu if file not in named]
+    others += [
+        _test(file, "skipped", "the machine that tested it has no AMD or NVIDIA GPU")
+        for file in gpu
+        if file not in named
+    ]
     return {"python": "3.11.7", "torch": "2.5.1+cu124", "devices": [], "tests": [*tests, *others]}
 
 
@@ -105,13 +109,13 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
         "code objects": "passed",
         "import": "passed",
         "cpu numerics": "passed",
-        "gpu": "not run: no AMD or NVIDIA GPU on this machine",
+        "gpu": "not run: the machine that tested it has no AMD or NVIDIA GPU",
     }
     worst = {"float32 forward": 2e-7, "bfloat16 backward": 4e-3}
     assert written["stages"]["cpu numerics"]["details"]["worst error"] == worst
     summary = found.summary()
     assert "worst error 4.0e-03" in summary
-    assert "not run: no AMD or NVIDIA GPU on this machine" in summary
+    assert "not run: the machine that tested it has no AMD or NVIDIA GPU" in summary
     skipped = len(verdict.TESTED[verdict.GPU])  # in each of the two environments
     assert f"{2 * (len(FILES) - skipped) + 1} passed, 0 failed, {2 * skipped} skipped" in summary
 

@@ -37,6 +37,7 @@ CELLS = [
     for torch, rocm in (("2.5.1", "6.2"), ("2.6.0", "6.1"), ("2.10.0", "7.1"))
 ]
 TARGETS = {"ck": ("gfx90a", "gfx942"), "triton": ("gfx90a", "gfx942", "gfx1100", "gfx1201")}
+TORCH = 'pip install "torch=={}" --index-url https://download.pytorch.org/whl/{}'
 MI300X = Machine(python="3.12.1", torch="2.5.1+rocm6.2", hip="6.2.41133-dd7f95766", rocm="6.2.0", gpus=("gfx942",))
 
 
@@ -101,19 +102,26 @@ def test_lines(
 ) -> None:
     code, out, err = run(site, machine, monkeypatch, capsys, *options)
     assert (code, out) == (0, expected), err
-    assert "verdict  passed its tests on CPU (GPU: not run: no AMD or NVIDIA GPU on this machine)" in err
+    assert "verdict  passed its tests on CPU (GPU: not run: the machine that tested it has no AMD or NVIDIA GPU)" in err
     for gpu in {*machine.gpus} - {*TARGETS["triton"]}:
-        assert f"note     it has no kernels for the {gpu} of this machine" in err
+        assert f"note     the wheel has no kernels for the {gpu} of this machine" in err
 
 
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
-        (MI300X._replace(torch=None, hip=None), "torch is not installed in this Python"),
-        (MI300X._replace(torch=None, hip=None), "Install torch for ROCm 6.2 first"),
+        (MI300X._replace(torch=None, hip=None), "no wheel fits: torch is not installed in this Python"),
+        (
+            MI300X._replace(torch=None, hip=None),
+            f"\ntorch    {TORCH.format('2.7.1+rocm6.2.4', 'rocm6.2.4')}  # then run",
+        ),
         (
             MI300X._replace(torch="2.5.1+cu124", hip=None),
-            "torch 2.5.1+cu124 is not built for ROCm\nInstall its ROCm build",
+            f"\ntorch    {TORCH.format('2.5.1+rocm6.2', 'rocm6.2')}  # then run",
+        ),
+        (
+            MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0"),
+            f"\ntorch    {TORCH.format('2.10.0+rocm7.1', 'rocm7.1')}  # that wheel needs this torch; then run",
         ),
         (
             MI300X._replace(python="3.13.0"),
@@ -133,7 +141,7 @@ def test_lines(
         (MI300X._replace(gpus=("gfx906",)), "\nreason   There are no kernels for gfx906 (none at all).\n"),
         (
             MI300X._replace(hip="7.1.0"),
-            "\nreason   PyTorch has no build of torch 2.5 for ROCm 7.1, only for 6.1, 6.2.\n",
+            "\nreason   PyTorch's index has no torch 2.5 for ROCm 7.1, only for 6.1, 6.2.\n",
         ),
         (MI300X._replace(torch="2.99.0+rocm6.2"), "reason   torch 2.99 is not known here, only 2.5, 2.6,"),
         (MI300X._replace(torch="2.99.0+rocm6.2"), "\nrequest  https://github.com/owner/name/issues/new?"),
@@ -202,7 +210,7 @@ def test_other_platforms(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "the wheels are for Linux on x86_64, this is win32" in err
 
 
-@pytest.mark.parametrize("option", [["--gpu", "MI300"], ["--torch", "new"], ["--backend", "cuda"]])
+@pytest.mark.parametrize("option", [["--torch", "new"], ["--backend", "cuda"]])
 def test_options_are_checked(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         which.main(option)
@@ -264,24 +272,76 @@ def js(engine: MiniRacer, function: str, *arguments: Any) -> Any:
     return json.loads(str(engine.eval(f"JSON.stringify({function}({written}))")))
 
 
-def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer) -> None:
+def universal(wheel: dict[str, Any], flash_attn: str = "2.8.3") -> dict[str, Any]:
+    """The summary of a universal wheel: no torch, no ROCm, the oldest Python."""
+    made = {"version": f"{flash_attn}+rocm", "flash_attn": flash_attn, "backend": "ck", "index": "simple/"}
+    name = f"flash_attn-{flash_attn}+rocm-cp310-abi3-manylinux_2_17_x86_64.whl"
+    return {**wheel, **made, "name": name, "torch": "", "rocm": "", "python": "3.10", "yanked": None}
+
+
+@pytest.mark.parametrize("with_universal", [False, True])
+def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer, with_universal: bool) -> None:
+    """And neither offers a line that would put another torch in the place of the one that is there."""
     wheels = json.loads((site / "metadata.json").read_text())["wheels"]
+    if with_universal:
+        wheels += [universal(wheels[0], flash_attn) for flash_attn in ("2.7.4", "2.8.3")]
     chance = random.Random(fake_github.seed("choose"))
-    chosen = 0
+    chosen, uses = 0, set()
     for _ in range(400):
         wanted = {
-            "python": chance.choice(["3.10", "3.11", "3.12", "3.14"]),
-            "torch": chance.choice(["2.5", "2.6", "2.9", "2.10", "2.14"]),
+            "python": chance.choice(["3.9", "3.10", "3.11", "3.12", "3.14"]),
+            "torch": chance.choice(["2.4", "2.5", "2.6", "2.9", "2.10", "2.14"]),
             "rocm": chance.choice(["6.1", "6.2", "6.4", "7.1"]),
             "backend": chance.choice(["", "ck", "triton"]),
         }
         gpus = chance.sample(["gfx942", "gfx1100", "gfx1030", "gfx906"], chance.choice([0, 1, 1, 2]))
+        want = {**wanted, "gpus": gpus, "flash_attn": ""}
         wheel, nearest = which.choose(wheels, {**wanted, "gpus": gpus})
         expected = {"wheel": wheel} if wheel else {"nearest": nearest[0]}
-        assert js(page, "choose", wheels, {**wanted, "gpus": gpus, "flash_attn": ""}) == expected
+        assert js(page, "choose", wheels, want) == expected
         chosen += wheel is not None
-    assert 10 < chosen < 200
+        offered = wheel or (nearest[0] if js(page, "useOf", nearest[0], want) == "line" else None)
+        uses.add("" if wheel else js(page, "useOf", nearest[0], want))
+        if offered is not None:
+            numbers = which.numbers
+            assert not gpus or set(gpus) & set(offered["targets"])
+            if which.is_universal(offered):
+                assert numbers(wanted["torch"]) >= [2, 5]
+                assert numbers(wanted["python"]) >= [3, 10]
+            else:
+                versions = (offered["torch"], offered["rocm"], offered["python"])
+                assert versions == (wanted["torch"], wanted["rocm"], wanted["python"])
+    assert 10 < chosen < (300 if with_universal else 200)
+    assert {"", "line", "torch"} >= uses >= {"", "line"}
     assert js(page, "choose", [], {**wanted, "gpus": []}) == {"nearest": None}
+
+
+def test_a_universal_wheel_serves_a_torch_that_no_cell_is_for(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((site / "metadata.json").read_text())
+    content["wheels"].append(universal(content["wheels"][0]))
+    (tmp_path / "metadata.json").write_text(json.dumps(content))
+    expected = 'pip install "flash_attn==2.8.3+rocm" --extra-index-url https://example.org/wheels/simple/\n'
+    machine = MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0", python="3.13.1")
+    assert run(tmp_path, machine, monkeypatch, capsys)[:2] == (0, expected)
+    assert run(tmp_path, MI300X, monkeypatch, capsys)[:2] == (0, expected)
+    old = machine._replace(torch="2.4.0+rocm6.1", hip="6.1.0")
+    code, out, err = run(tmp_path, old, monkeypatch, capsys)
+    assert (code, out) == (1, "")
+    assert "nearest  Python 3.10 and newer, torch 2.5 and newer, every ROCm, ck, gfx90a, gfx942" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["gfx942", "gfx942:sramecc+:xnack-", "mi300x", "MI300X", "AMD Instinct MI300X", "Instinct MI325X", "300x"]
+)
+def test_gpus_by_the_names_that_users_type(site: Path, name: str) -> None:
+    content = json.loads((site / "metadata.json").read_text())
+    assert which.target(content, name) == "gfx942"
+    for radeon in ("7900 XTX", "Radeon RX 7900 XTX", "rx7900xtx", "AMD Radeon Pro W7900"):
+        assert which.target(content, radeon) == "gfx1100"
+    with pytest.raises(which.NoWheel, match=r"'RTX 4090' is no GPU that is known here, only gfx90a"):
+        which.target(content, "RTX 4090")
 
 
 def test_what_they_say_can_be_built_is_what_build_rocm_sh_builds(site: Path, page: MiniRacer, data: Versions) -> None:

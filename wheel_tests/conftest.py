@@ -91,9 +91,9 @@ def fitting(build_info: dict[str, Any]) -> list[Device]:
     """The GPUs that the wheel has kernels for; skips without one."""
     found = devices()
     if not found:
-        pytest.skip("no AMD or NVIDIA GPU on this machine")
+        pytest.skip("the machine that tested it has no AMD or NVIDIA GPU")
     fit = [device for device in found if device.target in build_info["targets"]]
     if not fit:
         there = ", ".join(sorted({device.target for device in found}))
-        pytest.skip(f"this machine has {there}, the wheel is for {', '.join(build_info['targets'])}")
+        pytest.skip(f"the machine that tested it has {there}, the wheel is for {', '.join(build_info['targets'])}")
     return fit

@@ -126,7 +126,7 @@ CASES: list[tuple[str, Facts, str]] = [
     (
         "target-missing",
         probed(devices=[{"name": "Radeon", "target": "gfx1100", "memory_mib": 1}]),
-        "PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
+        "PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3`",
     ),
     (
         "target-of-a-relative",

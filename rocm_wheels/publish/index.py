@@ -201,13 +201,14 @@ def _choices(found: set[str]) -> list[tuple[str, str]]:
 
 def _known(versions: Versions) -> dict[str, dict[str, object]]:
     """What can be built: torch minor -> full version, Pythons, and ROCm -> directory of PyTorch's index; GPU target ->
-    backend -> the oldest ROCm."""
+    backend -> the oldest ROCm; product -> its target."""
     return {
         "torch": {
             torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": entry.rocm}
             for torch, entry in versions.torch.items()
         },
         "targets": {name: target.backends for name, target in versions.targets.items()},
+        "products": {product: name for name, target in versions.targets.items() for product in target.products},
     }
 
 

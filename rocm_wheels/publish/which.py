@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 SITE = ""  # the address of the site whose copy this is
 TIMEOUT_SECONDS = 20
 BACKENDS = ("ck", "triton")  # the default first
+OLDEST_TORCH = "2.5"  # that the universal wheel runs with
 # What the page to choose a wheel on asks its visitors to run.
 PASTE_COMMAND = (
     'python -c "import platform, torch; c = torch.cuda; print('
@@ -70,9 +71,11 @@ def run(options: argparse.Namespace) -> int:
     """Detects, chooses, prints; the exit code."""
     try:
         machine = _with_options(detect(), options)
-        _say(f"found    {describe(machine)}")
-        check_machine(machine)
+        check_platform()
         site = load(options.site)
+        machine = machine._replace(gpus=tuple(target(site, gpu) for gpu in machine.gpus))
+        _say(f"found    {describe(machine)}")
+        check_torch(machine, site)
         wheel, others = choose(site["wheels"], {**machine.wanted, "backend": options.backend})
         if wheel is None:
             raise NoWheel(explain(site, machine, options.backend, others))
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     _say(f"verdict  passed its tests on {verdict['ran_on']} (GPU: {verdict['gpu']})")
     for gpu in machine.gpus:
         if gpu not in wheel["targets"]:
-            _say(f"note     it has no kernels for the {gpu} of this machine")
+            _say(f"note     the wheel has no kernels for the {gpu} of this machine")
     print(pip_line(site, wheel))
     return 0
 
@@ -102,22 +105,47 @@ def describe(machine: Machine) -> str:
     return f"Python {machine.python}, torch {torch}, HIP of torch {hip}, ROCm {rocm}, {gpus}"
 
 
-def check_machine(machine: Machine) -> None:
-    """NoWheel if no wheel could serve whatever is published."""
+def check_platform() -> None:
+    """NoWheel on a system for which there are no wheels."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise NoWheel(f"the wheels are for Linux on x86_64, this is {sys.platform} on {platform.machine()}")
-    if machine.torch is None:
-        rocm = minor(machine.rocm or "")
+
+
+def check_torch(machine: Machine, site: dict[str, Any]) -> None:
+    """NoWheel, with the line that installs torch for ROCm, where this Python has none."""
+    if machine.hip is not None and machine.torch is not None:
+        return
+    what = f"torch {machine.torch} is not built for ROCm" if machine.torch else "torch is not installed"
+    line = torch_line(site, minor(machine.torch or ""), minor(machine.rocm or ""))
+    raise NoWheel(f"fits: {what} in this Python ({sys.executable})\ntorch    {line}  # then run this again")
+
+
+def torch_line(site: dict[str, Any], torch: str, rocm: str) -> str:
+    """What installs torch for ROCm: of that minor version, else the newest one that has that ROCm, else the newest.
+
+    With the label of torch's version: without it pip keeps another build of the same version.
+    """
+    known = site["torch"]
+    fit = [torch] if torch in known else [name for name in known if rocm in known[name]["rocm"]]
+    release = known[max(fit or known, key=numbers)]
+    directory = release["rocm"].get(rocm) or release["rocm"][max(release["rocm"], key=numbers)]
+    return (
+        f'pip install "torch=={release["full"]}+{directory}" --index-url https://download.pytorch.org/whl/{directory}'
+    )
+
+
+def target(site: dict[str, Any], name: str) -> str:
+    """The GPU target of a name that a user types: gfx942:sramecc+:xnack-, MI300X, "RX 7900 XTX". NoWheel for no GPU."""
+    plain = re.sub(r"amd|instinct|radeon|pro|[^a-z0-9]", "", name.split(":")[0].lower())
+    if re.fullmatch(r"gfx[0-9a-f]{3,5}", plain):
+        return plain
+    products = site.get("products", {})
+    found = products.get(plain) or products.get(f"rx{plain}") or products.get(f"mi{plain}")
+    if found is None:
         raise NoWheel(
-            f"torch is not installed in this Python ({sys.executable})\n"
-            f"Install torch for ROCm{' ' + rocm if rocm else ''} first: a wheel is for one version of it."
+            f"fits: {name!r} is no GPU that is known here, only {', '.join(site['targets'])} and their products"
         )
-    if machine.hip is None:
-        raise NoWheel(
-            f"torch {machine.torch} is not built for ROCm\n"
-            "Install its ROCm build: pip install --force-reinstall torch --index-url"
-            " https://download.pytorch.org/whl/rocm<version>"
-        )
+    return str(found)
 
 
 def load(site: str) -> dict[str, Any]:
@@ -150,10 +178,25 @@ def choose(wheels: list[Wheel], wanted: dict[str, Any]) -> tuple[Wheel | None, l
 def distance(wheel: Wheel, wanted: dict[str, Any]) -> tuple[int, int, int, int, int]:
     """How far a wheel is off: the GPU, the number of axes, then the steps in torch, ROCm and Python."""
     gpus, backend = wanted["gpus"], wanted.get("backend")
-    steps = [_steps(wheel[axis], wanted[axis]) for axis in ("torch", "rocm", "python")]
+    steps = [_off(wheel, wanted, axis) for axis in ("torch", "rocm", "python")]
     other_gpu = bool(gpus) and not set(gpus) & set(wheel["targets"])
     other_backend = bool(backend) and backend != wheel["backend"]
     return (int(other_gpu), sum(step > 0 for step in steps) + other_backend, *steps)  # type: ignore[return-value]
+
+
+def is_universal(wheel: Wheel) -> bool:
+    """Whether it is for every ROCm, every torch from OLDEST_TORCH on, and every Python from its own on."""
+    return not wheel["torch"]
+
+
+def _off(wheel: Wheel, wanted: dict[str, Any], axis: str) -> int:
+    """Steps between the wheel's version and the wanted one, 0 where the wheel fits."""
+    if not is_universal(wheel):
+        return _steps(wheel[axis], wanted[axis])
+    oldest = {"torch": OLDEST_TORCH, "rocm": "", "python": wheel["python"]}[axis]
+    if not wanted[axis] or (oldest and numbers(wanted[axis]) < numbers(oldest)):
+        return _steps(oldest or "1.0", wanted[axis])
+    return 0
 
 
 def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest: list[Wheel]) -> str:
@@ -170,10 +213,11 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
     ]
     if nearest:
         wheel = nearest[0]
-        lines.append(
-            f"nearest  Python {wheel['python']}, torch {wheel['torch']}, ROCm {wheel['rocm']},"
-            f" {wheel['backend']}, {', '.join(wheel['targets'])}: {wheel['name']}"
-        )
+        other_gpu, _, *off = distance(wheel, wanted)
+        lines.append(f"nearest  {describe_wheel(wheel)}: {wheel['name']}")
+        if not other_gpu and not off[2] and any(off) and not is_universal(wheel):
+            line = torch_line(site, wheel["torch"], wheel["rocm"])
+            lines.append(f"torch    {line}  # that wheel needs this torch; then run this again")
     why = impossible(site, wanted)
     if why:
         lines.append(f"reason   {why}")
@@ -183,6 +227,15 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
         fields = {**wanted, "gpu": ",".join(wanted["gpus"]), "backend": backend or BACKENDS[-1]}
         lines.append(f"request  {request_url(site, fields)}")
     return "\n".join(lines)
+
+
+def describe_wheel(wheel: Wheel) -> str:
+    """What a wheel is for, for people."""
+    if is_universal(wheel):
+        versions = f"Python {wheel['python']} and newer, torch {OLDEST_TORCH} and newer, every ROCm"
+    else:
+        versions = f"Python {wheel['python']}, torch {wheel['torch']}, ROCm {wheel['rocm']}"
+    return f"{versions}, {wheel['backend']}, {', '.join(wheel['targets'])}"
 
 
 def fitting(site: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -203,10 +256,12 @@ def impossible(site: dict[str, Any], wanted: dict[str, Any]) -> str:
     release, backend = site["torch"].get(wanted["torch"]), wanted.get("backend")
     if release is None:
         return f"torch {wanted['torch']} is not known here, only {', '.join(site['torch'])}."
-    for axis, name in (("rocm", "ROCm"), ("python", "Python")):
-        if wanted[axis] not in release[axis]:
-            there = ", ".join(release[axis])
-            return f"PyTorch has no build of torch {wanted['torch']} for {name} {wanted[axis]}, only for {there}."
+    if wanted["rocm"] not in release["rocm"]:
+        there = ", ".join(release["rocm"])
+        return f"PyTorch's index has no torch {wanted['torch']} for ROCm {wanted['rocm']}, only for {there}."
+    if wanted["python"] not in release["python"]:
+        there = ", ".join(release["python"])
+        return f"With torch {wanted['torch']} these wheels are for Python {there}, not for {wanted['python']}."
     if not wanted["gpus"] or fitting(site, wanted):
         return ""
     why = []
@@ -268,8 +323,9 @@ def _steps(ours: str, theirs: str) -> int:
     return abs(100 * (major - other_major) + minor_ - other_minor)
 
 
-def _preference(wheel: Wheel) -> tuple[list[int], int]:
-    return [-part for part in numbers(wheel["flash_attn"])], BACKENDS.index(wheel["backend"])
+def _preference(wheel: Wheel) -> tuple[list[int], bool, int]:
+    newest = [-part for part in numbers(wheel["flash_attn"])]
+    return newest, not is_universal(wheel), BACKENDS.index(wheel["backend"])
 
 
 def _torch() -> tuple[str | None, str | None]:
@@ -351,12 +407,6 @@ def _version(text: str) -> str:
     return text
 
 
-def _gpu(text: str) -> str:
-    if not re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a GPU target such as gfx942")
-    return text
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options, all about what is not to be detected."""
     parser.add_argument(
@@ -366,7 +416,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch", type=_version, metavar="2.5.1", help="instead of the installed one")
     parser.add_argument("--rocm", type=_version, metavar="6.2", help="instead of the one torch is built for")
     parser.add_argument(
-        "--gpu", type=_gpu, action="append", metavar="gfx942", help="instead of those of this machine; may be repeated"
+        "--gpu", action="append", metavar="MI300X", help="or gfx942, instead of the ones here; may be repeated"
     )
     parser.add_argument("--backend", choices=BACKENDS, help="only this one")
 

@@ -19,7 +19,7 @@ CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
-NO_GPU = "not run: no AMD or NVIDIA GPU on this machine"
+NO_GPU = "not run: the machine that tested it has no AMD or NVIDIA GPU"
 
 
 def cell(text: str, backend: str = "triton") -> Cell:

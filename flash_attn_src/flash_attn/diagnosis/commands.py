@@ -23,7 +23,7 @@ def commands(facts: Facts) -> dict[str, str]:
         "torch": install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts)),
         "triton": _install_triton(facts),
         "reinstall": _reinstall(facts),
-        "build": _build(facts, target),
+        "build": _build(facts.build, target),
         "override": f"export HSA_OVERRIDE_GFX_VERSION={OVERRIDES.get(target, ('', '10.3.0'))[1]}",
         "unset": f"unset {' '.join(_hiding(facts)) or 'HIP_VISIBLE_DEVICES'}",
         "groups": ",".join(sorted({each.group for each in (facts.kfd, *facts.render) if each and not each.allowed}))
@@ -79,15 +79,10 @@ def _install_triton(facts: Facts) -> str:
     return f'{gone} && pip install "{facts.torch_triton}" --index-url {INDEX}/{directory[1]}'
 
 
-def _build(facts: Facts, target: str) -> str:
-    """The line that builds a wheel for a GPU target beside the installed Python and torch."""
-    build = facts.build
-    python = _minor(facts.python) or "3.11"
-    hip = _minor((facts.probe.get("torch") or {}).get("hip") or "") or build.rocm
-    version = next((v for v in build.torch_indexes if _minor(v) == _minor(_installed(facts))), "")
+def _build(build: BuildInfo, target: str) -> str:
+    """The line that builds a wheel for a GPU target, which runs beside every torch."""
     clone = f"git clone {build.repository} && cd {Path(build.repository).name} && " if build.repository else ""
-    cell = f" {python} {version} {hip}" if version and hip in build.torch_indexes[version] else ""
-    return f"{clone}PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {build.version}{cell}"
+    return f"{clone}PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {build.version}"
 
 
 def _hiding(facts: Facts) -> list[str]:
