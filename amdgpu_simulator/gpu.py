@@ -2,7 +2,7 @@
 
     with gpu.pretend("gfx942"):  # by Triton
         out = flash_attn_func(q, k, v)
-    gpu.run("gfx942", launches)  # recorded ones, of Composable Kernel
+    gpu.run("gfx942", launches, tensors)  # recorded ones, of Composable Kernel
 
 Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
 the simulator's, `amdgpu_simulator`. In a process that `amdgpu_simulator/hip/process.py` runs, the launcher and AMD's
@@ -11,30 +11,24 @@ runtime are a user's too.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import multiprocessing
 import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import torch
+from flash_attn import backends
 from flash_attn.backends import triton
-from flash_attn.backends.triton import fp8 as triton_fp8
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.custom_ops import attention, dispatch, dropout, fp8, kvcache
-from flash_attn.kernels.targets import fp8_format
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
 from flash_attn.runtime.ck_planner import Launch
 
 from amdgpu_simulator.hip import packets, through_hip
@@ -50,40 +44,27 @@ _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
 
 
 class Kernel:
-    """What `runtime.launch` calls a kernel: launches by the simulator."""
+    """What `runtime.device` calls a kernel: a launch runs on the simulator."""
 
-    def __init__(
-        self,
-        target: str,
-        variant: Variant,
-        config: Config | None,
-        program: Callable[[assembly.Kernel], machine.Program],
-        backwards: bool,
-        launched: list[str],
-    ) -> None:
-        image, entry, text = compiled(target, variant, config)
+    follows_pages = True
+
+    def __init__(self, gpu: SimulatedGpu, variant: Variant) -> None:
+        image, entry, text = compiled(gpu.target, variant, gpu.configs.get(variant.op))
         self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
+        self._gpu = gpu
         self._entry = entry
-        self._program = program(assembly.parse(text))
+        self._program = gpu.program(assembly.parse(text))
         self._loaded = through_hip.Kernel(variant.name, image, entry, self._program) if packets.running() else None
-        self._backwards = backwards
-        self._launched = launched
 
-    def pointer(self, tensor: torch.Tensor) -> int:
-        _known[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor.data_ptr()
-
-    def optional(self, *tensors: torch.Tensor | None) -> tuple[int | None, ...]:
-        return tuple(None if tensor is None else self.pointer(tensor) for tensor in tensors)
-
-    def launch(self, _device: int, _stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
-        self._launched.append(self.variant.name)
-        ranges = [(start, tensor.untyped_storage().nbytes()) for start, tensor in _known.items()]
+    def launch(self, grid: device.Grid, tensors: device.Tensors, numbers: Sequence[int | float]) -> None:
+        """The kernel reaches the memory of these tensors and no other, as long as it runs."""
+        self._gpu.launched.append(self.variant.name)
+        arguments = [*(None if x is None else x.data_ptr() for x in tensors), *numbers]
         if self._loaded is not None:
-            self._loaded.launch((x, y, z), arguments, ranges, backwards=self._backwards)
+            self._loaded.launch(grid, arguments, ranges(tensors), backwards=self._gpu.backwards)
             return
         letters = self._entry["params"]
         kernel = self._program.kernel
@@ -98,16 +79,50 @@ class Kernel:
             struct.pack_into(form, content, offset, value or 0)
         machine.launch(
             self._program,
-            (x, y, z),
+            grid,
             self._entry["threads"],
             bytes(content),
-            ranges,
+            ranges(tensors),
             shared=self._entry["shared"],
-            backwards=self._backwards,
+            backwards=self._gpu.backwards,
         )
 
 
-_known: dict[int, torch.Tensor] = {}
+def ranges(tensors: device.Tensors) -> list[tuple[int, int]]:
+    """Where the memory of the tensors lies: (address, bytes), each storage once."""
+    storages = [x.untyped_storage() for x in tensors if x is not None]
+    return list({storage.data_ptr(): storage.nbytes() for storage in storages}.items())
+
+
+class SimulatedGpu:
+    """An AMD GPU as `runtime.device` has it. Triton's kernels are compiled for it as a wheel's are."""
+
+    compute_units = 4
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        backwards: bool = False,
+        configs: Mapping[str, Config] | None = None,
+        program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
+    ) -> None:
+        """`backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the tuning
+        table's; program: makes what runs, for a program with an observer."""
+        self.target = target
+        self.backwards = backwards
+        self.configs = configs or {}
+        self.program = program
+        self.launched: list[str] = []
+
+    def kernel(self, variant: Variant) -> device.Kernel:
+        return Kernel(self, variant)
+
+    def has_composable_kernel(self) -> bool:
+        return True
+
+    def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:
+        run(self.target, launches, tensors, backwards=self.backwards)
 
 
 @contextmanager
@@ -120,41 +135,17 @@ def pretend(
     jit: bool = False,
 ) -> Iterator[list[str]]:
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
-    as it runs. `backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the
-    tuning table's; program: makes what runs, for a program with an
-    observer; jit: kernels by Triton's JIT, see `jit`."""
-    launched: list[str] = []
-
-    def find(_device: int, variant: Variant) -> Any:
-        config = (configs or {}).get(variant.op)
-        if jit:
-            return simulated_jit.Kernel(target, variant, config, launched)
-        return Kernel(target, variant, config, program, backwards, launched)
-
-    def format_of(_tensor: torch.Tensor) -> torch.dtype:
-        return triton_fp8.TYPES[str(fp8_format(target))]
-
-    _known.clear()
+    as it runs. jit: kernels by Triton's JIT, see `jit`; the other arguments: `SimulatedGpu`."""
+    gpu = SimulatedGpu(target, backwards=backwards, configs=configs, program=program)
     with ExitStack() as stack:
         if jit:
             from amdgpu_simulator import jit as simulated_jit
 
             stack.enter_context(simulated_jit.active(target, program, backwards))
-            stack.enter_context(mock.patch.object(triton_kernels, "_check_device"))
-        for module in (attention, dispatch, dropout, fp8, kvcache):
-            stack.enter_context(mock.patch.object(module, "select", return_value=triton))
-        for module, name, value in (
-            (launch, "_find", find),
-            (launch, "device_target", lambda _device: target),
-            (launch, "interpreting", lambda: not jit),
-            (triton_fp8, "format_of", format_of),
-            (triton, "format_of", format_of),
-            (launch, "_kernels", {}),
-            (triton_kernels, "_kernels", {}),
-        ):
-            stack.enter_context(mock.patch.object(module, name, value))
-        yield launched
-    _known.clear()
+            gpu = simulated_jit.JitGpu(target, configs=configs)
+        stack.enter_context(device.using(gpu))
+        stack.enter_context(backends.using(triton))
+        yield gpu.launched
 
 
 @cache
@@ -175,19 +166,15 @@ def compiled(target: str, variant: Variant, config: Config | None = None) -> tup
 CACHE = ROOT / "build" / "test-cache"
 
 
-def run(target: str, launches: list[Launch], *, backwards: bool = False) -> None:
-    """Launches of Composable Kernel's, one after another, on the CPU memory that their arguments point to."""
+def run(target: str, launches: Sequence[Launch], tensors: device.Tensors, *, backwards: bool = False) -> None:
+    """Launches of Composable Kernel's, one after another, on the CPU memory of the tensors that they point to."""
     for one in launches:
         program, threads = _composable(target, one.kernel)
-        ranges = [
-            (found.untyped_storage().data_ptr(), found.untyped_storage().nbytes())
-            for found in gc.get_objects()
-            if type(found) in (torch.Tensor, torch.nn.Parameter)
-        ]
         if packets.running():
-            _through_hip(target, one.kernel).launch(one.grid, (one.argument,), ranges, backwards=backwards)
+            loaded = _through_hip(target, one.kernel)
+            loaded.launch(one.grid, (one.argument,), ranges(tensors), backwards=backwards)
         else:
-            machine.launch(program, one.grid, threads, one.argument, ranges, backwards=backwards)
+            machine.launch(program, one.grid, threads, one.argument, ranges(tensors), backwards=backwards)
 
 
 def _instance(name: str) -> ck_instances.Instance:

@@ -8,42 +8,44 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import triton
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
+from flash_attn.runtime.jit import JitKernel, triton_version
 from triton.backends.compiler import GPUTarget
 
+from amdgpu_simulator.gpu import SimulatedGpu
 from amdgpu_simulator.hip import packets
 from amdgpu_simulator.isa import assembly, machine
 
 _FORMS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 
 
-class Kernel(launch.JitKernel):
-    """The kernel of `runtime.launch`, on CPU tensors."""
+class Kernel(JitKernel):
+    """The kernel of `runtime.jit`, on CPU tensors."""
 
-    def __init__(self, target: str, variant: Variant, config: Config | None, launched: list[str]) -> None:
+    def __init__(self, variant: Variant, target: str, config: Config | None, launched: list[str]) -> None:
         super().__init__(variant, target, config)
-        self._variant = variant.name
         self._launched = launched
 
-    @staticmethod
-    def optional(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        with mock.patch.object(launch, "interpreting", return_value=True):
-            return launch.JitKernel.optional(*tensors)
+    def launch(self, grid: device.Grid, tensors: device.Tensors, numbers: Sequence[int | float]) -> None:
+        self._launched.append(self.variant.name)
+        super().launch(grid, tensors, numbers)
 
-    def launch(self, *arguments: Any) -> None:
-        self._launched.append(self._variant)
-        super().launch(*arguments)
+
+class JitGpu(SimulatedGpu):
+    """A GPU whose Triton kernels come from the JIT, while `active`."""
+
+    def kernel(self, variant: Variant) -> Kernel:
+        return Kernel(variant, self.target, self.configs.get(variant.op), self.launched)
 
 
 class _Driver:
@@ -78,7 +80,7 @@ class _Driver:
         """A module, the function, its registers and spills; from 3.4 on the most threads, too."""
         made = next(path for path in self._directory.glob(f"*/{name}.hsaco") if path.read_bytes() == image)
         program = self._program(made.with_suffix(".amdgcn").read_text(encoding="utf-8"))
-        return None, program, 0, 0, *[1024][: launch._triton_version() >= (3, 4)]
+        return None, program, 0, 0, *[1024][: triton_version() >= (3, 4)]
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         return partial(self._launch, source, metadata)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
 def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
     from flash_attn.backends import triton as backend
     from flash_attn.backends.triton import fp8 as triton_fp8
+    from flash_attn.calls import AttentionCall, GradientCall, replace
 
     op, kind, dim = variant.op, variant.kind, variant.block_d
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
@@ -43,28 +43,27 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
         paged = [x.view(-1, page, heads, dim) for x in paged]
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if op == "fp8-fwd":
-        cast = [triton_fp8.cast(x, backend.format_of(q), None, None, tokens, False) for x in (q, k, v)]
+        cast = [triton_fp8.cast(x, backend.fp8_format(q), None, None, False) for x in (q, k, v)]
         small, factors = zip(*cast, strict=True)
     for name, causal, left in (("full", False, -1), ("causal", True, -1), ("window", True, tokens // 4)):
-        masks = dim**-0.5, causal, left, -1, softcap, slopes, dropout_p
-        forward = partial(
-            backend.forward, q, *paged, None, *masks, False, random, None, None, tokens, tokens, None, None, table
-        )
+        call = AttentionCall(
+            q, *paged, softmax_scale=dim**-0.5, causal=causal, window_size=(left, -1), softcap=softcap,
+            alibi_slopes=slopes, dropout_p=dropout_p, rng_state=random, max_seqlen_k=tokens, block_table=table,
+        )  # fmt: skip
         if op.startswith("fwd"):
-            yield name, lambda forward=forward: list(forward()[:2])
+            yield name, lambda call=call: list(backend.forward(call)[:2])
         elif op == "fp8-fwd":
-            fp8 = partial(backend.fp8_forward, *small, factors, dtype, *masks, random, None, None, tokens, tokens)
-            yield name, lambda fp8=fp8: list(fp8()[:2])
+            fp8_q, fp8_k, fp8_v = small
+            fp8 = replace(call, q=fp8_q, k=fp8_k, v=fp8_v, descales=factors)
+            yield name, lambda fp8=fp8: list(backend.fp8_forward(fp8)[:2])
         else:
-            out, lse, *_ = forward()
-            backward = partial(
-                backend.backward, dout, q, k, v, out, lse, dq, dk, dv, *masks, False, random, None, None, tokens, tokens
-            )
-            yield name, lambda backward=backward: [backward(), dq, dk, dv]
+            out, lse, *_ = backend.forward(call)
+            gradients = GradientCall(call, dout, out, lse, dq, dk, dv)
+            yield name, lambda gradients=gradients: [backend.backward(gradients), dq, dk, dv]
 
 
 def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
-    from flash_attn.backends.triton.decode import attend_in_parts
+    from flash_attn.backends.triton.decode import attend_split
     from flash_attn.calls import CacheCall
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
@@ -82,4 +81,4 @@ def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tup
         call = CacheCall(
             q, k, v, variant.block_d**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes
         )
-        yield f"{batch} x {length}", lambda call=call: list(attend_in_parts(call))
+        yield f"{batch} x {length}", lambda call=call: list(attend_split(call))

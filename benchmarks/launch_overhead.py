@@ -56,18 +56,17 @@ class Launching:
     """This package's kernels by one way alone: those that it finds are kept apart from the other way's."""
 
     def __init__(self, way: str, device: torch.device) -> None:
-        from flash_attn.backends.triton import kernels as triton_kernels
-        from flash_attn.runtime import launch, store
+        from flash_attn.runtime import device as seam
+        from flash_attn.runtime import jit, store
 
-        self.backend, self.launch, self.store = triton_kernels, launch, store
+        self.seam, self.store = seam, store
         self.open_store = store.open_store if way == "store" else lambda *_: None
-        self.found: dict[Any, Any] = {}
         self.kernels: dict[Any, Any] = {}
-        target = launch.device_target(device.index or 0)
+        target = seam.of(device.index or 0).target
         if way == "store" and store.open_store(target) is None:
             raise RuntimeError(f"this flash_attn has no kernels for {target}, only for {store.targets() or 'none'}")
         if way == "JIT":
-            if problem := launch.triton_problem():
+            if problem := jit.triton_problem():
                 raise RuntimeError(problem)
             warnings.filterwarnings("ignore", "this flash_attn has no kernels")  # none is wanted
 
@@ -76,7 +75,7 @@ class Launching:
 
     def select(self) -> None:
         self.store.open_store = self.open_store
-        self.backend._kernels, self.launch._kernels = self.found, self.kernels
+        self.seam.kernels = self.kernels
 
 
 def launching(way: str, device: torch.device) -> Attention | str:

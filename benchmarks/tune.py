@@ -51,9 +51,9 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
     """The tiles of every kernel in an archive that fit this GPU, the table's own first. SystemExit where the archive
     is not of this GPU and this wheel."""
     from flash_attn.kernels import tuning, variants
-    from flash_attn.runtime import launch, store
+    from flash_attn.runtime import device, store, stored
 
-    target = launch.device_target(0)
+    target = device.of(0).target
     try:
         archive, installed = store.Store(path), store.open_store(target)
     except store.KernelError as error:
@@ -75,7 +75,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
             num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
         )  # fmt: skip
         try:
-            found.setdefault(variant, []).append(Tile(name, row, launch.StoreKernel(archive, name)))
+            found.setdefault(variant, []).append(Tile(name, row, stored.StoreKernel(archive, name, 0)))
         except RuntimeError as error:  # more shared memory than a program may have
             print(f"  {name}: {error}", flush=True)
     for variant, those in found.items():
@@ -89,11 +89,10 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
 
 def install(variant: Any, tile: Tile) -> None:
     """Makes a tile the kernel that the next calls take, on the GPU or, where there is none, in Triton's interpreter."""
-    from flash_attn.backends.triton import kernels as triton_kernels
-    from flash_attn.runtime import launch
+    from flash_attn.runtime import device
 
-    launch._kernels[0 if torch.cuda.is_available() else -1, variant] = tile.kernel
-    triton_kernels._kernels.clear()
+    device.clear_kernels()
+    device.kernels[0 if torch.cuda.is_available() else -1, variant] = tile.kernel
 
 
 class _TakenError(Exception):
@@ -106,7 +105,7 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
     def refuse(*_: object) -> None:
         raise _TakenError
 
-    parts = ("block_m", "block_n", "num_xcds", "pointer", "optional")
+    parts = ("block_m", "block_n", "num_xcds", "follows_pages")
     kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
     install(variant, tile._replace(kernel=kernel))
     for name, call in timed.items():

@@ -6,7 +6,6 @@ whose launches are recorded. The table says which kernels ran and what is said w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -29,12 +28,11 @@ from flash_attn import (  # noqa: E402
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from flash_attn.backends.ck import calls as ck_calls  # noqa: E402
-from flash_attn.backends.triton import kernels as triton_kernels  # noqa: E402
+from flash_attn.backends import recording, triton  # noqa: E402
 from flash_attn.kernels import variants  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from flash_attn.ops.triton import add_norm, cross_entropy, layer_norm, rotary  # noqa: E402
-from flash_attn.runtime import ck_planner, launch, recording  # noqa: E402
+from flash_attn.runtime import ck_planner, device, jit  # noqa: E402
 
 from rocm_wheels.compile.ck import planner  # noqa: E402
 from rocm_wheels.matrix import versions  # noqa: E402
@@ -142,15 +140,12 @@ FEATURES: dict[str, Probe] = {
 def _kernels_of(probe: Probe) -> list[str]:
     """The kernels that a call launches on a GPU: run by the interpreter, on CPU tensors taken for GPU ones."""
     ran: list[str] = []
-    find = launch.kernel
 
-    def record(device: int, variant: variants.Variant) -> Any:
-        if variant.op not in ran:
-            ran.append(variant.op)
-        return find(device, variant)
-
-    def select(_: torch.Tensor) -> Any:
-        return backends.triton_backend
+    class Interpreter(jit.Interpreter):
+        def kernel(self, variant: variants.Variant) -> jit.JitKernel:
+            if variant.op not in ran:
+                ran.append(variant.op)
+            return super().kernel(variant)
 
     def layer_norm_of(*arguments: Any) -> Any:
         y, z = add_norm._AddNorm.apply(*arguments)
@@ -159,19 +154,13 @@ def _kernels_of(probe: Probe) -> list[str]:
     def loss_of(*arguments: Any) -> Any:
         return cross_entropy._CrossEntropy.apply(*arguments[:7], False, None)
 
-    chosen = backends.select
-    with contextlib.ExitStack() as stack:
-        for module in [module for name, module in sys.modules.items() if name.startswith("flash_attn.")]:
-            if getattr(module, "select", None) is chosen:
-                stack.enter_context(mock.patch.object(module, "select", select))
-        for patch in (
-            mock.patch.object(launch, "kernel", record),
-            mock.patch.dict(triton_kernels._kernels, clear=True),
-            mock.patch.object(rotary, "reference", rotary.launch),
-            mock.patch.object(add_norm, "reference", layer_norm_of),
-            mock.patch.object(cross_entropy, "reference", loss_of),
-        ):
-            stack.enter_context(patch)
+    with (
+        backends.using(triton),
+        device.using(Interpreter()),
+        mock.patch.object(rotary, "reference", rotary.launch),
+        mock.patch.object(add_norm, "reference", layer_norm_of),
+        mock.patch.object(cross_entropy, "reference", loss_of),
+    ):
         probe()
     return ran
 
@@ -194,11 +183,7 @@ def _ck(probe: Probe) -> str:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with (
-            recording.record("gfx942") as launches,
-            mock.patch.object(ck_calls, "_announced", set()),
-            warnings.catch_warnings(record=True) as said,
-        ):
+        with recording.record("gfx942") as launches, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             probe()
     finally:

@@ -9,7 +9,7 @@ from instead of torch's own.
 from __future__ import annotations
 
 import torch
-from flash_attn import __version__, custom_ops
+from flash_attn import __version__, backends
 from flash_attn.arguments import (
     as_int,
     check_alike,
@@ -21,10 +21,9 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
-from flash_attn.backends import select
-from flash_attn.calls import CacheCall
-from flash_attn.custom_ops import maybe_contiguous
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.custom_ops.results import complete
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -46,21 +45,15 @@ def _check(
         raise TypeError(f"gen_: got {type(generator).__name__}, wanted a torch.Generator or None")
 
 
-def _state(q: torch.Tensor, dropout_p: float, generator: torch.Generator | None) -> torch.Tensor | None:
-    if generator is None or dropout_p == 0.0:
-        return None
-    return torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
-
-
-def _results(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
-) -> list[torch.Tensor]:
-    out, softmax_lse, dmask, rng_state = custom_ops.complete(q, results)
+def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[torch.Tensor]:
+    """The results of a checked call, its dropout drawn from a generator where one is given."""
+    q = call.q
+    if generator is not None and call.dropout_p > 0.0:
+        call.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
+    call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
+    out, softmax_lse, dmask, rng_state = complete(q, backends.select(q).forward(call))
     if _RETURNS_INPUTS:
-        return [out, q, k, v, out, softmax_lse, dmask, rng_state]
+        return [out, call.q, call.k, call.v, out, softmax_lse, dmask, rng_state]
     return [out, softmax_lse, dmask, rng_state]
 
 
@@ -80,17 +73,13 @@ def fwd(
     gen_: torch.Generator | None = None,
 ) -> list[torch.Tensor]:
     """[out, softmax_lse, S_dmask, rng_state]; 2.6: [out, q, k, v, out, softmax_lse, S_dmask, rng_state]."""
-    left, right = check_dense(
-        q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, return_softmax,
+    call = AttentionCall(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
+        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
     )  # fmt: skip
+    check_dense(call)
     _check(q, softmax_scale, out_, gen_)
-    q, k, v = (maybe_contiguous(x) for x in (q, k, v))
-    results = select(q).forward(
-        q, k, v, out_, softmax_scale, is_causal, left, right, softcap, alibi_slopes_, p_dropout, return_softmax,
-        _state(q, p_dropout, gen_), None, None, q.shape[1], k.shape[1], None, None, None,
-    )  # fmt: skip
-    return _results(q, k, v, results)
+    return _forward(call, gen_)
 
 
 def varlen_fwd(
@@ -118,21 +107,17 @@ def varlen_fwd(
 ) -> list[torch.Tensor]:
     """As `fwd`, for packed sequences."""
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    left, right = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
-        (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, False, return_softmax, block_table_,
+    call = AttentionCall(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
+        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        seqused_k=seqused_k, leftpad_k=leftpad_k_, block_table=block_table_,
     )  # fmt: skip
-    check_per_sequence(q, cu_seqlens_q.shape[0] - 1, seqused_k=seqused_k, leftpad_k=leftpad_k_)
+    check_varlen(call)
+    check_per_sequence(q, call.batch, seqused_k=seqused_k, leftpad_k=leftpad_k_)
     diagnose_switches(None, zero_tensors=zero_tensors)
     _check(q, softmax_scale, out_, gen_)
-    q, k, v = (maybe_contiguous(x) for x in (q, k, v))
-    results = select(q).forward(
-        q, k, v, out_, softmax_scale, is_causal, left, right, softcap, alibi_slopes_, p_dropout, return_softmax,
-        _state(q, p_dropout, gen_), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k_,
-        block_table_,
-    )  # fmt: skip
-    return _results(q, k, v, results)
+    return _forward(call, gen_)
 
 
 def bwd(
@@ -157,19 +142,16 @@ def bwd(
     rng_state: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """[dq, dk, dv, softmax_d], in the gradients given, or new ones. ValueError for dropout without rng_state."""
-    left, right = check_dense(
-        q, k, v, p_dropout, (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, deterministic, False,
+    call = AttentionCall(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
+        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
+        rng_state=rng_state,
     )  # fmt: skip
+    check_dense(call)
     _check(q, softmax_scale, None, gen_)
-    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
-    dq, dk, dv = custom_ops.gradients((q, k, v), (dq_, dk_, dv_))
-    dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
-    softmax_d = select(q).backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,
-        p_dropout, deterministic, rng_state, None, None, q.shape[1], k.shape[1],
-    )  # fmt: skip
-    return [dq, dk, dv, softmax_d]
+    gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
+    softmax_d = backends.select(q).backward(gradients)
+    return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
 
 
 def varlen_bwd(
@@ -200,21 +182,18 @@ def varlen_bwd(
 ) -> list[torch.Tensor]:
     """As `bwd`, for packed sequences."""
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    left, right = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, p_dropout,
-        (window_size_left, window_size_right), softcap, alibi_slopes_,
-        softmax_scale, is_causal, deterministic, False, None,
+    call = AttentionCall(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
+        softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, deterministic=deterministic,
+        rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
+    check_varlen(call)
     diagnose_switches(None, zero_tensors=zero_tensors)
     _check(q, softmax_scale, None, gen_)
-    softmax_lse = check_gradients(dout, q, k, v, out, softmax_lse, dq_, dk_, dv_, p_dropout, rng_state)
-    dq, dk, dv = custom_ops.gradients((q, k, v), (dq_, dk_, dv_))
-    dout, q, k, v, out = (maybe_contiguous(x) for x in (dout, q, k, v, out))
-    softmax_d = select(q).backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, left, right, softcap, alibi_slopes_,
-        p_dropout, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
-    return [dq, dk, dv, softmax_d]
+    gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
+    softmax_d = backends.select(q).backward(gradients)
+    return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
 
 
 def fwd_kvcache(
@@ -240,16 +219,15 @@ def fwd_kvcache(
     num_splits: int,
 ) -> list[torch.Tensor]:
     """[out, softmax_lse]; writes k_, v_ into the caches."""
-    left, right = check_kvcache(
-        q, kcache, vcache, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_, cache_batch_idx_, leftpad_k_, block_table_,
-        (window_size_left, window_size_right), softcap, alibi_slopes_, softmax_scale, is_causal,
-        is_rotary_interleaved, True,
+    call = CacheCall(
+        q=q, k_cache=kcache, v_cache=vcache, softmax_scale=softmax_scale, k=k_, v=v_, rotary_cos=rotary_cos_,
+        rotary_sin=rotary_sin_, cache_seqlens=seqlens_k_, cache_batch_idx=cache_batch_idx_, cache_leftpad=leftpad_k_,
+        block_table=block_table_, causal=is_causal, window_size=(window_size_left, window_size_right), softcap=softcap,
+        rotary_interleaved=is_rotary_interleaved, alibi_slopes=alibi_slopes_, num_splits=num_splits, out=out_,
     )  # fmt: skip
+    check_kvcache(call, True)
     check_whole(num_splits=num_splits)
     _check(q, softmax_scale, out_)
-    out, softmax_lse = attend_to_cache(CacheCall(
-        maybe_contiguous(q), kcache, vcache, softmax_scale, k_, v_, rotary_cos_, rotary_sin_, seqlens_k_,
-        cache_batch_idx_, leftpad_k_, block_table_, is_causal, left, right, softcap, is_rotary_interleaved,
-        alibi_slopes_, num_splits, out_,
-    ))  # fmt: skip
+    call.q = maybe_contiguous(q)
+    out, softmax_lse = attend_to_cache(call)
     return [out, softmax_lse]

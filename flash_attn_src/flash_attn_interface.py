@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import flash_attn
 import torch
-from flash_attn import fp8
+from flash_attn import backends, fp8
 from flash_attn.arguments import (
     as_int,
     check_alike,
@@ -25,16 +25,13 @@ from flash_attn.arguments import (
     diagnose_switches,
 )
 from flash_attn.autocast import cast
-from flash_attn.autograd import Window
-from flash_attn.backends import select
 from flash_attn.backends.torch.fp8 import is_fp8
-from flash_attn.calls import CacheCall
+from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import chunks
 from flash_attn.fa3.backward import _flash_attn_backward
 from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
-from flash_attn.flash_attn_interface import maybe_contiguous
 
 __all__ = [
     "_flash_attn_backward",
@@ -103,10 +100,11 @@ def flash_attn_func(
             num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs,
         )  # fmt: skip
         return _cut(result, v.shape[-1])
-    left, right = check_dense(
-        fp8.stand_in(q), fp8.stand_in(k), fp8.stand_in(v), 0.0, window_size, softcap, None, softmax_scale, causal,
-        deterministic, return_attn_probs,
+    call = AttentionCall(
+        q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    check_dense(call)
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if is_fp8(q):
@@ -116,10 +114,9 @@ def flash_attn_func(
         )
     elif num_splits != 1 and not _keeps_gradients(q, k, v):
         out, softmax_lse = attend_to_cache(CacheCall(
-            maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v),
-            q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, causal=causal, window_left=left,
-            window_right=right, softcap=softcap, num_splits=num_splits, attention_chunk=attention_chunk,
-            sm_margin=sm_margin,
+            q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v),
+            softmax_scale=call.softmax_scale, causal=causal, window_size=call.window_size, softcap=softcap,
+            num_splits=num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin,
         ))  # fmt: skip
     elif attention_chunk > 0:
         batch, seqlen_q, heads, head_dim = q.shape
@@ -226,10 +223,11 @@ def flash_attn_varlen_func(
         )  # fmt: skip
         return _cut(result, v.shape[-1])
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    check_varlen(
-        fp8.stand_in(q), fp8.stand_in(k), fp8.stand_in(v), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0,
-        window_size, softcap, None, softmax_scale, causal, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    check_varlen(AttentionCall(
+        q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+    ))  # fmt: skip
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     if is_fp8(q):
         _refuse_chunk(attention_chunk)
@@ -296,31 +294,31 @@ def flash_attn_with_kvcache(
         page_table, cache_batch_idx = chosen_rows(q, page_table, cache_batch_idx), None
     if max_seqlen_q is not None:
         check_whole(max_seqlen_q=max_seqlen_q)
+    elif cu_seqlens_q is not None:
+        raise ValueError("max_seqlen_q: got None, wanted the longest length, as cu_seqlens_q is given")
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
-    left, right = check_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
-        window_size, softcap, None, softmax_scale, causal, rotary_interleaved, return_softmax_lse, cu_seqlens_q,
-        max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, _CACHE_DTYPES, "page_table",
+    call = CacheCall(
+        q=q, k_cache=k_cache, v_cache=v_cache, softmax_scale=softmax_scale, k=k, v=v, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=page_table, causal=causal, window_size=window_size, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
+        attention_chunk=attention_chunk, sm_margin=sm_margin,
     )  # fmt: skip
+    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, "page_table")
     if scheduler_metadata is not None:
         check_index("scheduler_metadata", scheduler_metadata, q, 1)
-    descales = None
     if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
         if is_fp8(q) and rotary_cos is not None:
             raise NotImplementedError("rotary_cos: FP8 tensors are not turned here, turn them before the cast")
-        if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := select(q).format_of(q)):
+        if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := backends.select(q).fp8_format(q)):
             raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        descales = descales_of(q, k_cache, batch, (q_descale, k_descale, v_descale))
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    out, softmax_lse = attend_to_cache(CacheCall(
-        maybe_contiguous(q), k_cache, v_cache, softmax_scale, None if k is None else maybe_contiguous(k),
-        None if v is None else maybe_contiguous(v), rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, page_table, causal, left, right, softcap, rotary_interleaved, None, num_splits, None,
-        cu_seqlens_q, max_seqlen_q or 0, cu_seqlens_k_new, rotary_seqlens, attention_chunk, sm_margin, descales,
-    ))  # fmt: skip
+        call.descales = descales_of(q, k_cache, call.batch, (q_descale, k_descale, v_descale))
+    call.q = maybe_contiguous(q)
+    call.k = None if k is None else maybe_contiguous(k)
+    call.v = None if v is None else maybe_contiguous(v)
+    out, softmax_lse = attend_to_cache(call)
     if not return_softmax_lse:
         return out
     nothing = softmax_lse.new_empty((0,))

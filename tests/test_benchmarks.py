@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -259,11 +259,10 @@ def test_launch_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     torch, overhead = importlib.import_module("torch"), importlib.import_module("launch_overhead")
-    backend = importlib.import_module("flash_attn.backends.triton.kernels")
-    launch, store = (importlib.import_module(f"flash_attn.runtime.{name}") for name in ("launch", "store"))
-    for module, name in ((backend, "_kernels"), (launch, "_kernels"), (store, "open_store")):
+    seam, jit, store = (importlib.import_module(f"flash_attn.runtime.{name}") for name in ("device", "jit", "store"))
+    for module, name in ((seam, "kernels"), (store, "open_store")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(launch, "device_target", lambda _: "gfx942")
+    monkeypatch.setattr(seam, "of", lambda _: SimpleNamespace(target="gfx942"))
     device = torch.device("cuda:0")
     assert "no kernels for gfx942" in overhead.launching("store", device)
     monkeypatch.setattr(store, "open_store", lambda *_: "a store")
@@ -271,10 +270,10 @@ def test_the_ways_to_launch_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> N
     found = []
     for way in ways:
         way.select()
-        found.append((backend._kernels, launch._kernels))
+        found.append(seam.kernels)
         assert store.open_store("gfx942") == ("a store" if way is ways[0] else None)
-    assert all(one is not other for one, other in zip(*found, strict=True))
-    monkeypatch.setattr(launch, "triton_problem", lambda: "Triton cannot be imported")
+    assert found[0] is not found[1]
+    monkeypatch.setattr(jit, "triton_problem", lambda: "Triton cannot be imported")
     assert overhead.launching("JIT", device) == "Triton cannot be imported"
 
 

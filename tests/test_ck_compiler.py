@@ -146,7 +146,8 @@ IN_THE_WHEEL = """
 import json, sys
 import torch
 import flash_attn, flash_attn_2_cuda
-from flash_attn.runtime import recording, store
+from flash_attn.backends import recording
+from flash_attn.runtime import store
 assert flash_attn.__file__.startswith(sys.argv[1])
 held = store.open_store("gfx942").kernels
 q = torch.randn(1, 100, 4, 128, dtype=torch.bfloat16)

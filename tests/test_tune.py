@@ -93,7 +93,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def kernel(*_: object) -> SimpleNamespace:
     """What a code object of the archive becomes."""
-    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, pointer=None, optional=None, launch=lambda: None)
+    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, follows_pages=True, launch=lambda: None)
 
 
 def run(
@@ -101,13 +101,14 @@ def run(
     target: str = "gfx942", given: Path | None = None,
 ) -> None:  # fmt: skip
     """The search, with a wheel that has the archive's kernel; `given` instead of the archive."""
-    launch = importlib.import_module("flash_attn.runtime.launch")
-    store = importlib.import_module("flash_attn.runtime.store")
+    device, store, stored = (
+        importlib.import_module(f"flash_attn.runtime.{name}") for name in ("device", "store", "stored")
+    )
     installed = SimpleNamespace(kernels={NAME: store.Store(archive).kernels[OWN]})
     tuning = importlib.import_module("flash_attn.kernels.tuning")
     monkeypatch.setattr(tuning, "config", lambda *_: tuning.Config(128, 64, 4, 2))
-    monkeypatch.setattr(launch, "device_target", lambda _: target)
-    monkeypatch.setattr(launch, "StoreKernel", kernel)
+    monkeypatch.setattr(device, "of", lambda _: SimpleNamespace(target=target))
+    monkeypatch.setattr(stored, "StoreKernel", kernel)
     monkeypatch.setattr(store, "open_store", lambda _: installed)
     monkeypatch.setattr(tune, "install", gpu.install)
     monkeypatch.setattr(tune, "calls", lambda *_: {"full": gpu.call, "causal": gpu.call})

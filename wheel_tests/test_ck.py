@@ -54,7 +54,7 @@ def test_every_planned_kernel_is_there_with_its_argument(stores: dict[str, dict[
 def test_forward_and_backward(
     kernels: dict[str, Any], dtype: torch.dtype, head_dim: int, causal: bool, dropout_p: float
 ) -> None:
-    from flash_attn.runtime import recording
+    from flash_attn.backends import recording
 
     q = torch.randn(2, 33, 4, head_dim, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, 65, 2, head_dim, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -67,7 +67,7 @@ def test_forward_and_backward(
 
 
 def test_decoding(kernels: dict[str, Any]) -> None:
-    from flash_attn.runtime import recording
+    from flash_attn.backends import recording
 
     q = torch.randn(2, 1, 8, 128, dtype=torch.bfloat16)
     cache = torch.randn(2, 300, 2, 128, dtype=torch.bfloat16)

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, limit = error(out, wanted), TOLERANCE[q.dtype][0]
     where = "the CPU" if device is None else f"{device.name} ({device.target})"
     backend = backends.select(q)
-    print(f"{tuple(out.shape)} on {where} by {backend.__name__}: error {found:.2e}, at most {limit:.1e}")
+    print(f"{tuple(out.shape)} on {where} by {backend.name}: error {found:.2e}, at most {limit:.1e}")
     if found > limit:
         print("FA3 forward failed: the result is wrong")
         return 1

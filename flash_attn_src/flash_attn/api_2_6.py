@@ -7,8 +7,8 @@ from torch.nn.functional import pad
 
 from flash_attn import custom_ops
 from flash_attn.arguments import as_int, check_dense, check_varlen
+from flash_attn.calls import AttentionCall, Window, maybe_contiguous
 
-Window = tuple[int, int]
 Forward = tuple[torch.Tensor, ...]
 Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -19,7 +19,7 @@ def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() == 0:
         return x
     missing = -x.shape[-1] % 8 if head_dim is None else head_dim - x.shape[-1]
-    return custom_ops.maybe_contiguous(pad(x, (0, missing)) if 0 < missing < 8 else x)
+    return maybe_contiguous(pad(x, (0, missing)) if 0 < missing < 8 else x)
 
 
 def _flash_attn_forward(
@@ -35,9 +35,11 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> Forward:
     """(out, q, k, v, out_padded, softmax_lse, S_dmask, rng_state): q, k, v, out_padded with their head dim padded."""
-    left, right = check_dense(
-        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, False, return_softmax
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, return_softmax=return_softmax
     )
+    check_dense(call)
+    left, right = call.window_size
     head_dim = q.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_forward(
@@ -66,10 +68,14 @@ def _flash_attn_varlen_forward(
     seqused_k: torch.Tensor | None = None,
 ) -> Forward:
     """The same for packed sequences."""
-    left, right = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k),
-        dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, False, return_softmax, block_table,
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
+        return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
+        block_table=block_table,
     )  # fmt: skip
+    check_varlen(call)
+    left, right = call.window_size
     head_dim = q.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_varlen_forward(
@@ -100,11 +106,11 @@ def _flash_attn_backward(
 ) -> Backward:
     """Writes dq, dk, dv, new ones for None; returns (dq, dk, dv, softmax_d). dout and out may lack the padding of q,
     k, v."""
-    left, right = check_dense(
-        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False
-    )
+    call = AttentionCall(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic)
+    check_dense(call)
+    left, right = call.window_size
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    dq, dk, dv = custom_ops.gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
         *(softcap, alibi_slopes, deterministic, rng_state),
@@ -136,12 +142,15 @@ def _flash_attn_varlen_backward(
     rng_state: torch.Tensor | None = None,
 ) -> Backward:
     """The same for packed sequences."""
-    left, right = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k),
-        dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, False, None,
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
+        deterministic=deterministic, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q), max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
     )  # fmt: skip
+    check_varlen(call)
+    left, right = call.window_size
     dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
-    dq, dk, dv = custom_ops.gradients((q, k, v), (dq, dk, dv))
+    dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_varlen_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *(dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, deterministic, rng_state),

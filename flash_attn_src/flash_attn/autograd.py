@@ -11,11 +11,11 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from flash_attn.custom_ops import dispatch, maybe_contiguous
+from flash_attn.calls import AttentionCall, GradientCall, Window, maybe_contiguous, restore
+from flash_attn.custom_ops import dispatch
 from flash_attn.first_derivative import Gradients, first_only
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Window = tuple[int, int]
 
 # The head dimension that backends get is a multiple of this.
 _HEAD_DIM_STEP = 8
@@ -27,50 +27,28 @@ def _served(x: torch.Tensor) -> torch.Tensor:
     return pad(x, (0, missing)) if missing else maybe_contiguous(x)
 
 
-def attend(
-    ctx: Any,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    return_softmax: bool,
-    block_table: torch.Tensor | None,
-    packed: tuple[torch.Tensor, ...] | None = None,
-) -> Result:
-    """The forward of every function here; with a ctx it keeps what the backward needs.
+def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | None = None) -> Result:
+    """The forward of a checked call, which it completes; with a ctx it keeps what the backward needs.
 
-    packed: what autograd knows of q, k, v, where they are parts of it: (qkv,) or (q, kv).
+    packed: what autograd knows of q, k, v, where they are views of it: (qkv,) or (q, kv).
     """
+    q, k, v = call.q, call.k, call.v
     head_dim = q.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = head_dim**-0.5
     given = packed or (q, k, v)
+    wanted = call.return_softmax
     if head_dim % _HEAD_DIM_STEP or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
-        q, k, v = _served(q), _served(k), _served(v)
-    left, right = window_size
-    padded, softmax_lse, dmask, rng_state = dispatch.forward(
-        q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p,
-        return_softmax and dropout_p > 0.0,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
-    )  # fmt: skip
+        call.q, call.k, call.v = _served(q), _served(k), _served(v)
+    if call.softmax_scale is None:
+        call.softmax_scale = head_dim**-0.5
+    call.return_softmax = wanted and call.dropout_p > 0.0
+    padded, softmax_lse, dmask, _ = dispatch.forward(call)
     if ctx is not None:
-        ctx.save_for_backward(padded, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given)
-        ctx.options = (softmax_scale, causal, left, right, softcap, dropout_p, deterministic)
-        ctx.lengths = (max_seqlen_q, max_seqlen_k)
+        ctx.save_for_backward(padded, softmax_lse, *call.tensors(), *given)
+        ctx.options = call.options()
         ctx.head_dim = head_dim
-        ctx.paged = block_table is not None
+        ctx.paged = call.block_table is not None
     out = padded[..., :head_dim] if head_dim % _HEAD_DIM_STEP else padded
-    if not return_softmax:
+    if not wanted:
         return out
     if dmask is None:
         dmask = q.new_empty((0,))
@@ -90,7 +68,7 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
-    out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *given = saved
+    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
     head_dim = ctx.head_dim
     padded = head_dim % _HEAD_DIM_STEP != 0
@@ -111,13 +89,8 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
         else:
             dq = torch.empty_like(q)
             results = (dq, joint)
-    softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
-    max_seqlen_q, max_seqlen_k = ctx.lengths
-    dispatch.backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
-        alibi_slopes, dropout_p, deterministic, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
+    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k), ctx.options)
+    dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if padded:
         return tuple(x[..., :head_dim] for x in results)
     return results
@@ -142,11 +115,11 @@ class FlashAttnFunc(torch.autograd.Function):
         return_softmax: bool,
         is_grad_enabled: bool = True,
     ) -> Result:
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None,
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        return attend(ctx if is_grad_enabled else None, call)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -171,11 +144,11 @@ class FlashAttnQKVPackedFunc(torch.autograd.Function):
         is_grad_enabled: bool = True,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None, (qkv,),
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -201,11 +174,11 @@ class FlashAttnKVPackedFunc(torch.autograd.Function):
         is_grad_enabled: bool = True,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, None, None, q.shape[1], k.shape[1],
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None, (q, kv),
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -236,11 +209,14 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
         block_table: torch.Tensor | None,
         is_grad_enabled: bool = True,
     ) -> Result:
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, block_table,
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
+        call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
+        call.block_table = block_table
+        return attend(ctx if is_grad_enabled else None, call)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -267,11 +243,13 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
         is_grad_enabled: bool = True,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None, (qkv,),
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
+        call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
+        return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -301,11 +279,13 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
         is_grad_enabled: bool = True,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
-        return attend(
-            ctx if is_grad_enabled else None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-            dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_softmax, None, (q, kv),
+        call = AttentionCall(
+            q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
+            return_softmax,
         )  # fmt: skip
+        call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
+        call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
+        return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:

@@ -15,7 +15,7 @@ return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry
                  probabilities in upstream's scale (flash_attn.dmask), negative where dropped; it has shape
                  (0,) without dropout
 
-Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of those of k. Under
+Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of the heads of k. Under
 torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;
 flash_attn_with_kvcache casts nothing, as it writes into the cache.
 A row that sees no key gives 0. Wrong arguments raise TypeError or ValueError naming the argument, what
@@ -41,16 +41,14 @@ from flash_attn.autograd import (
     FlashAttnVarlenKVPackedFunc,
     FlashAttnVarlenQKVPackedFunc,
     Result,
-    Window,
     attend,
 )
-from flash_attn.calls import CacheCall
+from flash_attn.calls import CacheCall, Window, attention_call, maybe_contiguous
 from flash_attn.custom_ops import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
     _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
-    maybe_contiguous,
 )
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.dmask import _get_block_size_n
@@ -107,7 +105,7 @@ def __getattr__(name: str) -> ModuleType | bool:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from flash_attn import backends
 
-    by_triton = backends._gpu_backend is not backends.ck_backend
+    by_triton = backends.gpu_backend().name != "flash_attn.backends.ck"
     if name != _EXTENSION:
         return by_triton
     return importlib.import_module(
@@ -142,23 +140,21 @@ def flash_attn_func(
     (batch, heads, seqlen_q, seqlen_k). Options and errors: the module's docstring.
     """
     q, k, v = cast(q, k, v)
-    window_size = check_dense(
-        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
-        return_attn_probs,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    check_dense(call)
     if (
         torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and not _op_has_autograd(deterministic)
     ):
         return FlashAttnFunc.apply(
-            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_qkvpacked_func(
@@ -176,22 +172,20 @@ def flash_attn_qkvpacked_func(
 
     Its gradient comes as one tensor, without a copy.
     """
-    (qkv,) = cast(qkv)
     check_packed("qkv", qkv, 5, 3)
+    (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
-    window_size = check_dense(
-        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
-        return_attn_probs,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    check_dense(call)
     if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
         return FlashAttnQKVPackedFunc.apply(
-            qkv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_kvpacked_func(
@@ -210,22 +204,20 @@ def flash_attn_kvpacked_func(
 
     Its gradient comes as one tensor, without a copy.
     """
-    q, kv = cast(q, kv)
     check_packed("kv", kv, 5, 2)
+    q, kv = cast(q, kv)
     k, v = kv.unbind(-3)
-    window_size = check_dense(
-        q, k, v, dropout_p, window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic,
-        return_attn_probs,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    check_dense(call)
     if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnKVPackedFunc.apply(
-            q, kv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_varlen_func(
@@ -261,23 +253,24 @@ def flash_attn_varlen_func(
         max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
     if type(max_seqlen_k) is not int:
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
-    window_size = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
-        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, block_table,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
+    call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
+    call.block_table = block_table
+    check_varlen(call)
     if (
         torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and not _op_has_autograd(deterministic)
     ):
         return FlashAttnVarlenFunc.apply(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-            window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
+            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -297,24 +290,24 @@ def flash_attn_varlen_qkvpacked_func(
 
     cu_seqlens, int32 (batch + 1,), and max_seqlen serve queries and keys.
     """
-    (qkv,) = cast(qkv)
     check_packed("qkv", qkv, 4, 3)
+    (qkv,) = cast(qkv)
     q, k, v = qkv.unbind(-3)
     if type(max_seqlen) is not int:
         max_seqlen = as_int("max_seqlen", max_seqlen)
-    window_size = check_varlen(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, window_size, softcap,
-        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
+    call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
+    check_varlen(call)
     if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
         return FlashAttnVarlenQKVPackedFunc.apply(
-            qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
+            qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
             alibi_slopes, deterministic, return_attn_probs, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -334,26 +327,26 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """flash_attn_varlen_func with k, v in one tensor (total_k, 2, heads_k, head_dim)."""
-    q, kv = cast(q, kv)
     check_packed("kv", kv, 4, 2)
+    q, kv = cast(q, kv)
     k, v = kv.unbind(-3)
     if type(max_seqlen_q) is not int:
         max_seqlen_q = as_int("max_seqlen_q", max_seqlen_q)
     if type(max_seqlen_k) is not int:
         max_seqlen_k = as_int("max_seqlen_k", max_seqlen_k)
-    window_size = check_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, window_size, softcap,
-        alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
+    call = attention_call(
+        q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
+    call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
+    check_varlen(call)
     if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
         return FlashAttnVarlenKVPackedFunc.apply(
-            q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-            window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True,
+            q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
+            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True,
         )  # fmt: skip
-    return attend(
-        None, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None,
-    )  # fmt: skip
+    return attend(None, call)
 
 
 def flash_attn_with_kvcache(
@@ -396,18 +389,15 @@ def flash_attn_with_kvcache(
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = as_int("cache_seqlens", cache_seqlens)
     check_whole(num_splits=num_splits)
-    left, right = check_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-        block_table, window_size, softcap, alibi_slopes, softmax_scale, causal, rotary_interleaved,
-        return_softmax_lse,
+    call = CacheCall(
+        q=q, k_cache=k_cache, v_cache=v_cache, softmax_scale=softmax_scale, k=k, v=v, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=block_table, causal=causal, window_size=window_size, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
     )  # fmt: skip
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    q = maybe_contiguous(q)
+    check_kvcache(call, return_softmax_lse)
+    call.q = maybe_contiguous(q)
     if k is not None and v is not None:
-        k, v = maybe_contiguous(k), maybe_contiguous(v)
-    out, softmax_lse = attend_to_cache(CacheCall(
-        q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, causal, left, right, softcap, rotary_interleaved, alibi_slopes, num_splits,
-    ))  # fmt: skip
+        call.k, call.v = maybe_contiguous(k), maybe_contiguous(v)
+    out, softmax_lse = attend_to_cache(call)
     return (out, softmax_lse) if return_softmax_lse else out

@@ -19,9 +19,19 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.arguments import as_int, check_dense, check_packed, check_varlen
-from flash_attn.autograd import Result, Window
-from flash_attn.backends.torch.fp8 import Descales, is_fp8
-from flash_attn.custom_ops import dispatch, maybe_contiguous
+from flash_attn.autograd import Result
+from flash_attn.backends.torch.fp8 import is_fp8
+from flash_attn.calls import (
+    AttentionCall,
+    Descales,
+    GradientCall,
+    Options,
+    Tensors,
+    Window,
+    maybe_contiguous,
+    restore,
+)
+from flash_attn.custom_ops import dispatch
 from flash_attn.custom_ops import fp8 as fp8_op
 from flash_attn.first_derivative import Gradients, first_only
 
@@ -30,7 +40,7 @@ _HEAD_DIM_STEP = 16
 
 
 class _Attention(torch.autograd.Function):
-    """(out, softmax_lse) of checked arguments, head_dim a multiple of 16."""
+    """(out, softmax_lse) of a checked call, head_dim a multiple of 16."""
 
     @staticmethod
     def forward(
@@ -38,38 +48,32 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        alibi_slopes: torch.Tensor | None,
-        cu_seqlens: tuple[torch.Tensor | None, torch.Tensor | None],  # in a tuple, as Dynamo takes no tensor twice
-        lengths: tuple[int, int],
-        options: tuple[float, bool, int, int, float, float, bool],
+        tensors: Tensors,  # in a tuple, as Dynamo takes no tensor twice
+        options: Options,
         descales: Descales,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        softmax_scale, causal, left, right, softcap, dropout_p, _ = options
-        out, softmax_lse, rng_state, factors = fp8_op.attend(
-            q, k, v, descales, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, *cu_seqlens,
-            *lengths,
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, softmax_lse, rng_state, alibi_slopes, *cu_seqlens, *factors)
-        ctx.lengths, ctx.options = lengths, options
+        call = restore(q, k, v, tensors, options)
+        call.descales = descales
+        out, softmax_lse, _, factors = fp8_op.forward(call)
+        ctx.save_for_backward(q, k, v, out, softmax_lse, *call.tensors(), *factors)
+        ctx.options = options
         ctx.mark_non_differentiable(softmax_lse)
         return out, softmax_lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> Gradients:
-        return *first_only("flash_attn in FP8", _gradients, ctx, dout), *(None,) * 5
+        return *first_only("flash_attn in FP8", _gradients, ctx, dout), *(None,) * 3
 
 
 def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of q, k and v."""
-    q, k, v, out, softmax_lse, rng_state, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *factors = saved
-    softmax_scale, causal, left, right, softcap, dropout_p, deterministic = ctx.options
-    offsets = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
-    q, k, v = [fp8_op.there_and_back(*each) for each in zip((q, k, v), factors, offsets, strict=True)]
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    dispatch.backward(
-        maybe_contiguous(dout), q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, left, right, softcap,
-        alibi_slopes, dropout_p, deterministic, rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.lengths,
-    )  # fmt: skip
+    q, k, v, out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, for_q, for_k, for_v = saved
+    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k), ctx.options)
+    call.q = fp8_op.there_and_back(q, for_q, cu_seqlens_q)
+    call.k = fp8_op.there_and_back(k, for_k, cu_seqlens_k)
+    call.v = fp8_op.there_and_back(v, for_v, cu_seqlens_k)
+    dq, dk, dv = torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
+    dispatch.backward(GradientCall(call, maybe_contiguous(dout), out, softmax_lse, dq, dk, dv))
     return dq, dk, dv
 
 
@@ -107,40 +111,22 @@ def _check_packed(qkv: torch.Tensor, ndim: int) -> None:
         raise TypeError(f"qkv: got {qkv.dtype}, wanted float16, bfloat16 or float32, which is cast here")
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: tuple[torch.Tensor | None, torch.Tensor | None],
-    lengths: tuple[int, int],
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window: Window,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    descales: Descales,
-) -> Result:
-    """What every function here calls, its window checked."""
-    batch = q.shape[0] if cu_seqlens[0] is None else cu_seqlens[0].shape[0] - 1
-    _check_fp8((q, k, v), descales, batch)
-    if return_attn_probs and dropout_p > 0.0:
+def _attend(call: AttentionCall, descales: Descales) -> Result:
+    """What every function here calls. The call is checked and has the tensors given, not their stand-ins."""
+    q, k, v = call.q, call.k, call.v
+    _check_fp8((q, k, v), descales, call.batch)
+    if call.return_softmax and call.dropout_p > 0.0:
         raise NotImplementedError("return_attn_probs with dropout: S_dmask of attention in FP8 is not there")
     head_dim = q.shape[-1]
-    if softmax_scale is None:
-        softmax_scale = head_dim**-0.5
     if head_dim % _HEAD_DIM_STEP:
         if is_fp8(q):
             raise ValueError(f"q: got head_dim {head_dim}, wanted a multiple of {_HEAD_DIM_STEP} for FP8 inputs")
         q, k, v = (pad(x, (0, -head_dim % _HEAD_DIM_STEP)) for x in (q, k, v))
     else:
         q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
-    options = (softmax_scale, causal, *window, softcap, dropout_p, deterministic)
-    out, softmax_lse = _Attention.apply(q, k, v, alibi_slopes, cu_seqlens, lengths, options, descales)
+    out, softmax_lse = _Attention.apply(q, k, v, call.tensors(), call.options(), descales)
     out = out[..., :head_dim] if head_dim % _HEAD_DIM_STEP else out
-    return (out, softmax_lse, out.new_empty((0,))) if return_attn_probs else out
+    return (out, softmax_lse, out.new_empty((0,))) if call.return_softmax else out
 
 
 def flash_attn_fp8_func(
@@ -163,14 +149,13 @@ def flash_attn_fp8_func(
     """flash_attn_func in FP8: the module's docstring. descale_do raises: the backward is not in FP8."""
     if descale_do is not None:
         raise NotImplementedError("descale_do: the backward runs in the type of q, so its gradient is never cast")
-    window = check_dense(
-        stand_in(q), stand_in(k), stand_in(v), dropout_p, window_size, softcap, alibi_slopes,
-        softmax_scale, causal, deterministic, return_attn_probs,
+    call = AttentionCall(
+        stand_in(q), stand_in(k), stand_in(v), softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
+        deterministic, return_attn_probs,
     )  # fmt: skip
-    return attend(
-        q, k, v, (None, None), (q.shape[1], k.shape[1]), dropout_p, softmax_scale, causal, window, softcap,
-        alibi_slopes, deterministic, return_attn_probs, (descale_q, descale_k, descale_v),
-    )  # fmt: skip
+    check_dense(call)
+    call.q, call.k, call.v = q, k, v
+    return _attend(call, (descale_q, descale_k, descale_v))
 
 
 def flash_attn_qkvpacked_fp8_func(
@@ -217,14 +202,14 @@ def flash_attn_varlen_fp8_func(
     if block_table is not None:
         raise NotImplementedError("block_table: attention in FP8 casts whole sequences, a paged cache is not there")
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    window = check_varlen(
-        stand_in(q), stand_in(k), stand_in(v), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-        window_size, softcap, alibi_slopes, softmax_scale, causal, deterministic, return_attn_probs, None,
+    call = AttentionCall(
+        stand_in(q), stand_in(k), stand_in(v), softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,
+        deterministic, return_attn_probs, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
-    return attend(
-        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, softmax_scale, causal, window,
-        softcap, alibi_slopes, deterministic, return_attn_probs, (descale_q, descale_k, descale_v),
-    )  # fmt: skip
+    check_varlen(call)
+    call.q, call.k, call.v = q, k, v
+    return _attend(call, (descale_q, descale_k, descale_v))
 
 
 def flash_attn_varlen_qkvpacked_fp8_func(

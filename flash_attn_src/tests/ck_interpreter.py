@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def ints(address: int, count: int) -> list[int]:
     return [int(value) for value in view(address, torch.int32, (count,), (1,))]
 
 
-def run(launches: list[Launch]) -> None:
+def run(launches: Sequence[Launch]) -> None:
     for launch in launches:
         operation, dtype, *_ = launch.kernel.split("-")
         options = set(launch.kernel.split("-")[3:])

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.runtime import ck_planner, recording
+from flash_attn import backends
+from flash_attn.backends import recording
+from flash_attn.backends import torch as torch_backend
+from flash_attn.runtime import ck_planner
+from flash_attn.runtime.device import Tensors
 
 BF16 = torch.bfloat16
+
+
+@contextmanager
+def running(request: pytest.FixtureRequest, *, alone: bool = False) -> Iterator[list[ck_planner.Launch]]:
+    """The launches of the calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by their
+    code. alone: nothing goes to the Triton kernels."""
+    import ck_interpreter
+
+    from amdgpu_simulator import gpu
+
+    target = request.config.getoption("--gfx")
+
+    def run(launches: Sequence[ck_planner.Launch], tensors: Tensors) -> None:
+        if target is None:
+            ck_interpreter.run(launches)
+        else:
+            gpu.run(target, launches, tensors)
+
+    with recording.record(target or "gfx942", alone=alone, run=run) as launches:
+        yield launches
 
 
 def operations(launches: list[ck_planner.Launch]) -> list[str]:
@@ -26,9 +52,7 @@ def both(call: Any, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], lis
     found = []
     for exact in (False, True):
         given = [(x.float() if exact else x).detach().requires_grad_() for x in inputs]
-        with pytest.MonkeyPatch.context() as patch:
-            if exact:
-                patch.setattr(recording, "current", None)
+        with backends.using(torch_backend) if exact else nullcontext():
             out, lse, _ = call(*given, return_attn_probs=True)
             gradients = torch.autograd.grad(out, given, torch.ones_like(out) * 0.5 + out.detach())
         found.append([out.detach(), lse.detach(), *gradients])

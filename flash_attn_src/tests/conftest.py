@@ -59,10 +59,18 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def fresh_kernels() -> Iterator[None]:
+    """No kernel is known from before, and none stays: for a test that changes what a kernel is made of."""
+    from flash_attn.runtime import device
+
+    device.clear_kernels()
+    yield
+    device.clear_kernels()
+
+
 def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
-    from flash_attn.backends.triton import kernels as triton_kernels
     from flash_attn.kernels import tuning
-    from flash_attn.runtime import launch
 
     small = tuning.Config(32, 16, 4, 1, depth=depth)
     if not torch.cuda.is_available():
@@ -73,18 +81,16 @@ def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
             "config",
             lambda target, variant: small if variant.op.startswith(attention) else real(target, variant),
         )
-    monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 @pytest.fixture
-def _tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tiles(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Tiles so small that short sequences span several."""
     _use_tiles(monkeypatch, 0)
 
 
 @pytest.fixture
-def _deep_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _deep_tiles(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """The same, with the head dim in pieces, as targets without matrix cores take it."""
     _use_tiles(monkeypatch, 16)
 
@@ -106,25 +112,10 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
+def done(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
     """The launches of the test's calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by
     their code."""
-    import ck_interpreter
-    from flash_attn.runtime import recording
+    import ck_recorded
 
-    from amdgpu_simulator import gpu
-
-    add = recording.Recording.add
-    target = request.config.getoption("--gfx")
-
-    def add_and_run(self: recording.Recording, launches: list[Launch]) -> None:
-        add(self, launches)
-        own = [launch for launch in launches if not launch.kernel.startswith("triton.")]
-        if target is None:
-            ck_interpreter.run(own)
-        else:
-            gpu.run(target, own)
-
-    monkeypatch.setattr(recording.Recording, "add", add_and_run)
-    with recording.record(target or "gfx942") as launches:
+    with ck_recorded.running(request) as launches:
         yield launches

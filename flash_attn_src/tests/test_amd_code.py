@@ -6,7 +6,7 @@ layers, fp8 and, for Composable Kernel, test_ck_*.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.backends import recording
 from flash_attn.fp8 import flash_attn_fp8_func
-from flash_attn.runtime import ck_planner, recording
+from flash_attn.runtime import ck_planner
+from flash_attn.runtime.device import Tensors
 from reference import attention
 
 from amdgpu_simulator import gpu
@@ -156,19 +158,17 @@ def _planner(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def launched(_planner: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ck_planner.Launch]]:
+def launched(_planner: None) -> Iterator[list[ck_planner.Launch]]:
     """Calls go to Composable Kernel: its forward and combine as code of gfx942, the others by what they compute."""
 
-    def add(self: recording.Recording, launches: list[ck_planner.Launch]) -> None:
-        self.launches += launches
+    def run(launches: Sequence[ck_planner.Launch], tensors: Tensors) -> None:
         for one in launches:
             if one.kernel.startswith(("fwd", "combine")):
-                gpu.run("gfx942", [one])
+                gpu.run("gfx942", [one], tensors)
             else:
                 ck_interpreter.run([one])
 
-    monkeypatch.setattr(recording.Recording, "add", add)
-    with recording.record("gfx942") as launches, torch.no_grad():
+    with recording.record("gfx942", run=run) as launches, torch.no_grad():
         yield launches
 
 

@@ -13,25 +13,23 @@ from assert_close import assert_close
 from flash_attn.backends import triton
 from flash_attn.backends.triton import autotune
 from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.calls import AttentionCall, GradientCall, replace
 from flash_attn.kernels import launches, tuning
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant, table
+from flash_attn.runtime import device, jit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and autotune.launch.triton_problem() is not None, reason="the search needs Triton"
-)
+pytestmark = pytest.mark.skipif(DEVICE == "cuda" and jit.triton_problem() is not None, reason="the search needs Triton")
 
 
 @pytest.fixture
-def searching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def searching(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:  # noqa: ARG001
     """A cache directory of the test's own, two candidates, and no memory of earlier searches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     own = Config(64, 64, 4)
     monkeypatch.setattr(launches, "candidates", lambda _variant, _target: [own, Config(16, 16, 4), Config(32, 32, 4)])
     monkeypatch.setattr(autotune, "_ROUNDS", 1)
-    monkeypatch.setattr(autotune, "_kernels", {})
-    monkeypatch.setattr(triton_kernels, "_kernels", {})
     autotune._store.cache_clear()
     return tmp_path
 
@@ -39,12 +37,16 @@ def searching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def _call(dropout_p: float = 0.0) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(3)
     q, k, v, dout = (torch.randn(1, 33, 2, 32, device=DEVICE) for _ in range(4))
-    rest = (32**-0.5, True, -1, -1, 0.0, None, dropout_p)
-    varlen = (None, None, 33, 33)
-    out, lse, _, rng_state = autotune.forward(q, k, v, None, *rest, False, None, *varlen, None, None, None)
+    call = AttentionCall(q, k, v, 32**-0.5, True, dropout_p=dropout_p)
+    out, lse, _, rng_state = autotune.forward(call)
     grads = [torch.empty_like(q) for _ in range(3)]
-    autotune.backward(dout, q, k, v, out, lse, *grads, *rest, False, rng_state, *varlen)
+    autotune.backward(GradientCall(replace(call, rng_state=rng_state), dout, out, lse, *grads))
     return q, k, v, dout, out, *grads
+
+
+def _one_row() -> AttentionCall:
+    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
+    return AttentionCall(q, q, q, 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # of the reference, in the thread of its backward
@@ -63,20 +65,17 @@ def test_search_keeps_what_it_found(searching: Path, capsys: pytest.CaptureFixtu
     assert "tuning fwd-fp32-d32 q64-k64-causal: 1/2" in capsys.readouterr().err
 
 
-def test_kept_configurations_are_read_and_not_searched(
-    searching: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kept_configurations_are_read_and_not_searched(searching: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _call()
     (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
     forced = {name: {"config": Config(16, 32, 4), "milliseconds": 1.0} for name in json.loads(store.read_text())}
     store.write_text(json.dumps(forced))
-    monkeypatch.setattr(autotune, "_kernels", {})
+    device.clear_kernels()
     capsys.readouterr()
     _call()
     assert capsys.readouterr().err == ""
-    assert {(kernel.block_m, kernel.block_n) for found in autotune._kernels.values() for kernel in found[-1:]} == {
-        (16, 32)
-    }
+    tuned = [found[-1] for key, found in device.kernels.items() if key[-1] == "q64-k64-causal"]
+    assert {(kernel.block_m, kernel.block_n) for kernel in tuned} == {(16, 32)}
 
 
 def test_options_are_kept_as_they_were_found() -> None:
@@ -88,7 +87,7 @@ def test_a_damaged_file_is_searched_again(searching: Path) -> None:
     _call()
     (store,) = (searching / "flash_attn" / "autotune").glob("*.json")
     store.write_text("{")
-    autotune._kernels.clear()
+    device.clear_kernels()
     _call()
     assert len(json.loads(store.read_text())) == 3
 
@@ -170,27 +169,25 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_of_another_form_is_searched_anew(content: str) -> None:
     store = autotune._store(-1 if DEVICE == "cpu" else 0)
     store.parent.mkdir(parents=True)
-    store.write_text(content.replace("ENTRY", "fwd-fp32-d32 other"))
-    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
-    autotune._choose(("fwd",), q, "plain", "other", tuple)
-    assert json.loads(store.read_text())["fwd-fp32-d32 other"]["milliseconds"] == 1.0
+    store.write_text(content.replace("ENTRY", "fwd-fp32-d32 q1-k1-full"))
+    autotune._choose(("fwd",), _one_row(), tuple)
+    assert json.loads(store.read_text())["fwd-fp32-d32 q1-k1-full"]["milliseconds"] == 1.0
 
 
 @pytest.mark.usefixtures("untimed")
 def test_what_cannot_be_kept_is_used_all_the_same(searching: Path) -> None:
     (searching / "flash_attn").write_text("a file where a directory should be")
-    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
     with pytest.warns(RuntimeWarning, match="cannot be kept .* set XDG_CACHE_HOME"):
-        autotune._choose(("fwd",), q, "plain", "other", tuple)
-    autotune._choose(("fwd",), q, "plain", "other", tuple)  # and is not searched for again
+        autotune._choose(("fwd",), _one_row(), tuple)
+    autotune._choose(("fwd",), _one_row(), tuple)  # and is not searched for again
 
 
 @pytest.mark.usefixtures("searching")
 def test_another_shape_class_starts_from_the_wheels_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    q = torch.empty(1, device=DEVICE).expand(1, 1, 1, 32)
-    key = (("fwd",), q.get_device(), q.dtype, 32, "plain")
+    call = _one_row()
+    key = (("fwd",), call.q.get_device(), call.q.dtype, 32, "plain")
     (own,) = triton_kernels.find(*key)
     triton_kernels.remember(key, ("a winner of other shapes",))
-    monkeypatch.setattr(autotune, "_best", lambda index, _variant, standing, *_: standing[index])
-    autotune._choose(("fwd",), q, "plain", "other", tuple)
-    assert triton_kernels._kernels[key] == (own,)
+    monkeypatch.setattr(autotune, "_best", lambda place, _variant, standing, *_: standing[place])
+    autotune._choose(("fwd",), call, tuple)
+    assert device.kernels[key] == (own,)

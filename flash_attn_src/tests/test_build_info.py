@@ -93,7 +93,7 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     monkeypatch.setattr(info, "load", lambda: WHEEL)
     monkeypatch.setattr(info, "_launcher", lambda _: ("libamdhip64.so", ["the driver's"]))
     monkeypatch.setattr(info.backends, "problem", lambda: "the backend's")
-    monkeypatch.setattr(info.launch, "triton_problem", lambda: "Triton is too old")
+    monkeypatch.setattr(info.jit, "triton_problem", lambda: "Triton is too old")
     told = info.backend_info()
     assert (told["targets"], told["device_targets"]) == (["gfx90a", "gfx942"], ["gfx1100", "gfx942"])
     assert (told["launcher"], told["torch"]["wheel"]) == ("libamdhip64.so", "2.5")
@@ -102,7 +102,7 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
         "a GPU here is a gfx1100, this wheel has kernels for gfx90a, gfx942, and its kernels cannot be compiled here "
         "(Triton is too old): `PYTORCH_ROCM_ARCH=gfx1100 ./build_rocm.sh 2.8.3` builds a wheel that has them"
     )
-    monkeypatch.setattr(info.launch, "triton_problem", lambda: None)
+    monkeypatch.setattr(info.jit, "triton_problem", lambda: None)
     (compiled,) = info._target_problems(WHEEL, told["device_targets"])
     assert "Triton compiles its kernels at their first call" in compiled
     radeon = build_info.BuildInfo(targets=("gfx1030",))

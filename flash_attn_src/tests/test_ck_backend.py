@@ -12,8 +12,9 @@ import torch
 from assert_close import assert_close
 from ck_recorded import BF16, both, compare, operations, tensors
 from flash_attn import backends, flash_attn_func, flash_attn_varlen_func
-from flash_attn.backends.ck import calls as ck_calls
-from flash_attn.runtime import ck_planner, recording
+from flash_attn.backends import recording
+from flash_attn.backends import torch as torch_backend
+from flash_attn.runtime import ck_planner
 
 torch.set_num_threads(2)
 pytestmark = pytest.mark.usefixtures("planner")
@@ -125,8 +126,7 @@ def test_parts_of_dq_that_span_4_gib(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lazy_zeros)
         dq = gradient(torch.cat((q, padding)), k, v, torch.cat((grad, padding)))
-    with monkeypatch.context() as patch:
-        patch.setattr(recording, "current", None)
+    with backends.using(torch_backend):
         wanted = gradient(*(x.float() for x in (q, k, v, grad)))
     assert_close("dq", dq[:20], wanted, tiny=0.03)
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
@@ -159,15 +159,13 @@ def test_strided_inputs_and_packed_gradients(done: list[ck_planner.Launch]) -> N
 def test_softcap_forward(done: list[ck_planner.Launch]) -> None:
     inputs = tensors((2, 40, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
     out = flash_attn_func(*inputs, softcap=2.0, causal=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "current", None)
+    with backends.using(torch_backend):
         wanted = flash_attn_func(*(x.float() for x in inputs), softcap=2.0, causal=True)
     assert_close("out", out, wanted, tiny=0.03)
     assert [launch.kernel for launch in done] == ["fwd-bf16-d64-batch-mask-softcap"]
 
 
-def test_what_ck_cannot_do_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck_calls, "_announced", set())
+def test_what_ck_cannot_do_is_announced_once() -> None:
     q, k, v = (x.requires_grad_() for x in tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64)))
     with recording.record("gfx942") as launches:
         with pytest.warns(
@@ -186,11 +184,10 @@ def test_what_ck_cannot_do_is_announced_once(monkeypatch: pytest.MonkeyPatch) ->
     ]  # fmt: skip
 
 
-def test_ck_alone_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck_calls, "alone", True)
+def test_ck_alone_raises() -> None:
     q, k, v = tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64), dtype=torch.float32)
     with (
-        recording.record("gfx942") as launches,
+        recording.record("gfx942", alone=True) as launches,
         pytest.raises(NotImplementedError, match="cannot do this forward: dtype"),
     ):
         flash_attn_func(q, k, v)
@@ -217,4 +214,4 @@ def test_the_environment_asks(monkeypatch: pytest.MonkeyPatch, value: str, backe
 def test_recordings_do_not_nest() -> None:
     with recording.record("gfx942"), pytest.raises(RuntimeError, match="under way already"), recording.record("gfx90a"):
         pass
-    assert recording.current is None
+    assert backends.select(torch.zeros(1)) is torch_backend

@@ -10,9 +10,11 @@ import torch
 from assert_close import assert_close
 from ck_recorded import operations, tensors
 from flash_attn import flash_attn_func
+from flash_attn.backends import recording
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends.ck import dropout as ck_dropout
-from flash_attn.runtime import ck_planner, recording
+from flash_attn.calls import AttentionCall, replace
+from flash_attn.runtime import ck_planner
 
 torch.set_num_threads(2)
 pytestmark = pytest.mark.usefixtures("planner")
@@ -61,11 +63,10 @@ def test_signed_probabilities() -> None:
     torch.manual_seed(0)
     q, k, v = tensors((2, 30, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=torch.float16)
     slopes = torch.rand(2, 4)
-    _, lse, _, _ = torch_backend.forward(
-        q, k, v, None, 0.125, True, -1, -1, 0.0, slopes, 0.0, False, None, None, None, 30, 40, None, None, None
-    )
+    call = AttentionCall(q, k, v, 0.125, True, alibi_slopes=slopes)
+    lse = torch_backend.forward(call).softmax_lse
     numbers = torch.randint(0, 256, (2, 4, 30, 40), dtype=torch.uint8)
-    p = ck_dropout.signed_probabilities(q, k, lse, numbers, 0.125, -1, 0, slopes, 0.2, None, None, 30, 40)
+    p = ck_dropout.signed_probabilities(replace(call, dropout_p=0.2), lse, numbers)
     assert_close("sums", p.float().abs().sum(-1), torch.ones(2, 4, 30), tiny=5e-3)
     seen = torch.arange(40) <= torch.arange(30)[:, None] + 10
     assert torch.equal(p < 0, (numbers > 204) & seen)

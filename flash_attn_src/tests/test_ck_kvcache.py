@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import warnings
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from assert_close import assert_close
-from ck_recorded import BF16, operations, tensors
-from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flash_attn.backends import ck
-from flash_attn.backends import split_kv as parts
-from flash_attn.backends.ck import calls as ck_calls
-from flash_attn.runtime import ck_planner, recording
+from ck_recorded import BF16, operations, running, tensors
+from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn.backends import recording, split_kv
+from flash_attn.backends import torch as torch_backend
+from flash_attn.backends.ck import attention as ck_attention
+from flash_attn.runtime import ck_planner
 
 torch.set_num_threads(2)
 pytestmark = pytest.mark.usefixtures("planner")
@@ -29,14 +30,13 @@ def _simulated() -> None:
 @pytest.mark.parametrize("splits", [1, 2, 20])
 def test_paged_varlen(done: list[ck_planner.Launch], splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = mock.Mock(return_value=splits)
-    monkeypatch.setattr(ck, "splits_of", asked)
+    monkeypatch.setattr(ck_attention, "num_splits_of", asked)
     q, k, v = tensors((30, 4, 64), (7, 128, 2, 64), (7, 128, 2, 64))
     table = torch.tensor([[3, 1, 0], [6, 2, 5]], dtype=torch.int32)
     lengths_q, lengths_k = torch.tensor([0, 12, 30], dtype=torch.int32), torch.tensor([0, 200, 500], dtype=torch.int32)
     arguments = (lengths_q, lengths_k, 18, 300)
     out = flash_attn_varlen_func(q, k, v, *arguments, causal=True, block_table=table)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "current", None)
+    with backends.using(torch_backend):
         wanted = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True, block_table=table)
     assert_close("out", out, wanted, tiny=0.03)
     assert [launch.kernel for launch in done] == [
@@ -46,17 +46,13 @@ def test_paged_varlen(done: list[ck_planner.Launch], splits: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_few_queries_of_packed_keys(
-    done: list[ck_planner.Launch], alone: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Decoding of packed sequences is the Triton kernels', which share out keys that begin at any row."""
-    monkeypatch.setattr(ck_calls, "alone", alone)
+def test_few_queries_of_packed_keys(request: pytest.FixtureRequest, alone: bool) -> None:
+    """Decoding of packed sequences is the Triton kernels', which split keys that begin at any row."""
     q, k, v = tensors((2, 4, 64), (6100, 2, 64), (6100, 2, 64))
     arguments = (torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 90, 6100], dtype=torch.int32), 1, 6010)
-    with warnings.catch_warnings(action="error"):
+    with running(request, alone=alone) as done, warnings.catch_warnings(action="error"):
         out = flash_attn_varlen_func(q, k, v, *arguments, causal=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "current", None)
+    with backends.using(torch_backend):
         wanted = flash_attn_varlen_func(q.float(), k.float(), v.float(), *arguments, causal=True)
     assert_close("out", out, wanted, tiny=0.03)
     assert operations(done) == ["fwd" if alone else "triton.forward"]
@@ -100,9 +96,7 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
         given = [x.to(kind, copy=True) for x in (q, k_cache, v_cache)]
         fresh = [x.to(kind) for x in (k, v)] if new else [None, None]
         turned = {name: options[name].to(kind) for name in ("rotary_cos", "rotary_sin") if rotary}
-        with pytest.MonkeyPatch.context() as patch:
-            if exact:
-                patch.setattr(recording, "current", None)
+        with backends.using(torch_backend) if exact else nullcontext():
             out, lse = flash_attn_with_kvcache(*given, *fresh, **{**options, **turned})
         assert given[0].equal(q.to(kind))  # the query is not the kernel's to turn
         results.append((out, lse, given[1], given[2]))
@@ -131,9 +125,7 @@ def test_rotary_tables_that_no_kernel_takes(done: list[ck_planner.Launch]) -> No
         for kind in (BF16, torch.float32):
             given = [x.to(kind, copy=True) for x in (q, cache, cache, new, new)]
             turned = [cos.to(kind), wide.to(kind)[:, :16] if sin is not cos else cos.to(kind)]
-            with pytest.MonkeyPatch.context() as patch:
-                if kind is torch.float32:
-                    patch.setattr(recording, "current", None)
+            with backends.using(torch_backend) if kind is torch.float32 else nullcontext():
                 results.append(flash_attn_with_kvcache(*given, *turned, cache_seqlens=lengths))
         assert_close("out", *results, tiny=0.03)
     assert operations(done) == ["triton.kvcache"] * 2
@@ -143,14 +135,13 @@ def test_rotary_tables_that_no_kernel_takes(done: list[ck_planner.Launch]) -> No
 def test_few_queries_share_out_the_keys(
     done: list[ck_planner.Launch], causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_LEAST_KEYS", 300)
-    monkeypatch.setattr(parts, "are_faster", lambda *_: True)
+    monkeypatch.setattr(split_kv, "_LEAST_KEYS", 300)
+    monkeypatch.setattr(split_kv, "are_faster", lambda *_: True)
     for seqlen_q in (1, 3):
         q, k, v = tensors((2, seqlen_q, 4, 64), (2, 300, 2, 64), (2, 300, 2, 64), seed=seqlen_q)
         out, lse, _ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
         assert operations(done)[-2:] == ["splitkv", "combine"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recording, "current", None)
+        with backends.using(torch_backend):
             wanted, wanted_lse, _ = flash_attn_func(
                 q.float(), k.float(), v.float(), causal=causal, return_attn_probs=True
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
+from flash_attn import backends
 from flash_attn.backends import triton
-from flash_attn.custom_ops import attention, dispatch, dropout, kvcache
+from flash_attn.custom_ops import dispatch
 from small_calls import in_one_graph, offsets, qkv
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -263,13 +264,13 @@ def test_ops_are_bypassed_in_eager_mode_only(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> str:
+def kernels() -> Iterator[str]:
     """Where tensors are that the ops give to Triton's kernels, which a CPU interprets."""
     if torch.cuda.is_available():
-        return "cuda"
-    for module in (attention, dropout, kvcache):
-        monkeypatch.setattr(module, "select", lambda _: triton)
-    return "cpu"
+        yield "cuda"
+        return
+    with backends.using(triton):
+        yield "cpu"
 
 
 class _Strides(TorchDispatchMode):

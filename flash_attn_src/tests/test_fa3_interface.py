@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from typing import Any
+from unittest import mock
 
 import flash_attn
 import flash_attn_interface as fa3
@@ -11,7 +12,7 @@ import pytest
 import reference
 import torch
 from assert_close import assert_close
-from flash_attn.fa3 import split_kv as fa3_splits
+from flash_attn import backends
 from small_calls import Late, in_one_graph
 
 _DESCALES = "q_descale=None, k_descale=None, v_descale=None"
@@ -294,12 +295,15 @@ def test_combine(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_combine_compiled_and_of_parts_on_their_way(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combine_compiled_and_of_parts_on_their_way(packed: bool) -> None:
     shape = (3, 5, 4, 8) if packed else (3, 2, 5, 4, 8)
     parts = torch.randn(shape), torch.randn(shape[:-1])
     wanted = fa3.flash_attn_combine(*parts)
-    monkeypatch.setattr(fa3_splits, "select", None)  # a kernel's, which takes no address of such parts
-    for got in (in_one_graph(fa3.flash_attn_combine)(*parts), fa3.flash_attn_combine(*map(Late, parts))):
+    kernels = mock.Mock()  # which take no address of such parts
+    with backends.using(kernels):
+        found = in_one_graph(fa3.flash_attn_combine)(*parts), fa3.flash_attn_combine(*map(Late, parts))
+    assert not kernels.mock_calls
+    for got in found:
         for name, x, y in zip(("out", "lse"), got, wanted, strict=True):
             assert_close(name, x, y, tiny=1e-6)
 

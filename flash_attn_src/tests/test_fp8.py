@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 import reference
 import torch
+from flash_attn import backends
 from flash_attn.backends import torch as torch_backend
 from flash_attn.backends import triton as triton_backend
 from flash_attn.backends.torch import fp8 as oracle
 from flash_attn.backends.triton import fp8 as backend
-from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.calls import CacheCall
-from flash_attn.custom_ops import fp8 as fp8_op
+from flash_attn.calls import AttentionCall, CacheCall, replace
 from flash_attn.kernels import targets, tuning, variants
-from flash_attn.runtime import launch
+from flash_attn.runtime import device, jit
 from small_calls import in_one_graph
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-_format_of = backend.format_of  # with --gfx the module's is that of the pretended GPU
-if GPU and targets.fp8_format(launch.device_target(0)) is None:
+if GPU and targets.fp8_format(device.of(0).target) is None:
     pytest.skip("needs a GPU with matrix units for FP8", allow_module_level=True)
 
 
@@ -33,7 +31,7 @@ def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def _interpreter(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Small tiles; and FP8 numbers that are rounded right: Triton's interpreter (3.7.1) loses the carry into the
     exponent."""
     if GPU:
@@ -57,13 +55,11 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         return small if variant.op == "fp8-fwd" else real(target, variant)
 
     monkeypatch.setattr(tuning, "config", config)
-    monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 def _format() -> torch.dtype:
     """The FP8 type of the GPU, of the one that is pretended."""
-    return backend.format_of(torch.empty(0, device=DEVICE))
+    return backend.fp8_format(torch.empty(0, device=DEVICE))
 
 
 def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -111,7 +107,7 @@ def test_casts_are_those_of_pytorch(lengths: list[int] | None, dtype: torch.dtyp
 CALLS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
-    "window": {"window_left": 30, "window_right": 5},
+    "window": {"window_size": (30, 5)},
     "softcap": {"softcap": 2.0, "causal": True},
     "alibi": {"alibi_slopes": True},
     "negative scale": {"softmax_scale": -0.2},
@@ -124,17 +120,15 @@ def _both(
     cu: tuple[torch.Tensor, ...] | None,
     longest: tuple[int, int],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    options = {
-        "softmax_scale": tensors[0].shape[-1] ** -0.5, "causal": False, "window_left": -1, "window_right": -1,
-        "softcap": 0.0, "alibi_slopes": None, **call,
-    }  # fmt: skip
-    if options["alibi_slopes"]:
+    options = {"softmax_scale": tensors[0].shape[-1] ** -0.5, **call}
+    if options.get("alibi_slopes"):
         options["alibi_slopes"] = torch.rand(tensors[0].shape[-2], device=DEVICE)
-    args = (*options.values(), 0.0, None, *(cu or (None, None)), *longest)
-    return tuple(
-        function(*tensors, (None, None, None), torch.float32, *args)
-        for function in (backend.fp8_forward, oracle.fp8_forward)
-    )
+    cu_seqlens_q, cu_seqlens_k = cu or (None, None)
+    attention = AttentionCall(
+        *tensors, **options, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest[0],
+        max_seqlen_k=longest[1], descales=(None, None, None),
+    )  # fmt: skip
+    return backend.fp8_forward(attention), oracle.fp8_forward(attention)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -168,9 +162,11 @@ def test_varlen(lengths_q: list[int], lengths_k: list[int], causal: bool) -> Non
 def test_one_tensor_for_several() -> None:
     """v is laid out otherwise for the kernel, k and q are not, whether they are the same tensor or not."""
     q, k = _draw(1, 70, 2, 64), _draw(1, 70, 2, 64, seed=1)
-    args = ((None, None, None), torch.float32, 0.125, True, -1, -1, 0.0, None, 0.0, None, None, None, 70, 70)
     for shared, apart in (((q, k, k), (q, k, k.clone())), ((q, q, q), (q, q.clone(), q.clone()))):
-        (out, lse, *_), (wanted, wanted_lse, *_) = (backend.fp8_forward(*each, *args) for each in (shared, apart))
+        (out, lse, *_), (wanted, wanted_lse, *_) = (
+            backend.fp8_forward(AttentionCall(*each, 0.125, True, descales=(None, None, None)))
+            for each in (shared, apart)
+        )
         assert torch.equal(out, wanted)
         assert torch.equal(lse, wanted_lse)
 
@@ -178,9 +174,8 @@ def test_one_tensor_for_several() -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 @pytest.mark.skipif(GPU, reason="pretends that a GPU's tensors are on the CPU")
 @pytest.mark.parametrize("varlen", [False, True])
-def test_the_kernels_in_one_compiled_graph(varlen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_in_one_compiled_graph(varlen: bool) -> None:
     """Nothing of the backend is traced: it would read addresses of tensors that have none."""
-    monkeypatch.setattr(fp8_op, "select", lambda _: backend)
     leaves = [_draw(2, 40, 2, 64, seed=seed).requires_grad_() for seed in range(3)]
     if varlen:
         leaves = [x.detach().flatten(0, 1).requires_grad_() for x in leaves]
@@ -193,8 +188,9 @@ def test_the_kernels_in_one_compiled_graph(varlen: bool, monkeypatch: pytest.Mon
 
     found = []
     for function in (block, in_one_graph(block)):
-        out = function(*leaves)
-        found.append((out, *torch.autograd.grad(out.sum(), leaves)))
+        with backends.using(triton_backend):
+            out = function(*leaves)
+            found.append((out, *torch.autograd.grad(out.sum(), leaves)))
     for wanted, got in zip(*found, strict=True):
         assert _error(got, wanted) < 1e-6
 
@@ -226,13 +222,13 @@ def test_ops_return_contiguous_tensors() -> None:
 
 def test_given_factors_and_fp8_inputs_give_the_same() -> None:
     tensors = _draw(2, 40, 2, 64), _draw(2, 50, 1, 64, seed=1), _draw(2, 50, 1, 64, seed=2)
-    args = (torch.float32, 0.125, True, -1, -1, 0.0, None, 0.0, None, None, None, 40, 50)
-    out, lse, _, descales = backend.fp8_forward(*tensors, (None, None, None), *args)
-    again, again_lse, *_ = backend.fp8_forward(*tensors, descales, *args)
+    call = AttentionCall(*tensors, 0.125, True, descales=(None, None, None))
+    out, lse, _, descales = backend.fp8_forward(call)
+    again, again_lse, *_ = backend.fp8_forward(replace(call, descales=descales))
     assert _error(again, out) < 2e-3
     small = [backend.cast(x, _format(), None, None, False)[0] for x in tensors]
-    moved, moved_lse, *_ = backend.fp8_forward(*small, descales, *args)
-    assert torch.equal(moved, out)
+    moved, moved_lse, *_ = backend.fp8_forward(AttentionCall(*small, 0.125, True, descales=descales))
+    assert ((moved.float() - out).abs() <= out.abs() / 128).all()  # as it is rounded to bf16
     assert torch.equal(moved_lse, lse)
     assert torch.allclose(again_lse, lse, atol=1e-3)
 
@@ -340,18 +336,20 @@ def test_targets_without_fp8_have_no_kernels_for_it() -> None:
     assert "fp8-cast-v-bf16-d64" in names
 
 
-def test_other_gpus_are_told_which_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gpus_are_told_which_have_it() -> None:
     class OnGpu:
         is_cuda = True
 
         def get_device(self) -> int:
             return 0
 
-    monkeypatch.setattr(launch, "device_target", lambda _: "gfx90a")
-    with pytest.raises(
-        NotImplementedError, match=r"gfx90a has no matrix units.* gfx942, gfx950, gfx1200, gfx1201, gfx1250, sm_90"
+    with (
+        device.using(jit.Interpreter("gfx90a"), 0),
+        pytest.raises(
+            NotImplementedError, match=r"gfx90a has no matrix units.* gfx942, gfx950, gfx1200, gfx1201, gfx1250, sm_90"
+        ),
     ):
-        _format_of(OnGpu())
+        backend.fp8_format(OnGpu())
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -373,7 +371,7 @@ def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
     results = []
     for function in (triton_backend.kvcache, torch_backend.kvcache):
         k_cache, v_cache = (cache.clone() for cache in caches)
-        results.append((*function(call._replace(k_cache=k_cache, v_cache=v_cache)), k_cache, v_cache))
+        results.append((*function(replace(call, k_cache=k_cache, v_cache=v_cache)), k_cache, v_cache))
     (out, lse, *ours), (wanted, wanted_lse, *theirs) = results
     assert out.dtype is wanted.dtype is torch.bfloat16
     assert _error(out, wanted) < 5e-3

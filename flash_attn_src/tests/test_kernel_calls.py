@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -18,15 +17,14 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 
 @pytest.mark.parametrize("kind", ["plain", "any"])
 @pytest.mark.parametrize("op", [row.name for row in OPERATIONS.values() if row.searched])
+@pytest.mark.usefixtures("fresh_kernels")
 def test_calls_take_the_kernel(op: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     tune, kernel_calls = (importlib.import_module(name) for name in ("tune", "kernel_calls"))
-    monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(triton_kernels, "_kernels", {})
     variant = Variant(op, "fp8e4nv" if op == "fp8-fwd" else "fp16", 256, kind)  # of fewest heads
     timed = kernel_calls.calls(variant, DEVICE, 32)
     assert len(timed) == 3
-    tile = tune.Tile(variant.name, None, launch.kernel(DEVICE.index if DEVICE.index is not None else -1, variant))
+    tile = tune.Tile(variant.name, None, device.kernel(DEVICE.index if DEVICE.index is not None else -1, variant))
     tune.check_taken(variant, tile, timed)
 
 

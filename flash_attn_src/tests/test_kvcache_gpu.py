@@ -68,7 +68,7 @@ def test_grid(mask: str, option: str, dim: int, dtype: torch.dtype) -> None:
             tables = [None if x is None else x.to(compute) for x in (cos, sin)]  # noqa: B023
             out, lse = oracle.kvcache(CacheCall(
                 q.to(compute), *copies, dim**-0.5, *(x.to(compute) for x in new), *tables, lengths, lines, pad, table,  # noqa: B023
-                causal, *window, softcap, True, slopes,  # noqa: B023
+                causal, window, softcap, True, slopes,  # noqa: B023
             ))  # fmt: skip
             return [out, lse, *copies]
 

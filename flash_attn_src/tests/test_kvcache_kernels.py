@@ -11,21 +11,25 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
+from flash_attn.backends.triton import cache as triton_cache
 from flash_attn.backends.triton import decode as triton_decode
 from flash_attn.backends.triton import kernels as triton_kernels
-from flash_attn.backends.triton import kvcache as triton_kvcache
-from flash_attn.calls import CacheCall
+from flash_attn.calls import CacheCall, replace
 from flash_attn.kernels import flags, splits, tuning, variants
-from flash_attn.runtime import launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+DEVICE_INDEX = 0 if GPU else -1
 BATCH, CAPACITY = 2, 112
 LENGTHS = [61, 24]
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def _small_tiles(
+    fresh_kernels: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
     """Tiles so small that short sequences span several; depth: the head dim in pieces."""
     if GPU:
         return
@@ -40,8 +44,6 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
         return tuning.Config(32 if variant.op.startswith("extend") else 16, 32, 4, 1, depth=depth)
 
     monkeypatch.setattr(tuning, "config", config)
-    monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 # Every option by its name; _call knows what each means.
@@ -135,7 +137,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         return [out, lse, *copies]
 
     # Many queries have the kernel of attention without a cache where they keep the GPU busy.
-    with mock.patch.object(triton_kvcache, "are_faster", return_value="whole keys" not in chosen):
+    with mock.patch.object(triton_cache, "are_faster", return_value="whole keys" not in chosen):
         got = run(backend.kvcache, dtype)
     exact = run(oracle.kvcache, torch.float32)
     rough = exact if dtype is torch.float32 else run(oracle.kvcache, dtype)
@@ -182,15 +184,17 @@ def test_head_dim_in_pieces(option: str) -> None:
     ids=" + ".join,
 )  # fmt: skip
 def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kvcache, "attend_in_parts", lambda *_: pytest.fail("the keys were split"))
+    monkeypatch.setattr(triton_cache, "attend_split", lambda *_: pytest.fail("the keys were split"))
     _call((*options, "whole keys", "causal"), torch.float32, 24, 4, 2)
 
 
 @pytest.mark.parametrize("option", ["append", "lines", "pages of 32", "many queries"])
 def test_without_reading_numbers_in_the_main_loop(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where such kernels do not compile, each key looks for its page, or line."""
-    monkeypatch.setattr(triton_decode, "follows_pages", lambda _: False)
     asked = []
+    for op in ("decode", "extend"):
+        kernel = triton_kernels.find_one(op, DEVICE_INDEX, torch.float32, 24)
+        monkeypatch.setattr(type(kernel), "follows_pages", False)
     monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[0]) or triton_kernels.find_one(*key))
     _call((option, "leftpad", "splits", "causal"), torch.float32, 24, 4, 2)
     assert asked[-2:] == ["extend-paged" if option == "many queries" else "decode-paged", "combine"]
@@ -200,7 +204,7 @@ def test_without_reading_numbers_in_the_main_loop(option: str, monkeypatch: pyte
 def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
     torch.manual_seed(0)
-    monkeypatch.setattr(triton_kvcache, "are_faster", lambda *_: False)
+    monkeypatch.setattr(triton_cache, "are_faster", lambda *_: False)
     caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]
     q = torch.randn(3, queries, 1, 16, device=DEVICE)
     k, v = (torch.randn(3, 4, 1, 16, device=DEVICE) for _ in range(2))
@@ -240,7 +244,7 @@ def test_what_does_not_fit_is_told() -> None:
         backend.kvcache(call)
     lengths = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="rotary_cos: got 8 places, wanted at least 32"):
-        backend.kvcache(call._replace(cache_seqlens=lengths))
+        backend.kvcache(replace(call, cache_seqlens=lengths))
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,11 +267,8 @@ def test_nan_comes_out_however_the_keys_are_split(tensor: str, splits: int) -> N
 def test_a_window_wider_than_any_cache(window: tuple[int, int], queries: int) -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, length, 1, 16, device=DEVICE) for length in (queries, 33, 33))
-    open_ended = {
-        name: -1 if size > 33 else size for name, size in zip(("window_left", "window_right"), window, strict=True)
-    }
-    found = _attend(q, k, v, causal=False, window_left=window[0], window_right=window[1])
-    wanted = _attend(q, k, v, causal=False, **open_ended)
+    found = _attend(q, k, v, causal=False, window_size=window)
+    wanted = _attend(q, k, v, causal=False, window_size=tuple(-1 if size > 33 else size for size in window))
     assert all(map(torch.equal, found, wanted))
 
 

@@ -8,7 +8,9 @@ import random
 import sys
 import types
 import warnings
+import weakref
 import zipfile
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +19,11 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn.backends.ck import calls as ck_calls
+from flash_attn.backends import recording
+from flash_attn.backends.ck.parameters import Parameters
 from flash_attn.kernels import tuning
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import ck_planner, launch, layer, recording, store
+from flash_attn.runtime import ck_planner, device, driver, jit, layer, store, stored
 from flash_attn.runtime.ck_planner import Launch
 
 IMAGE = bytes(range(256)) * 8
@@ -42,41 +45,40 @@ def write(path: Path, manifest: object = None) -> Path:
     return path
 
 
+def gpu(index: int = 0, name: str = "gfx942:sramecc+:xnack-") -> driver.Driver:
+    """A GPU as torch tells of it."""
+    properties = SimpleNamespace(gcnArchName=name, major=9, minor=0, multi_processor_count=228)
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=properties):
+        return driver.Driver(index)
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
     """A gfx942 with that store; the list fills with (kernel, what it was launched with)."""
-    launched: list[Any] = []
+    found: list[Any] = []
 
     class Kernel:
         def __init__(self, *given: Any) -> None:
             self.given = given
 
         def launch(self, *arguments: Any) -> None:
-            launched.append((self.given, arguments))
+            found.append((self.given, arguments))
 
     fake = types.ModuleType("flash_attn._launcher")
-    fake.bind = lambda platform: launched.append(platform)  # type: ignore[attr-defined]
+    fake.bind = lambda platform: found.append(platform)  # type: ignore[attr-defined]
     fake.Kernel = Kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn._launcher", fake)
     monkeypatch.setattr(sys.modules["flash_attn"], "_launcher", fake, raising=False)
-    monkeypatch.setattr(launch, "device_target", lambda _device: "gfx942")
-    monkeypatch.setattr(launch, "_kernels", {})
-    monkeypatch.setattr(launch, "_stored", {})
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    monkeypatch.setattr(stored, "_current_stream", lambda index: 7 + index)
     archive = store.Store(write(tmp_path / "gfx942.zip"))
     monkeypatch.setattr(store, "open_store", lambda _target: archive)
-    return launched
-
-
-def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
-    kernel = launch.kernel(0, VARIANT)
-    kernel.launch(0, 7, 1, 2, 3, "q")
-    assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (128, 64, 8)
-    assert launch.kernel(0, VARIANT) is kernel
-    assert driver == ["hip", ((IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name), (0, 7, 1, 2, 3, "q"))]
+    with device.using(gpu(), 0):
+        yield found
 
 
 @pytest.mark.parametrize(
-    ("device", "hip", "opened"),
+    ("target", "hip", "opened"),
     [
         ("gfx1103", "6.4.43482", "gfx11-generic"),
         ("gfx1100", "7.14.0", "gfx1100"),  # its own before the generic one
@@ -85,7 +87,7 @@ def test_a_variant_comes_from_the_store(driver: list[Any]) -> None:
     ],
 )
 def test_a_gpu_takes_its_own_store_or_the_one_of_its_family(
-    device: str, hip: str, opened: str | None, driver: list[Any], monkeypatch: pytest.MonkeyPatch
+    target: str, hip: str, opened: str | None, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = store.open_store("gfx942")
     asked: list[str] = []
@@ -97,48 +99,79 @@ def test_a_gpu_takes_its_own_store_or_the_one_of_its_family(
         return archive
 
     monkeypatch.setattr(store, "open_store", open_store)
-    monkeypatch.setattr(launch, "device_target", lambda _device: device)
-    monkeypatch.setattr(launch, "triton_problem", lambda: "no Triton")
+    monkeypatch.setattr(jit, "triton_problem", lambda: "no Triton")
     monkeypatch.setattr(torch.version, "hip", hip)
     if opened is None:
-        with pytest.raises(store.KernelError, match=f"this flash_attn has no kernels for {device}"):
-            launch.kernel(0, VARIANT)
+        with pytest.raises(store.KernelError, match=f"this flash_attn has no kernels for {target}"):
+            gpu(name=target).kernel(VARIANT)
     else:
-        launch.kernel(0, VARIANT)
+        gpu(name=target).kernel(VARIANT)
     assert asked == ([] if opened is None else [opened])
-    assert driver == ([] if opened is None else ["hip"])
+    assert launched == ([] if opened is None else ["hip"])
 
 
-def test_a_kernel_for_nvidia_takes_the_driver_of_cuda(driver: list[Any], tmp_path: Path) -> None:
-    kernel = launch.StoreKernel(store.Store(write(tmp_path / "sm_90.zip")), VARIANT.name)
-    assert driver == ["cuda"]
+def test_a_variant_comes_from_the_store(launched: list[Any]) -> None:
+    kernel = device.kernel(0, VARIANT)
     tensor = torch.zeros(1)
-    assert kernel.optional(None, tensor) == (None, kernel.pointer(tensor)) == (None, tensor.data_ptr())
+    kernel.launch((1, 2, 3), (tensor, None), (4, 0.5))
+    assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (128, 64, 8)
+    assert kernel.follows_pages
+    assert device.kernel(0, VARIANT) is kernel
+    given = (IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name)
+    assert launched == ["hip", (given, (0, 7, 1, 2, 3, tensor.data_ptr(), None, 4, 0.5))]
+    device.clear_kernels()
+    assert device.kernel(0, VARIANT) is not kernel
 
 
-def test_what_composable_kernel_planned_is_launched(driver: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck_planner, "plan", lambda _call, _parameters: [Launch("ck-fwd", (4, 5, 6), b"arguments")] * 2)
-    monkeypatch.setattr(launch, "current_stream", lambda _device: 7)
-    ck_calls.run(torch.zeros(1), "forward", b"")
-    kernel = launch.stored(-1, "ck-fwd")
+def test_a_kernel_for_nvidia_takes_the_driver_of_cuda(launched: list[Any], tmp_path: Path) -> None:
+    stored.StoreKernel(store.Store(write(tmp_path / "sm_90.zip")), VARIANT.name, 0)
+    assert launched == ["cuda"]
+
+
+def test_a_launch_holds_its_tensors(launched: list[Any]) -> None:
+    """What a kernel reads lives until it is launched: nothing but the launch refers to the tensor."""
+    kernel = device.kernel(0, VARIANT)
+    gone: list[str] = []
+
+    def launch(*_: Any) -> None:
+        launched.append(list(gone))
+
+    kernel._launch = launch  # type: ignore[attr-defined]
+    tensor = torch.zeros(8)
+    weakref.finalize(tensor, gone.append, "freed")
+    tensors = [tensor]
+    del tensor
+    kernel.launch((1, 1, 1), (tensors.pop(),), ())
+    assert launched[-1] == []
+    assert gone == ["freed"]
+
+
+def test_what_composable_kernel_planned_is_launched(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ck_planner, "plan", lambda _call, _packed: [Launch("ck-fwd", (4, 5, 6), b"arguments")] * 2)
+    parameters = Parameters()
+    tensor = torch.zeros(1)
+    assert parameters.address(tensor) == tensor.data_ptr()
+    with device.using(device.of(0)):
+        parameters.run("forward", b"")
+    kernel = device.of(0).stored("ck-fwd")  # type: ignore[attr-defined]
     assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (0, 0, 1)
     given = (IMAGE, "kentry", "B", 64, 256, "ck-fwd")
-    assert driver == ["hip", *[(given, (-1, 7, 4, 5, 6, b"arguments"))] * 2]
+    assert launched[1:3] == [(given, (0, 7, 4, 5, 6, b"arguments"))] * 2
 
 
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("launched")
 def test_a_wheel_without_its_launcher_says_to_reinstall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["flash_attn"], "_launcher")
     monkeypatch.setitem(sys.modules, "flash_attn._launcher", None)
     with pytest.raises(store.KernelError, match=r"the launcher does not load \(.*_launcher.*: reinstall the wheel"):
-        launch.kernel(0, VARIANT)
+        device.kernel(0, VARIANT)
 
 
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("launched")
 def test_a_kernel_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with pytest.raises(store.KernelError, match=r"no kernel ck-bwd for gfx942 .*PYTORCH_ROCM_ARCH=gfx942 "):
-            launch.stored(0, "ck-bwd")
+            gpu().run([Launch("ck-bwd", (1, 1, 1), b"")], ())
         monkeypatch.setattr(store, "open_store", lambda _: None)
 
 
@@ -147,37 +180,38 @@ OTHER = Variant("fwd", "bf16", 128, "plain")
 
 @pytest.mark.parametrize("there", [True, False], ids=["another kernel", "no store"])
 def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
-    there: bool, driver: list[Any], monkeypatch: pytest.MonkeyPatch
+    there: bool, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lack = "this flash_attn has no kernel fwd-bf16-d128 for gfx942"
     if not there:
         monkeypatch.setattr(store, "open_store", lambda _: None)
         monkeypatch.setattr(store, "targets", lambda: ("gfx1100", "gfx90a"))
         lack = "this flash_attn has no kernels for gfx942 (device 3); its targets: gfx1100, gfx90a"
-    monkeypatch.setattr(launch, "_warned", set())
-    monkeypatch.setattr(launch, "interpreting", lambda: False)
-    monkeypatch.setattr(launch, "triton_problem", lambda: "Triton is too old")
+    monkeypatch.setattr(driver, "_warned", set())
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    monkeypatch.setattr(jit, "triton_problem", lambda: "Triton is too old")
     with pytest.raises(store.KernelError) as caught:
-        launch.kernel(3, OTHER)
+        gpu(3).kernel(OTHER)
     if not there:
         monkeypatch.setattr(store, "targets", tuple)
         with pytest.raises(store.KernelError, match="its targets: none, and Triton is too old"):
-            launch.kernel(3, OTHER)
+            gpu(3).kernel(OTHER)
         monkeypatch.setattr(store, "targets", lambda: ("gfx1100", "gfx90a"))
     assert str(caught.value).startswith(f"{lack}, and Triton is too old. Install the Triton that your torch requires")
 
-    monkeypatch.setattr(launch, "triton_problem", lambda: None)
+    monkeypatch.setattr(jit, "triton_problem", lambda: None)
     with pytest.warns(RuntimeWarning, match="Triton compiles kernels at their first call instead") as told:
-        kernel = launch.kernel(3, OTHER)
+        kernel = gpu(3).kernel(OTHER)
     assert str(told[0].message).startswith(lack)
-    assert isinstance(kernel, launch.JitKernel)
+    assert isinstance(kernel, jit.JitKernel)
     row = tuning.config("gfx942", OTHER)
     assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (row.block_m, row.block_n, 8)
     assert kernel.options["num_warps"] == row.num_warps
+    assert kernel.index == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        launch.kernel(4, OTHER)  # told once for a target
-    assert driver == []
+        gpu(4).kernel(OTHER)  # told once for a target
+    assert launched == []
 
 
 @pytest.mark.parametrize(
@@ -186,9 +220,9 @@ def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
 def test_triton_3_2_pipelines_nothing_for_amd(
     triton: tuple[int, int], target: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "interpreting", lambda: False)
-    monkeypatch.setattr(launch, "_triton_version", lambda: triton)
-    kernel = launch.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    monkeypatch.setattr(jit, "triton_version", lambda: triton)
+    kernel = jit.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
     assert (kernel.options["num_stages"], kernel.options["enable_fp_fusion"]) == (stages, True)
 
 
@@ -196,39 +230,42 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     launched = []
 
     class Function:
+        arg_names = ("q", "lse", "cu_seqlens_q", "rng_state")
+
         def __getitem__(self, grid: object) -> Any:
             return lambda *arguments, **options: launched.append((grid, arguments, options))
 
-    monkeypatch.setattr(launch, "interpreting", lambda: True)
-    kernel = launch.JitKernel(VARIANT, launch.INTERPRETED)
+    monkeypatch.setattr(jit, "interpreting", lambda: True)
+    kernel = jit.Interpreter().kernel(VARIANT)
     assert "num_warps" not in kernel.options
     kernel.function, kernel.options = Function(), {"BLOCK_M": 16}
+    q = torch.ones(3)
     for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 2, 3)):
-        kernel.launch(-1, 0, *grid, "q")
-    assert launched == [((1, 2, 3), ("q",), {"BLOCK_M": 16})]
+        kernel.launch(grid, (q,), (5,))
+    assert launched == [((1, 2, 3), (q, 5), {"BLOCK_M": 16})]
+    kernel.launch((1, 1, 1), (q, None, None, None), ())
+    _, (_, *absent), _ = launched[-1]
+    assert [each.dtype for each in absent] == [torch.float32, torch.int32, torch.int64]
     entered = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
-    kernel.launch(0, 0, 4, 5, 6, "k")
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or nullcontext())
+    kernel.index = 0
+    kernel.launch((4, 5, 6), (q,), ())
     assert entered == [0]
-    assert launched[1:] == [((4, 5, 6), ("k",), {"BLOCK_M": 16})]
+    assert launched[2:] == [((4, 5, 6), (q,), {"BLOCK_M": 16})]
+    kernel.index = -1
     for words, kind, told in (
         ("PassManager::run failed", store.KernelError, r"^Triton \S+ cannot compile fwd-\S+ for gfx950 \(PassManager"),
         ("HIP out of memory", RuntimeError, "^HIP out of memory$"),
     ):
         kernel.function = {(1, 1, 1): mock.Mock(side_effect=RuntimeError(words))}
         with pytest.raises(kind, match=told):
-            kernel.launch(-1, 0, 1, 1, 1)
-    append = launch.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
+            kernel.launch((1, 1, 1), (), ())
+    append = jit.JitKernel(Variant("append", "bf16", 64, "plain"), "gfx942")
     assert (append.block_m, append.block_n, append.num_xcds) == (16, 0, 1)
-    given = torch.ones(3)
-    *others, slopes, seeds = kernel.optional(None, None, None, None, given, None)
-    assert slopes is kernel.pointer(given) is given
-    assert [each.dtype for each in (*others, seeds)] == [*[torch.int32] * 4, torch.int64]
-    assert kernel.optional(*[None] * 7)[6].dtype == torch.int32
 
 
 def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "kernel", lambda device, variant: (device, *variant))
+    monkeypatch.setattr(device, "kernel", lambda index, variant: (index, *variant))
     half, single = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)
     for (tensor, op, width, *sizes), (unit, *variant) in {
         (half, "norm-bwd", 1000, 1000, 4096): (8, "norm-bwd", "bf16", 1024, "plain"),
@@ -241,10 +278,9 @@ def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.M
         (single, "rotary", 64, 12): (4, "rotary", "fp32", 64, "plain"),
         (single, "rotary", 65, 13, 16): (1, "rotary", "fp32", 128, "uneven"),
     }.items():
-        assert layer.find(op, tensor, width, *sizes) == ((-1, *variant), unit, -1, 0)
-    monkeypatch.setattr(launch, "_raw_stream", lambda device: 7 + device)
+        assert layer.find(op, tensor, width, *sizes) == ((-1, *variant), unit)
     on_gpu = SimpleNamespace(element_size=lambda: 2, get_device=lambda: 0, dtype=torch.float16)
-    assert layer.find("rotary", on_gpu, 64)[2:] == (0, 7)
+    assert layer.find("rotary", on_gpu, 64)[0][0] == 0
 
 
 def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
@@ -261,17 +297,25 @@ def test_rows_that_are_not_dense_or_start_off_16_bytes_are_copied() -> None:
 
 
 def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=0, multi_processor_count=228)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     monkeypatch.setattr(torch.version, "hip", "6.2")
-    assert launch.device_target(0) == "gfx942"
+    assert (gpu().target, gpu().compute_units) == ("gfx942", 228)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert launch.device_target(0) == "sm_90"
-    launch._multiprocessors.cache_clear()
-    assert (launch.compute_units(0), launch.compute_units(-1)) == (228, 4)
-    launch._multiprocessors.cache_clear()
-    with recording.record("gfx90a"):
-        assert (launch.device_target(-1), launch.compute_units(-1)) == ("gfx90a", 304)
+    assert gpu().target == "sm_90"
+    interpreter = jit.Interpreter()
+    with device.using(interpreter):
+        assert device.of(-1) is interpreter
+        with recording.record("gfx90a"):
+            assert (device.of(-1).target, device.of(-1).compute_units) == ("gfx90a", 304)
+        assert device.of(-1) is interpreter
+
+
+def test_cpu_tensors_have_a_device_where_one_is_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_devices", {})
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    with pytest.raises(ValueError, match="CPU tensors belong to the torch backend"):
+        device.of(-1)
+    monkeypatch.setattr(jit, "interpreting", lambda: True)
+    assert device.of(-1).compute_units == 4
 
 
 @pytest.mark.parametrize(
@@ -285,11 +329,11 @@ def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_whether_triton_can_serve(version: str | None, problem: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", version and SimpleNamespace(__version__=version))  # type: ignore[arg-type]
-    launch._triton_version.cache_clear()
+    jit.triton_version.cache_clear()
     try:
-        assert launch.triton_problem() == problem
+        assert jit.triton_problem() == problem
     finally:
-        launch._triton_version.cache_clear()
+        jit.triton_version.cache_clear()
 
 
 @pytest.mark.parametrize("manifest", [{}, [], None, 3, {"format": store.FORMAT}, {"format": 99}], ids=str)
@@ -347,9 +391,9 @@ def test_a_damaged_store_never_gives_a_wrong_image(tmp_path: Path) -> None:
 def test_which_triton_reads_numbers_within_loops(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], follows: bool
 ) -> None:
-    monkeypatch.setattr(launch, "interpreting", lambda: False)
-    monkeypatch.setattr(launch, "_triton_version", lambda: version)
-    assert launch.follows_pages(object.__new__(launch.JitKernel)) is follows
-    assert launch.follows_pages(object.__new__(launch.StoreKernel))
-    monkeypatch.setattr(launch, "interpreting", lambda: True)
-    assert launch.follows_pages(object.__new__(launch.JitKernel))
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    monkeypatch.setattr(jit, "triton_version", lambda: version)
+    assert object.__new__(jit.JitKernel).follows_pages is follows
+    assert stored.StoreKernel.follows_pages
+    monkeypatch.setattr(jit, "interpreting", lambda: True)
+    assert object.__new__(jit.JitKernel).follows_pages

@@ -11,6 +11,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as backend
+from flash_attn.calls import AttentionCall
 
 torch.set_num_threads(2)
 
@@ -104,8 +105,11 @@ def test_paged() -> None:
 def test_seqused_and_leftpad() -> None:
     (q, k, v), lengths = _varlen([5, 130], [90, 200])
     used, pads = torch.tensor([70, 0], dtype=torch.int32), torch.tensor([11, 0], dtype=torch.int32)
-    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, *lengths, used, pads, None)
-    out, lse, _, _ = backend.forward(q, k, v, None, *args)
+    cu_seqlens_q, cu_seqlens_k, longest_q, longest_k = lengths
+    out, lse, _, _ = backend.forward(AttentionCall(
+        q, k, v, 0.25, True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=longest_q,
+        max_seqlen_k=longest_k, seqused_k=used, leftpad_k=pads,
+    ))  # fmt: skip
     wanted, wanted_lse = reference.attention(
         q[None, :5], k[None, 11:70], v[None, 11:70], softmax_scale=0.25, causal=True
     )
@@ -114,8 +118,7 @@ def test_seqused_and_leftpad() -> None:
     assert not bool(out[5:].any())
     dense = torch.stack([q[:5], q[5:10]])
     caches = [torch.stack([x[:90], x[90:180]]) for x in (k, v)]
-    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, None, None, 5, 90, used, pads, None)
-    out, lse, _, _ = backend.forward(dense, *caches, None, *args)
+    out, lse, _, _ = backend.forward(AttentionCall(dense, *caches, 0.25, True, seqused_k=used, leftpad_k=pads))
     assert_close("out", out[0], wanted[0])
     assert_close("lse", lse[0], wanted_lse[0])
     assert bool((lse[1] == torch.inf).all())

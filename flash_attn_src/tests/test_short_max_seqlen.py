@@ -12,8 +12,8 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.calls import CacheCall
+from flash_attn.backends.triton import gradients as triton_gradients
+from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.ops.triton import rotary
 from triton_calls import DEVICE, GPU, Lengths, Options, run
 
@@ -30,15 +30,15 @@ def _draw(rows: int, heads: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize(
-    ("short", "window", "parts"),
+    ("short", "window", "splits"),
     [((5, 60), (-1, -1), 1), ((60, 5), (4, 0), 1), ((33, 5), (10, 3), 2), ((0, 0), (-1, -1), 1)],
-    ids=["q", "k", "parts of dk and dv", "none"],
+    ids=["q", "k", "splits of dk and dv", "none"],
 )
 def test_right_or_nan(
-    monkeypatch: pytest.MonkeyPatch, short: tuple[int, int], window: tuple[int, int], parts: int
+    monkeypatch: pytest.MonkeyPatch, short: tuple[int, int], window: tuple[int, int], splits: int
 ) -> None:
     """Rows of a sequence within max_seqlen are right; every other one is right or NaN. Rows outside stay 0."""
-    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: parts)
+    monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: splits)
     lengths_q, lengths_k = [50, 3, 36], [40, 5, 60]
     q, dout = _draw(3 + sum(lengths_q) + 9, 2), _draw(3 + sum(lengths_q) + 9, 2, seed=1)
     k, v = (_draw(3 + sum(lengths_k) + 9, 1, seed=seed) for seed in (2, 3))
@@ -127,7 +127,9 @@ def test_fp8() -> None:
     cu = _offsets(lengths)
 
     def attend(longest: int) -> torch.Tensor:
-        options = (0.2, True, -1, -1, 0.0, None, 0.0, None, cu, cu)
-        return backend.fp8_forward(q, k, v, (None, None, None), torch.float32, *options, longest, longest)[0]
+        return backend.fp8_forward(AttentionCall(
+            q, k, v, 0.2, True, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest,
+            descales=(None, None, None),
+        )).out  # fmt: skip
 
     assert torch.equal(attend(4), attend(300))

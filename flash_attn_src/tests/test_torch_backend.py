@@ -12,7 +12,8 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import torch as backend
-from flash_attn.backends.torch import tiles as tiles
+from flash_attn.backends.torch import tiles
+from flash_attn.calls import AttentionCall, GradientCall, replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(2)
@@ -306,15 +307,11 @@ def test_memory_is_linear() -> None:
     """No op of a causal 1200 x 1200 forward and backward makes more than a tile or the inputs' size."""
     seqlen = 1200
     q, k, v, dout = (torch.randn(1, seqlen, 1, 8) for _ in range(4))
-    arguments = (0.3, True, -1, -1, 0.0, None, 0.1)
+    call = AttentionCall(q, k, v, 0.3, True, dropout_p=0.1)
     with _LargestTensor() as largest:
-        out, lse, _, rng_state = backend.forward(
-            q, k, v, None, *arguments, False, None, None, None, seqlen, seqlen, None, None, None
-        )
+        out, lse, _, rng_state = backend.forward(call)
         gradients = [torch.empty_like(q) for _ in range(3)]
-        backend.backward(
-            *(dout, q, k, v, out, lse, *gradients, *arguments, False, rng_state, None, None, seqlen, seqlen)
-        )
+        backend.backward(GradientCall(replace(call, rng_state=rng_state), dout, out, lse, *gradients))
     assert largest.elements <= tiles.QUERY_TILE * tiles.KEY_TILE
     assert all(bool(x.isfinite().all()) for x in gradients)
 

@@ -10,11 +10,12 @@ import reference
 import torch
 from flash_attn import backends
 from flash_attn.backends import triton as backend
-from flash_attn.backends.triton import attention as triton_attention
+from flash_attn.backends.triton import gradients as triton_gradients
 from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.calls import AttentionCall
 from flash_attn.kernels import flags, targets
-from flash_attn.runtime import launch
-from triton_calls import DENSE, DEVICE, GPU, Options, compare, run
+from flash_attn.runtime import device, jit
+from triton_calls import DEVICE, GPU, Options, compare, differentiate, run
 
 
 @pytest.fixture(autouse=True)
@@ -114,19 +115,19 @@ def test_grouped_heads(heads: int, heads_k: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("_tiles")
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """dk and dv of a group's parts are added up, into tensors of any layout."""
-    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: parts)
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_query_heads_shared_out(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    """dk and dv of a group's splits are added up, into tensors of any layout."""
+    monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: splits)
     _check(1, 20, 35, 8, 2, 24, torch.float16, Options(causal=True, alibi=2))
     q, dout = torch.randn(2, 1, 20, 8, 16, device=DEVICE)
     k, v = torch.randn(2, 1, 30, 2, 16, device=DEVICE)
-    common = (0.25, False, -1, -1, 0.0, None, 0.0)
-    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *DENSE, None, None, None)
+    call = AttentionCall(q, k, v, 0.25)
+    out, lse, _, _ = backend.forward(call)
     grads = torch.empty(2, 1, 2, 30, 17, device=DEVICE)[..., 1:].transpose(2, 3)
     dense = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    backend.backward(dout, q, k, v, out, lse, dense[0], *grads, *common, False, None, *DENSE)
-    backend.backward(dout, q, k, v, out, lse, *dense, *common, False, None, *DENSE)
+    differentiate(call, dout, out, lse, dense[0], *grads)
+    differentiate(call, dout, out, lse, *dense)
     assert torch.equal(grads, torch.stack(dense[1:]))
 
 
@@ -143,12 +144,12 @@ EXTRAS = {
 
 @pytest.mark.skipif(GPU, reason="a GPU has the rounding of its own target")
 @pytest.mark.usefixtures("_tiles")
-def test_rounding_by_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_by_an_addition() -> None:
     """bfloat16 on targets without an instruction for it is as good as rounding to even."""
     assert targets.get("gfx942").half_up
-    assert not targets.get(launch.INTERPRETED).half_up
-    monkeypatch.setattr(launch, "INTERPRETED", "gfx942")
-    _check(2, 37, 45, 2, 2, 32, torch.bfloat16, Options(causal=True))
+    assert not targets.get(jit.Interpreter().target).half_up
+    with device.using(jit.Interpreter("gfx942")):
+        _check(2, 37, 45, 2, 2, 32, torch.bfloat16, Options(causal=True))
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -217,30 +218,27 @@ def test_offsets_beyond_32_bits(shape: tuple[int, ...], strides: tuple[int, ...]
 def test_gradients_land_in_strided_buffers() -> None:
     torch.manual_seed(3)
     q, k, v, dout = torch.randn(4, 1, 33, 2, 16, device=DEVICE)
-    args = (0.25, False, -1, -1, 0.0, None, 0.0)
-    out, lse, _, _ = backend.forward(q, k, v, None, *args, False, None, None, None, 33, 33, None, None, None)
+    call = AttentionCall(q, k, v, 0.25)
+    out, lse, _, _ = backend.forward(call)
     packed = torch.full((1, 33, 3, 2, 16), torch.nan, device=DEVICE)
     odd = torch.full((1, 33, 2, 17), torch.nan, device=DEVICE)[..., 1:]
-    plain = tuple(torch.empty_like(q) for _ in range(3))
-    backend.backward(dout, q, k, v, out, lse, *plain, *args, False, None, None, None, 33, 33)
-    backend.backward(dout, q, k, v, out, lse, *packed.unbind(2), *args, False, None, None, None, 33, 33)
+    plain = differentiate(call, dout, out, lse)
+    differentiate(call, dout, out, lse, *packed.unbind(2))
     assert torch.equal(packed, torch.stack(plain, 2))
-    backend.backward(dout, q, k, v, out, lse, odd, *plain[1:], *args, False, None, None, None, 33, 33)
+    differentiate(call, dout, out, lse, odd, *plain[1:])
     assert torch.equal(odd, plain[0])
 
 
 def test_what_the_kernels_lack_is_refused() -> None:
     q = torch.randn(1, 16, 1, 16, device=DEVICE)
     table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
-    args = (1.0, False, -1, -1, 0.0, None)
-    tail = (None, None, None, 16, 16, None, None)
     with pytest.raises(NotImplementedError, match="S_dmask of a paged cache"):
-        backend.forward(q, q, q, None, *args, 0.1, True, *tail, table)
+        backend.forward(AttentionCall(q, q, q, 1.0, dropout_p=0.1, return_softmax=True, block_table=table))
     with pytest.raises(TypeError, match="float64"):
-        backend.forward(q.double(), q.double(), q.double(), None, *args, 0.0, False, *tail, None)
+        backend.forward(AttentionCall(q.double(), q.double(), q.double(), 1.0))
     odd = q[..., :12].contiguous()
     with pytest.raises(ValueError, match="multiple of 8 here, got 12"):
-        backend.forward(odd, odd, odd, None, *args, 0.0, False, *tail, None)
+        backend.forward(AttentionCall(odd, odd, odd, 1.0))
 
 
 class _OnGpu:
@@ -260,8 +258,8 @@ def test_the_environment_chooses_the_backend(
         monkeypatch.delenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", raising=False)
     else:
         monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", value)
-    monkeypatch.setattr(backends, "_problem", backends.problem())
-    assert backends.select(torch.zeros(1)).__name__ == "flash_attn.backends.torch"
+    monkeypatch.setattr(backends, "_chosen", backends.choose())
+    assert backends.select(torch.zeros(1)).name == "flash_attn.backends.torch"
     if message is None:
         assert backends.select(_OnGpu()) is backend
     else:

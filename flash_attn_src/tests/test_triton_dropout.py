@@ -7,7 +7,8 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from triton_calls import DEVICE, Options, compare
+from flash_attn.calls import AttentionCall, replace
+from triton_calls import DEVICE, Options, compare, differentiate
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -20,21 +21,20 @@ def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alib
     heads, size, dropout_p = 2, 48, 0.3
     q, k, v, dout = torch.randn(4, 1, size, heads, 64, device=DEVICE).to(dtype)
     slopes = torch.rand(heads, device=DEVICE) / 8 if alibi else None
-    args = (0.125, False, -1, -1, 0.0, slopes, dropout_p)
-    tail = (None, None, size, size, None, None, None)
+    call = AttentionCall(q, k, v, 0.125, alibi_slopes=slopes, dropout_p=dropout_p)
     # With v the identity, out shows which probabilities were kept.
     eye = torch.zeros_like(v)
     eye[0, :, :, :size] = torch.eye(size, device=DEVICE)[:, None].expand(size, heads, size)
-    shown, _, _, state = backend.forward(q, k, eye, None, *args, False, None, *tail)
+    shown, _, _, state = backend.forward(replace(call, v=eye))
     assert state is not None
     kept = (shown[..., :size] != 0).permute(0, 2, 1, 3)
     assert 0.65 < kept.float().mean() < 0.75
     assert not torch.equal(kept[0, 0], kept[0, 1])
 
-    out, lse, _, again = backend.forward(q, k, v, None, *args, False, state, *tail)
+    call = replace(call, rng_state=state)
+    out, lse, _, again = backend.forward(call)
     assert again is state
-    grads = tuple(torch.empty_like(x) for x in (q, k, v))
-    backend.backward(dout, q, k, v, out, lse, *grads, *args, False, state, None, None, size, size)
+    grads = differentiate(call, dout, out, lse)
 
     def wanted(compute: torch.dtype) -> tuple[torch.Tensor, ...]:
         leaves = tuple(x.detach().to(compute).requires_grad_() for x in (q, k, v))
@@ -47,14 +47,12 @@ def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alib
 @pytest.mark.usefixtures("_tiles")
 def test_dropout_draws_anew_at_each_call() -> None:
     q, k, v = torch.randn(3, 1, 48, 2, 16, device=DEVICE, dtype=torch.float16)
-    args = (0.25, False, -1, -1, 0.0, None, 0.3)
-    tail = (None, None, 48, 48, None, None, None)
+    call = AttentionCall(q, k, v, 0.25, dropout_p=0.3)
     torch.manual_seed(5)
-    first = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
-    second = backend.forward(q, k, v, None, *args, False, None, *tail)[0]
+    first, second = backend.forward(call).out, backend.forward(call).out
     torch.manual_seed(5)
     assert not torch.equal(first, second)
-    assert torch.equal(first, backend.forward(q, k, v, None, *args, False, None, *tail)[0])
+    assert torch.equal(first, backend.forward(call).out)
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -64,8 +62,9 @@ def test_dmask_shows_probabilities_and_what_was_dropped(dtype: torch.dtype) -> N
     q, k, v = torch.randn(3, 2, 40, 2, 48, device=DEVICE, dtype=dtype)
     slopes = torch.rand(2, 2, device=DEVICE)
     options = Options(causal=True, window=(25, -1), softcap=5.0)
-    args = (48**-0.5, True, 25, -1, 5.0, slopes, 0.4, True, None)
-    out, lse, dmask, _ = backend.forward(q, k, v, None, *args, None, None, 40, 40, None, None, None)
+    out, lse, dmask, _ = backend.forward(
+        AttentionCall(q, k, v, 48**-0.5, True, (25, -1), 5.0, slopes, dropout_p=0.4, return_softmax=True)
+    )
     seen = reference.visible(40, 40, True, (25, -1)).to(DEVICE)
     assert dmask.dtype == dtype
     assert dmask.shape == (2, 2, 40, 40)

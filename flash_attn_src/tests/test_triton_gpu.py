@@ -11,7 +11,7 @@ import torch
 from assert_close import assert_close
 from flash_attn import flash_attn_fp8_func, flash_attn_func
 from flash_attn.kernels.targets import fp8_format
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
 from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
@@ -148,7 +148,7 @@ def test_huge_scores_make_no_nan() -> None:
 
 @pytest.mark.parametrize("function", [flash_attn_func, flash_attn_fp8_func])
 def test_compiled_in_one_graph(function: Callable[..., torch.Tensor]) -> None:
-    if function is flash_attn_fp8_func and fp8_format(launch.device_target(0)) is None:
+    if function is flash_attn_fp8_func and fp8_format(device.of(0).target) is None:
         pytest.skip("needs matrix units for FP8")
     leaves = [_draw(2, 200, 4, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
     found = []

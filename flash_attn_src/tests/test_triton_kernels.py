@@ -1,37 +1,40 @@
-"""Which kernels a call gets, in how many parts and blocks."""
+"""Which kernels a call gets, in how many splits and blocks."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.calls import AttentionCall
 from flash_attn.kernels import flags, launches, targets, variants
 from flash_attn.kernels.operations import OPERATIONS, launch_letter
 from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
 
 
-def test_how_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few as there are programs enough with, of those that divide the group and leave each two query heads; one
     where there is little to do."""
-    monkeypatch.setattr(launch, "compute_units", lambda _: 100)
-    found = [triton_kernels.parts_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
+    monkeypatch.setattr(device, "of", lambda _: SimpleNamespace(compute_units=100))
+    found = [triton_kernels.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
     assert found == [1, 4, 4, 4, 4, 2, 2, 1]
-    assert triton_kernels.parts_of(8, 75, 511, 9, 0) == 1
-    assert [triton_kernels.parts_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
-    assert [triton_kernels.parts_of(group, 101, 4096, 9, 0) for group in (1, 2, 3, 4, 6, 7, 9)] == [1, 1, 1, 2, 3, 1, 3]
+    assert triton_kernels.splits_of(8, 75, 511, 9, 0) == 1
+    assert [triton_kernels.splits_of(8, 75, 512, most, 0) for most in range(5)] == [1, 1, 2, 2, 4]
+    groups = (1, 2, 3, 4, 6, 7, 9)
+    assert [triton_kernels.splits_of(group, 101, 4096, 9, 0) for group in groups] == [1, 1, 1, 2, 3, 1, 3]
 
 
 @pytest.mark.parametrize("count", range(2, 10))
-def test_parts_are_added_up(count: int) -> None:
-    parts = torch.randn(5, 3, count, 8)
+def test_splits_are_added_up(count: int) -> None:
+    partial = torch.randn(5, 3, count, 8)
     result = torch.empty(5, 3, 9, dtype=torch.bfloat16)[..., 1:]
-    wanted = parts.double().sum(-2)
-    triton_kernels.add_parts(parts, result)
+    wanted = partial.double().sum(-2)
+    triton_kernels.add_splits(partial, result)
     torch.testing.assert_close(result, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
@@ -46,20 +49,22 @@ def test_blocks_of_a_grid() -> None:
 
 # Call -> the kind of kernel that serves it, in a 16-bit type and in fp32.
 KINDS = {
-    "nothing": ((0.0, None, 0.0, 0.5), "plain", "plain"),
-    "alibi": ((0.0, torch.ones(1), 0.0, 0.5), "alibi", "any"),
-    "dropout": ((0.0, None, 0.1, 0.5), "dropout", "any"),
-    "softcap": ((2.0, None, 0.0, 0.5), "softcap", "any"),
-    "two things": ((0.0, torch.ones(1), 0.1, 0.5), "any", "any"),
-    "negative scale": ((0.0, None, 0.0, -0.5), "any", "any"),
-    "dropout, scale 0": ((0.0, None, 0.1, 0.0), "any", "any"),
+    "nothing": ({}, "plain", "plain"),
+    "alibi": ({"alibi_slopes": torch.ones(1)}, "alibi", "any"),
+    "dropout": ({"dropout_p": 0.1}, "dropout", "any"),
+    "softcap": ({"softcap": 2.0}, "softcap", "any"),
+    "two things": ({"alibi_slopes": torch.ones(1), "dropout_p": 0.1}, "any", "any"),
+    "negative scale": ({"softmax_scale": -0.5}, "any", "any"),
+    "dropout, scale 0": ({"softmax_scale": 0.0, "dropout_p": 0.1}, "any", "any"),
 }
 
 
 @pytest.mark.parametrize("call", KINDS)
 def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str) -> None:
-    arguments, half, single = KINDS[call]
-    kind = triton_kernels.score_kind(*arguments)
+    options, half, single = KINDS[call]
+    q = torch.empty(1, 1, 1, 8)
+    attention = AttentionCall(q, q, q, **{"softmax_scale": 0.5, **options})
+    kind = triton_kernels.score_kind(attention, attention.dropout_p)
     assert variants.serving("fwd", "bf16", kind) == half
     assert variants.serving("bwd-dq", "fp32", kind) == single
     assert variants.serving("append", "bf16", kind) == "plain"

@@ -10,8 +10,10 @@ import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
+from flash_attn.backends.triton import gradients as triton_gradients
 from flash_attn.backends.triton import kernels as triton_kernels
-from triton_calls import DENSE, DEVICE, Lengths, Options, run
+from flash_attn.calls import AttentionCall
+from triton_calls import DEVICE, Lengths, Options, run
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -26,7 +28,7 @@ def test_varlen_equals_dense_calls(
 ) -> None:
     """Unequal lengths, an empty query sequence, an empty key sequence; bit for bit as one call each, where these do not
     share out query heads in another way."""
-    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if causal else 1)
+    monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: 2 if causal else 1)
     torch.manual_seed(0)
     q, dout = torch.randn(2, sum(lengths_q), 4, 16, device=DEVICE)
     k, v = torch.randn(2, sum(lengths_k), 2, 16, device=DEVICE)
@@ -59,9 +61,9 @@ def _unwritten_is_nan() -> Iterator[None]:
     ids=str,
 )
 def test_rows_outside_every_sequence(monkeypatch: pytest.MonkeyPatch, bounds: list[int], dim: int) -> None:
-    """Their results and gradients are 0, as those of no key; the others are not touched by them. Nor do the parts of
+    """Their results and gradients are 0, as those of no key; the others are not touched by them. Nor do the splits of
     dk and dv have other rows."""
-    monkeypatch.setattr(triton_attention, "parts_of", lambda *_: 2 if dim == 72 else 1)
+    monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: 2 if dim == 72 else 1)
     q, dout = (torch.randn(400, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     k, v = (torch.randn(420, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
@@ -84,8 +86,7 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
     q, k, v = torch.randn(3, sum(lengths), 1, 16, device=DEVICE)
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
     lengths_of = Lengths(cu_seqlens, cu_seqlens, 140, 140)
-    common = (0.25, True, -1, -1, 0.0, None, 0.0)
-    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *lengths_of, None, None, None)
+    out, lse, _, _ = backend.forward(AttentionCall(q, k, v, 0.25, True, **lengths_of._asdict()))
     pieces = zip(lengths, *(x.split(lengths) for x in (q, k, v, out)), lse.split(lengths, dim=1), strict=True)
     for length, one_q, one_k, one_v, one_out, one_lse in pieces:
         if length == 1:
@@ -93,7 +94,7 @@ def test_more_sequences_than_are_looked_at_at_once() -> None:
             torch.testing.assert_close(one_lse[0, 0], 0.25 * (one_q * one_k).sum())
         else:
             dense = (x[None] for x in (one_q, one_k, one_v))
-            wanted, wanted_lse, _, _ = backend.forward(*dense, None, *common, False, None, *DENSE, None, None, None)
+            wanted, wanted_lse, _, _ = backend.forward(AttentionCall(*dense, 0.25, True))
             assert torch.equal(one_out, wanted[0])
             assert torch.equal(one_lse, wanted_lse[0])
 
@@ -104,12 +105,11 @@ def test_seqused_and_leftpad_choose_the_keys() -> None:
     q, k, v = (torch.randn(2, 40, 2, 16, device=DEVICE) for _ in range(3))
     used = torch.tensor([33, 20], dtype=torch.int32, device=DEVICE)
     pad = torch.tensor([4, 0], dtype=torch.int32, device=DEVICE)
-    args = (0.25, True, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 40)
-    out, lse, _, _ = backend.forward(q, k, v, None, *args, used, pad, None)
+    out, lse, _, _ = backend.forward(AttentionCall(q, k, v, 0.25, True, seqused_k=used, leftpad_k=pad))
     for entry in range(2):
         keys = slice(int(pad[entry]), int(used[entry]))
         wanted, wanted_lse, _, _ = backend.forward(
-            q[entry, None], k[entry, None, keys], v[entry, None, keys], None, *args, None, None, None
+            AttentionCall(q[entry, None], k[entry, None, keys], v[entry, None, keys], 0.25, True)
         )
         assert torch.equal(out[entry], wanted[0])
         assert torch.equal(lse[entry], wanted_lse[0])
@@ -148,18 +148,20 @@ def test_pages_are_followed(
         return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
 
     pad = None if whole else torch.tensor(pads, dtype=torch.int32, device=DEVICE)
-    args = (0.2, True, 30, -1, softcap, None, 0.0, False, None)
-    lengths = (offsets(lengths_q), offsets(lengths_k), max(lengths_q), max(lengths_k))
-    out, lse, _, _ = backend.forward(q, k, v, None, *args, *lengths, None, pad, table.to(DEVICE))
-    kind = triton_kernels.score_kind(softcap, None, 0.0, 0.2)
-    ops = triton_attention.paged_ops(k, pad, q.get_device(), dtype, dim, kind)
+    lengths = Lengths(offsets(lengths_q), offsets(lengths_k), max(lengths_q), max(lengths_k))
+    call = AttentionCall(
+        q, k, v, 0.2, True, (30, -1), softcap, **lengths._asdict(), leftpad_k=pad, block_table=table.to(DEVICE)
+    )
+    out, lse, _, _ = backend.forward(call)
+    ops = triton_attention.forward_ops(call, triton_kernels.score_kind(call))
     assert ops == (("fwd-paged-whole",) if whole else ("fwd-paged",))
     rows = [
         x[table[entry].to(DEVICE)].flatten(0, 1)[pads[entry] : lengths_k[entry]] for x in (k, v) for entry in (0, 1)
     ]
     plain_k, plain_v = torch.cat(rows[:2]), torch.cat(rows[2:])
-    lengths = (lengths[0], offsets([n - p for n, p in zip(lengths_k, pads, strict=True)]), *lengths[2:])
-    wanted, wanted_lse, _, _ = backend.forward(q, plain_k, plain_v, None, *args, *lengths, None, None, None)
+    lengths = lengths._replace(cu_seqlens_k=offsets([n - p for n, p in zip(lengths_k, pads, strict=True)]))
+    plain = AttentionCall(q, plain_k, plain_v, 0.2, True, (30, -1), softcap, **lengths._asdict())
+    wanted, wanted_lse, _, _ = backend.forward(plain)
     if whole and softcap:  # the plain keys' kernel is one of its own for softcap
         assert_close("out", out, wanted, tiny=1e-3)
         assert_close("lse", lse, wanted_lse, tiny=1e-5)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
+from flash_attn.calls import AttentionCall, GradientCall
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -25,8 +26,8 @@ class Options(NamedTuple):
 class Lengths(NamedTuple):
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
-    max_q: int = 0
-    max_k: int = 0
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
 
 
 DENSE = Lengths()
@@ -42,12 +43,21 @@ def run(
     lengths: Lengths = DENSE,
 ) -> tuple[torch.Tensor, ...]:
     """out, lse, dq, dk, dv of the Triton backend."""
-    scale = options.softmax_scale or q.shape[-1] ** -0.5
-    common = (scale, options.causal, *options.window, options.softcap, slopes, 0.0)
-    out, lse, _, _ = backend.forward(q, k, v, None, *common, False, None, *lengths, None, None, None)
-    grads = tuple(torch.empty_like(x) for x in (q, k, v))
-    backend.backward(dout, q, k, v, out, lse, *grads, *common, False, None, *lengths)
-    return out, lse, *grads
+    call = AttentionCall(
+        q, k, v, options.softmax_scale or q.shape[-1] ** -0.5, options.causal, options.window, options.softcap, slopes,
+        **lengths._asdict(),
+    )  # fmt: skip
+    out, lse, _, _ = backend.forward(call)
+    return out, lse, *differentiate(call, dout, out, lse)
+
+
+def differentiate(
+    call: AttentionCall, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, *into: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv of the Triton backend, in these tensors or new ones."""
+    gradients = into or tuple(torch.empty_like(x) for x in (call.q, call.k, call.v))
+    backend.backward(GradientCall(call, dout, out, lse, *gradients))
+    return gradients
 
 
 def compare(got: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...], rough: tuple[torch.Tensor, ...]) -> None:

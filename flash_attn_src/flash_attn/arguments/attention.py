@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.compiler import is_compiling
 
@@ -22,27 +24,18 @@ from flash_attn.arguments.diagnosis import (
     diagnose_switches,
     diagnose_tensors,
 )
+from flash_attn.calls import AttentionCall
 
 
-def check_dense(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    deterministic: bool,
-    return_attn_probs: bool,
-) -> tuple[int, int]:
-    """The window, -1 where it is open or reaches every key."""
+def check_dense(call: AttentionCall) -> None:
+    """Checks a call of dense tensors, and completes it: window_size is -1 where it is open or reaches every key."""
+    q, k, v = call.q, call.k, call.v
+    dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
     try:
         batch, seqlen_q, heads, dim = q.shape
         shape_k = k.shape
         batch_k, seqlen_k, heads_k, dim_k = shape_k
-        left, right = window_size
+        left, right = call.window_size
         dtype = q.dtype
         device = q.device
         fine = (
@@ -63,11 +56,11 @@ def check_dense(
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and alibi_slopes is None
-            and type(causal) is bool
+            and call.alibi_slopes is None
+            and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
-            and type(deterministic) is bool
-            and type(return_attn_probs) is bool
+            and type(call.deterministic) is bool
+            and type(call.return_softmax) is bool
         )
     except (AttributeError, RuntimeError, TypeError, ValueError):
         fine = False
@@ -75,43 +68,33 @@ def check_dense(
         diagnose_tensors(q, k, v, ("batch", "seqlen", "heads", "head_dim"))
         if q.shape[0] != k.shape[0]:
             raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
-        diagnose_switches(
-            softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
-        )
-        left, right = diagnose_options(q, q.shape[0], dropout_p, window_size, softcap, alibi_slopes)
+        _diagnose_switches(call)
+        dim = q.shape[-1]
+        left, right = diagnose_options(q, q.shape[0], dropout_p, call.window_size, softcap, call.alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     # Comparing a traced length would bound it: the ops, which check again, do that when they run.
     if left < 0 or (not is_compiling() and left >= seqlen_k):
         left = -1
     if right < 0 or (not is_compiling() and right >= seqlen_q):
         right = -1
-    return left, right
+    call.window_size = (left, right)
+    if softmax_scale is None:
+        call.softmax_scale = dim**-0.5
 
 
-def check_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    deterministic: bool,
-    return_attn_probs: bool,
-    block_table: torch.Tensor | None,
-) -> tuple[int, int]:
-    """The window, -1 where it is open or reaches all keys. max_seqlen_* are ints here: see `as_int`."""
+def check_varlen(call: AttentionCall) -> None:
+    """The same for packed sequences. max_seqlen_* are ints here: see `as_int`."""
+    q, k, v = call.q, call.k, call.v
+    # A caller of the public function may have given anything.
+    cu_seqlens_q: Any = call.cu_seqlens_q
+    cu_seqlens_k: Any = call.cu_seqlens_k
+    max_seqlen_q, max_seqlen_k, block_table = call.max_seqlen_q, call.max_seqlen_k, call.block_table
+    dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
     try:
         _, heads, dim = q.shape
         shape_k = k.shape
         _, heads_k, dim_k = shape_k
-        left, right = window_size
+        left, right = call.window_size
         dtype = q.dtype
         device = q.device
         shape_cu = cu_seqlens_q.shape
@@ -142,11 +125,11 @@ def check_varlen(
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and alibi_slopes is None
-            and type(causal) is bool
+            and call.alibi_slopes is None
+            and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
-            and type(deterministic) is bool
-            and type(return_attn_probs) is bool
+            and type(call.deterministic) is bool
+            and type(call.return_softmax) is bool
             and block_table is None
         )
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -167,17 +150,24 @@ def check_varlen(
             check_whole(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
         if block_table is not None:
             check_block_table(block_table, q, batch)
-        diagnose_switches(
-            softmax_scale, causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs
-        )
-        left, right = diagnose_options(q, batch, dropout_p, window_size, softcap, alibi_slopes)
+        _diagnose_switches(call)
+        dim = q.shape[-1]
+        left, right = diagnose_options(q, batch, dropout_p, call.window_size, softcap, call.alibi_slopes)
     # Wider than every row there is, not than max_seqlen_*: those may be too small, which a GPU alone can know.
     most_k = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
     if left < 0 or (not is_compiling() and left >= most_k):
         left = -1
     if right < 0 or (not is_compiling() and right >= q.shape[0]):
         right = -1
-    return left, right
+    call.window_size = (left, right)
+    if softmax_scale is None:
+        call.softmax_scale = dim**-0.5
+
+
+def _diagnose_switches(call: AttentionCall) -> None:
+    diagnose_switches(
+        call.softmax_scale, causal=call.causal, deterministic=call.deterministic, return_attn_probs=call.return_softmax
+    )
 
 
 def check_packed(name: str, packed: torch.Tensor, ndim: int, parts: int) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments.diagnosis import DENSE, check_alike, check_strided
+from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous
 
 
 def check_gradients(
+    forward: AttentionCall,
     dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     out: torch.Tensor,
     softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    dropout_p: float,
-    rng_state: torch.Tensor | None,
-) -> torch.Tensor:
-    """softmax_lse, contiguous. q, k, v, dropout_p come checked; rng_state is read, and checked, with dropout only."""
+    given: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+) -> GradientCall:
+    """The gradients of a checked call, into the tensors given or new ones for None.
+
+    rng_state is read, and checked, with dropout only.
+    """
+    q, rng_state = forward.q, forward.rng_state
     check_alike("dout", dout, q, "q")
     check_alike("out", out, q, "q")
-    for name, gradient, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+    inputs = (q, forward.k, forward.v)
+    for name, gradient, like in zip(("dq", "dk", "dv"), given, inputs, strict=True):
         if gradient is not None:
             check_alike(name, gradient, like, name[1])
     rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
@@ -32,13 +32,17 @@ def check_gradients(
     _check_given("softmax_lse", softmax_lse, rows, exact, q)
     if rng_state is not None and not isinstance(rng_state, torch.Tensor):
         raise TypeError(f"rng_state: got {type(rng_state).__name__}, wanted what the forward returned")
-    if dropout_p > 0.0:
+    if forward.dropout_p > 0.0:
         if rng_state is None:
             raise ValueError("rng_state: got None, wanted what the forward returned, as dropout_p > 0")
         _check_given("rng_state", rng_state, (2,), torch.int64, q)
         if not rng_state.is_contiguous():
             raise ValueError(f"rng_state: got stride {rng_state.stride(0)}, wanted 1")
-    return softmax_lse.contiguous()
+    dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip(inputs, given, strict=True))
+    forward.q, forward.k, forward.v = maybe_contiguous(q), maybe_contiguous(forward.k), maybe_contiguous(forward.v)
+    return GradientCall(
+        forward, maybe_contiguous(dout), maybe_contiguous(out), softmax_lse.contiguous(), dq=dq, dk=dk, dv=dv
+    )
 
 
 def _turned_back(softmax_lse: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:

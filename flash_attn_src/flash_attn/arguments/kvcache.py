@@ -22,39 +22,24 @@ from flash_attn.arguments.diagnosis import (
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
+_AXES = ("batch", "seqlen", "heads", "head_dim")
+
 
 def check_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    rotary_cos: torch.Tensor | None,
-    rotary_sin: torch.Tensor | None,
-    cache_seqlens: int | torch.Tensor | None,
-    cache_batch_idx: torch.Tensor | None,
-    cache_leftpad: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    rotary_interleaved: bool,
+    call: CacheCall,
     return_softmax_lse: bool,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    cu_seqlens_k_new: torch.Tensor | None = None,
-    rotary_seqlens: torch.Tensor | None = None,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     table: str = "block_table",
-) -> tuple[int, int]:
-    """The window, -1 where open; arguments as in flash_attn_with_kvcache, cache_seqlens an int, a tensor or None.
+) -> None:
+    """Checks a call over a cache whose cache_seqlens is an int, a tensor or None, and completes it.
 
-    The last ones are those of FlashAttention-3's interface, the types that it takes, and its name of block_table.
+    dtypes, table: the types that the interface takes, and its name of block_table.
     """
+    q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
+    cache_seqlens, cache_batch_idx, block_table = call.cache_seqlens, call.cache_batch_idx, call.block_table
+    softcap, softmax_scale, cu_seqlens_q = call.softcap, call.softmax_scale, call.cu_seqlens_q
     try:
-        left, right = window_size
+        left, right = call.window_size
         batch, _, heads, dim = q.shape
         shape = k_cache.shape
         batch_cache, _, heads_k, dim_k = shape
@@ -78,17 +63,17 @@ def check_kvcache(
             and (softcap == 0.0 or LEAST <= softcap <= MOST_SOFTCAP)
             and type(left) is int
             and type(right) is int
-            and rotary_cos is None
-            and rotary_sin is None
-            and cache_leftpad is None
-            and alibi_slopes is None
-            and type(causal) is bool
+            and call.rotary_cos is None
+            and call.rotary_sin is None
+            and call.cache_leftpad is None
+            and call.alibi_slopes is None
+            and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
-            and type(rotary_interleaved) is bool
+            and type(call.rotary_interleaved) is bool
             and type(return_softmax_lse) is bool
             and cu_seqlens_q is None
-            and cu_seqlens_k_new is None
-            and rotary_seqlens is None
+            and call.cu_seqlens_k_new is None
+            and call.rotary_seqlens is None
             # isinstance, which mypy would narrow by, takes longer.
             and (type(cache_seqlens) is int or _is_index(cache_seqlens, (batch,), device))  # type: ignore[arg-type]
             and (
@@ -114,59 +99,72 @@ def check_kvcache(
     if fine:
         left = left if 0 <= left < OPEN_WINDOW else -1
         right = right if 0 <= right < OPEN_WINDOW else -1
-        return left, right
-    axes = ("batch", "seqlen", "heads", "head_dim")
-    paged = block_table is not None
-    axes_cache = ("pages", "page_size", "heads", "head_dim") if paged else axes
-    axes_q = axes if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
-    diagnose_tensors(q, k_cache, v_cache, axes_q, axes_cache, "k_cache", "v_cache", dtypes)
+    else:
+        left, right = _diagnose(call, dtypes, table)
+        diagnose_switches(
+            softmax_scale, causal=call.causal, rotary_interleaved=call.rotary_interleaved,
+            return_softmax_lse=return_softmax_lse,
+        )  # fmt: skip
+    call.window_size = (left, right)
+    if softmax_scale is None:
+        call.softmax_scale = q.shape[-1] ** -0.5
+
+
+def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], table: str) -> tuple[int, int]:
+    """The window; raises where a tensor or an option is wrong."""
+    q, k_cache, block_table, cu_seqlens_q = call.q, call.k_cache, call.block_table, call.cu_seqlens_q
+    axes_q = _AXES if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
+    axes_cache = _AXES if block_table is None else ("pages", "page_size", "heads", "head_dim")
+    diagnose_tensors(q, k_cache, call.v_cache, axes_q, axes_cache, "k_cache", "v_cache", dtypes)
     batch = q.shape[0]
     if cu_seqlens_q is not None:
         check_index("cu_seqlens_q", cu_seqlens_q, q, 1)
-        if max_seqlen_q is None:
-            raise ValueError("max_seqlen_q: got None, wanted the longest length, as cu_seqlens_q is given")
         batch = cu_seqlens_q.shape[0] - 1
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, cache in (("k_cache", k_cache), ("v_cache", call.v_cache)):
         if cache.stride(-1) != 1:
             raise ValueError(f"{name}: got stride {cache.stride(-1)} in its last dimension, wanted 1: it is "
                              "written in place")  # fmt: skip
     if block_table is not None:
-        if cache_batch_idx is not None:
+        if call.cache_batch_idx is not None:
             raise ValueError(f"cache_batch_idx: got a tensor, wanted None with {table}")
         check_block_table(block_table, q, batch, table)
-    elif cache_batch_idx is None and k_cache.shape[0] != batch:
+    elif call.cache_batch_idx is None and k_cache.shape[0] != batch:
         raise ValueError(f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx")
+    cache_seqlens = None if isinstance(call.cache_seqlens, (int, torch.SymInt)) else call.cache_seqlens
     check_per_sequence(
-        q, batch, cache_seqlens=None if isinstance(cache_seqlens, (int, torch.SymInt)) else cache_seqlens,
-        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_seqlens=rotary_seqlens,
+        q, batch, cache_seqlens=cache_seqlens, cache_batch_idx=call.cache_batch_idx, cache_leftpad=call.cache_leftpad,
+        rotary_seqlens=call.rotary_seqlens,
     )  # fmt: skip
+    _check_new(call, axes_q, batch, dtypes)
+    _check_rotary(q, call.k, call.rotary_cos, call.rotary_sin)
+    return diagnose_options(q, batch, 0.0, call.window_size, call.softcap, call.alibi_slopes)
+
+
+def _check_new(call: CacheCall, axes_q: tuple[str, ...], batch: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    """The keys and values that are appended."""
+    q, k, v, k_cache, cu_seqlens_k_new = call.q, call.k, call.v, call.k_cache, call.cu_seqlens_k_new
     if (k is None) != (v is None):
         raise ValueError("k, v: got only one of them, wanted both or neither")
     if k is None and cu_seqlens_k_new is not None:
         raise ValueError("cu_seqlens_k_new: got a tensor, wanted None without k and v to append")
-    if k is not None and v is not None:
-        axes_new = axes if cu_seqlens_k_new is None else ("total_new", "heads", "head_dim")
-        diagnose_tensors(q, k, v, axes_q, axes_new, dtypes=dtypes)
-        if cache_seqlens is None:
-            raise ValueError("cache_seqlens: got None, wanted the place where k and v go")
-        if cu_seqlens_k_new is not None:
-            check_index("cu_seqlens_k_new", cu_seqlens_k_new, q, 1)
-            if cu_seqlens_k_new.shape[0] != batch + 1:
-                raise ValueError(
-                    f"cu_seqlens_k_new: got {cu_seqlens_k_new.shape[0]} elements, wanted batch + 1 = {batch + 1}"
-                )
-            if k.shape[1] != k_cache.shape[2]:
-                raise ValueError(f"k: got {k.shape[1]} heads, wanted {k_cache.shape[2]} as k_cache has")
-        elif k.shape[0] != batch or k.shape[2] != k_cache.shape[2]:
+    if k is None or v is None:
+        return
+    axes_new = _AXES if cu_seqlens_k_new is None else ("total_new", "heads", "head_dim")
+    diagnose_tensors(q, k, v, axes_q, axes_new, dtypes=dtypes)
+    if call.cache_seqlens is None:
+        raise ValueError("cache_seqlens: got None, wanted the place where k and v go")
+    if cu_seqlens_k_new is not None:
+        check_index("cu_seqlens_k_new", cu_seqlens_k_new, q, 1)
+        if cu_seqlens_k_new.shape[0] != batch + 1:
             raise ValueError(
-                f"k: got shape {tuple(k.shape)}, wanted batch {batch} and {k_cache.shape[2]} heads, "
-                "those of q and k_cache"
+                f"cu_seqlens_k_new: got {cu_seqlens_k_new.shape[0]} elements, wanted batch + 1 = {batch + 1}"
             )
-    _check_rotary(q, k, rotary_cos, rotary_sin)
-    diagnose_switches(
-        softmax_scale, causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse
-    )
-    return diagnose_options(q, batch, 0.0, window_size, softcap, alibi_slopes)
+        if k.shape[1] != k_cache.shape[2]:
+            raise ValueError(f"k: got {k.shape[1]} heads, wanted {k_cache.shape[2]} as k_cache has")
+    elif k.shape[0] != batch or k.shape[2] != k_cache.shape[2]:
+        raise ValueError(
+            f"k: got shape {tuple(k.shape)}, wanted batch {batch} and {k_cache.shape[2]} heads, as q and k_cache have"
+        )
 
 
 def check_places(call: CacheCall, cache_length: int) -> None:
@@ -194,7 +192,7 @@ def check_tables(call: CacheCall) -> None:
         return
     wanted = call.capacity
     if call.lengths is None and call.rotary_seqlens is None:
-        queries = call.seqlen_q if call.moving else min(call.seqlen_q, 1)
+        queries = call.seqlen_q if call.rotates_each_query else min(call.seqlen_q, 1)
         wanted = call.length + max(min(call.added, call.capacity - call.length), queries)
     if call.rotary_cos.shape[0] < wanted:
         raise ValueError(f"rotary_cos: got {call.rotary_cos.shape[0]} places, wanted at least {wanted}")

@@ -1,4 +1,4 @@
-"""Who computes: `ck` or `triton` on the GPU, `torch` for everything else. One contract, chosen by the tensor.
+"""Who computes: `ck` or `triton` on the GPU, `torch` for everything else. One Protocol, chosen by the tensor.
 
 The wheel says which of the two; FLASH_ATTENTION_TRITON_AMD_ENABLE overrides it, as upstream: TRUE asks for Triton,
 FALSE for Composable Kernel alone. Without it a wheel with Composable Kernel runs Triton's kernels where CK has none.
@@ -7,16 +7,20 @@ FALSE for Composable Kernel alone. Without it a wheel with Composable Kernel run
 from __future__ import annotations
 
 import os
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch as _torch
 
-from flash_attn.backends import ck as ck_backend
-from flash_attn.backends import torch as torch_backend
-from flash_attn.backends import triton as triton_backend
-from flash_attn.backends.ck import calls as ck_calls
+from flash_attn.backends import torch as _torch_backend
+from flash_attn.backends import triton as _triton
+from flash_attn.backends.ck import ComposableKernel
+from flash_attn.backends.protocol import Backend
 from flash_attn.backends.triton import autotune
-from flash_attn.runtime import build_info, ck_planner, recording
+from flash_attn.runtime import build_info, ck_planner
+
+__all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]
 
 _TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 
@@ -40,19 +44,50 @@ def problem() -> str | None:
     return None
 
 
-_problem = problem()
-_triton_backend = autotune if autotune.wanted() else triton_backend
-_gpu_backend = ck_backend if build_info.load().backend == "ck" and _asked() not in ("1", "TRUE") else _triton_backend
-ck_calls.alone = _asked() in ("0", "FALSE")
+class Choice(NamedTuple):
+    """Who serves GPU tensors, and why nobody can."""
+
+    backend: Backend
+    problem: str | None
 
 
-def select(tensor: _torch.Tensor) -> ModuleType:
-    """The backend that serves a tensor: the wheel's GPU backend for GPU tensors, else pure PyTorch.
+def choose() -> Choice:
+    """The choice of the wheel and the environment."""
+    backend: Backend = autotune if autotune.wanted() else _triton
+    if build_info.load().backend == "ck" and _asked() not in ("1", "TRUE"):
+        backend = ComposableKernel(_triton, alone=_asked() in ("0", "FALSE"))
+    return Choice(backend, problem())
+
+
+_chosen = choose()
+_forced: Backend | None = None
+
+
+def gpu_backend() -> Backend:
+    """The backend that GPU tensors go to in this process, as the environment asked when flash_attn was imported."""
+    return _chosen.backend
+
+
+def select(tensor: _torch.Tensor) -> Backend:
+    """The backend that serves a tensor: the process's GPU backend for GPU tensors, else pure PyTorch.
 
     Raises RuntimeError where the environment, when flash_attn was imported, asked for one that is not there.
     """
+    if _forced is not None:
+        return _forced
     if not tensor.is_cuda:
-        return torch_backend if recording.current is None else ck_backend
-    if _problem is not None:
-        raise RuntimeError(_problem)
-    return _gpu_backend
+        return _torch_backend
+    if _chosen.problem is not None:
+        raise RuntimeError(_chosen.problem)
+    return _chosen.backend
+
+
+@contextmanager
+def using(backend: Backend) -> Iterator[None]:
+    """Lets one backend serve every tensor, for tests and recordings."""
+    global _forced
+    before, _forced = _forced, backend
+    try:
+        yield
+    finally:
+        _forced = before

@@ -1,7 +1,7 @@
-"""When to share out the keys among programs, in parts that are joined, and an attention's forward as such a call.
+"""Split-KV: when to share out the keys of a head among programs, and an attention's forward as such a call.
 
-The kernels of a cache do that, and read the keys of a head once for all of its query heads: few queries of many keys,
-as decoding makes them with a cache of its own or without, would else leave most of a GPU idle.
+The kernels of a cache split the keys and join the results, and read the keys of a head once for all of its query heads.
+Few queries of many keys, as in decoding, would otherwise leave most of a GPU idle.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-
-from flash_attn.calls import CacheCall
+from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels.splits import RESIDENT
-from flash_attn.runtime.launch import compute_units
+from flash_attn.runtime import device
 
 # Rows of queries that share a key head, which `decode` takes at once, and `extend`.
 DECODE_ROWS = 16
@@ -30,7 +28,7 @@ class _Forward(NamedTuple):
     read: float  # keys and values, which the tiles of a head share
 
 
-class _Parts(NamedTuple):
+class _Split(NamedTuple):
     """Times of 64 keys, in microseconds of one multiprocessor."""
 
     decode: float
@@ -47,11 +45,11 @@ _FORWARD = (
     (192, _Forward(1.67, 1.89, 2.49)),
     (256, _Forward(2.04, 2.55, 2.95)),
 )
-_PARTS = ((64, _Parts(0.43, 0.5)), (128, _Parts(0.93, 0.84)), (256, _Parts(1.8, 2.11)))
+_SPLIT = ((64, _Split(0.43, 0.5)), (128, _Split(0.93, 0.84)), (256, _Split(1.8, 2.11)))
 # Microseconds of a call beside its blocks, and to join a row of 128 columns.
 _START_FORWARD, _START_DECODE, _START_EXTEND = 4.0, 8.0, 10.0
 _JOIN = 0.0005
-# What has to be gained where the forward is one launch: parts take the host 49 us instead of 22.
+# What has to be gained where the forward is one launch: split-KV takes the host 49 us instead of 22.
 _HOST = 20.0
 
 
@@ -67,84 +65,58 @@ def are_faster(
     units: int,
     least: float = 0.0,
 ) -> bool:
-    """Whether parts of the keys are faster than the forward kernel, whose tiles have block_m rows, by at least so many
+    """Whether split-KV is faster than the forward kernel, whose tiles have block_m rows, by at least so many
     microseconds on a GPU of so many multiprocessors."""
     forward = next(times for dim, times in _FORWARD if head_dim <= dim)
-    in_parts = next(times for dim, times in _PARTS if head_dim <= dim)
+    split = next(times for dim, times in _SPLIT if head_dim <= dim)
     blocks = -(-seqlen_k // 64)
     shared = seqlen_q * (heads // heads_k)
     if shared <= DECODE_ROWS:
-        rows, block, parts = DECODE_ROWS, in_parts.decode, _START_DECODE
+        rows, block, time = DECODE_ROWS, split.decode, _START_DECODE
     else:
-        rows, block, parts = _EXTEND_ROWS, in_parts.extend, _START_EXTEND
+        rows, block, time = _EXTEND_ROWS, split.extend, _START_EXTEND
     programs = -(-shared // rows) * heads_k * batch
-    parts += block * programs * blocks / units
+    time += block * programs * blocks / units
     if programs < RESIDENT * units:
-        parts += _JOIN * batch * seqlen_q * heads * head_dim / 128
+        time += _JOIN * batch * seqlen_q * heads * head_dim / 128
     tiles = -(-seqlen_q // block_m) * heads * batch
     busy = max(forward.tile * tiles, forward.read * heads_k * batch) / units
     whole = _START_FORWARD + blocks * max(forward.alone, busy)
-    return 1.05 * parts + least < whole
+    return 1.05 * time + least < whole
 
 
-def pay(
-    block_m: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    batch: int,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-) -> bool:
-    """Whether a forward without dropout is enough faster in parts to pay for what they cost the host."""
-    if max_seqlen_k < _LEAST_KEYS:
+def is_profitable(block_m: int, call: AttentionCall) -> bool:
+    """Whether split-KV makes a forward without dropout so much faster that it is worth its time on the host."""
+    seqlen_k = call.longest_k
+    if seqlen_k < _LEAST_KEYS:
         return False
-    seen = max_seqlen_k
-    if window_left >= 0 and (causal or window_right >= 0):
-        seen = min(seen, window_left + max_seqlen_q + (0 if causal else window_right))
-    units = compute_units(q.get_device())
-    return are_faster(batch, max_seqlen_q, seen, q.shape[-2], k.shape[-2], q.shape[-1], block_m, units, _HOST)
+    seqlen_q = call.longest_q
+    left, right = call.window_size
+    seen = seqlen_k
+    if left >= 0 and (call.causal or right >= 0):
+        seen = min(seen, left + seqlen_q + (0 if call.causal else right))
+    q = call.q
+    units = device.of(q.get_device()).compute_units
+    return are_faster(call.batch, seqlen_q, seen, q.shape[-2], call.k.shape[-2], q.shape[-1], block_m, units, _HOST)
 
 
-def as_cache_call(
-    block_m: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_k: torch.Tensor | None,
-    leftpad_k: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-) -> CacheCall | None:
-    """The forward of a backend, without dropout, as a call over a cache where that is faster than the forward kernel,
-    whose tiles have block_m rows; else None. Arguments as in flash_attn.backends.torch.forward."""
-    if cu_seqlens_q is None:
-        batch, max_seqlen_q = q.shape[:2]
-        max_seqlen_k = k.shape[1] if block_table is None else max_seqlen_k
-    else:
-        batch = cu_seqlens_q.shape[0] - 1
-    if not pay(block_m, q, k, batch, max_seqlen_q, max_seqlen_k, causal, window_left, window_right):
+def as_cache_call(block_m: int, call: AttentionCall) -> CacheCall | None:
+    """A forward without dropout as a call over a cache where that is faster than the forward kernel, else None.
+
+    block_m: the rows of the forward kernel's tiles.
+    """
+    if not is_profitable(block_m, call):
         return None
-    lengths, lines = seqused_k, None
-    if cu_seqlens_k is not None:
+    k, v, lengths, lines = call.k, call.v, call.seqused_k, None
+    if call.cu_seqlens_k is not None:
         if lengths is None:
-            lengths = cu_seqlens_k.diff()
-        if block_table is None:  # every sequence is a line that starts at a row of its own
-            lines = cu_seqlens_k[:-1]
+            lengths = call.cu_seqlens_k.diff()
+        if call.block_table is None:  # every sequence is a line that starts at a row of its own
+            lines = call.cu_seqlens_k[:-1]
             k, v = (x.as_strided((1, *x.shape), (x.stride(0), *x.stride())) for x in (k, v))
     return CacheCall(
-        q, k, v, softmax_scale, None, None, None, None, lengths, lines, leftpad_k, block_table, causal, window_left,
-        window_right, softcap, True, alibi_slopes, 0, out, cu_seqlens_q, max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        q=call.q, k_cache=k, v_cache=v, softmax_scale=call.softmax_scale, cache_seqlens=lengths, cache_batch_idx=lines,
+        cache_leftpad=call.leftpad_k, block_table=call.block_table, causal=call.causal, window_size=call.window_size,
+        softcap=call.softcap, alibi_slopes=call.alibi_slopes, out=call.out, cu_seqlens_q=call.cu_seqlens_q,
+        max_seqlen_q=call.longest_q, max_seqlen_k=call.longest_k,
     )  # fmt: skip

@@ -1,17 +1,16 @@
 """The custom ops flash_attn::*: what torch.compile and torch.export see of attention."""
 
 from flash_attn.custom_ops.attention import (
-    _flash_attn_backward,
     _flash_attn_forward,
-    _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
-    _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
-    _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
-    complete,
-    gradients,
-    maybe_contiguous,
+)
+from flash_attn.custom_ops.backward import (
+    _flash_attn_backward,
+    _flash_attn_varlen_backward,
+    _wrapped_flash_attn_backward,
+    _wrapped_flash_attn_varlen_backward,
 )
 
 __all__ = [
@@ -23,7 +22,4 @@ __all__ = [
     "_wrapped_flash_attn_forward",
     "_wrapped_flash_attn_varlen_backward",
     "_wrapped_flash_attn_varlen_forward",
-    "complete",
-    "gradients",
-    "maybe_contiguous",
 ]

@@ -1,7 +1,7 @@
-"""Gradients of the forward ops of attention: from out and, which the public functions lack, softmax_lse.
+"""Gradients of the custom ops of attention: of out and of softmax_lse, which has none in the public functions.
 
-`keep_*` saves what a backward of flash_attn.custom_ops needs (torch.library's setup_context), `*_backward` calls the
-backward op.
+`keep_*` is torch.library's setup_context of an op, `*_backward` its backward, which calls an op of
+flash_attn.custom_ops.backward.
 """
 
 from __future__ import annotations
@@ -11,86 +11,91 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from flash_attn.calls import AttentionCall, GradientCall, replace, restore
+from flash_attn.custom_ops.backward import backward_by_op
+
+_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
 
 def differentiate(
-    op: Any,
+    call: AttentionCall,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
-    tensors: tuple[torch.Tensor, ...],
-    lengths: tuple[Any, ...],
-    options: tuple[Any, ...],
-    alibi_slopes: torch.Tensor | None,
-    rng_state: torch.Tensor,
-) -> tuple[torch.Tensor | None, ...]:
-    """dq, dk, dv by a backward op, from the gradients of out and softmax_lse; None where neither reaches one.
+) -> _Gradients:
+    """dq, dk, dv from the gradients of out and softmax_lse; None where no gradient reaches an input.
 
-    That of softmax_lse reaches the scores as p * dlse. The op gives them p * (dout @ v - rowsum(dout * out)), which is
-    the same where the first column of dout holds dlse, that of v ones, and all else zeros. Dropout comes after
-    softmax_lse.
+    The gradient of softmax_lse reaches the scores as p * dlse. The backward gives them
+    p * (dout @ v - rowsum(dout * out)). Both are equal where the first column of dout holds dlse, the first column of v
+    holds ones, and all else is zero. Dropout comes after softmax_lse.
     """
-    q, k, v, out, softmax_lse = tensors
     dq = dk = dv = None
     if dout is not None:
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        op(dout, *tensors, dq, dk, dv, *lengths, *options, alibi_slopes, False, rng_state)
+        dq, dk, dv = _new(call)
+        backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if dlse is not None:
-        more_q, more_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-        columns = (0, q.shape[-1] - 1)
-        column = pad(dlse.transpose(-1, -2)[..., None].to(q.dtype), columns)
-        ones = pad(torch.ones_like(v[..., :1]), columns)
-        op(
-            *(column, q, k, ones, torch.zeros_like(out), softmax_lse, more_q, more_k, None, *lengths),
-            *(0.0, *options[1:], alibi_slopes, False),
-        )
+        columns = (0, call.q.shape[-1] - 1)
+        column = pad(dlse.transpose(-1, -2)[..., None].to(call.q.dtype), columns)
+        ones = pad(torch.ones_like(call.v[..., :1]), columns)
+        more_q, more_k, unused = _new(call)
+        undropped = replace(call, v=ones, dropout_p=0.0, rng_state=None)
+        backward_by_op(GradientCall(undropped, column, torch.zeros_like(out), softmax_lse, more_q, more_k, unused))
         dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
     return dq, dk, dv
+
+
+def _new(call: AttentionCall) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
+
+
+def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Tensor) -> None:
+    """Keeps what `kept_gradients` needs."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(call.q, call.k, call.v, out, softmax_lse, *call.tensors())
+    ctx.options = call.options()
+    ctx.inference = call.is_inference
+
+
+def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
+    """dq, dk and dv of the call that `keep` kept."""
+    if ctx.inference:
+        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
+    q, k, v, out, softmax_lse, *tensors = ctx.saved_tensors
+    return differentiate(restore(q, k, v, tuple(tensors), ctx.options), out, softmax_lse, dout, dlse)
 
 
 def keep_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, _ = inputs
     out, softmax_lse, dmask, rng_state = output
-    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(dmask, rng_state)
-    ctx.save_for_backward(q, k, v, out, softmax_lse, alibi_slopes, rng_state)
-    ctx.options = (dropout_p, softmax_scale, causal, left, right, softcap)
+    call = AttentionCall(q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p)
+    call.rng_state = rng_state
+    keep(ctx, call, out, softmax_lse)
 
 
 def dense_backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    *tensors, alibi_slopes, rng_state = ctx.saved_tensors
-    op = torch.ops.flash_attn._flash_attn_backward
-    gradients = differentiate(op, dout, dlse, tensors, (), ctx.options, alibi_slopes, rng_state)
-    return *gradients, *(None,) * 8
+    return *kept_gradients(ctx, dout, dlse), *(None,) * 8
 
 
 def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k = inputs[:5]
-    alibi_slopes, _, block_table, leftpad_k, seqused_k, _ = inputs[13:]
+    (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        left, right, softcap, alibi_slopes, _return_softmax, block_table, leftpad_k, seqused_k, _zero_tensors,
+    ) = inputs  # fmt: skip
     out, softmax_lse, dmask, rng_state = output
-    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(dmask, rng_state)
-    ctx.save_for_backward(q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state)
-    ctx.lengths = inputs[5:7]
-    ctx.options = inputs[7:13]
-    ctx.inference = block_table is not None or leftpad_k is not None or seqused_k is not None
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        seqused_k=seqused_k, leftpad_k=leftpad_k, block_table=block_table,
+    )  # fmt: skip
+    keep(ctx, call, out, softmax_lse)
 
 
 def varlen_backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    if ctx.inference:
-        raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
-    *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes, rng_state = ctx.saved_tensors
-    lengths = (cu_seqlens_q, cu_seqlens_k, *ctx.lengths)
-    gradients = differentiate(
-        torch.ops.flash_attn._flash_attn_varlen_backward,
-        dout,
-        dlse,
-        tensors,
-        lengths,
-        ctx.options,
-        alibi_slopes,
-        rng_state,
-    )
-    return *gradients, *(None,) * 16
+    return *kept_gradients(ctx, dout, dlse), *(None,) * 16

@@ -1,7 +1,7 @@
 """The custom op flash_attn::_dropout_forward: the forward of a traced call with dropout, whose seed is an argument.
 
-The ops of flash_attn.custom_ops have upstream's arguments and draw the seed themselves, so that to a compiler two calls
-of them are one, and one that a checkpoint makes anew has another mask.
+The ops of flash_attn.custom_ops.attention have upstream's arguments and draw the seed themselves. A compiler would take
+two such calls for one, and a checkpoint would compute another mask the second time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from flash_attn import dmask
-from flash_attn.backends import select
-from flash_attn.custom_ops.attention import fake_results
-from flash_attn.custom_ops.autograd import differentiate
+from flash_attn import backends
+from flash_attn.calls import AttentionCall
+from flash_attn.custom_ops.autograd import keep, kept_gradients
+from flash_attn.custom_ops.results import complete, fake_results
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, SymInt window_size_left, "
@@ -44,18 +44,18 @@ def _dropout_forward(
     block_table: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask), of checked arguments; S_dmask is (0,) unless asked for."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # of the fake's strides
-    out, softmax_lse, probabilities, _ = select(q).forward(
-        q, k, v, out, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes, dropout_p,
-        return_softmax, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None, block_table,
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
+        return_softmax=return_softmax, rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table,
     )  # fmt: skip
-    s_dmask = q.new_empty((0,)) if probabilities is None else dmask.scaled(probabilities, q.shape[-1])
-    return out, softmax_lse, s_dmask
+    call.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # of the fake's strides
+    return complete(q, backends.select(q).forward(call))[:3]
 
 
 @_dropout_forward.register_fake
 def _fake(q: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return_softmax, _, cu_seqlens_q, _, max_seqlen_q, max_seqlen_k, _ = more[-7:]
+    *_, return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, _block_table = more
     *outer, heads, _dim = q.shape
     batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
     lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
@@ -64,28 +64,24 @@ def _fake(q: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, *options, alibi_slopes, dropout_p, _, rng_state, cu_seqlens_q, cu_seqlens_k, max_q, max_k, table = inputs
+    (
+        q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, _return_softmax,
+        rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
+    ) = inputs  # fmt: skip
     out, softmax_lse, s_dmask = output
-    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(s_dmask)
-    ctx.save_for_backward(q, k, v, out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k)
-    ctx.options = (dropout_p, *options)
-    ctx.lengths = (max_q, max_k)
-    ctx.paged = table is not None
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        block_table=block_table,
+    )  # fmt: skip
+    keep(ctx, call, out, softmax_lse)
 
 
 def _backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    if ctx.paged:
-        raise RuntimeError("block_table: attention over a paged cache has no backward")
-    *tensors, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-    op, lengths = torch.ops.flash_attn._flash_attn_backward, ()
-    if cu_seqlens_q is not None:
-        op = torch.ops.flash_attn._flash_attn_varlen_backward
-        lengths = (cu_seqlens_q, cu_seqlens_k, *ctx.lengths)
-    gradients = differentiate(op, dout, dlse, tensors, lengths, ctx.options, alibi_slopes, rng_state)
-    return *gradients, *(None,) * 14
+    return *kept_gradients(ctx, dout, dlse), *(None,) * 14
 
 
 _dropout_forward.register_autograd(_backward, setup_context=_keep)

@@ -1,7 +1,7 @@
-"""The custom ops of attention in FP8, and `attend` and `there_and_back`, which call them or what they do themselves.
+"""The custom ops of attention in FP8, and `forward` and `there_and_back`, which call them or what they do themselves.
 
-As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through an op, and the seed of dropout is
-drawn outside of it.
+As in flash_attn.custom_ops.dispatch: eager calls go straight to the backend, traced ones through an op, and the seed of
+dropout is drawn outside of it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from flash_attn import rng
-from flash_attn.backends import select
-from flash_attn.backends.torch.fp8 import FORMAT, Descales, is_fp8, round_trip
+from flash_attn import backends, rng
+from flash_attn.backends.torch.fp8 import out_dtype, round_trip
+from flash_attn.calls import AttentionCall, Fp8Result
 from flash_attn.tracing import is_traced
 
 _SCHEMA = (
@@ -22,10 +22,6 @@ _SCHEMA = (
     "SymInt max_seqlen_k) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _out_dtype(q: torch.Tensor) -> torch.dtype:
-    return torch.bfloat16 if is_fp8(q) else q.dtype
 
 
 @torch.library.custom_op("flash_attn::_fp8_forward", mutates_args=(), schema=_SCHEMA)
@@ -40,7 +36,16 @@ def _fp8_forward(
 ) -> _Results:
     """(out, softmax_lse, descales of q, k and v), of checked arguments."""
     given = (descale_q, descale_k, descale_v)
-    out, softmax_lse, _, found = select(q).fp8_forward(q, k, v, given, _out_dtype(q), *more)
+    (
+        softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    ) = more  # fmt: skip
+    call = AttentionCall(
+        q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        descales=given,
+    )  # fmt: skip
+    out, softmax_lse, _, found = backends.select(q).fp8_forward(call)
     first, second, third = (
         x if y is None else x.clone(memory_format=torch.contiguous_format) for x, y in zip(found, given, strict=True)
     )
@@ -49,48 +54,34 @@ def _fp8_forward(
 
 @_fp8_forward.register_fake
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> _Results:
-    cu_seqlens_q = more[-4]
+    *_, cu_seqlens_q, _cu_seqlens_k, _max_seqlen_q, _max_seqlen_k = more
     *outer, heads, _dim = q.shape
     batch = outer[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     rows = (batch, heads, outer[1]) if cu_seqlens_q is None else (heads, outer[0])
     first, second, third = (torch.empty((batch, x.shape[-2]), dtype=torch.float32, device=q.device) for x in (q, k, v))
-    out = torch.empty(q.shape, dtype=_out_dtype(q), device=q.device)
+    out = torch.empty(q.shape, dtype=out_dtype(q), device=q.device)
     return out, torch.empty(rows, dtype=torch.float32, device=q.device), first, second, third
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    descales: Descales,
-    softmax_scale: float,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
-    """(out, softmax_lse, rng_state or None, descales), eager or traced."""
-    rng_state = rng.draw(q.device) if dropout_p > 0.0 else None
-    options = (
-        softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, rng_state, cu_seqlens_q, cu_seqlens_k,
-        max_seqlen_q, max_seqlen_k,
+def forward(call: AttentionCall) -> Fp8Result:
+    """Attention in FP8, eager or traced. With dropout it draws the call's rng_state."""
+    descales = call.descales
+    assert descales is not None
+    if call.dropout_p > 0.0:
+        call.rng_state = rng.draw(call.q.device)
+    if not is_traced(call.q, call.k, call.v, *descales, call.cu_seqlens_q, call.cu_seqlens_k):
+        return backends.select(call.q).fp8_forward(call)
+    out, softmax_lse, *factors = torch.ops.flash_attn._fp8_forward(
+        call.q, call.k, call.v, *descales, call.softmax_scale, call.causal, *call.window_size, call.softcap,
+        call.alibi_slopes, call.dropout_p, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q,
+        call.max_seqlen_k,
     )  # fmt: skip
-    if is_traced(q, k, v, *descales, cu_seqlens_q, cu_seqlens_k):
-        out, softmax_lse, *factors = torch.ops.flash_attn._fp8_forward(q, k, v, *descales, *options)
-    else:
-        out, softmax_lse, _, factors = select(q).fp8_forward(q, k, v, descales, _out_dtype(q), *options)
-    return out, softmax_lse, rng_state, tuple(factors)
+    return Fp8Result(out, softmax_lse, call.rng_state, tuple(factors))
 
 
 def _there_and_back(x: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """x (fp16, bf16 or fp32) as it comes out of the device's FP8, in its own type."""
-    dtype = select(x).format_of(x) if x.is_cuda else FORMAT
+    dtype = backends.select(x).fp8_format(x)
     return round_trip(x, descale, dtype, cu_seqlens).to(x.dtype).contiguous()
 
 

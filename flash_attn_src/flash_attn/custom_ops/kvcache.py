@@ -1,14 +1,14 @@
 """The custom op flash_attn::_flash_attn_with_kvcache, and `attend`, which calls it or the backend itself.
 
-As in flash_attn.dispatch: eager calls go straight to the backend, traced ones through the op.
+As in flash_attn.custom_ops.dispatch: eager calls go straight to the backend, traced ones through the op.
 """
 
 from __future__ import annotations
 
 import torch
 
+from flash_attn import backends
 from flash_attn.arguments import check_places
-from flash_attn.backends import select
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import CacheCall
 from flash_attn.tracing import is_traced
@@ -64,8 +64,9 @@ def _flash_attn_with_kvcache(
     return _run(CacheCall(
         q, k_cache, v_cache, softmax_scale, k, v, rotary_cos, rotary_sin,
         cache_length if cache_seqlens is None else cache_seqlens, cache_batch_idx, cache_leftpad, block_table, causal,
-        window_left, window_right, softcap, rotary_interleaved, alibi_slopes, num_splits, out, cu_seqlens_q,
-        max_seqlen_q, cu_seqlens_k_new, rotary_seqlens, attention_chunk, sm_margin, descales,
+        (window_left, window_right), softcap, rotary_interleaved, alibi_slopes, num_splits, out=out,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
     ))  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
         call.q, call.k_cache, call.v_cache, call.k, call.v, call.rotary_cos, call.rotary_sin, lengths,
         call.cache_seqlens if lengths is None else None, call.cache_batch_idx, call.cache_leftpad, call.block_table,
-        call.softmax_scale, call.causal, call.window_left, call.window_right, call.softcap, call.rotary_interleaved,
+        call.softmax_scale, call.causal, *call.window_size, call.softcap, call.rotary_interleaved,
         call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
         call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
     )  # fmt: skip
@@ -98,4 +99,4 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(call.cache_seqlens, int):
         check_places(call, call.cache_seqlens)
-    return select(call.q).kvcache(call)
+    return backends.select(call.q).kvcache(call)

@@ -11,7 +11,7 @@ from flash_attn import backends
 from flash_attn.diagnosis.commands import install_torch
 from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.kernels.targets import serving_targets
-from flash_attn.runtime import launch
+from flash_attn.runtime import jit
 from flash_attn.runtime.build_info import BuildInfo, load
 
 
@@ -29,7 +29,7 @@ def backend_info() -> dict[str, Any]:
     backend_problem = backends.problem()
     return {
         "backend": build.backend,
-        "gpu_backend": "ck" if backends._gpu_backend is backends.ck_backend else "triton",
+        "gpu_backend": backends.gpu_backend().name.rpartition(".")[2],
         "version": build.version,
         "label": build.label,
         "torch": {"wheel": build.torch or None, "running": torch.__version__},
@@ -81,7 +81,7 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
     ]
     if not build.targets or not unserved:
         return []
-    lack = launch.triton_problem()
+    lack = jit.triton_problem()
     now = f"its kernels cannot be compiled here ({lack})" if lack else "Triton compiles its kernels at their first call"
     return [
         f"a GPU here is a {target}, this wheel has kernels for {', '.join(build.targets)}, and {now}: "

@@ -67,7 +67,7 @@ def call(device: str) -> dict[str, Any]:
 
     return {
         "device": device,
-        "backend": backends.select(q).__name__,
+        "backend": backends.select(q).name,
         "forward_ms": 1e3 * (between - started),
         "backward_ms": 1e3 * (ended - between),
         "forward_error": error(out, wanted),

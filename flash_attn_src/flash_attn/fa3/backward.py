@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.arguments import as_int, check_alike, check_whole
-from flash_attn.autograd import Window
+from flash_attn.calls import Window
 from flash_attn.custom_ops import _flash_attn_backward as _dense
 from flash_attn.custom_ops import _flash_attn_varlen_backward as _varlen
 from flash_attn.fa3.inputs import one_head_dim, one_window, used_rows

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from flash_attn import fp8
 from flash_attn.arguments import check_index, check_window
 from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
-from flash_attn.autograd import Window
 from flash_attn.backends.torch.fp8 import is_fp8
+from flash_attn.calls import Descales, Window
 from flash_attn.tracing import is_traced
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -42,7 +41,7 @@ def one_window(left: int, right: int, window_size: Window | None) -> Window:
     return window
 
 
-def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> _Three | None:
+def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> _Three | None:
     """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
     heads_k = k.shape[-2]
     found = []
@@ -65,7 +64,7 @@ def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descale
     return (q_descale, k_descale, v_descale) if is_fp8(q) else None
 
 
-def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: fp8.Descales) -> fp8.Descales:
+def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> Descales:
     """Descales as flash_attn.fp8 takes them: one a query head for q."""
     if not is_fp8(q) and given == (None, None, None):
         return given

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn import backends
 from flash_attn.arguments import check_index, check_per_sequence, check_whole, check_window, diagnose_switches
-from flash_attn.autograd import Window
-from flash_attn.backends import select, torch_backend
-from flash_attn.custom_ops import maybe_contiguous
+from flash_attn.backends import torch as torch_backend
+from flash_attn.calls import Window, maybe_contiguous
 from flash_attn.kernels.splits import profitable_splits
-from flash_attn.runtime.launch import compute_units
+from flash_attn.runtime import device
 from flash_attn.tracing import is_traced
 
 _OUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -55,7 +55,7 @@ def flash_attn_combine(
     if packed:
         partial, partial_lse, result = partial[:, None], partial_lse[:, None], out[None]
     # Traced, or still on its way from other ranks, by PyTorch's operations.
-    backend = torch_backend if is_traced(out_partial, lse_partial, out) else select(out_partial)
+    backend = torch_backend if is_traced(out_partial, lse_partial, out) else backends.select(out_partial)
     dense = result if result.stride(-1) == 1 else torch.empty(result.shape, dtype=out.dtype, device=out.device)
     softmax_lse = backend.combine(partial, partial_lse, dense)
     if dense is not result:
@@ -108,7 +108,7 @@ def get_scheduler_metadata(
         raise ValueError(f"cache_seqlens: got {cache_seqlens.shape[0]} elements, wanted {batch_size} = batch_size")
     if num_splits == 0:
         packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
-        units = compute_units(cache_seqlens.get_device())
+        units = device.of(cache_seqlens.get_device()).compute_units
         blocks = -(-(max_seqlen_k + max_seqlen_k_new) // 64)
         programs = packed * num_heads_kv * batch_size
         num_splits = profitable_splits(programs, blocks, max(units - sm_margin, 1), 16)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from flash_attn import backends
-from flash_attn.runtime.launch import device_target
+from flash_attn.runtime import device
 
 DEBUG = False  # flash-attn 2.7's own tests print what they compare where it is set
-USE_TRITON_ROCM = backends._gpu_backend is not backends.ck_backend
+USE_TRITON_ROCM = backends.gpu_backend().name != "flash_attn.backends.ck"
 
 
 def is_hip() -> bool:
@@ -18,7 +18,7 @@ def is_hip() -> bool:
 
 def get_arch() -> str:
     """The target of the current GPU: "gfx942". RuntimeError without one."""
-    return device_target(torch.cuda.current_device())
+    return device.of(torch.cuda.current_device()).target
 
 
 def is_cdna() -> bool:

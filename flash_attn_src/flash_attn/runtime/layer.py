@@ -1,4 +1,4 @@
-"""Launching the kernels of layers: from a tensor and an operation to a kernel and its stream."""
+"""Launching the kernels of layers: from a tensor and an operation to a kernel."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import torch
 
 from flash_attn.kernels.operations import LAYER_KINDS, OPERATIONS
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import launch
-
-Kernel = launch.StoreKernel | launch.JitKernel
+from flash_attn.runtime import device
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
-def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel, int, int, int]:
-    """(kernel, unit, device, stream) for rows of `width` elements: the smallest block that holds one, else the
-    largest. `sizes` are all lengths and strides that the kernel takes in units of `unit` elements: 16 bytes where
-    they are multiples of it, else 1.
+def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[device.Kernel, int]:
+    """(kernel, unit) for rows of `width` elements: the smallest block that holds one, else the largest. `sizes` are all
+    lengths and strides that the kernel takes in units of `unit` elements: 16 bytes where they are multiples of it,
+    else 1.
 
     Raises KernelError where neither the wheel nor a JIT has the kernel.
     """
@@ -25,12 +23,10 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[Kernel
         if size % unit:
             unit = 1
             break
-    device = tensor.get_device()
     kind = LAYER_KINDS[unit == 1]
     there = OPERATIONS[op].sizes_for(kind)
     block = next((block for block in there if width <= block), there[-1])
-    kernel = launch.kernel(device, Variant(op, _DTYPES[tensor.dtype], block, kind))
-    return kernel, unit, device, launch.current_stream(device)
+    return device.kernel(tensor.get_device(), Variant(op, _DTYPES[tensor.dtype], block, kind)), unit
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:

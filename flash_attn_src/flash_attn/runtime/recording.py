@@ -1,45 +1,36 @@
-"""A recording launcher: calls on CPU tensors go through the CK backend, and its launches are kept, not run.
+"""A device that keeps planned launches instead of running them.
 
-    with recording.record("gfx942") as launches:
-        flash_attn_func(q, k, v)
-    for launch in launches:
-        print(launch.kernel, launch.grid, len(launch.argument))
-
-A call that goes to the Triton kernels shows as one launch "triton.forward" or the like, and PyTorch computes it. What
-a recorded call returns otherwise is whatever its memory held. One recording at a time, of one thread.
+flash_attn.backends.recording serves calls by it. What a recorded call returns is whatever its memory held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.device import Kernel, Tensors
+from flash_attn.runtime.store import KernelError
 
 
 class Recording:
-    """The target that is pretended to be there, and the launches so far."""
+    """An MI300X, or another GPU of as many compute units, of which only the launches are there."""
 
-    def __init__(self, target: str) -> None:
+    compute_units = 304
+
+    def __init__(self, target: str, run: Callable[[Sequence[Launch], Tensors], None] | None = None) -> None:
+        """run: called for the launches of each call, while the memory that they name is there."""
         self.target = target
         self.launches: list[Launch] = []
+        self._run = run
 
-    def add(self, launches: list[Launch]) -> None:
-        """Called once for each call, while the memory that its launches name is there."""
+    def kernel(self, variant: Variant) -> Kernel:
+        raise KernelError(f"{variant.name}: a recording has no Triton kernels")
+
+    def has_composable_kernel(self) -> bool:
+        return True
+
+    def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:
         self.launches += launches
-
-
-current: Recording | None = None
-
-
-@contextmanager
-def record(target: str) -> Iterator[list[Launch]]:
-    """Record what would be launched on a GPU of `target`; gives the list that fills. Raises RuntimeError if nested."""
-    global current
-    if current is not None:
-        raise RuntimeError("a recording is under way already")
-    current = Recording(target)
-    try:
-        yield current.launches
-    finally:
-        current = None
+        if self._run is not None:
+            self._run(launches, tensors)

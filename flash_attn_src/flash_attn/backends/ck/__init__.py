@@ -1,10 +1,45 @@
-"""The Composable Kernel backend: from validated tensors to planned launches of the wheel's CK kernels.
+"""The Composable Kernel backend: from validated tensors to planned launches of the wheel's CK kernels."""
 
-Composable Kernel has no kernel for FP8 or for the sum of partial results. The Triton kernels do those.
-"""
+from __future__ import annotations
 
-from flash_attn.backends.ck.attention import backward, forward, name
-from flash_attn.backends.ck.kvcache import kvcache
-from flash_attn.backends.triton import combine, format_of, fp8_forward
+from typing import TYPE_CHECKING
 
-__all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name"]
+import torch
+
+from flash_attn.backends.ck import attention, cache
+from flash_attn.backends.ck import gradients as ck_gradients
+from flash_attn.backends.ck.fallback import Fallback
+from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
+
+if TYPE_CHECKING:
+    from flash_attn.backends.protocol import Backend
+
+
+class ComposableKernel:
+    """Serves attention in fp16 and bf16 by CK's kernels, and what CK has no kernel for by another backend."""
+
+    name = "flash_attn.backends.ck"
+
+    def __init__(self, triton: Backend, *, alone: bool = False) -> None:
+        """triton: serves what CK has no kernel for. alone: of attention in fp16 and bf16 nothing may go there; such a
+        call raises NotImplementedError."""
+        self._triton = triton
+        self._fallback = Fallback(triton, alone)
+
+    def forward(self, call: AttentionCall) -> ForwardResult:
+        return attention.forward(call, self._fallback)
+
+    def backward(self, gradients: GradientCall) -> torch.Tensor:
+        return ck_gradients.backward(gradients, self._fallback)
+
+    def kvcache(self, call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+        return cache.kvcache(call, self._fallback)
+
+    def fp8_forward(self, call: AttentionCall) -> Fp8Result:
+        return self._triton.fp8_forward(call)
+
+    def fp8_format(self, x: torch.Tensor) -> torch.dtype:
+        return self._triton.fp8_format(x)
+
+    def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._triton.combine(partial, partial_lse, out)

@@ -4,62 +4,36 @@ from __future__ import annotations
 
 import torch
 
-_NO_RANDOM = (0, 0, 0, 0)
+from flash_attn.backends.ck.parameters import window_of
+from flash_attn.calls import AttentionCall
 
 
-def problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    batch: int,
-    scale: float,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    seqlen_q: int,
-    seqlen_k: int,
-) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why CK's kernels do not draw this call's random numbers. Forward and backward ask the same: both have to draw
     the same pattern, which the Triton kernels do not share."""
-    if softcap > 0.0:
+    q, k, batch, seqlen_q, seqlen_k = call.q, call.k, call.batch, call.longest_q, call.longest_k
+    if call.softcap > 0.0:
         return "softcap: not together with dropout_p"
-    if scale <= 0.0:
-        return f"scale: {scale} is not above 0"
+    if call.scale <= 0.0:
+        return f"scale: {call.scale} is not above 0"
     if max(batch, q.shape[-2], -(-seqlen_q // 64)) > 65535:
         return f"dropout_p: a grid takes 65535 of batch {batch}, of {q.shape[-2]} heads, of {seqlen_q} / 64 queries"
-    if alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
+    if call.alibi_slopes is not None and max(seqlen_q, seqlen_k) >= 65536:
         return "alibi_slopes: distances of 65536 and more do not fit the 16 bits of the kernels"
     # What the backward's fp32 sums of one sequence may take, and with them every tensor of the call.
     widest = 4 * max(seqlen_q * max(q.stride(-3), q.shape[-2] * 256), seqlen_k * k.stride(-3))
     return None if widest < 2**31 else "dropout_p: one sequence may take 2^31 bytes or more in the backward"
 
 
-def fields(random: torch.Tensor | None) -> tuple[int, int, int, int]:
-    """Address and (batch, head, row) strides of the stored random numbers, (heads, total_q, keys) with batch 0."""
-    if random is None:
-        return _NO_RANDOM
-    strides = random.stride()
-    return random.data_ptr(), 0 if len(strides) == 3 else strides[0], strides[-3], strides[-2]
-
-
-def signed_probabilities(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    random: torch.Tensor,
-    scale: float,
-    left: int,
-    right: int,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    seqlen_q: int,
-    seqlen_k: int,
-) -> torch.Tensor:
+def signed_probabilities(call: AttentionCall, lse: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """S_dmask (batch, heads, seqlen_q, seqlen_k): the probabilities, negative where dropped; for tests only.
 
     random is what the kernels stored: below or at floor(255 * (1 - dropout_p)) where kept, (batch, heads, seqlen_q,
     seqlen_k) or (heads, total_q, seqlen_k).
     """
+    q, k, alibi_slopes = call.q, call.k, call.alibi_slopes
+    cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
+    left, right = window_of(call)
     if cu_seqlens_q is None or cu_seqlens_k is None:
         sequences = list(zip(q, k, lse, random, strict=True))
     else:
@@ -67,11 +41,11 @@ def signed_probabilities(
         spans = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
         sequences = [(q[a:b], k[c:d], lse[:, a:b], random[:, a:b]) for a, b, c, d in spans]
     nheads = q.shape[-2]
-    found = torch.zeros((len(sequences), nheads, seqlen_q, seqlen_k), dtype=q.dtype, device=q.device)
+    found = torch.zeros((len(sequences), nheads, call.longest_q, call.longest_k), dtype=q.dtype, device=q.device)
     for entry, (queries, keys, row_lse, numbers) in enumerate(sequences):
         rows, columns = queries.shape[0], keys.shape[0]
         keys = keys.repeat_interleave(nheads // keys.shape[1], 1)
-        scores = torch.einsum("qhd,khd->hqk", queries.float(), keys.float()) * scale
+        scores = torch.einsum("qhd,khd->hqk", queries.float(), keys.float()) * call.scale
         place = torch.arange(rows, device=q.device)[:, None] + columns - rows
         distance = torch.arange(columns, device=q.device) - place
         if alibi_slopes is not None:
@@ -83,7 +57,7 @@ def signed_probabilities(
         if right >= 0:
             seen &= distance <= right
         p = torch.exp(scores - row_lse[..., None])
-        kept = numbers[..., :columns] <= int(255 * (1.0 - dropout_p) + 1e-5)  # as fp32 rounds it
+        kept = numbers[..., :columns] <= int(255 * (1.0 - call.dropout_p) + 1e-5)  # as fp32 rounds it
         # The sign must survive rounding to zero in the mask's type.
         signed = torch.where(kept, p, -p.clamp_min(torch.finfo(q.dtype).tiny)).masked_fill(~seen, 0.0)
         found[entry, :, :rows, :columns] = signed.to(q.dtype)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.torch import attention as torch_attention
+from flash_attn.backends.torch import attention
+from flash_attn.calls import AttentionCall, Fp8Result, replace
 
 # What numbers are cast to.
 FORMAT = torch.float8_e4m3fn
-
-Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def is_fp8(x: torch.Tensor) -> bool:
@@ -45,35 +44,26 @@ def round_trip(
     return (x.float() / factor).clamp(-limit, limit).to(dtype).float() * factor
 
 
-def fp8_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    descales: Descales,
-    out_dtype: torch.dtype,
-    softmax_scale: float,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    dropout_p: float,
-    rng_state: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
-    """(out, softmax_lse, rng_state, descales): attention in fp32 of q, k, v as they come out of FP8 (e4m3fn)."""
+def fp8_format(x: torch.Tensor) -> torch.dtype:  # noqa: ARG001
+    """See `protocol.Backend.fp8_format`."""
+    return FORMAT
+
+
+def out_dtype(q: torch.Tensor) -> torch.dtype:
+    """The type of the result: bf16 for FP8 queries, else theirs."""
+    return torch.bfloat16 if is_fp8(q) else q.dtype
+
+
+def fp8_forward(call: AttentionCall) -> Fp8Result:
+    """See `protocol.Backend.fp8_forward`: attention in fp32 of q, k, v as they come out of FP8 (e4m3fn)."""
+    assert call.descales is not None
     with torch.no_grad():
+        tensors, offsets = (call.q, call.k, call.v), (call.cu_seqlens_q, call.cu_seqlens_k, call.cu_seqlens_k)
         rounded, factors = [], []
-        for x, descale, cu in zip((q, k, v), descales, (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k), strict=True):
+        for x, descale, cu_seqlens in zip(tensors, call.descales, offsets, strict=True):
             dtype = x.dtype if is_fp8(x) else FORMAT
-            factors.append(descale_of(x, dtype, cu) if descale is None else descale)
-            rounded.append(round_trip(x, factors[-1], dtype, cu))
-        out, lse, _, rng_state = torch_attention.forward(
-            rounded[0], rounded[1], rounded[2], None, softmax_scale, causal, window_left, window_right, softcap,
-            alibi_slopes, dropout_p, False, rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-            None, None, None,
-        )  # fmt: skip
-        return out.to(out_dtype), lse, rng_state, tuple(factors)
+            factors.append(descale_of(x, dtype, cu_seqlens) if descale is None else descale)
+            rounded.append(round_trip(x, factors[-1], dtype, cu_seqlens))
+        q, k, v = rounded
+        result = attention.forward(replace(call, q=q, k=k, v=v, descales=None))
+        return Fp8Result(result.out.to(out_dtype(call.q)), result.softmax_lse, result.rng_state, tuple(factors))

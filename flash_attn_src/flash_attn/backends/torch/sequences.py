@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 
 from flash_attn.arguments.diagnosis import INT32_MAX
+from flash_attn.calls import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,11 @@ def bounds(name: str, cu_seqlens: torch.Tensor, rows: int, longest: int) -> list
     return pairs
 
 
-def locate(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_k: torch.Tensor | None,
-    leftpad_k: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-) -> list[Sequence]:
+def locate(call: AttentionCall) -> list[Sequence]:
     """The rows of each sequence, every index checked."""
+    q, k, cu_seqlens_q, cu_seqlens_k = call.q, call.k, call.cu_seqlens_q, call.cu_seqlens_k
+    block_table, seqused_k, leftpad_k = call.block_table, call.seqused_k, call.leftpad_k
+    max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
     if cu_seqlens_q is None:
         queries = [(i * q.shape[1], (i + 1) * q.shape[1]) for i in range(q.shape[0])]
     else:

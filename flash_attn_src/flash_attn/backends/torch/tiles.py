@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,8 +30,8 @@ class Options:
     left: int
     right: int
     softcap: float
-    dropout_p: float
-    seed: tuple[int, int]
+    dropout_p: float = 0.0
+    seed: tuple[int, int] = (0, 0)
     chunk: int = 0
 
 
@@ -68,18 +69,37 @@ def _grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
     return x.unflatten(2, (heads_k, x.shape[2] // heads_k)).permute(0, 2, 3, 1, 4)
 
 
+class Inputs(NamedTuple):
+    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    slopes: torch.Tensor | None = None
+
+
+class Given(NamedTuple):
+    """What a backward gets beside the inputs: dout and out (b, sq, h, d), lse (b, h, sq)."""
+
+    dout: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class Gradients(NamedTuple):
+    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out)."""
+
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    softmax_d: torch.Tensor
+
+
 class _Block:
     """One chunk of the batch in (b, heads_k, group, s, d) layout, and the scores of its tiles."""
 
-    def __init__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        slopes: torch.Tensor | None,
-        options: Options,
-        coordinates: tuple[int, int],
-    ) -> None:
+    def __init__(self, inputs: Inputs, options: Options, coordinates: tuple[int, int]) -> None:
+        q, k, v, slopes = inputs
         heads_k = k.shape[2]
         self.q = _grouped(q, heads_k)
         self.k = k.transpose(1, 2)
@@ -144,40 +164,31 @@ class _Block:
         return drawn >= self.options.dropout_p
 
 
-def _blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    slopes: torch.Tensor | None,
-    options: Options,
-    sequence: int,
-) -> Iterator[tuple[slice, _Block]]:
+def _blocks(inputs: Inputs, options: Options, sequence: int) -> Iterator[tuple[slice, _Block]]:
     """Chunks of the batch small enough for MAX_TILE_ELEMENTS."""
+    q, k, v, slopes = inputs
     per_sequence = q.shape[2] * min(QUERY_TILE, q.shape[1]) * min(KEY_TILE, k.shape[1])
     step = max(1, MAX_TILE_ELEMENTS // max(1, per_sequence))
     for b0, b1 in _spans(0, q.shape[0], step):
         chunk = slice(b0, b1)
-        chunk_slopes = None if slopes is None else slopes[chunk]
-        yield chunk, _Block(q[chunk], k[chunk], v[chunk], chunk_slopes, options, (sequence, b0))
+        part = Inputs(q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk])
+        yield chunk, _Block(part, options, (sequence, b0))
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    inputs: Inputs,
+    options: Options,
     out: torch.Tensor,
     lse: torch.Tensor,
-    dmask: torch.Tensor | None,
-    slopes: torch.Tensor | None,
-    options: Options,
+    dmask: torch.Tensor | None = None,
     sequence: int = 0,
 ) -> None:
     """Fills out (b, sq, h, d), lse (b, h, sq) and, if given, dmask (b, h, sq, sk).
 
-    q (b, sq, h, d), k and v (b, sk, hk, d), slopes (b, h). A row without keys gets out 0, lse +inf.
-    dmask gets the probabilities, negative where dropped. `sequence` tells dropout masks apart.
+    A row without keys gets out 0, lse +inf. dmask gets the probabilities, negative where dropped. `sequence` tells
+    dropout masks apart.
     """
-    for chunk, block in _blocks(q, k, v, slopes, options, sequence):
+    for chunk, block in _blocks(inputs, options, sequence):
         block_out = _grouped(out[chunk], block.heads_k)
         block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
         for q0, q1 in block.query_spans():
@@ -185,7 +196,7 @@ def forward(
             shape = (block.batch, block.heads_k, block.group, q1 - q0, 1)
             maximum = queries.new_full(shape, -torch.inf)
             total = queries.new_zeros(shape)
-            summed = queries.new_zeros((*shape[:-1], v.shape[-1]))
+            summed = queries.new_zeros((*shape[:-1], inputs.v.shape[-1]))
             for k0, k1 in block.key_spans(q0, q1):
                 keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
                 scores, _ = block.scores(queries, keys, q0, q1, k0, k1)
@@ -222,31 +233,19 @@ def _fill_dmask(
         grouped[:, :, :, q0:q1, k0:k1] = signed.to(dmask.dtype)
 
 
-def backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    softmax_d: torch.Tensor,
-    slopes: torch.Tensor | None,
-    options: Options,
-    sequence: int = 0,
-) -> None:
-    """Fills dq, dk, dv (laid out as q, k, v) and softmax_d (b, h, sq) = rowsum(dout * out)."""
+def backward(inputs: Inputs, options: Options, given: Given, written: Gradients, sequence: int = 0) -> None:
+    """Fills the gradients of one block of sequences."""
+    dout, out, lse = given
+    dq, dk, dv, softmax_d = written
     keep_scale = 1.0 / (1.0 - options.dropout_p)
-    for chunk, block in _blocks(q, k, v, slopes, options, sequence):
+    for chunk, block in _blocks(inputs, options, sequence):
         block_dq = _grouped(dq[chunk], block.heads_k)
         block_dout = _grouped(dout[chunk], block.heads_k)
         block_out = _grouped(out[chunk], block.heads_k)
         block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
         block_d = softmax_d[chunk].unflatten(1, (block.heads_k, block.group))
-        dkeys = torch.zeros(block.k.shape, dtype=block.dtype, device=k.device)
-        dvalues = torch.zeros(block.v.shape, dtype=block.dtype, device=v.device)
+        dkeys = torch.zeros(block.k.shape, dtype=block.dtype, device=dk.device)
+        dvalues = torch.zeros(block.v.shape, dtype=block.dtype, device=dv.device)
         for q0, q1 in block.query_spans():
             queries, douts = block.rows(block.q, q0, q1), block.rows(block_dout, q0, q1)
             delta = block.ungroup((douts * block.rows(block_out, q0, q1)).sum(-1, keepdim=True))

@@ -23,25 +23,27 @@ from typing import Any
 import torch
 
 from flash_attn import rng
-from flash_attn.backends import triton as backend
 from flash_attn.backends.split_kv import as_cache_call
-from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.backends.triton import combine, format_of, fp8_forward, kvcache
-from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.backends.triton import attention, combine, fp8_format, fp8_forward, kvcache
+from flash_attn.backends.triton import backward as untuned_backward
+from flash_attn.backends.triton import forward as untuned_forward
+from flash_attn.backends.triton.gradients import BACKWARD
+from flash_attn.backends.triton.kernels import find, remember, score_kind, variants
+from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, replace
 from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import launch
+from flash_attn.runtime import device, jit
+from flash_attn.runtime.device import Kernel
 
 # What is not searched for is the Triton backend's own.
-__all__ = ["backward", "combine", "format_of", "forward", "fp8_forward", "kvcache", "name", "wanted"]
+__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "kvcache", "name", "wanted"]
+
+name = "flash_attn.backends.triton"
 
 _SWITCH = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 _ROUNDS = 5
 _lock = threading.Lock()
-_kernels: dict[tuple[object, ...], tuple[triton_kernels.Kernel, ...]] = {}
-
-name = backend.name
 
 
 def wanted() -> bool:
@@ -51,112 +53,97 @@ def wanted() -> bool:
         return False
     if asked not in ("1", "TRUE"):
         raise RuntimeError(f"{_SWITCH}={asked} is neither TRUE nor FALSE: unset it, or set it to TRUE")
-    problem = launch.triton_problem()
+    problem = jit.triton_problem()
     if problem is not None:
         warnings.warn(f"{_SWITCH}={asked} has no effect: {problem}", RuntimeWarning, stacklevel=2)
     return problem is None
 
 
-def forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+def forward(call: AttentionCall) -> ForwardResult:
     """As `triton.forward`, with the kernel that is fastest here."""
-    q, k, _, _, scale, causal, left, right, softcap, slopes, dropout_p, _, rng_state, cu_q, _, max_q, max_k = args[:17]
-    leftpad_k, block_table = args[18:20]
-    if dropout_p > 0.0 and rng_state is None:  # drawn once: the search must not advance torch's generator
-        rng_state = rng.draw(q.device)
-    args = (*args[:12], rng_state, *args[13:])
-    if cu_q is None:
-        max_q, max_k = q.shape[1], k.shape[1] if block_table is None else max_k
-    kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
-    ops = ("fwd",)
-    if block_table is not None:
-        ops = triton_attention.paged_ops(k, leftpad_k, q.get_device(), q.dtype, q.shape[-1], kind)
-    (kernel,) = triton_kernels.find(ops, q.get_device(), q.dtype, q.shape[-1], kind)
-    # A call in parts of the keys has other kernels.
-    if dropout_p > 0.0 or as_cache_call(kernel.block_m, *args[:10], *args[13:]) is None:
-        shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
-        _choose(ops, q, kind, shape, lambda: backend.forward(*args))
-    return backend.forward(*args)
+    if call.dropout_p > 0.0 and call.rng_state is None:  # drawn once: the search must not advance torch's generator
+        call = replace(call, rng_state=rng.draw(call.q.device))
+    kind = score_kind(call, call.dropout_p)
+    ops = attention.forward_ops(call, kind)
+    (kernel,) = find(ops, call.q.get_device(), call.q.dtype, call.q.shape[-1], kind)
+    # A call in splits of the keys has other kernels.
+    if call.dropout_p > 0.0 or as_cache_call(kernel.block_m, call) is None:
+        _choose(ops, call, lambda: untuned_forward(call))
+    return untuned_forward(call)
 
 
-def backward(*args: Any) -> torch.Tensor:
+def backward(gradients: GradientCall) -> torch.Tensor:
     """As `triton.backward`, with the kernels that are fastest here."""
-    q, k = args[1:3]
-    scale, causal, left, right, softcap, slopes, dropout_p = args[9:16]
-    cu_q, max_q, max_k = args[18], args[20], args[21]
-    if cu_q is None:
-        max_q, max_k = q.shape[1], k.shape[1]
-    kind = triton_kernels.score_kind(softcap, slopes, dropout_p, scale)
-    shape = _shape_class(max_q, max_k, causal, left, right, cu_q is not None)
-    _choose(("bwd-dq", "bwd-dkdv"), q, kind, shape, lambda: backend.backward(*args))
-    return backend.backward(*args)
+    _choose(BACKWARD, gradients.forward, lambda: untuned_backward(gradients))
+    return untuned_backward(gradients)
 
 
-def _shape_class(max_q: int, max_k: int, causal: bool, left: int, right: int, varlen: bool) -> str:
+def _shape_class(call: AttentionCall) -> str:
     """What calls share a configuration: lengths up to the next power of two, and the mask."""
-    mask = ("causal" if causal else "full") + ("" if left < 0 and (causal or right < 0) else "-window")
-    q, k = (1 << max(length - 1, 0).bit_length() for length in (max_q, max_k))
-    return f"q{q}-k{k}-{mask}{'-varlen' if varlen else ''}"
+    left, right = call.window_size
+    mask = ("causal" if call.causal else "full") + ("" if left < 0 and (call.causal or right < 0) else "-window")
+    q, k = (1 << max(length - 1, 0).bit_length() for length in (call.longest_q, call.longest_k))
+    return f"q{q}-k{k}-{mask}{'-varlen' if call.cu_seqlens_q is not None else ''}"
 
 
-def _choose(ops: tuple[str, ...], q: torch.Tensor, kind: str, shape: str, call: Callable[[], object]) -> None:
-    """Makes the kernels of the shape class the ones that `triton_kernels.find` gives; searches where none are known."""
-    device = q.get_device()
-    key = (ops, device, q.dtype, q.shape[-1], kind)
+def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]) -> None:
+    """Makes the kernels of the shape class the ones that `kernels.find` gives; searches where none are known."""
+    index, dtype, head_dim, kind = call.q.get_device(), call.q.dtype, call.q.shape[-1], score_kind(call, call.dropout_p)
+    key, shape = (ops, index, dtype, head_dim, kind), _shape_class(call)
     tuned = (*key, shape)
     with _lock:
-        if tuned not in _kernels:
-            if device >= 0 and torch.cuda.is_current_stream_capturing():
+        if tuned not in device.kernels:
+            if index >= 0 and torch.cuda.is_current_stream_capturing():
                 return  # nothing can be timed while a graph is captured: the wheel's own kernels serve it
-            variants = triton_kernels.variants(*key)
-            standing = tuple(launch.kernel(device, variant) for variant in variants)
+            wanted = variants(ops, dtype, head_dim, kind)
+            standing = tuple(device.kernel(index, variant) for variant in wanted)
             # All of one call are of one kind, which take their arguments in the same form.
-            own = tuple(launch.JitKernel(variant, _target(device)) for variant in variants)
-            best = tuple(_best(index, variant, own, key, shape, call) for index, variant in enumerate(variants))
-            _kernels[tuned] = standing if best == own else best
-        triton_kernels.remember(key, _kernels[tuned])
+            target = device.of(index).target
+            own = tuple(jit.JitKernel(variant, target, index=index) for variant in wanted)
+            best = tuple(_best(place, variant, own, key, shape, run) for place, variant in enumerate(wanted))
+            device.kernels[tuned] = standing if best == own else best
+        remember(key, device.kernels[tuned])
 
 
 def _best(
-    index: int,
+    place: int,
     variant: Variant,
-    standing: tuple[triton_kernels.Kernel, ...],
+    standing: tuple[Kernel, ...],
     key: tuple[Any, ...],
     shape: str,
-    call: Callable[[], object],
-) -> triton_kernels.Kernel:
-    """The fastest kernel of a variant, in place `index` of the standing ones."""
-    device = key[1]
-    target = _target(device)
+    run: Callable[[], object],
+) -> Kernel:
+    """The fastest kernel of a variant, at a place among the standing ones."""
+    _, index, *_ = key
+    target = device.of(index).target
     entry = f"{variant.name} {shape}"
-    store = _store(device)
+    store = _store(index)
     try:
         kept = _config(_read(store)[entry]["config"])
     except (KeyError, TypeError, ValueError):
         pass  # not searched for yet, or not what this module writes
     else:
-        return standing[index] if kept is None else launch.JitKernel(variant, target, kept)
+        return standing[place] if kept is None else jit.JitKernel(variant, target, kept, index=index)
 
     candidates = launches.candidates(variant, target)[1:]
-    triton_kernels.remember(key, standing)
-    best, best_config, best_ms = standing[index], None, _milliseconds(call, device)
+    remember(key, standing)
+    best: Kernel = standing[place]
+    best_config: Config | None = None
+    best_ms = _milliseconds(run, index)
     for number, config in enumerate(candidates, 1):
         print(f"flash_attn: tuning {entry}: {number}/{len(candidates)}, best {best_ms:.3f} ms", file=sys.stderr)
-        kernel = launch.JitKernel(variant, target, config)
-        triton_kernels.remember(key, (*standing[:index], kernel, *standing[index + 1 :]))
+        kernel = jit.JitKernel(variant, target, config, index=index)
+        remember(key, (*standing[:place], kernel, *standing[place + 1 :]))
         try:
-            taken = _milliseconds(call, device)
+            taken = _milliseconds(run, index)
         except Exception as error:  # Triton and its compilers raise many kinds: the candidate is what failed
             print(f"flash_attn: {config} does not run here: {error}", file=sys.stderr)
             continue
         if taken < best_ms:
             best, best_config, best_ms = kernel, config, taken
-    triton_kernels.remember(key, standing)
+    remember(key, standing)
     _write(store, entry, {"config": best_config, "milliseconds": round(best_ms, 4)})
     return best
-
-
-def _target(device: int) -> str:
-    return launch.INTERPRETED if device < 0 else launch.device_target(device)
 
 
 def _config(fields: list[Any] | None) -> Config | None:
@@ -169,29 +156,29 @@ def _config(fields: list[Any] | None) -> Config | None:
     return Config(*sizes, tuple(chosen))
 
 
-def _milliseconds(call: Callable[[], object], device: int) -> float:
+def _milliseconds(run: Callable[[], object], index: int) -> float:
     """Median over a few rounds, after one that compiles and warms."""
     times = []
     for _ in range(_ROUNDS + 1):
-        if device >= 0:
-            torch.cuda.synchronize(device)
+        if index >= 0:
+            torch.cuda.synchronize(index)
         start = time.perf_counter()
-        call()
-        if device >= 0:
-            torch.cuda.synchronize(device)
+        run()
+        if index >= 0:
+            torch.cuda.synchronize(index)
         times.append(time.perf_counter() - start)
     return sorted(times[1:])[_ROUNDS // 2] * 1e3
 
 
 @cache
-def _store(device: int) -> Path:
+def _store(index: int) -> Path:
     """The file of what was found: one for each device model, Triton and state of the kernels' sources."""
     import triton
 
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flash_attn" / "autotune"
     sources = sorted(Path(str(launches.__file__)).parent.rglob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + triton.__version__.encode())
-    model = "interpreter" if device < 0 else torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
+    model = "interpreter" if index < 0 else torch.cuda.get_device_name(index).replace(" ", "-").replace("/", "-")
     return root / f"{model}-{digest.hexdigest()[:16]}.json"
 
 

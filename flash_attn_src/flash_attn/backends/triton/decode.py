@@ -1,40 +1,40 @@
-"""Attention of few queries to a cache by Triton kernels: in parts of the keys, which are joined."""
+"""Split-KV attention of few queries to a cache by Triton kernels: in splits of the keys, which are joined."""
 
 from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton.kernels import (
-    VEC,
-    Kernel,
-    alibi_stride_of,
-    aligned,
-    find_one,
-    flags_of,
-    strides_of,
-    window_of,
-)
+from flash_attn.backends.triton.kernels import VEC, alibi_stride_of, find_one, rows, strides_of, window_of
 from flash_attn.calls import CacheCall
-from flash_attn.kernels.flags import HAS_BLOCK_TABLE, HAS_DESCALE
+from flash_attn.kernels.flags import (
+    HAS_ALIBI,
+    HAS_BLOCK_TABLE,
+    HAS_CU_SEQLENS_K,
+    HAS_CU_SEQLENS_Q,
+    HAS_DESCALE,
+    HAS_LEFTPAD_K,
+    HAS_SEQUSED_K,
+)
 from flash_attn.kernels.splits import profitable_splits
 from flash_attn.kernels.variants import bucket
-from flash_attn.runtime.launch import compute_units, current_stream, follows_pages
+from flash_attn.runtime import device
+from flash_attn.runtime.device import Kernel
 
 # Pages are found with a product in fp32 (see `decode._load_paged`): in units of this many rows, else of one.
 _PAGE_UNIT = 16
 MAX_PAGE_UNITS = 1 << 22
 # The page size of a cache without pages: each of its lines is one that does not end.
 _ENDLESS = 1 << 30
-# More parts than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
-_MANY_PARTS, _FEW_ROWS = 16, 256
+# More splits than this of so few rows are joined many at a time: their latencies are the time then. H200, 2026-11-22.
+_MANY_SPLITS, _FEW_ROWS = 16, 256
 
 
-def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of few queries to what the cache held and the new keys, in parts that are joined."""
+def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of few queries to what the cache held and the new keys, in splits that are joined."""
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
-    dtype, device, head_dim = q.dtype, q.get_device(), q.shape[-1]
+    dtype, index, head_dim = q.dtype, q.get_device(), q.shape[-1]
     batch = call.batch
     vec = VEC[dtype]
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
@@ -44,7 +44,13 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         lse = q.new_empty((nheads, q.shape[0]), dtype=torch.float32)
         lse_b, lse_h = 0, q.shape[0]
-    flags = flags_of(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes)
+    flags = (
+        (HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
+        | (HAS_CU_SEQLENS_K if call.cu_seqlens_k_new is not None else 0)
+        | (HAS_SEQUSED_K if lengths is not None else 0)
+        | (HAS_LEFTPAD_K if call.cache_leftpad is not None else 0)
+        | (HAS_ALIBI if alibi_slopes is not None else 0)
+    )
     group = nheads // nheads_k
     m_rows = max(seqlen_q, min(q.shape[0], 1)) * group
     kernel, table, page_size = _kernel(call, m_rows)
@@ -58,13 +64,13 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             f"block_table: got room for {capacity} keys a sequence, wanted less than {MAX_PAGE_UNITS * unit} "
             f"with {page_size} a page"
         )
-    left, right = window_of(call.causal, call.window_left, call.window_right)
+    left, right = window_of(call)
     m_blocks = -(-m_rows // kernel.block_m)
     programs = m_blocks * nheads_k * batch
     blocks = -(-min(length + added, capacity, left + right + seqlen_q) // kernel.block_n)
     num_splits = call.num_splits
     if num_splits == 0:
-        units = max(compute_units(device) - call.sm_margin, 1)
+        units = max(device.of(index).compute_units - call.sm_margin, 1)
         num_splits = profitable_splits(programs, blocks, units, kernel.block_m)
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
@@ -74,7 +80,8 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim}")
         partial = lse.new_empty((num_splits, *lse.shape, head_dim))
         partial_lse = lse.new_empty((num_splits, *lse.shape))
-    result = q.new_empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype) if out is None else aligned(out, vec)
+    result = q.new_empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype) if out is None else out
+    result, out_strides = rows(result, vec)
     descales = (lse, lse, lse)
     if call.descales is not None:
         flags |= HAS_DESCALE
@@ -83,26 +90,33 @@ def attend_in_parts(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
             result.zero_()
-    pointer = kernel.pointer
     kernel.launch(
-        device, current_stream(device), programs * num_splits, 1, 1,
-        pointer(q), pointer(k_cache), pointer(v_cache), pointer(result), pointer(lse),
-        pointer(partial), pointer(partial_lse),
-        *kernel.optional(cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes),
-        *kernel.optional(table), *map(pointer, descales),
-        call.softmax_scale, call.softcap, unit / page_size,
-        *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec),
-        *strides_of(result, vec), lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,
-        page_size, 4 if unit == _PAGE_UNIT else 0,
-        nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, left, right, call.attention_chunk,
-        lse.numel(), m_blocks, num_splits, flags,
+        (programs * num_splits, 1, 1),
+        (
+            q, k_cache, v_cache,  # inputs
+            result, lse, partial, partial_lse,  # outputs
+            cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes, table,  # optional inputs
+            *descales,
+        ),
+        (
+            call.scale, call.softcap, unit / page_size,  # options
+            *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
+            lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
+            page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
+            nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec,  # shapes
+            left, right, call.attention_chunk,  # mask
+            lse.numel(), m_blocks, num_splits, flags,  # grid
+        ),
     )  # fmt: skip
     if num_splits > 1:
-        rows = (lse_b, 1, lse_h)
+        per_row = (lse_b, 1, lse_h)
         outer = result.stride()[:3] if cu_seqlens_q is None else (0, *result.stride()[:2])
         _join(
             partial, partial_lse, result, lse,
-            (lse.numel() * head_dim, *(stride * head_dim for stride in rows), lse.numel(), *rows, *outer, *rows),
+            (
+                lse.numel() * head_dim, *(stride * head_dim for stride in per_row), lse.numel(), *per_row, *outer,
+                *per_row,
+            ),
             nheads, q.shape[-3], head_dim, num_splits,
         )  # fmt: skip
     if out is not None and result is not out:
@@ -124,7 +138,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     if m_rows > kernel.block_m:
         op = "extend"
         kernel = find_one(op, *key, kind)
-    if page_size % kernel.block_n or padded or not follows_pages(kernel):
+    if page_size % kernel.block_n or padded or not kernel.follows_pages:
         kernel = find_one(f"{op}-paged", *key, kind)
         if table is None:
             table = torch.arange(call.batch, dtype=torch.int32, device=call.q.device)
@@ -132,7 +146,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
 
 
 def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """As `backends.torch.combine`, for fp32 parts with head_dim dense."""
+    """See `protocol.Backend.combine`."""
     batch, seqlen, nheads, head_dim = out.shape
     lse = torch.empty((batch, nheads, seqlen), dtype=torch.float32, device=out.device).transpose(1, 2)
     strides = (*partial.stride()[:4], *partial_lse.stride(), *out.stride()[:3], *lse.stride())
@@ -152,12 +166,16 @@ def _join(
     num_splits: int,
 ) -> None:
     """Launches `attn_combine` with its strides."""
-    device = out.get_device()
-    kind = "wide" if num_splits > _MANY_PARTS and lse.numel() <= _FEW_ROWS else "plain"
-    kernel = find_one("combine", device, out.dtype, head_dim, kind)
-    pointer = kernel.pointer
+    kind = "wide" if num_splits > _MANY_SPLITS and lse.numel() <= _FEW_ROWS else "plain"
+    kernel = find_one("combine", out.get_device(), out.dtype, head_dim, kind)
     kernel.launch(
-        device, current_stream(device), lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1,
-        pointer(partial), pointer(partial_lse), pointer(out), pointer(lse),
-        *strides, nheads, seqlen, head_dim, num_splits,
+        (lse.numel(), -(-head_dim // bucket(head_dim, "combine")), 1),
+        (
+            partial, partial_lse,  # inputs
+            out, lse,  # outputs
+        ),
+        (
+            *strides,
+            nheads, seqlen, head_dim, num_splits,  # shapes
+        ),
     )  # fmt: skip

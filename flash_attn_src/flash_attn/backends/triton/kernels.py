@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.calls import AttentionCall, CacheCall
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_K,
@@ -19,68 +20,64 @@ from flash_attn.kernels.flags import (
     PACKED_BLOCKS,
 )
 from flash_attn.kernels.variants import Variant, bucket, serving
-from flash_attn.runtime import launch
+from flash_attn.runtime import device
+from flash_attn.runtime.device import Kernel
 
 DTYPES: dict[torch.dtype, str] = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 FP8_TYPES: dict[torch.dtype, str] = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}
 # Elements in 16 bytes: the kernels take strides and head dims in this unit.
 VEC: dict[torch.dtype, int] = {dtype: 16 // dtype.itemsize for dtype in (*DTYPES, *FP8_TYPES)}
 
-# Queries of all heads that a program of dk and dv has to have, to be worth another that adds up its part.
-_ROWS_WORTH_PARTS = 4096
-
-Kernel = launch.StoreKernel | launch.JitKernel
-_kernels: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
+# Queries of all heads that a program of dk and dv needs before sharing them between programs is worth the sum.
+_ROWS_WORTH_SPLITS = 4096
 
 
-def score_kind(softcap: float, alibi_slopes: torch.Tensor | None, dropout_p: float, softmax_scale: float) -> str:
+Strides = tuple[int, int, int]
+
+
+def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
     """The kind of kernel that a call needs, one of `operations.KINDS`."""
+    scale, softcap, alibi_slopes = call.scale, call.softcap, call.alibi_slopes
     if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
         # Plain kernels take the maximum of the scores before they scale them.
-        return "plain" if softmax_scale > 0.0 else "any"
-    if (softcap > 0.0) + (dropout_p > 0.0) + (alibi_slopes is not None) > 1 or softmax_scale <= 0.0:
+        return "plain" if scale > 0.0 else "any"
+    if (softcap > 0.0) + (dropout_p > 0.0) + (alibi_slopes is not None) > 1 or scale <= 0.0:
         return "any"
     return "softcap" if softcap > 0.0 else "dropout" if dropout_p > 0.0 else "alibi"
 
 
-def variants(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Variant, ...]:
+def variants(ops: tuple[str, ...], dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Variant, ...]:
     """The variants that one kind of call needs."""
     if dtype not in DTYPES:
         raise TypeError(f"the Triton backend takes float16, bfloat16 or float32 on a GPU, got {dtype}")
     if head_dim % 8:
         raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
-    _check_device(device)
     return tuple(Variant(op, DTYPES[dtype], bucket(head_dim, op), serving(op, DTYPES[dtype], kind)) for op in ops)
 
 
-def _check_device(device: int) -> None:
-    if device < 0 and not launch.interpreting():
-        raise ValueError("the Triton backend runs on a GPU; CPU tensors belong to the torch backend")
-
-
-def find(ops: tuple[str, ...], device: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:
-    """The kernels of one kind of call."""
-    key = (ops, device, dtype, head_dim, kind)
-    found = _kernels.get(key)
+def find(ops: tuple[str, ...], index: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:
+    """The kernels of one kind of call on the device with torch's index."""
+    key = (ops, index, dtype, head_dim, kind)
+    found: tuple[Kernel, ...] | None = device.kernels.get(key)
     if found is None:
-        found = _kernels[key] = tuple(launch.kernel(device, variant) for variant in variants(*key))
+        wanted = variants(ops, dtype, head_dim, kind)
+        found = device.kernels[key] = tuple(device.kernel(index, variant) for variant in wanted)
     return found
 
 
-def find_one(op: str, device: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> Kernel:
+def find_one(op: str, index: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> Kernel:
     """The kernel of an op for FP8 or a cache: its kind is one that the op has, head_dim what its tensors have."""
-    key = (op, device, dtype, head_dim, kind)
-    found = _kernels.get(key)
+    key = (op, index, dtype, head_dim, kind)
+    found: Kernel | None = device.kernels.get(key)
     if found is None:
-        _check_device(device)
         variant = Variant(op, (DTYPES | FP8_TYPES)[dtype], bucket(head_dim, op), kind)
-        found = _kernels[key] = (launch.kernel(device, variant),)
-    return found[0]
+        found = device.kernels[key] = device.kernel(index, variant)
+    return found
 
 
 def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
     """Makes `find` answer with these from now on; the key is its arguments."""
-    _kernels[key] = kernels
+    device.kernels[key] = kernels
 
 
 def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
@@ -94,7 +91,22 @@ def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def strides_of(tensor: torch.Tensor, vec: int) -> tuple[int, int, int]:
+def rows(tensor: torch.Tensor, vec: int) -> tuple[torch.Tensor, Strides]:
+    """`aligned`, and `strides_of` of what it gives."""
+    strides = tensor.stride()
+    if len(strides) == 4:
+        batch, row, head, last = strides
+    else:
+        batch = 0
+        row, head, last = strides
+    misaligned = tensor.data_ptr() & 15 | (batch | row | head) & (vec - 1)
+    if last == 1 and not misaligned and row < MAX_ROW_STRIDE * vec:
+        return tensor, (batch // vec, row // vec, head // vec)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return copy, strides_of(copy, vec)
+
+
+def strides_of(tensor: torch.Tensor, vec: int) -> Strides:
     """(batch, row, head) strides in units of 16 bytes; packed tensors (total, heads, dim) have batch stride 0."""
     strides = tensor.stride()
     if len(strides) == 4:
@@ -102,25 +114,38 @@ def strides_of(tensor: torch.Tensor, vec: int) -> tuple[int, int, int]:
     return 0, strides[0] // vec, strides[1] // vec
 
 
-def window_of(causal: bool, left: int, right: int) -> tuple[int, int]:
+def window_of(call: AttentionCall | CacheCall) -> tuple[int, int]:
+    """(left, right), OPEN_WINDOW where open; causal ends the window at the query itself."""
+    left, right = call.window_size
     left = OPEN_WINDOW if left < 0 else min(left, OPEN_WINDOW)
-    return left, (0 if causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
+    return left, (0 if call.causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
 
 
-def flags_of(
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    seqused_k: torch.Tensor | None,
-    leftpad_k: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-) -> int:
+def is_even(call: AttentionCall) -> bool:
+    """Whether every block of queries has the same work."""
+    return (not call.causal or call.window_size[0] >= 0) and call.cu_seqlens_q is None
+
+
+def flags_of(call: AttentionCall) -> int:
+    """Which of the optional pointers are there."""
     return (
-        (HAS_CU_SEQLENS_Q if cu_seqlens_q is not None else 0)
-        | (HAS_CU_SEQLENS_K if cu_seqlens_k is not None else 0)
-        | (HAS_SEQUSED_K if seqused_k is not None else 0)
-        | (HAS_LEFTPAD_K if leftpad_k is not None else 0)
-        | (HAS_ALIBI if alibi_slopes is not None else 0)
+        (HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
+        | (HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)
+        | (HAS_SEQUSED_K if call.seqused_k is not None else 0)
+        | (HAS_LEFTPAD_K if call.leftpad_k is not None else 0)
+        | (HAS_ALIBI if call.alibi_slopes is not None else 0)
     )
+
+
+def lse_of(call: AttentionCall) -> tuple[torch.Tensor, int, int]:
+    """A new softmax_lse, fp32 (batch, heads, seqlen_q) or (heads, total_q), and its batch and head stride."""
+    q = call.q
+    if call.cu_seqlens_q is None:
+        batch, seqlen_q, heads, _ = q.shape
+        lse = torch.empty((batch, heads, seqlen_q), dtype=torch.float32, device=q.device)
+        return lse, heads * seqlen_q, seqlen_q
+    total_q, heads, _ = q.shape
+    return torch.empty((heads, total_q), dtype=torch.float32, device=q.device), 0, total_q
 
 
 def alibi_stride_of(alibi_slopes: torch.Tensor | None) -> int:
@@ -142,31 +167,32 @@ def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> t
     return blocks, heads * batch, 0
 
 
-def parts_of(group: int, programs: int, rows: int, most: int, device: int) -> int:
-    """Into how many parts the query heads of a key head are shared out between programs of dk and dv, of which there
-    are `programs` without that, for `rows` queries each: as few as keep the GPU busy, no more than half the group and
-    than `most`.
+def splits_of(group: int, programs: int, rows: int, most: int, index: int) -> int:
+    """How many programs of dk and dv share the query heads of a key head.
+
+    Without sharing there are `programs`, for `rows` queries each. It is the least number that keeps the GPU busy, at
+    most half the group and `most`.
 
     Measured on an H200 (2026-11-22): three programs for each multiprocessor, where adding up takes less than is won.
     With 8 query heads to one key head of 128, causal, the whole backward of 2048 tokens takes 0.39 times as long, of
     8192 0.52, of 16384 0.72; with 32 and 2048 0.21.
     """
-    if programs == 0 or group * rows < _ROWS_WORTH_PARTS:
+    if programs == 0 or group * rows < _ROWS_WORTH_SPLITS:
         return 1
-    wanted = 3 * launch.compute_units(device)
-    possible = [parts for parts in range(1, min(group // 2, most) + 1) if group % parts == 0] or [1]
-    return next((parts for parts in possible if programs * parts >= wanted), possible[-1])
+    wanted = 3 * device.of(index).compute_units
+    possible = [splits for splits in range(1, min(group // 2, most) + 1) if group % splits == 0] or [1]
+    return next((splits for splits in possible if programs * splits >= wanted), possible[-1])
 
 
-def add_parts(parts: torch.Tensor, result: torch.Tensor) -> None:
-    """result = the sum of parts (..., number of parts, head_dim), at least two, which it uses up: in a fixed order, and
-    in their own type until the last addition."""
-    count = parts.shape[-2]
+def add_splits(partial: torch.Tensor, result: torch.Tensor) -> None:
+    """result = the sum of partial (..., splits, head_dim), at least two, which it uses up: in a fixed order, and in
+    their own type until the last addition."""
+    count = partial.shape[-2]
     while count > 2:
         half = count // 2
-        parts[..., :half, :] += parts[..., count - half : count, :]
+        partial[..., :half, :] += partial[..., count - half : count, :]
         count -= half
-    torch.add(parts[..., 0, :], parts[..., 1, :], out=result)
+    torch.add(partial[..., 0, :], partial[..., 1, :], out=result)
 
 
 def chunk_of(planes: int, even: bool, kernel: Kernel) -> int:

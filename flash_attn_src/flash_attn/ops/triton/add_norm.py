@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flash_attn.kernels.flags import NORM_HAS_BIAS, NORM_HAS_RESIDUAL, NORM_IS_RMS, NORM_STORE_Z
-from flash_attn.runtime import launch, layer
+from flash_attn.runtime import device, layer
 from flash_attn.tracing import arrived, is_traced
 
 # Elements in the hands of the backward's programs on one compute unit: as many programs as it runs at once.
@@ -174,13 +174,18 @@ def launch_forward(
         flags |= NORM_HAS_RESIDUAL
     if bias is not None:
         offset, flags = layer.dense_rows(bias.to(weight_type)), flags | NORM_HAS_BIAS
-    kernel, unit, device, stream = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
-    pointer = kernel.pointer
+    kernel, unit = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
     kernel.launch(
-        device, stream, -(-rows // kernel.block_m), 1, 1,
-        pointer(x), pointer(added), pointer(weight), pointer(offset), pointer(y), pointer(shown), pointer(mean),
-        pointer(rstd), eps, shift, stride_x // unit, stride_added // unit, dim // unit, dim // unit,
-        rows, dim // unit, flags,
+        (-(-rows // kernel.block_m), 1, 1),
+        (
+            x, added, weight, offset,  # inputs
+            y, shown, mean, rstd,  # outputs
+        ),
+        (
+            eps, shift,  # options
+            stride_x // unit, stride_added // unit, dim // unit, dim // unit,  # strides
+            rows, dim // unit, flags,  # shape
+        ),
     )  # fmt: skip
     return y, z, mean, rstd
 
@@ -213,15 +218,24 @@ def launch_backward(
         passed, stride_dz = _rows(dz)
         flags |= NORM_HAS_RESIDUAL
     sizes = (stride_z, stride_dy, stride_dz, dim)
-    kernel, unit, device, stream = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
+    kernel, unit = layer.find(f"norm-bwd{suffix}", dx, dim, dim, *sizes)
     blocks = -(-dim // kernel.block_n)
-    programs = launch.compute_units(device) * (_AT_ONCE // (kernel.block_m * kernel.block_n))
+    units = device.of(dx.get_device()).compute_units
+    programs = units * (_AT_ONCE // (kernel.block_m * kernel.block_n))
     groups = max(1, min(-(-rows // kernel.block_m), programs // blocks))
     sums = torch.empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32, device=z.device)
-    pointer = kernel.pointer
     kernel.launch(
-        device, stream, groups * blocks, 1, 1,
-        pointer(z), pointer(weight), pointer(dy), pointer(passed), pointer(dx), pointer(dresidual), pointer(mean),
-        pointer(rstd), pointer(sums), shift, *(size // unit for size in sizes), rows, dim // unit, groups, flags,
+        (groups * blocks, 1, 1),
+        (
+            z, weight, dy, passed,  # inputs
+            dx, dresidual,  # outputs
+            mean, rstd,  # inputs
+            sums,  # output
+        ),
+        (
+            shift,  # option
+            *(size // unit for size in sizes),  # strides
+            rows, dim // unit, groups, flags,  # shape
+        ),
     )  # fmt: skip
     return dx, dresidual, sums

@@ -225,13 +225,17 @@ def launch_forward(
     flags = LOSS_IS_SPLIT if classes > cols else 0
     if precomputed_lse is not None:
         lse, flags = precomputed_lse.contiguous(), flags | LOSS_HAS_LSE
-    kernel, unit, device, stream = layer.find("cross-entropy-fwd", logits, cols, cols, logits.stride(0))
-    pointer = kernel.pointer
+    kernel, unit = layer.find("cross-entropy-fwd", logits, cols, cols, logits.stride(0))
     kernel.launch(
-        device, stream, rows, 1, 1,
-        pointer(logits), pointer(labels), pointer(losses), pointer(lse), pointer(z_losses),
-        smoothing, scale, square_scale, ignore_index, classes, first_class,
-        cols // unit, logits.stride(0) // unit, flags,
+        (rows, 1, 1),
+        (
+            logits, labels,  # inputs
+            losses, lse, z_losses,  # outputs
+        ),
+        (
+            smoothing, scale, square_scale, ignore_index, classes, first_class,  # options
+            cols // unit, logits.stride(0) // unit, flags,  # shape
+        ),
     )  # fmt: skip
     return losses, z_losses, lse
 
@@ -253,15 +257,17 @@ def launch_backward(
     given, logits = logits, layer.dense_rows(logits)
     rows, cols = logits.shape
     dlogits = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
-    kernel, unit, device, stream = layer.find(
-        "cross-entropy-bwd", logits, cols, cols, logits.stride(0), dlogits.stride(0)
-    )
-    pointer = kernel.pointer
+    kernel, unit = layer.find("cross-entropy-bwd", logits, cols, cols, logits.stride(0), dlogits.stride(0))
     kernel.launch(
-        device, stream, rows, -(-cols // kernel.block_n), 1,
-        pointer(logits), pointer(labels), pointer(lse), pointer(dlosses.contiguous()), pointer(dlogits),
-        smoothing, scale, square_scale, ignore_index, classes, first_class,
-        cols // unit, logits.stride(0) // unit, dlogits.stride(0) // unit,
+        (rows, -(-cols // kernel.block_n), 1),
+        (
+            logits, labels, lse, dlosses.contiguous(),  # inputs
+            dlogits,  # output
+        ),
+        (
+            smoothing, scale, square_scale, ignore_index, classes, first_class,  # options
+            cols // unit, logits.stride(0) // unit, dlogits.stride(0) // unit,  # shape
+        ),
     )  # fmt: skip
     return given.copy_(dlogits) if inplace and given is not logits else dlogits
 

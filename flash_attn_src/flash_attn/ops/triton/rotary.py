@@ -165,16 +165,24 @@ def launch(
         cos, sin = cos.float(), sin.float()
         op += "" if x.dtype is torch.float32 else "-t32"
     cos, sin = layer.dense_rows(cos.contiguous()), layer.dense_rows(sin.contiguous())
-    kernel, unit, device, stream = layer.find(op, x, 2 * half, half, *strides)
-    pointer = kernel.pointer
+    kernel, unit = layer.find(op, x, 2 * half, half, *strides)
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     m_blocks = -(-max_seqlen // kernel.block_m)
     flags = (HAS_CU_SEQLENS_Q if cu_seqlens is not None else 0) | (HAS_OFFSETS if offsets is not None else 0)
     kernel.launch(
-        device, stream, m_blocks * batch, 1, 1,
-        pointer(x), pointer(y), pointer(cos), pointer(sin), *kernel.optional(cu_seqlens, offsets),
-        -1.0 if conjugate else 1.0, *(stride // unit for stride in strides),
-        max_seqlen, x.shape[-2], half // unit, cos.shape[0], offset, m_blocks, flags,
+        (m_blocks * batch, 1, 1),
+        (
+            x,  # input
+            y,  # output
+            cos, sin,  # tables
+            cu_seqlens, offsets,  # optional inputs
+        ),
+        (
+            -1.0 if conjugate else 1.0,  # option
+            *(stride // unit for stride in strides),
+            max_seqlen, x.shape[-2], half // unit, cos.shape[0],  # shapes
+            offset, m_blocks, flags,
+        ),
     )  # fmt: skip
     if y is not given:
         given.copy_(y)

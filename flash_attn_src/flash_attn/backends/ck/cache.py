@@ -5,33 +5,23 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments import check_tables
-from flash_attn.backends.ck.calls import (
-    DIMS,
-    NO_TENSOR,
-    address,
-    aligned,
-    fields,
-    instead,
-    lacking,
-    run,
-    shape_fields,
-    window_of,
-)
+from flash_attn.backends.ck import parameters as ck_parameters
+from flash_attn.backends.ck.fallback import Fallback
+from flash_attn.backends.ck.parameters import DIMS, NO_TENSOR, Parameters, aligned, window_of
 from flash_attn.calls import CacheCall
-from flash_attn.runtime import ck_planner
+from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
-from flash_attn.runtime.launch import compute_units
 
 
-def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a cache, as in `backends.torch.kvcache`: (out, softmax_lse)."""
-    if (reason := lacking_of(call)) is not None:
-        return instead("kvcache", reason, call)
-    return attend(call)
+def kvcache(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `protocol.Backend.kvcache`."""
+    if (reason := unsupported_reason(call)) is not None:
+        return fallback.because("kvcache", reason).kvcache(call)
+    return attend(call, fallback)
 
 
-def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """`kvcache` of a call of which nothing is lacking."""
+def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Tensor]:
+    """`kvcache` of a call that the kernels support."""
     check_tables(call)
     q, k_cache, v_cache, k, v, block_table = call.q, call.k_cache, call.v_cache, call.k, call.v, call.block_table
     rotary_cos, alibi_slopes, cache_seqlens = call.rotary_cos, call.alibi_slopes, call.lengths
@@ -39,8 +29,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         cache_seqlens = torch.full((q.shape[0],), call.cache_seqlens, dtype=torch.int32, device=q.device)
     batch, seqlen_q, nheads, head_dim = q.shape
     nheads_k, page_size = k_cache.shape[2], k_cache.shape[1] if block_table is not None else 0
-    seqlen_k = call.capacity
-    window = window_of(call.causal, call.window_left, call.window_right, one_query=seqlen_q == 1)
+    window = window_of(call, one_query=seqlen_q == 1)
     q = aligned(q)
     if rotary_cos is not None and k is not None:
         q = q.clone()  # it is turned in place
@@ -56,31 +45,29 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         folded_q, folded_out = (tensor.view(batch, nheads_k, group, head_dim).transpose(1, 2) for tensor in (q, result))
         lse_strides = (lse.stride(0), group)
     rows, heads = folded_q.shape[1:3]
-    splits = call.num_splits or splits_of(q, batch * heads * -(-rows // 64), seqlen_k)
+    splits = call.num_splits or num_splits_of(q, batch * heads * -(-rows // 64), call.capacity)
     split_out = torch.empty((splits, batch, nheads, seqlen_q, head_dim), dtype=torch.float32, device=q.device)
     split_lse = torch.empty((splits, batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
-    shape = shape_fields(
-        folded_q, batch=batch, nheads_k=nheads_k, seqlen_q=rows, seqlen_k=seqlen_k, window=window,
-        scale=call.softmax_scale, softcap=call.softcap, dropout_p=0.0, lse=lse_strides, alibi_slopes=alibi_slopes,
-        cu_seqlens_q=None, cu_seqlens_k=None, rng_state=None,
-    )  # fmt: skip
-    new = (*NO_TENSOR, *NO_TENSOR) if k is None or v is None else (*fields(k := aligned(k)), *fields(v := aligned(v)))
-    parameters = ck_planner.DECODE.pack(
-        *shape, *fields(folded_q), *fields(k_cache), *fields(v_cache), *fields(folded_out), *new, lse.data_ptr(),
+    parameters = Parameters()
+    address, rows_of = parameters.address, parameters.rows
+    shape = parameters.cache(call, folded_q, window, lse_strides)
+    new = (*NO_TENSOR, *NO_TENSOR) if k is None or v is None else (*rows_of(aligned(k)), *rows_of(aligned(v)))
+    packed = ck_planner.DECODE.pack(
+        *shape, *rows_of(folded_q), *rows_of(k_cache), *rows_of(v_cache), *rows_of(folded_out), *new, address(lse),
         address(cache_seqlens) if k is not None else 0, address(seqlens), address(call.cache_batch_idx),
         address(block_table), 0 if block_table is None else block_table.stride(0), 0,
         address(rotary_cos), address(call.rotary_sin), 0 if rotary_cos is None else 2 * rotary_cos.shape[-1],
         int(call.rotary_interleaved), call.added, page_size, splits, 0,
-        split_out.data_ptr(), split_lse.data_ptr(),
+        address(split_out), address(split_lse),
     )  # fmt: skip
     try:
-        run(q, "decode", parameters)
+        parameters.run("decode", packed)
     except UnsupportedError as error:
-        return instead("kvcache", str(error), call)
+        return fallback.because("kvcache", str(error)).kvcache(call)
     return (result if call.out is None else call.out.copy_(result)), lse
 
 
-def lacking_of(call: CacheCall) -> str | None:
+def unsupported_reason(call: CacheCall) -> str | None:
     """Why no kernel takes a call, or None."""
     for option in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad"):
         if getattr(call, option) is not None:
@@ -100,10 +87,10 @@ def lacking_of(call: CacheCall) -> str | None:
         return "q, k_cache: an empty one"
     if call.num_splits > ck_planner.MAX_SPLITS:
         return f"num_splits: {call.num_splits} is above {ck_planner.MAX_SPLITS}"
-    return lacking(call.q)
+    return ck_parameters.unsupported_reason(call.q)
 
 
-def splits_of(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:
-    """Parts of the keys such that their blocks fill the compute units once, each part 256 keys or more."""
-    units = compute_units(q.get_device())
+def num_splits_of(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:
+    """Splits of the keys such that their blocks fill the compute units once, each split 256 keys or more."""
+    units = device.of(q.get_device()).compute_units
     return max(1, min(units // max(1, blocks), -(-seqlen_k // 256), ck_planner.MAX_SPLITS))

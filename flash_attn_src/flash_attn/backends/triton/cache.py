@@ -1,6 +1,6 @@
-"""The Triton backend over a cache of keys and values: append, attend in parts, combine. No host synchronisation.
+"""The Triton backend over a cache of keys and values: append, attend in splits, combine. No host synchronisation.
 
-What only a device tensor knows, the length of each sequence, is read by the kernels; the host decides by what it
+The kernels read what only a device tensor knows, such as the length of each sequence. The host decides by what it
 knows itself, the capacity of the cache.
 """
 
@@ -12,14 +12,14 @@ from torch.nn.functional import pad
 from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
 from flash_attn.backends.triton.append import append
 from flash_attn.backends.triton.attention import forward
-from flash_attn.backends.triton.decode import attend_in_parts
+from flash_attn.backends.triton.decode import attend_split
 from flash_attn.backends.triton.kernels import VEC, aligned, find, score_kind
-from flash_attn.calls import CacheCall
-from flash_attn.runtime.launch import compute_units
+from flash_attn.calls import AttentionCall, CacheCall, replace
+from flash_attn.runtime import device
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `backends.torch.kvcache`, but values inside of index tensors are not checked: no length is read back.
+    """See `protocol.Backend.kvcache`. No length is read back from the GPU.
 
     Keys beyond the cache's capacity are dropped. A cache whose rows do not start on 16 bytes, or whose head_dim is
     no multiple of 8, is copied at every call. Raises KernelError where neither the wheel nor a JIT has the
@@ -31,12 +31,12 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     given_k, given_v = call.k_cache, call.v_cache
     q, k_cache, v_cache = aligned(call.q, vec), aligned(given_k, vec), aligned(given_v, vec)
     if q is not call.q or k_cache is not given_k or v_cache is not given_v:
-        call = call._replace(q=q, k_cache=k_cache, v_cache=v_cache)
+        call = replace(call, q=q, k_cache=k_cache, v_cache=v_cache)
     if call.k is not None and call.v is not None:
         q = append(call, call.k, call.v)
         if q is not call.q:
-            call = call._replace(q=q)
-    result, lse = _attend_whole(call) if _keeps_whole(call) else attend_in_parts(call)
+            call = replace(call, q=q)
+    result, lse = _attend_whole(call) if _keeps_whole(call) else attend_split(call)
     if call.k is not None:
         for cache, used in ((given_k, k_cache), (given_v, v_cache)):
             if cache is not used:
@@ -48,18 +48,17 @@ def _keeps_whole(call: CacheCall) -> bool:
     """Whether the forward kernel takes each sequence's keys as a whole."""
     if call.num_splits > 1 or call.attention_chunk > 0 or call.descales is not None:
         return False
-    heads, heads_k, device, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
+    heads, heads_k, index, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
     if call.seqlen_q * heads <= DECODE_ROWS * heads_k:
         return False
-    kind = score_kind(call.softcap, call.alibi_slopes, 0.0, call.softmax_scale)
-    (kernel,) = find(("fwd",), device, call.q.dtype, head_dim, kind)
+    (kernel,) = find(("fwd",), index, call.q.dtype, head_dim, score_kind(call))
     length = min(call.length + call.added, call.capacity)
-    units = compute_units(device)
+    units = device.of(index).compute_units
     return not are_faster(call.batch, call.seqlen_q, length, heads, heads_k, head_dim, kernel.block_m, units)
 
 
 def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of many queries to what the cache holds by now, without parts."""
+    """Attention of many queries to what the cache holds by now, without splits."""
     k_cache, v_cache, block_table, lengths = call.k_cache, call.v_cache, call.block_table, call.lengths
     capacity = call.capacity
     length = min(call.length + call.added, capacity)
@@ -75,12 +74,13 @@ def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         k_cache, v_cache = k_cache[:, :length], v_cache[:, :length]
     elif lengths is None:
         lengths = torch.full((call.batch,), length, dtype=torch.int32, device=call.q.device)
-    result, lse, _, _ = forward(
-        call.q, k_cache, v_cache, call.out, call.softmax_scale, call.causal, call.window_left, call.window_right,
-        call.softcap, call.alibi_slopes, 0.0, False, None, call.cu_seqlens_q, None, call.seqlen_q, length, lengths,
-        call.cache_leftpad, block_table,
-    )  # fmt: skip
-    return result, lse
+    result = forward(AttentionCall(
+        q=call.q, k=k_cache, v=v_cache, softmax_scale=call.softmax_scale, causal=call.causal,
+        window_size=call.window_size, softcap=call.softcap, alibi_slopes=call.alibi_slopes,
+        cu_seqlens_q=call.cu_seqlens_q, max_seqlen_q=call.seqlen_q, max_seqlen_k=length, seqused_k=lengths,
+        leftpad_k=call.cache_leftpad, block_table=block_table, out=call.out,
+    ))  # fmt: skip
+    return result.out, result.softmax_lse
 
 
 def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:
@@ -95,7 +95,7 @@ def _padded(call: CacheCall, multiple: int) -> tuple[torch.Tensor, torch.Tensor]
     columns = -head_dim % multiple
     q, k_cache, v_cache = (_with_zeros(x, columns) for x in (call.q, call.k_cache, call.v_cache))
     k, v = (None if x is None else _with_zeros(x, columns) for x in (call.k, call.v))
-    result, lse = kvcache(call._replace(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, out=None))
+    result, lse = kvcache(replace(call, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, out=None))
     if k is not None:
         call.k_cache.copy_(k_cache[..., :head_dim])
         call.v_cache.copy_(v_cache[..., :head_dim])

@@ -1,4 +1,4 @@
-"""A forward in parts of the keys, by the kernels of a cache, against the pure PyTorch backend; and when it is one."""
+"""A forward in splits of the keys, by the kernels of a cache, against the pure PyTorch backend; and when it is one."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ from unittest import mock
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn.backends import split_kv as parts
+from flash_attn.backends import split_kv
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import attention as triton_attention
-from flash_attn.backends.triton import kernels as triton_kernels
+from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.kernels import tuning
-from flash_attn.runtime import launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     if not GPU:
         monkeypatch.setattr(tuning, "config", lambda *_: tuning.Config(16, 16, 4, 1))
-        monkeypatch.setattr(launch, "_kernels", {})
-        monkeypatch.setattr(triton_kernels, "_kernels", {})
 
 
 def _offsets(*lengths: int, before: int = 0) -> torch.Tensor:
@@ -38,41 +35,45 @@ def _draw(*shape: int) -> torch.Tensor:
 
 
 def _both(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[Any, ...], **options: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: dict[str, Any], **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both backends' out and lse agree, and the Triton backend's, which are returned, come in parts of the keys.
-    lengths: cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, leftpad_k, block_table."""
-    chosen = {"causal": True, "left": -1, "right": -1, "softcap": 0.0, "slopes": None} | options
-    arguments = (None, q.shape[-1] ** -0.5, *chosen.values(), 0.0, False, None, *lengths)
+    """Both backends' out and lse agree, and the Triton backend's, which are returned, come in splits of the keys."""
+    call = AttentionCall(q, k, v, q.shape[-1] ** -0.5, **{"causal": True, **options, **lengths})
     with (
-        mock.patch.object(parts, "_LEAST_KEYS", 1),
-        mock.patch.object(parts, "are_faster", return_value=True),
-        mock.patch.object(triton_attention, "attend_in_parts", wraps=triton_attention.attend_in_parts) as attend,
+        mock.patch.object(split_kv, "_LEAST_KEYS", 1),
+        mock.patch.object(split_kv, "are_faster", return_value=True),
+        mock.patch.object(triton_attention, "attend_split", wraps=triton_attention.attend_split) as attend,
     ):
-        found = backend.forward(q, k, v, *arguments)
+        found = backend.forward(call)
     assert attend.call_count == 1
-    wanted = oracle.forward(q, k, v, *arguments)
+    wanted = oracle.forward(call)
     for name, one, other in zip(("out", "lse"), found, wanted, strict=False):
         assert_close(name, one, other, tiny=2e-5)
-    return found[:2]
+    return found.out, found.softmax_lse
 
 
-DENSE = (None, None, 0, 0, None, None, None)
+def _lengths(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, longest_q: int, longest_k: int) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k
+    }  # fmt: skip
+
+
+DENSE: dict[str, Any] = {}
 OPTIONS = [
     {},
     {"causal": False},
-    {"left": 30},
-    {"causal": False, "left": 40, "right": 5},
+    {"window_size": (30, -1)},
+    {"causal": False, "window_size": (40, 5)},
     {"softcap": 3.0},
-    {"slopes": 4},
+    {"alibi_slopes": 4},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_dense(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    if "slopes" in options:
-        options = {"slopes": torch.rand(2, options["slopes"], device=DEVICE)}
+    if "alibi_slopes" in options:
+        options = {"alibi_slopes": torch.rand(2, options["alibi_slopes"], device=DEVICE)}
     _both(_draw(2, 3, 4, 24), _draw(2, 117, 2, 24), _draw(2, 117, 2, 24), DENSE, **options)
 
 
@@ -86,18 +87,17 @@ def test_a_key_head_for_every_query_head() -> None:
 def test_the_backward_goes_on_from_it(packed: bool) -> None:
     torch.manual_seed(6)
     tensors = _draw(2, 3, 4, 24), _draw(2, 50, 2, 24), _draw(2, 50, 2, 24)
-    lengths: tuple[Any, ...] = (None, None, 0, 0)
+    lengths = DENSE
     if packed:
         tensors = _draw(6, 4, 24), _draw(100, 2, 24), _draw(100, 2, 24)
-        lengths = (_offsets(3, 3), _offsets(42, 58), 3, 58)
-    out, lse = _both(*tensors, (*lengths, None, None, None))
+        lengths = _lengths(_offsets(3, 3), _offsets(42, 58), 3, 58)
+    out, lse = _both(*tensors, lengths)
     dout = torch.randn_like(out)
     results = []
     for one in (backend, oracle):
         gradients = [torch.empty_like(x) for x in tensors]
-        one.backward(
-            dout, *tensors, out, lse, *gradients, 24**-0.5, True, -1, -1, 0.0, None, 0.0, False, None, *lengths
-        )
+        call = AttentionCall(*tensors, 24**-0.5, True, **lengths)
+        one.backward(GradientCall(call, dout, out, lse, *gradients))
         results.append(gradients)
     for name, found, wanted in zip(("dq", "dk", "dv"), *results, strict=True):
         assert_close(name, found, wanted, tiny=2e-5)
@@ -106,7 +106,7 @@ def test_the_backward_goes_on_from_it(packed: bool) -> None:
 def test_more_rows_than_a_tile_of_the_decoding() -> None:
     torch.manual_seed(5)
     _both(_draw(2, 11, 4, 24), _draw(2, 117, 2, 24), _draw(2, 117, 2, 24), DENSE)
-    lengths = (_offsets(11, 0, 7), _offsets(117, 20, 5), 11, 117, None, None, None)
+    lengths = _lengths(_offsets(11, 0, 7), _offsets(117, 20, 5), 11, 117)
     _both(_draw(18, 4, 24), _draw(142, 2, 24), _draw(142, 2, 24), lengths)
 
 
@@ -116,13 +116,13 @@ def test_packed(options: dict[str, Any]) -> None:
     torch.manual_seed(2)
     cu_seqlens_q, cu_seqlens_k = _offsets(1, 0, 3, 2, 1, before=2), _offsets(117, 20, 5, 90, 0, before=3)
     q, k, v = _draw(11, 4, 24), _draw(240, 2, 24), _draw(240, 2, 24)
-    _both(q, k, v, (cu_seqlens_q, cu_seqlens_k, 3, 117, None, None, None), **options)
+    _both(q, k, v, _lengths(cu_seqlens_q, cu_seqlens_k, 3, 117), **options)
 
 
 def test_packed_with_padding() -> None:
     torch.manual_seed(3)
     used, pad = _offsets(100, -28, 11)[1:], _offsets(7, -7, 3)[1:]  # 100, 72, 83; 7, 0, 3
-    lengths = (_offsets(1, 1, 2), _offsets(117, 80, 90), 2, 117, used, pad, None)
+    lengths = _lengths(_offsets(1, 1, 2), _offsets(117, 80, 90), 2, 117) | {"seqused_k": used, "leftpad_k": pad}
     _both(_draw(4, 4, 24), _draw(287, 2, 24), _draw(287, 2, 24), lengths)
 
 
@@ -131,9 +131,9 @@ def test_pages(page_size: int) -> None:
     torch.manual_seed(4)
     table = torch.randperm(40, device=DEVICE)[:36].int().view(2, 18)
     k, v = _draw(40, page_size, 2, 24), _draw(40, page_size, 2, 24)
-    lengths = (_offsets(2, 1), _offsets(117, 85), 2, 117)
-    _both(_draw(3, 4, 24), k, v, (*lengths, None, None, table))
-    _both(_draw(3, 4, 24), k, v, (*lengths, _offsets(90, -57)[1:], None, table))
+    lengths = _lengths(_offsets(2, 1), _offsets(117, 85), 2, 117) | {"block_table": table}
+    _both(_draw(3, 4, 24), k, v, lengths)
+    _both(_draw(3, 4, 24), k, v, lengths | {"seqused_k": _offsets(90, -57)[1:]})
 
 
 @pytest.mark.parametrize(
@@ -156,21 +156,21 @@ def test_pages(page_size: int) -> None:
         (4, 4096, 4096, 16, 16, 128, False),
     ],
 )
-def test_when_parts_are_faster(
+def test_when_splits_are_faster(
     batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, head_dim: int, faster: bool
 ) -> None:
     """As measured on an H200, of 132 multiprocessors."""
     block_m = 64 if head_dim <= 128 else 128
-    assert parts.are_faster(batch, seqlen_q, seqlen_k, heads, heads_k, head_dim, block_m, 132) is faster
+    assert split_kv.are_faster(batch, seqlen_q, seqlen_k, heads, heads_k, head_dim, block_m, 132) is faster
 
 
 def test_a_window_has_few_keys() -> None:
     q, k = torch.empty(1, 1, 32, 64, device=DEVICE), torch.empty(1, 8192, 8, 64, device=DEVICE)
 
     def cached(causal: bool, left: int, right: int) -> bool:
-        arguments = (64, q, k, k, None, 1.0, causal, left, right, 0.0, None, *DENSE)
-        with mock.patch.object(parts, "compute_units", return_value=132):
-            return parts.as_cache_call(*arguments) is not None
+        gpu = mock.Mock(compute_units=132)
+        with mock.patch.object(split_kv.device, "of", return_value=gpu):
+            return split_kv.as_cache_call(64, AttentionCall(q, k, k, 1.0, causal, (left, right))) is not None
 
     assert cached(True, -1, -1)
     assert cached(False, 100, -1)
@@ -182,6 +182,6 @@ def test_a_window_has_few_keys() -> None:
 def test_dropout_has_the_forward_kernel() -> None:
     q, k = _draw(1, 1, 2, 24), _draw(1, 600, 1, 24)
     rng_state = torch.tensor([1, 2], device=DEVICE)
-    with mock.patch.object(parts, "are_faster") as asked:
-        backend.forward(q, k, k, None, 1.0, False, -1, -1, 0.0, None, 0.5, False, rng_state, *DENSE)
+    with mock.patch.object(split_kv, "are_faster") as asked:
+        backend.forward(AttentionCall(q, k, k, 1.0, dropout_p=0.5, rng_state=rng_state))
     assert not asked.called

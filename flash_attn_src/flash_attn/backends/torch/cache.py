@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.torch import sequences
-from flash_attn.backends.torch import tiles as tiles
-from flash_attn.backends.torch.attention import in_own_types, options_of, slopes_of
+from flash_attn.backends.torch import sequences, tiles
+from flash_attn.backends.torch.attention import in_own_types, slopes_of
 from flash_attn.backends.torch.fp8 import round_trip, sequence_of_rows
-from flash_attn.calls import CacheCall
+from flash_attn.calls import CacheCall, replace
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Appends k, v to the caches in place, then attends: (out as q, softmax_lse (batch, heads, seqlen_q)).
-
-    With cu_seqlens_q softmax_lse is (heads, total_q); rows outside of every sequence give 0 and +inf.
-    """
+    """See `protocol.Backend.kvcache`."""
     if call.descales is not None:
         return _fp8_kvcache(call, call.descales)
     q, k, v, cu_seqlens_k_new = call.q, call.k, call.v, call.cu_seqlens_k_new
@@ -27,10 +23,14 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             spans = [(index * call.seqlen_q, (index + 1) * call.seqlen_q) for index in range(batch)]
         else:
             spans = sequences.bounds("cu_seqlens_q", call.cu_seqlens_q, q.shape[0], call.max_seqlen_q)
-        options = options_of(
-            call.softmax_scale, call.causal, call.window_left, call.window_right, call.softcap, 0.0, None,
-            call.attention_chunk,
-        )  # fmt: skip
+        left, right = call.window_size
+        options = tiles.Options(
+            scale=call.scale,
+            left=left,
+            right=0 if call.causal else right,
+            softcap=call.softcap,
+            chunk=call.attention_chunk,
+        )
         slopes = slopes_of(call.alibi_slopes, batch, heads)
         lengths = [call.length] * batch if call.lengths is None else call.lengths.tolist()
         lines = list(range(batch)) if call.cache_batch_idx is None else call.cache_batch_idx.tolist()
@@ -63,16 +63,10 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
                 sequences.keys_of(cache if block_table is not None else cache[lines[index]], rows, block_table, index)
                 for cache in (call.k_cache, call.v_cache)
             )
-            tiles.forward(
-                queries[None],
-                keys[None],
-                values[None],
-                flat_out[None, q0:q1],
-                lse[None, :, q0:q1],
-                None,
-                None if slopes is None else slopes[index, None],
-                options,
+            inputs = tiles.Inputs(
+                queries[None], keys[None], values[None], None if slopes is None else slopes[index, None]
             )
+            tiles.forward(inputs, options, flat_out[None, q0:q1], lse[None, :, q0:q1])
         out.copy_(flat_out.view(out.shape))
         if not varlen:
             lse = lse.unflatten(1, (batch, call.seqlen_q)).transpose(0, 1).contiguous()
@@ -94,7 +88,7 @@ def _turned(
     results = []
     for (q0, q1), (k0, k1), origin in zip(spans, new, origins, strict=True):
         places = torch.arange(origin, origin + max(k1 - k0, q1 - q0), device=q.device)
-        at = places[: q1 - q0] if call.moving else places.new_full((q1 - q0,), origin)
+        at = places[: q1 - q0] if call.rotates_each_query else places.new_full((q1 - q0,), origin)
         tables = (call.rotary_cos, call.rotary_sin)
         results.append((
             rotate(q[q0:q1], *tables, at, call.rotary_interleaved),
@@ -114,8 +108,8 @@ def _fp8_kvcache(
         wide_k, wide_v = call.k_cache.float(), call.v_cache.float()
         new_k, new_v = (x if x is None else x.float() for x in (call.k, call.v))
         wide_q = round_trip(q, for_q * for_k, q.dtype, cu_seqlens_q)
-        result, lse = kvcache(call._replace(
-            q=wide_q, k_cache=wide_k, v_cache=wide_v, k=new_k, v=new_v, out=None, descales=None
+        result, lse = kvcache(replace(
+            call, q=wide_q, k_cache=wide_k, v_cache=wide_v, k=new_k, v=new_v, out=None, descales=None
         ))  # fmt: skip
         if new_k is not None:
             call.k_cache.copy_(wide_k)
@@ -128,17 +122,13 @@ def _fp8_kvcache(
 
 
 def combine(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Joins attention over parts of the keys; fills out (batch, seqlen, heads, head_dim), returns the whole lse.
-
-    partial fp32 (parts, batch, seqlen, heads, head_dim) and partial_lse fp32 (parts, batch, seqlen, heads), -inf or
-    +inf where a part holds no key. The lse is fp32 (batch, seqlen, heads), +inf where no part holds any.
-    """
+    """See `protocol.Backend.combine`."""
     with torch.no_grad():
         seen = partial_lse.masked_fill(partial_lse == torch.inf, -torch.inf)
         lse = torch.logsumexp(seen, 0)
         weights = torch.exp(seen - lse.masked_fill(lse == -torch.inf, 0.0))
-        parts = partial.masked_fill((weights == 0.0)[..., None], 0.0)
-        out.copy_((parts * weights[..., None]).sum(0))
+        splits = partial.masked_fill((weights == 0.0)[..., None], 0.0)
+        out.copy_((splits * weights[..., None]).sum(0))
         return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 

@@ -1,0 +1,119 @@
+"""The parameters of a planned call: addresses and strides of its tensors, and the tensors themselves.
+
+An address is valid while its tensor lives. `Parameters` keeps every tensor whose address it gave until the launch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn.calls import AttentionCall, CacheCall
+from flash_attn.runtime import ck_planner, device
+
+DTYPES = {torch.float16: ck_planner.FP16, torch.bfloat16: ck_planner.BF16}
+DIMS = (32, 64, 128, 256)
+NO_TENSOR = (0, 0, 0, 0)
+
+
+class Parameters:
+    """The tensors of a call, in the form in which the planner takes them."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def address(self, tensor: torch.Tensor | None) -> int:
+        """0 for an absent tensor."""
+        if tensor is None:
+            return 0
+        self.tensors.append(tensor)
+        return tensor.data_ptr()
+
+    def rows(self, tensor: torch.Tensor) -> tuple[int, int, int, int]:
+        """Address and (batch, row, head) strides; (total, heads, dim) has batch stride 0."""
+        self.tensors.append(tensor)
+        strides = tensor.stride()
+        if len(strides) == 4:
+            return tensor.data_ptr(), strides[0], strides[1], strides[2]
+        return tensor.data_ptr(), 0, strides[0], strides[1]
+
+    def random(self, numbers: torch.Tensor | None) -> tuple[int, int, int, int]:
+        """Address and (batch, head, row) strides of stored random numbers, zeros for None.
+
+        (heads, total_q, keys) has batch stride 0.
+        """
+        if numbers is None:
+            return NO_TENSOR
+        strides = numbers.stride()
+        return self.address(numbers), 0 if len(strides) == 3 else strides[0], strides[-3], strides[-2]
+
+    def attention(
+        self, call: AttentionCall, window: tuple[int, int], lse: tuple[int, int], rng_state: torch.Tensor | None
+    ) -> tuple[int | float, ...]:
+        """The fields of flash_attn_ck_shape; lse: the (batch, head) strides of softmax_lse."""
+        q, slopes = call.q, call.alibi_slopes
+        return (
+            DTYPES[q.dtype], call.batch, q.shape[-2], call.k.shape[-2], q.shape[-1], call.longest_q, call.longest_k,
+            *window, call.scale, call.softcap, call.dropout_p, *lse, batch_stride(slopes), self.address(slopes),
+            self.address(call.cu_seqlens_q), self.address(call.cu_seqlens_k), self.address(rng_state),
+        )  # fmt: skip
+
+    def cache(
+        self, call: CacheCall, q: torch.Tensor, window: tuple[int, int], lse: tuple[int, int]
+    ) -> tuple[int | float, ...]:
+        """The fields of flash_attn_ck_shape for a call over a cache, whose queries are q (batch, rows, heads, dim)."""
+        batch, rows, heads, head_dim = q.shape
+        slopes = call.alibi_slopes
+        return (
+            DTYPES[q.dtype], batch, heads, call.k_cache.shape[2], head_dim, rows, call.capacity,
+            *window, call.scale, call.softcap, 0.0, *lse, batch_stride(slopes), self.address(slopes), 0, 0, 0,
+        )  # fmt: skip
+
+    def run(self, what: str, packed: bytes) -> None:
+        """Plans a "forward", "backward" or "decode" and launches it where the tensors are.
+
+        Raises UnsupportedError before anything is launched.
+        """
+        launches = ck_planner.plan(what, packed)
+        device.of(self.tensors[0].get_device()).run(launches, self.tensors)
+
+
+def batch_stride(alibi_slopes: torch.Tensor | None) -> int:
+    return alibi_slopes.stride(0) if alibi_slopes is not None and alibi_slopes.dim() == 2 else 0
+
+
+def unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Why no CK kernel takes tensors like this one at all, or None."""
+    if tensor.dtype not in DTYPES:
+        return f"dtype: {tensor.dtype} is neither float16 nor bfloat16"
+    index = tensor.get_device()
+    found: bool | None = device.kernels.get((index, "ck"))
+    if found is None:
+        found = device.kernels[index, "ck"] = device.of(index).has_composable_kernel()
+    return None if found else f"target: this wheel has no CK kernels for {device.of(index).target}"
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its rows start on 16 bytes and lie dense, else a copy that does."""
+    *outer, last = tensor.stride()
+    misaligned = tensor.data_ptr() & 15
+    for stride in outer:
+        misaligned |= stride & 7
+    return (
+        tensor
+        if last == 1 and not misaligned
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
+    )
+
+
+def padded(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    missing = head_dim - tensor.shape[-1]
+    return pad(tensor, (0, missing)) if missing else aligned(tensor)
+
+
+def window_of(call: AttentionCall | CacheCall, *, one_query: bool = False) -> tuple[int, int]:
+    """Causal ends the window at the query itself, which one query alone does not notice."""
+    left, right = call.window_size
+    if call.causal:
+        right = 0
+    return (-1, -1) if one_query and left < 0 and right >= 0 else (left, right)

@@ -1,0 +1,120 @@
+"""The gradients of attention by Triton kernels; see flash_attn.backends.triton."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends.triton.kernels import (
+    VEC,
+    add_splits,
+    alibi_stride_of,
+    aligned,
+    chunk_of,
+    find,
+    flags_of,
+    grid_of,
+    is_even,
+    rows,
+    score_kind,
+    splits_of,
+    strides_of,
+    window_of,
+)
+from flash_attn.calls import GradientCall
+
+BACKWARD = ("bwd-dq", "bwd-dkdv")
+
+
+def backward(gradients: GradientCall) -> torch.Tensor:
+    """See `protocol.Backend.backward`. Every sum here has a fixed order, so it is always deterministic."""
+    call = gradients.forward
+    cu_seqlens_q, cu_seqlens_k, alibi_slopes = call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes
+    scale, softcap, dropout_p, rng_state = call.scale, call.softcap, call.dropout_p, call.rng_state
+    if cu_seqlens_q is None:
+        batch, seqlen_q, nheads, head_dim = call.q.shape
+        seqlen_k, nheads_k = call.k.shape[1:3]
+        total_q, total_k = batch * seqlen_q, batch * seqlen_k
+        lse_b, lse_h = nheads * seqlen_q, seqlen_q
+    else:
+        batch, seqlen_q, seqlen_k = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q, call.max_seqlen_k
+        total_q, nheads, head_dim = call.q.shape
+        total_k, nheads_k, _ = call.k.shape
+        lse_b, lse_h = 0, total_q
+    dtype, index = call.q.dtype, call.q.get_device()
+    dq_kernel, dkdv_kernel = find(BACKWARD, index, dtype, head_dim, score_kind(call, dropout_p))
+    vec = VEC[dtype]
+    q, q_strides = rows(call.q, vec)
+    k, k_strides = rows(call.k, vec)
+    v, v_strides = rows(call.v, vec)
+    out, out_strides = rows(gradients.out, vec)
+    dout, dout_strides = rows(gradients.dout, vec)
+    softmax_lse = gradients.softmax_lse.contiguous()
+    # Its kernel writes the rows of sequences alone.
+    delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
+    even = is_even(call)
+    left, right = window_of(call)
+    flags = flags_of(call)
+    group = nheads // nheads_k
+    alibi_stride = alibi_stride_of(alibi_slopes)
+
+    m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
+    dq, dq_strides = rows(gradients.dq, vec)
+    if m_blocks * planes == 0:
+        dq.zero_()
+    dq_kernel.launch(
+        (m_blocks * planes, 1, 1),
+        (
+            q, k, v, out, dout, softmax_lse,  # inputs
+            delta, dq,  # outputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+        ),
+        (
+            scale, softcap, dropout_p,  # options
+            *q_strides, *k_strides, *v_strides, *out_strides, *dout_strides, *dq_strides,
+            lse_b, lse_h, alibi_stride,  # strides
+            nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
+            left, right,  # mask
+            m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,  # grid
+        ),
+    )  # fmt: skip
+    if dq is not gradients.dq:
+        gradients.dq.copy_(dq)
+
+    n_blocks, planes, packed = grid_of(dkdv_kernel.block_n, seqlen_k, batch, nheads_k, total_k)
+    # dk and dv of all splits, in fp32, take no more memory than dq would.
+    most = nheads * total_q // max(2 * nheads_k * total_k, 1)
+    splits = splits_of(group, n_blocks * planes, seqlen_q, most, index)
+    planes *= splits
+    if splits == 1:
+        dk, dv = aligned(gradients.dk, vec), aligned(gradients.dv, vec)
+    else:
+        create = torch.empty if cu_seqlens_k is None else torch.zeros
+        sums = create((2, *k.shape[:-1], splits, head_dim), dtype=torch.float32, device=q.device)
+        dk, dv = sums.flatten(-3, -2)
+    if n_blocks * planes == 0:
+        dk.zero_()
+        dv.zero_()
+    dkdv_kernel.launch(
+        (n_blocks * planes, 1, 1),
+        (
+            q, k, v, dout, softmax_lse, delta,  # inputs
+            dk, dv,  # outputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+        ),
+        (
+            scale, softcap, dropout_p,  # options
+            *q_strides, *k_strides, *v_strides, *dout_strides, *strides_of(dk, vec), *strides_of(dv, vec),
+            lse_b, lse_h, alibi_stride,  # strides
+            nheads, group // splits, splits, seqlen_q, seqlen_k, total_k, head_dim // vec,  # shapes
+            left, right,  # mask
+            n_blocks, nheads_k * splits * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,  # grid
+        ),
+    )  # fmt: skip
+    if splits > 1:
+        add_splits(sums[0], gradients.dk)
+        add_splits(sums[1], gradients.dv)
+    else:
+        for gradient, computed in ((gradients.dk, dk), (gradients.dv, dv)):
+            if gradient is not computed:
+                gradient.copy_(computed)
+    return delta

@@ -1,0 +1,58 @@
+"""What the custom ops of attention return, and the fakes by which a compiler knows it without running them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from flash_attn import dmask
+from flash_attn.backends.torch.tiles import accumulation_dtype
+from flash_attn.calls import ForwardResult
+
+_Fake = TypeVar("_Fake", bound=Callable[..., Any])
+
+
+def complete(q: torch.Tensor, results: ForwardResult) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
+    out, softmax_lse, probabilities, rng_state = results
+    if probabilities is None:
+        s_dmask = torch.empty((0,), dtype=q.dtype, device=q.device)
+    else:
+        s_dmask = dmask.scaled(probabilities, q.shape[-1])
+    if rng_state is None:
+        rng_state = torch.zeros((2,), dtype=torch.int64, device=q.device)
+    return out, softmax_lse, s_dmask, rng_state
+
+
+def fake_results(
+    q: torch.Tensor, lse_shape: tuple[int, ...], dmask_shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty(q.shape, dtype=q.dtype, device=q.device),
+        torch.empty(lse_shape, dtype=accumulation_dtype(q.dtype), device=q.device),
+        torch.empty(dmask_shape, dtype=q.dtype, device=q.device),
+        torch.empty((2,), dtype=torch.int64, device=q.device),
+    )
+
+
+def register_fake(op: Any) -> Callable[[_Fake], _Fake]:
+    """Registers a fake of an op, which is also what runs where any tensor is on the meta device: it refuses tensors of
+    several devices first."""
+    signature = inspect.signature(op._init_fn)
+
+    def register(fake: _Fake) -> _Fake:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind(*args, **kwargs).arguments
+            device = arguments["q"].device
+            for name, x in arguments.items():
+                if isinstance(x, torch.Tensor) and x.device != device:
+                    raise ValueError(f"{name}: got a tensor on {x.device}, wanted {device} where q is")
+            return fake(*args, **kwargs)
+
+        op.register_fake(checked)
+        return fake
+
+    return register

@@ -1,0 +1,81 @@
+"""The GPU that torch sees, as a device: kernels of the wheel's store, or of Triton's JIT where the store has none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from flash_attn.kernels.targets import serving_targets
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import device, jit, store
+from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.store import KernelError
+from flash_attn.runtime.stored import StoreKernel
+
+_warned: set[str] = set()
+
+
+class Driver:
+    """The GPU with torch's index."""
+
+    def __init__(self, index: int) -> None:
+        properties = torch.cuda.get_device_properties(index)
+        self.index = index
+        self.compute_units: int = properties.multi_processor_count
+        if torch.version.hip:
+            self.target = str(properties.gcnArchName).split(":")[0]
+        else:
+            self.target = f"sm_{properties.major}{properties.minor}"
+
+    def _archive(self) -> store.Store | None:
+        """The store whose code objects the GPU loads: of its own target, else of the generic target of its family."""
+        stores = map(store.open_store, serving_targets(self.target, torch.version.hip))
+        return next((found for found in stores if found is not None), None)
+
+    def kernel(self, variant: Variant) -> StoreKernel | jit.JitKernel:
+        archive = self._archive()
+        if archive is not None and variant.name in archive.kernels:
+            return StoreKernel(archive, variant.name, self.index)
+        present = ", ".join(store.targets()) or "none"
+        if archive is None:
+            lack = f"this flash_attn has no kernels for {self.target} (device {self.index}); its targets: {present}"
+        else:
+            lack = f"this flash_attn has no kernel {variant.name} for {self.target}"
+        reason = jit.triton_problem()
+        if reason is not None:
+            raise KernelError(
+                f"{lack}, and {reason}. Install the Triton that your torch requires, or build a wheel that has it, "
+                f"where the target is known: PYTORCH_ROCM_ARCH={self.target} ./build_rocm.sh <flash-attn> <python> "
+                "<torch> <rocm>"
+            )
+        if self.target not in _warned:
+            _warned.add(self.target)
+            warnings.warn(
+                f"{lack}: Triton compiles kernels at their first call instead, which takes seconds each",
+                RuntimeWarning,
+                stacklevel=9,  # the caller of the public function
+            )
+        return jit.JitKernel(variant, self.target, index=self.index)
+
+    def has_composable_kernel(self) -> bool:
+        archive = self._archive()
+        return archive is not None and any(entry["params"].startswith("B") for entry in archive.kernels.values())
+
+    def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:  # noqa: ARG002 - held until then
+        for launch in launches:
+            self.stored(launch.kernel).launch_planned(launch.grid, launch.argument)
+
+    def stored(self, name: str) -> StoreKernel:
+        """A kernel of the store by its name, which no JIT could make. Raises KernelError where the store lacks it."""
+        found: StoreKernel | None = device.kernels.get((self.index, name))
+        if found is None:
+            archive = self._archive()
+            if archive is None or name not in archive.kernels:
+                raise KernelError(
+                    f"this flash_attn has no kernel {name} for {self.target} (device {self.index}). Build a wheel that "
+                    f"has it: PYTORCH_ROCM_ARCH={self.target} ./build_rocm.sh <flash-attn> <python> <torch> <rocm>"
+                )
+            found = device.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
+        return found

@@ -1,0 +1,116 @@
+"""Kernels that the installed Triton compiles at their first call, or interprets on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.store import KernelError
+
+if TYPE_CHECKING:
+    from flash_attn.kernels.tuning import Config
+    from flash_attn.runtime.device import Tensors
+
+# Types of pointers, of which the elements' own is another.
+_POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "*u8": torch.uint8}
+
+
+class JitKernel:
+    """A variant's kernel, compiled by Triton at its first call. index: torch's of the device, -1 of CPU tensors."""
+
+    def __init__(self, variant: Variant, target: str, config: Config | None = None, *, index: int = -1) -> None:
+        """With a launch configuration of the caller's, or the tuning table's."""
+        from flash_attn.kernels import launches
+
+        spec = launches.specification(variant, target, config)
+        module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
+        self.name = f"{variant.name} for {target}"
+        self.variant = variant
+        self.index = index
+        self.block_m: int = spec.constants.get("BLOCK_M", 0)
+        self.block_n: int = spec.constants.get("BLOCK_N", 0)
+        self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
+        self.function = getattr(module, spec.symbol)
+        self.options = dict(spec.constants)
+        if not interpreting():  # interpreters of older Tritons refuse the compiler's options
+            self.options |= spec.options | {"enable_fp_fusion": True}  # no longer the default from Triton 3.10 on
+            if triton_version() == (3, 2) and not target.startswith("sm_"):
+                self.options["num_stages"] = 1  # its pipeline for AMD GPUs moves loads before what they depend on
+
+    @property
+    def follows_pages(self) -> bool:
+        """See `device.Kernel.follows_pages`: for AMD GPUs not by Triton before 3.3."""
+        return interpreting() or triton_version() >= (3, 3)
+
+    def launch(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Sequence[int | float]) -> None:
+        """See `device.Kernel.launch`. Triton launches on torch's current stream by itself."""
+        if 0 in grid:
+            return
+        given = [self._absent(place, tensors) if x is None else x for place, x in enumerate(tensors)]
+        try:
+            with torch.cuda.device(self.index) if self.index >= 0 else nullcontext():
+                self.function[grid](*given, *numbers, **self.options)
+        except RuntimeError as error:
+            if "PassManager" not in str(error):
+                raise
+            import triton
+
+            raise KernelError(
+                f"Triton {triton.__version__} cannot compile {self.name} ({error}). The Triton of a newer torch may; "
+                "a wheel with kernels for this GPU, where there is one, needs no Triton"
+            ) from error
+
+    def _absent(self, place: int, tensors: Tensors) -> torch.Tensor:
+        """What stands for an absent pointer. Triton types a kernel by its arguments; the kernel never reads it."""
+        given = next(x for x in tensors if x is not None)
+        type_ = self.variant.operation.argument_type(self.function.arg_names[place], self.variant.dtype)
+        return torch.empty(1, dtype=_POINTERS.get(type_, given.dtype), device=given.device)
+
+
+class Interpreter:
+    """Triton's interpreter on the CPU, as a small GPU. Kernels have the constants of a target."""
+
+    compute_units = 4
+
+    def __init__(self, target: str = "gfx950") -> None:
+        self.target = target
+
+    def kernel(self, variant: Variant) -> JitKernel:
+        return JitKernel(variant, self.target)
+
+    def has_composable_kernel(self) -> bool:
+        return False
+
+    def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:  # noqa: ARG002
+        raise KernelError("Triton's interpreter runs no kernel of Composable Kernel")
+
+
+@cache
+def triton_version() -> tuple[int, ...]:
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2])
+
+
+def triton_problem() -> str | None:
+    """Why Triton's JIT cannot serve this process, or None when it can."""
+    try:
+        import triton
+    except ImportError as error:
+        return f"Triton cannot be imported ({error})"
+    if triton_version() < (3, 1):
+        return f"Triton {triton.__version__} is older than 3.1"
+    return None
+
+
+def interpreting() -> bool:
+    """Whether Triton interprets kernels on the CPU, as the tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
