@@ -11,6 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import fake_parts
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
@@ -144,6 +145,22 @@ class TestBind:
         link.symlink_to(built.hip)
         code = f"ctypes.CDLL({str(link)!r}); ctypes.CDLL({str(built.hip)!r}); print(_launcher.bind('hip'))"
         assert run_code(built, code) == str(built.hip.resolve())
+
+    def test_the_runtime_of_sibling_packages(self, built: Built, tmp_path: Path) -> None:
+        """From ROCm 7.14 on torch finds HIP in a package beside its own, by RPATH: it is loaded under that path."""
+        packages = tmp_path / "site-packages"
+        runtime = packages / "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libamdhip64.so.6"
+        runtime.parent.mkdir(parents=True)
+        shutil.copy(built.hip, runtime)
+        for directory in ("_rocm_sdk_core", "torch"):  # the SDK's core has a link to it
+            (packages / directory / "lib").mkdir(parents=True)
+        (packages / "_rocm_sdk_core/lib/libamdhip64.so.6").symlink_to(runtime)
+        torch = fake_parts.library(
+            packages / "torch/lib/libtorch_hip.so",
+            "int hipGetDevice(int *); int torch_uses_hip(void) { int device; return hipGetDevice(&device); }\n",
+            str(runtime), "-Wl,-rpath,$ORIGIN/../../_rocm_sdk_core/lib",
+        )  # fmt: skip
+        assert run_code(built, f"ctypes.CDLL({str(torch)!r}); print(_launcher.bind('hip'))") == str(runtime)
 
     def test_two_hip_runtimes(self, built: Built, tmp_path: Path) -> None:
         other = tmp_path / "libamdhip64-1a2b3c.so.6"

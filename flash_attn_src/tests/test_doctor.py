@@ -142,6 +142,18 @@ CASES: list[tuple[str, Facts, str]] = [
     ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "triton"}), "neither TRUE nor FALSE"),
     ("call-failed", probed(call={**_CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
+    (
+        "device-package-missing",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.15.0+rocm10.0", "hip": "10.0.60500", "cuda": None},
+                error="AcceleratorError: HIP error: device kernel image is invalid (hipErrorInvalidImage)",
+            ),
+            build=replace(_BUILD, torch="", rocm=""),
+        ),
+        "pip install torch[device-gfx942]==2.15.0+rocm10.0 --index-url https://download.pytorch.org/whl/rocm10.0",
+    ),
     ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
     ("build-memory", replace(HEALTHY, variables={"MAX_JOBS": "64"}), "64000 MiB are free"),
     (

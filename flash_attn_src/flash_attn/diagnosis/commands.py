@@ -22,6 +22,7 @@ def commands(facts: Facts) -> dict[str, str]:
     return {
         "torch": install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts)),
         "triton": _install_triton(facts),
+        "device_package": _device_package(facts),
         "reinstall": _reinstall(facts),
         "build": _build(facts.build, target),
         "override": f"export HSA_OVERRIDE_GFX_VERSION={OVERRIDES.get(target, ('', '10.3.0'))[1]}",
@@ -77,6 +78,14 @@ def _install_triton(facts: Facts) -> str:
     if not facts.torch_triton or directory is None:
         return f"{gone} && {install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))} --force-reinstall"
     return f'{gone} && pip install "{facts.torch_triton}" --index-url {INDEX}/{directory[1]}'
+
+
+def _device_package(facts: Facts) -> str:
+    """The line that adds the kernels of this machine's GPUs to the installed torch, from ROCm 10.0 on."""
+    targets = sorted({device["target"] for device in facts.probe.get("devices", [])}) or ["gfx942"]
+    extras, installed = ",".join(f"device-{target}" for target in targets), _installed(facts)
+    _, _, directory = installed.partition("+")
+    return f'pip install "torch[{extras}]=={installed}" --index-url {INDEX}/{directory or "rocm10.0"}'
 
 
 def _build(build: BuildInfo, target: str) -> str:

@@ -120,7 +120,11 @@ def _backend(facts: Facts) -> _Found:
 
 def _call(facts: Facts) -> _Found:
     call = facts.probe.get("call")
-    if "error" in facts.probe:
+    hip = (facts.probe.get("torch") or {}).get("hip") or "0"
+    invalid_image = re.search(r"InvalidImage|kernel image is invalid", facts.probe.get("error", ""))
+    if invalid_image and int(hip.split(".")[0]) >= 10:
+        yield "device-package-missing", f"torch {facts.probe['torch']['version']} has no kernels for the GPU here"
+    elif "error" in facts.probe:
         yield "call-failed", facts.probe["error"]
     elif facts.died:
         yield "call-failed", f"the process that tried {facts.died}"

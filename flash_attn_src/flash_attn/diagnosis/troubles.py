@@ -142,6 +142,14 @@ TROUBLES = (
         remedy="Keep the one that your torch requires: `{triton}`. The kernels in the wheel need none.",
     ),
     Trouble(
+        key="device-package-missing",
+        title="torch for ROCm 10 without the package of this GPU",
+        sign="`torch.cuda.is_available()` is True, and the first kernel of torch itself ends with "
+        "`hipErrorInvalidImage: device kernel image is invalid`",
+        remedy="From ROCm 10.0 on torch's kernels for each GPU are a package of their own. Install it: "
+        "`{device_package}`.",
+    ),
+    Trouble(
         key="target-missing",
         title="The wheel has no kernels for this GPU",
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
