@@ -17,6 +17,7 @@ from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call, Operand
 from flash_attn.kernels import assembly
 from flash_attn.kernels.assembly import Kernel
+from flash_attn.runtime.ck_planner import Launch
 
 from amdgpu_simulator import assembly_kernels
 from amdgpu_simulator.debian import UnavailableError
@@ -111,7 +112,7 @@ def operand(x: torch.Tensor) -> Operand:
     return Operand(x.data_ptr(), *(x.stride()[:3] if x.dim() == 4 else (0, *x.stride()[:2])))
 
 
-def run(row: Kernel, launch: planning.Launch, *tensors: torch.Tensor | None) -> None:
+def run(row: Kernel, launch: Launch, *tensors: torch.Tensor | None) -> None:
     assert launch.kernel == row.name
     ranges = [(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in tensors if x is not None]
     try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.kernels import assembly
+from flash_attn.runtime.ck_planner import Launch
 
 _LOG2E = math.log2(math.e)
 # Bytes of an element of fp16 or bf16.
@@ -29,15 +30,6 @@ class Operand(NamedTuple):
     batch: int
     row: int
     head: int
-
-
-class Launch(NamedTuple):
-    """A launch of a kernel in blocks of `threads` with one argument, a structure."""
-
-    kernel: str
-    grid: tuple[int, int, int]
-    threads: int
-    argument: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +116,7 @@ def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: i
     for name, operand in (("q", q), ("k", k), ("v", v), ("out", out)):
         values |= _strides(name, operand)
     grid = (call.heads, call.batch, tiles) if call.packed else (tiles, call.heads, call.batch)
-    return Launch(kernel.name, grid, kernel.threads, LAYOUTS[kernel.layout].pack(values))
+    return Launch(kernel.name, grid, LAYOUTS[kernel.layout].pack(values))
 
 
 def _options(call: Call, kernel: assembly.Kernel) -> int:
@@ -158,7 +150,7 @@ def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, 
         values["mask_y"] = left + call.seqlen_q - call.seqlen_k + 1
     for name, operand in operands.items():
         values |= _strides(name, operand)
-    return Launch(kernel.name, (tiles, call.heads, call.batch), kernel.threads, LAYOUTS[kernel.layout].pack(values))
+    return Launch(kernel.name, (tiles, call.heads, call.batch), LAYOUTS[kernel.layout].pack(values))
 
 
 def _need(call: Call, op: str) -> assembly.Kernel:
