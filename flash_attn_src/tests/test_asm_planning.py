@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from flash_attn.backends.asm import planning
@@ -16,7 +16,7 @@ CALL = Call(
     target="gfx942", units=304, dtype="bf16", batch=3, heads=16, heads_k=4, head_dim=128, seqlen_q=1000, seqlen_k=900,
     left=-1, right=-1, scale=0.125,
 )  # fmt: skip
-PACKED = replace(CALL, packed=True, starts_q=0x7100, starts_k=0x7200, total_q=2500, total_k=2300)
+PACKED = CALL._replace(packed=True, starts_q=0x7100, starts_k=0x7200, total_q=2500, total_k=2300)
 Q = Operand(0x1000, 1000 * 2048, 2048, 128)
 K = Operand(0x2000, 900 * 512, 512, 128)
 V = Operand(0x3000, 900 * 1024, 1024, 256)
@@ -25,6 +25,10 @@ GRADIENTS = {
     "q": Q, "k": K, "v": V, "dout": OUT._replace(address=0x5000),
     "dk": Operand(0x6000, 900 * 2048, 2048, 128), "dv": Operand(0x7000, 900 * 2048, 2048, 128),
 }  # fmt: skip
+
+
+def replace(call: Call, **changes: Any) -> Call:
+    return call._replace(**changes)
 
 
 def word(argument: bytes, offset: int, form: str = "I") -> float:

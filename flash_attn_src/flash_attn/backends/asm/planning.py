@@ -1,14 +1,15 @@
 """From the facts of a call to the launch of one of AMD's assembly kernels, or the reason why none serves the call.
 
 Pure functions, without tensors and without a GPU. Grids and fields are the ones that the host code of the pinned
-amd-aiter package uses.
+amd-aiter package uses. Calls repeat, so everything but the addresses is planned once for each shape.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from flash_attn.backends.asm.arguments import LAYOUTS
@@ -21,6 +22,7 @@ _BYTES = 2
 # The kernels add up offsets in unsigned 32 bits. They multiply row strides as signed 24 bits.
 _MAX_BYTES = 1 << 32
 _MAX_ROW_BYTES = 1 << 23
+_SHAPES = 4096
 
 
 class Operand(NamedTuple):
@@ -32,8 +34,10 @@ class Operand(NamedTuple):
     head: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+_Strides = tuple[tuple[str, Operand], ...]
+
+
+class Call(NamedTuple):
     """What a launch is planned from.
 
     dtype: fp16 or bf16. left, right: the window, aligned at the last query and the last key, -1 for no limit; a causal
@@ -68,6 +72,11 @@ class Call:
             return assembly.PLAIN
         return assembly.CAUSAL if left < 0 and right == 0 else assembly.WINDOW
 
+    @property
+    def shape(self) -> Call:
+        """The call without addresses."""
+        return self._replace(starts_q=0, starts_k=0) if self.packed else self
+
 
 def find(call: Call, op: str) -> assembly.Kernel | None:
     """The kernel that serves an op, fwd or bwd, of a call."""
@@ -76,13 +85,65 @@ def find(call: Call, op: str) -> assembly.Kernel | None:
 
 def unsupported_reason(call: Call, op: str, operands: Mapping[str, Operand]) -> str | None:
     """Why no kernel serves an op of this call on these tensors, or None where one does."""
+    return _unsupported_reason(call.shape, op, _strides_of(operands))
+
+
+def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: int, lse_head: int) -> Launch:
+    """The launch of a forward that has a kernel.
+
+    lse: address of the log-sum-exp, float32 (batch, heads, seqlen_q) or, packed, (heads, total_q); lse_head: elements
+    from one head of it to the next. A row without a key gets out 0 and lse -inf by a causal kernel. A plain kernel
+    gives NaN to the rows of a sequence without keys.
+    """
+    operands = {"q": q, "k": k, "v": v, "out": out}
+    return _plan_forward(call.shape, _strides_of(operands), lse_head).launch(call, operands, lse=lse)
+
+
+def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, sums: int, lse_head: int) -> Launch:
+    """The launch of a backward that has a kernel.
+
+    operands: q, k, v, dout, dk, dv; dk and dv have a head for every head of q. lse, delta: addresses of float32 tensors
+    of the shape in `forward`. A window kernel reads up to 128 bytes after the end of both. sums: address of float32
+    zeros (batch, heads, seqlen_q, head_dim) or, packed, (heads, total_q, head_dim), to which the kernel adds dq.
+    """
+    plan = _plan_backward(call.shape, _strides_of(operands), lse_head)
+    return plan.launch(call, operands, lse=lse, delta=delta, dq=sums)
+
+
+def _strides_of(operands: Mapping[str, Operand]) -> _Strides:
+    return tuple((name, Operand(0, *operand[1:])) for name, operand in operands.items())
+
+
+class _Plan(NamedTuple):
+    """A launch without addresses."""
+
+    kernel: assembly.Kernel
+    grid: tuple[int, int, int]
+    argument: bytes
+
+    def launch(self, call: Call, operands: Mapping[str, Operand], **addresses: int) -> Launch:
+        content = bytearray(self.argument)
+        offsets = LAYOUTS[self.kernel.layout].offsets
+        for name, operand in operands.items():
+            struct.pack_into("<Q", content, offsets[name], operand.address)
+        for name, address in addresses.items():
+            struct.pack_into("<Q", content, offsets[name], address)
+        if call.packed:
+            for prefix in ("", "room_"):
+                struct.pack_into("<Q", content, offsets[f"{prefix}starts_q"], call.starts_q)
+                struct.pack_into("<Q", content, offsets[f"{prefix}starts_k"], call.starts_k)
+        return Launch(self.kernel.name, self.grid, bytes(content))
+
+
+@lru_cache(_SHAPES)
+def _unsupported_reason(call: Call, op: str, operands: _Strides) -> str | None:
     if find(call, op) is None:
         form = "packed sequences" if call.packed else "sequences of one length"
         return f"kernel: {call.target} has none for {op}, {call.dtype}, head_dim {call.head_dim}, {call.mask}, {form}"
     sums = 2 * call.heads * call.head_dim * (call.total_q if call.packed else call.batch * call.seqlen_q)
     if op == "bwd" and sums * _BYTES >= _MAX_BYTES:
         return "size: the sums of dq take 4 GiB or more, which the kernels cannot address"
-    for name, operand in operands.items():
+    for name, operand in operands:
         if operand.row * _BYTES >= _MAX_ROW_BYTES or _last(call, name, operand) * _BYTES >= _MAX_BYTES:
             return f"size: {name} reaches over more bytes than the kernels can address"
     return None
@@ -97,26 +158,18 @@ def _last(call: Call, name: str, operand: Operand) -> int:
     return (call.batch - 1) * operand.batch + (rows - 1) * operand.row + heads * operand.head
 
 
-def forward(call: Call, q: Operand, k: Operand, v: Operand, out: Operand, lse: int, lse_head: int) -> Launch:
-    """The launch of a forward that has a kernel.
-
-    lse: address of the log-sum-exp, float32 (batch, heads, seqlen_q) or, packed, (heads, total_q); lse_head: elements
-    from one head of it to the next. A row without a key gets out 0 and lse -inf by a causal kernel. A plain kernel
-    gives NaN to the rows of a sequence without keys.
-    """
+@lru_cache(_SHAPES)
+def _plan_forward(call: Call, operands: _Strides, lse_head: int) -> _Plan:
     kernel = _need(call, "fwd")
     tiles = -(-call.seqlen_q // kernel.rows)
     if kernel.mask == assembly.CAUSAL:  # a program serves a tile near the start and one near the end
         tiles = -(-tiles // 2)
-    values: dict[str, float] = {
-        **_common(call),
-        "lse": lse, "lse_head": 4 * lse_head, "stores_lse": 1, "rows_q": kernel.rows * q.row * _BYTES,
-        "options": _options(call, kernel),
+    values = {
+        **_common(call, operands, lse_head),
+        "stores_lse": 1, "rows_q": kernel.rows * operands[0][1].row * _BYTES, "options": _options(call, kernel),
     }  # fmt: skip
-    for name, operand in (("q", q), ("k", k), ("v", v), ("out", out)):
-        values |= _strides(name, operand)
     grid = (call.heads, call.batch, tiles) if call.packed else (tiles, call.heads, call.batch)
-    return Launch(kernel.name, grid, LAYOUTS[kernel.layout].pack(values))
+    return _Plan(kernel, grid, LAYOUTS[kernel.layout].pack(values))
 
 
 def _options(call: Call, kernel: assembly.Kernel) -> int:
@@ -126,31 +179,23 @@ def _options(call: Call, kernel: assembly.Kernel) -> int:
     return 5 if by_heads else 3
 
 
-def backward(call: Call, operands: Mapping[str, Operand], lse: int, delta: int, sums: int, lse_head: int) -> Launch:
-    """The launch of a backward that has a kernel.
-
-    operands: q, k, v, dout, dk, dv; dk and dv have a head for every head of q. lse, delta: addresses of float32 tensors
-    of the shape in `forward`. A window kernel reads up to 128 bytes after the end of both. sums: address of float32
-    zeros (batch, heads, seqlen_q, head_dim) or, packed, (heads, total_q, head_dim), to which the kernel adds dq.
-    """
+@lru_cache(_SHAPES)
+def _plan_backward(call: Call, operands: _Strides, lse_head: int) -> _Plan:
     kernel = _need(call, "bwd")
     tiles = -(-call.seqlen_k // kernel.columns)
     if kernel.mask == assembly.CAUSAL:
         tiles = -(-tiles // 2)
-    values: dict[str, float] = {
-        **_common(call),
-        "lse": lse, "delta": delta, "dq": sums, "lse_head": 4 * lse_head, "log2e": _LOG2E,
-        "columns_k": kernel.columns * operands["k"].row * _BYTES,
-        "longest_q": call.seqlen_q, "total_k": call.total_k, "mask_x": 0, "mask_y": 0,
+    values = {
+        **_common(call, operands, lse_head),
+        "log2e": _LOG2E, "columns_k": kernel.columns * dict(operands)["k"].row * _BYTES, "longest_q": call.seqlen_q,
+        "total_k": call.total_k, "mask_x": 0, "mask_y": 0,
     }  # fmt: skip
     if kernel.mask == assembly.WINDOW:  # how far the band reaches from the first query and the first key
         left = call.seqlen_k - 1 if call.left < 0 else call.left
         right = call.seqlen_q - 1 if call.right < 0 else call.right
         values["mask_x"] = right + call.seqlen_k - call.seqlen_q + 1
         values["mask_y"] = left + call.seqlen_q - call.seqlen_k + 1
-    for name, operand in operands.items():
-        values |= _strides(name, operand)
-    return Launch(kernel.name, (tiles, call.heads, call.batch), LAYOUTS[kernel.layout].pack(values))
+    return _Plan(kernel, (tiles, call.heads, call.batch), LAYOUTS[kernel.layout].pack(values))
 
 
 def _need(call: Call, op: str) -> assembly.Kernel:
@@ -160,17 +205,18 @@ def _need(call: Call, op: str) -> assembly.Kernel:
     return kernel
 
 
-def _common(call: Call) -> dict[str, float]:
-    return {
+def _common(call: Call, operands: _Strides, lse_head: int) -> dict[str, float]:
+    """Fields of every layout. Addresses are 0."""
+    values: dict[str, float] = dict.fromkeys(("lse", "delta", "dq"), 0)
+    values |= dict.fromkeys(("starts_q", "starts_k", "room_starts_q", "room_starts_k"), 0)
+    values |= {
         "scale": call.scale, "seqlen_q": call.seqlen_q, "seqlen_k": call.seqlen_k, "heads": call.heads,
         "group": call.heads // call.heads_k, "head_dim": call.head_dim, "head_dim_v": call.head_dim,
-        "starts_q": call.starts_q, "starts_k": call.starts_k,
-        "room_starts_q": call.starts_q, "room_starts_k": call.starts_k,
+        "lse_head": 4 * lse_head,
     }  # fmt: skip
-
-
-def _strides(name: str, operand: Operand) -> dict[str, float]:
-    return {
-        name: operand.address, f"{name}_batch": operand.batch * _BYTES, f"{name}_row": operand.row * _BYTES,
-        f"{name}_head": operand.head * _BYTES,
-    }  # fmt: skip
+    for name, operand in operands:
+        values |= {
+            name: 0, f"{name}_batch": operand.batch * _BYTES, f"{name}_row": operand.row * _BYTES,
+            f"{name}_head": operand.head * _BYTES,
+        }  # fmt: skip
+    return values
