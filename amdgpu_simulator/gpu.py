@@ -26,11 +26,13 @@ from typing import Any
 
 from flash_attn import backends
 from flash_attn.backends import triton
+from flash_attn.kernels import assembly as assembly_table
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
 from flash_attn.runtime.ck_planner import Launch
 
+from amdgpu_simulator import assembly_kernels
 from amdgpu_simulator.hip import packets, through_hip
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile import sources
@@ -121,6 +123,9 @@ class SimulatedGpu:
     def has_composable_kernel(self) -> bool:
         return True
 
+    def has_stored(self, name: str) -> bool:
+        return any((row.target, row.name) == (self.target, name) for row in assembly_table.KERNELS)
+
     def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:
         run(self.target, launches, tensors, backwards=self.backwards)
 
@@ -167,8 +172,11 @@ CACHE = ROOT / "build" / "test-cache"
 
 
 def run(target: str, launches: Sequence[Launch], tensors: device.Tensors, *, backwards: bool = False) -> None:
-    """Launches of Composable Kernel's, one after another, on the CPU memory of the tensors that they point to."""
+    """Launches of AMD's kernels, one after another, on the CPU memory of the tensors that they point to."""
     for one in launches:
+        if one.kernel.startswith("asm-"):
+            assembly_kernels.run(target, one.kernel, one.grid, one.argument, ranges(tensors))
+            continue
         program, threads = _composable(target, one.kernel)
         if packets.running():
             loaded = _through_hip(target, one.kernel)

@@ -1,7 +1,8 @@
 """Who computes: `ck` or `triton` on the GPU, `torch` for everything else. One Protocol, chosen by the tensor.
 
-The wheel says which of the two; FLASH_ATTENTION_TRITON_AMD_ENABLE overrides it, as upstream: TRUE asks for Triton,
-FALSE for Composable Kernel alone. Without it a wheel with Composable Kernel runs Triton's kernels where CK has none.
+The wheel says which of the two. ck means AMD's kernels where they win: assembly or Composable Kernel, by the table in
+`choice`, and Triton's kernels for all other calls. FLASH_ATTENTION_TRITON_AMD_ENABLE overrides the wheel, as upstream:
+TRUE asks for Triton, FALSE for Composable Kernel alone. FLASH_ATTENTION_KERNELVARIABLE forces one source of a ck wheel.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch as _torch
 
 from flash_attn.backends import torch as _torch_backend
 from flash_attn.backends import triton as _triton
+from flash_attn.backends.choice import CK, SOURCES, TRITON
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.protocol import Backend
+from flash_attn.backends.sources import VARIABLE, Sources
 from flash_attn.backends.triton import autotune
 from flash_attn.runtime import build_info, ck_planner
 
@@ -29,6 +32,12 @@ def _asked() -> str:
     return os.environ.get(_TRITON, "").strip().upper()
 
 
+def _source() -> str:
+    """The source that the environment forces, "" for none. Upstream's variable says the same in its own words."""
+    asked = {"1": TRITON, "TRUE": TRITON, "0": CK, "FALSE": CK}.get(_asked(), "")
+    return os.environ.get(VARIABLE, "").strip().lower() or asked
+
+
 def problem() -> str | None:
     """Why no backend serves GPU tensors here, with the remedy; None where one does."""
     asked, has_ck = _asked(), build_info.load().backend == "ck"
@@ -36,7 +45,12 @@ def problem() -> str | None:
         return f"{_TRITON}={asked} is neither TRUE nor FALSE: unset it, or set it to TRUE"
     if asked in ("0", "FALSE") and not has_ck:
         return f"{_TRITON}={asked} asks for the CK backend, which this wheel does not have: unset it"
-    if has_ck and asked not in ("1", "TRUE"):
+    source = _source()
+    if source and source not in SOURCES:
+        return f"{VARIABLE}={source} is none of {', '.join(SOURCES)}: unset it, or set it to one of them"
+    if source not in ("", TRITON) and not has_ck:
+        return f"{VARIABLE}={source} asks for kernels that this wheel does not have: unset it"
+    if has_ck and source != TRITON:
         try:
             ck_planner.library()
         except ImportError as error:
@@ -54,8 +68,10 @@ class Choice(NamedTuple):
 def choose() -> Choice:
     """The choice of the wheel and the environment."""
     backend: Backend = autotune if autotune.wanted() else _triton
-    if build_info.load().backend == "ck" and _asked() not in ("1", "TRUE"):
-        backend = ComposableKernel(_triton, alone=_asked() in ("0", "FALSE"))
+    source = _source()
+    if build_info.load().backend == "ck" and source != TRITON:
+        ck = ComposableKernel(_triton, alone=source == CK)
+        backend = ck if source == CK else Sources(ck, _triton, forced=source or None)
     return Choice(backend, problem())
 
 

@@ -49,6 +49,11 @@ def report(facts: Facts) -> str:
         *(("HIP runtime", path) for path in hip_runtimes(probe.get("libraries", ()))),
         *(("variable", f"{name}={value}") for name, value in facts.variables.items()),
     ]
+    for each in probe.get("kernels", ()):
+        for way in ("forward", "backward"):
+            served = each[way]
+            text = f"{served['kernel'] or served['source']} serves bf16, head dim {each['head_dim']}, causal"
+            lines.append((f"{way} by", f"{text}: {served['why']}"))
     if call is not None:
         for way in ("forward", "backward"):
             text = (

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from flash_attn import backends
+from flash_attn.backends.sources import explain
+from flash_attn.calls import AttentionCall
 from flash_attn.diagnosis.commands import install_torch
 from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.kernels.targets import serving_targets
@@ -15,18 +17,26 @@ from flash_attn.runtime import jit
 from flash_attn.runtime.build_info import BuildInfo, load
 
 
-def backend_info() -> dict[str, Any]:
-    """Build, machine and problems of this installation.
+def backend_info(
+    q: torch.Tensor | None = None, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options: Any
+) -> dict[str, Any]:
+    """Build, machine and problems of this installation; with tensors, who serves a call of flash_attn_func on them.
 
     backend, version, label: of the wheel. gpu_backend: who serves GPU tensors in this process, "ck" or "triton", as the
     environment asked. torch: {"wheel", "running"} versions. targets: GPU targets with kernels in the wheel.
     device_targets: targets of the GPUs here. launcher: path of the GPU driver library that kernels are launched
     through, None if there is none. problems: sentences, each with its remedy.
+
+    call: with q, k and v, {"forward", "backward"}, each {"source", "kernel", "why"}: "asm", "ck", "triton" or "torch",
+    the kernel's name where the call alone tells it, and the reason. options: causal, window_size, softcap,
+    alibi_slopes, dropout_p, deterministic, softmax_scale, and for packed sequences cu_seqlens_q, cu_seqlens_k,
+    max_seqlen_q, max_seqlen_k. Nothing is computed. TypeError for another option, or for q alone.
     """
     build = load()
     device_targets = _device_targets()
     launcher, problems = _launcher(build)
     backend_problem = backends.problem()
+    call = {} if q is None else {"call": _who_serves(q, k, v, options)}
     return {
         "backend": build.backend,
         "gpu_backend": backends.gpu_backend().name.rpartition(".")[2],
@@ -42,7 +52,16 @@ def backend_info() -> dict[str, Any]:
             *([backend_problem] if backend_problem else []),
             *problems,
         ],
+        **call,
     }
+
+
+def _who_serves(
+    q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, options: dict[str, Any]
+) -> dict[str, dict[str, str | None]]:
+    if k is None or v is None:
+        raise TypeError("backend_info: a call has q, k and v, pass all three")
+    return explain(backends.select(q), AttentionCall(q, k, v, **{"softmax_scale": q.shape[-1] ** -0.5, **options}))
 
 
 def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]:

@@ -57,8 +57,11 @@ class Device(Protocol):
     def has_composable_kernel(self) -> bool:
         """Whether there are kernels of Composable Kernel."""
 
+    def has_stored(self, name: str) -> bool:
+        """Whether the store has a kernel of this name."""
+
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:
-        """Runs planned launches of Composable Kernel, whose arguments hold the addresses of these tensors.
+        """Runs planned launches of AMD's kernels, whose arguments hold the addresses of these tensors.
 
         Raises KernelError where the store lacks one of the kernels.
         """

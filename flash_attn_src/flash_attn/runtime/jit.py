@@ -89,6 +89,9 @@ class Interpreter:
     def has_composable_kernel(self) -> bool:
         return False
 
+    def has_stored(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
     def run(self, launches: Sequence[Launch], tensors: Tensors) -> None:  # noqa: ARG002
         raise KernelError("Triton's interpreter runs no kernel of Composable Kernel")
 

@@ -13,6 +13,7 @@ import torch
 # Settings that change what runs. Their values are numbers, targets or TRUE; no other variable is reported.
 _VARIABLES = (
     "FLASH_ATTENTION_TRITON_AMD_ENABLE",
+    "FLASH_ATTENTION_KERNEL_SOURCE",
     "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE",
     "HSA_OVERRIDE_GFX_VERSION",
     "HIP_VISIBLE_DEVICES",

@@ -1,0 +1,68 @@
+"""Which source of kernels serves a call, as a table: AMD's assembly, Composable Kernel, or Triton.
+
+A row has the cycles of a compute unit for 128 queries and 128 keys by the simulator's clock of 2026-11-24, which ranks
+kernels right within about 15 % (docs/simulator.md). A source is preferred where it is more than 15 % faster. bwd counts
+all kernels of a backward that work on tiles.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from flash_attn.kernels.assembly import BF16, CAUSAL, FP16, PLAIN, WINDOW
+
+ASM, CK, TRITON = "asm", "ck", "triton"
+SOURCES = (ASM, CK, TRITON)
+
+
+class Row(NamedTuple):
+    """Calls and the sources to try, the fastest first.
+
+    dims: head dims from and up to; least_q: queries of the longest sequence from which the row holds; why: cycles.
+    """
+
+    target: str
+    op: str
+    dtypes: tuple[str, ...]
+    dims: tuple[int, int]
+    masks: tuple[str, ...]
+    least_q: int
+    sources: tuple[str, ...]
+    why: str
+
+
+_BOTH = (FP16, BF16)
+_ANY = (PLAIN, CAUSAL, WINDOW)
+_NO_WINDOW = (PLAIN, CAUSAL)
+
+# The first row that a call fits in decides. fmt: off
+ROWS = (
+    # A tile of the assembly has 256 queries. With 128 or fewer it is half empty.
+    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, CK, TRITON), "asm 5956, triton 7343, ck 8415"),
+    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 3835, ck 5455"),
+    Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 10320, triton 14625, ck 29584"),
+    Row("gfx942", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 15499, triton 30118, ck 40256"),
+    Row("gfx942", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 14625, ck 29584"),
+    Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 3264, triton 4750, ck 6574"),
+    Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4750, ck 6574"),
+    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2819, ck 5036"),
+    Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 7432, triton 15185, ck 36992"),
+)
+# fmt: on
+DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
+
+
+@cache
+def find(target: str, op: str, dtype: str, head_dim: int, mask: str, longest_q: int) -> Row:
+    """The row that decides about an op, fwd or bwd, of a call."""
+    for row in ROWS:
+        if (
+            (row.target, row.op) == (target, op)
+            and dtype in row.dtypes
+            and row.dims[0] <= head_dim <= row.dims[1]
+            and mask in row.masks
+            and row.least_q <= longest_q
+        ):
+            return row
+    return DEFAULT

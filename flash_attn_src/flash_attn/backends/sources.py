@@ -1,0 +1,119 @@
+"""AMD's kernels and this project's as one backend: each call goes to the source that the table prefers for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from flash_attn.backends import asm, choice
+from flash_attn.backends.asm import planning
+from flash_attn.backends.asm.planning import Call
+from flash_attn.backends.choice import ASM, CK, TRITON
+from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
+
+VARIABLE = "FLASH_ATTENTION_KERNEL_SOURCE"
+
+if TYPE_CHECKING:
+    from flash_attn.backends.protocol import Backend
+
+
+class Decision(NamedTuple):
+    """The source of an op of a call, and why. described: the facts of the call for a plan."""
+
+    source: str
+    why: str
+    described: Call | None
+
+
+class Sources:
+    """Serves attention by assembly, Composable Kernel or Triton, and all other calls by Composable Kernel's backend."""
+
+    name = "flash_attn.backends.ck"
+
+    def __init__(self, ck: Backend, triton: Backend, *, forced: str | None = None) -> None:
+        """forced: the one source that the environment asks for."""
+        self._ck = ck
+        self._triton = triton
+        self.forced = forced
+
+    def decide(self, call: AttentionCall, op: str) -> Decision:
+        """Who serves an op, fwd or bwd, of a call. NotImplementedError where assembly is forced and cannot."""
+        described = asm.describe(call)
+        if self.forced is not None:
+            if self.forced == ASM and (reason := asm.unsupported_reason(call, described, op)) is not None:
+                raise NotImplementedError(
+                    f"{VARIABLE}=asm: no assembly kernel does this call ({op}): {reason}. Unset the variable to let "
+                    "other kernels of this wheel do it"
+                )
+            return Decision(self.forced, f"{VARIABLE}={self.forced}", described)
+        row = _row(call, described, op)
+        why = row.why
+        for source in row.sources:
+            if source != ASM:
+                return Decision(source, why, described)
+            reason = asm.unsupported_reason(call, described, op)
+            if reason is None:
+                return Decision(ASM, why, described)
+            why += f"; not asm, {reason}"
+        return Decision(CK, why, described)
+
+    def forward(self, call: AttentionCall) -> ForwardResult:
+        decision = self.decide(call, "fwd")
+        if decision.source == ASM and decision.described is not None:
+            return asm.forward(call, decision.described)
+        return self._of(decision.source).forward(call)
+
+    def backward(self, gradients: GradientCall) -> torch.Tensor:
+        decision = self.decide(gradients.forward, "bwd")
+        if decision.source == ASM and decision.described is not None:
+            return asm.backward(gradients, decision.described)
+        return self._of(decision.source).backward(gradients)
+
+    def _of(self, source: str) -> Backend:
+        return self._triton if source == TRITON else self._ck
+
+    def kvcache(self, call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._ck.kvcache(call)
+
+    def fp8_forward(self, call: AttentionCall) -> Fp8Result:
+        return self._ck.fp8_forward(call)
+
+    def fp8_format(self, x: torch.Tensor) -> torch.dtype:
+        return self._ck.fp8_format(x)
+
+    def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._ck.combine(partial, partial_lse, out)
+
+
+def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
+    """The table's row for a call.
+
+    Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
+    dropout differ from source to source.
+    """
+    plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
+    if described is None or not plain:
+        return choice.DEFAULT
+    return choice.find(described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q)
+
+
+def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | None]]:
+    """Who would serve forward and backward of a call by a backend: source, kernel where the call tells it, and why."""
+    found: dict[str, dict[str, str | None]] = {}
+    for name, op in (("forward", "fwd"), ("backward", "bwd")):
+        if not isinstance(backend, Sources):
+            source = backend.name.rpartition(".")[2]
+            found[name] = {"source": source, "kernel": None, "why": f"{source} serves every call of this process"}
+            continue
+        try:
+            decision = backend.decide(call, op)
+        except NotImplementedError as error:
+            found[name] = {"source": None, "kernel": None, "why": str(error)}
+            continue
+        kernel = None
+        if decision.source == ASM and decision.described is not None:
+            served = planning.find(decision.described, op)
+            kernel = None if served is None else served.name
+        found[name] = {"source": decision.source, "kernel": kernel, "why": decision.why}
+    return found

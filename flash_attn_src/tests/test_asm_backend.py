@@ -1,0 +1,244 @@
+"""Calls that AMD's assembly kernels serve, from the public functions to the simulator; and who serves which call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import reference
+import tools
+import torch
+from assert_close import assert_close
+from flash_attn import backend_info, backends, flash_attn_func, flash_attn_varlen_func
+from flash_attn.backends import choice, sources
+from flash_attn.backends import torch as torch_backend
+from flash_attn.backends.ck import ComposableKernel
+from flash_attn.backends.sources import Sources
+from flash_attn.calls import AttentionCall
+from flash_attn.kernels import assembly
+from flash_attn.runtime import build_info, device
+from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.recording import Recording
+
+from amdgpu_simulator import gpu
+from amdgpu_simulator.debian import UnavailableError
+
+
+@contextmanager
+def simulated(forced: str | None = None) -> Iterator[list[str]]:
+    """What ran on a pretended MI300X, where PyTorch stands in for Composable Kernel and Triton."""
+    names: list[str] = []
+
+    class Noting(gpu.SimulatedGpu):
+        def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:
+            names.extend(launch.kernel for launch in launches)
+            super().run(launches, tensors)
+
+    try:
+        with device.using(Noting("gfx942")), backends.using(Sources(torch_backend, torch_backend, forced=forced)):
+            yield names
+    except UnavailableError as problem:
+        tools.missing(str(problem))
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def exact_and_rough(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> list[list[torch.Tensor]]:
+    """(out, dq, dk, dv, lse) in fp32, and in the tensors' own type."""
+    found = []
+    for dtype in (torch.float32, None):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, lse = reference.attention(*leaves, causal=causal, dtype=dtype)
+        found.append([out, *torch.autograd.grad(out, leaves, dout.to(out.dtype)), lse])
+    return found
+
+
+def test_forward_and_backward() -> None:
+    """Causal, grouped heads, more queries than keys: rows without keys have out 0 and a log-sum-exp of +inf."""
+    q, k, v = tensors((1, 150, 2, 128), (1, 70, 1, 128), (1, 70, 1, 128))
+    with simulated() as launched:
+        out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        dout = torch.randn_like(out)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+    assert launched == ["asm-fwd-bf16-d128-causal", "asm-bwd-bf16-d128-causal"]
+    exact, rough = exact_and_rough(q, k, v, dout, causal=True)
+    for name, got, one, other in zip(("out", "dq", "dk", "dv"), (out, *gradients), exact, rough, strict=False):
+        assert_close(name, got, one, rough=other, dtype=torch.bfloat16)
+    assert_close("lse", lse, torch.where(exact[4].isinf(), torch.inf, exact[4]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences(causal: bool) -> None:
+    """The first has no keys, the second no queries, and rows follow the last one."""
+    q, k, v = tensors((40, 1, 128), (42, 1, 128), (42, 1, 128))
+    starts_q, starts_k = (torch.tensor(one, dtype=torch.int32) for one in ([0, 20, 20, 35], [0, 0, 9, 42]))
+    with simulated("asm") as launched:
+        out, lse, _ = flash_attn_varlen_func(
+            q, k, v, starts_q, starts_k, 20, 33, causal=causal, return_attn_probs=True
+        )  # fmt: skip
+        dout = torch.randn_like(out)
+        dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
+    mask = "causal" if causal else "plain"
+    assert launched == [f"asm-{op}-bf16-d128-{mask}-varlen" for op in ("fwd", "bwd")]
+    own = (q[None, 20:35], k[None, 9:], v[None, 9:])
+    exact, rough = exact_and_rough(*own, dout[None, 20:35], causal)
+    for name, got, one, other in zip(
+        ("out", "dq", "dk", "dv"), (out[20:35], dq[20:35], dk[9:], dv[9:]), exact, rough, strict=False
+    ):
+        assert_close(name, got[None], one, rough=other)
+    assert_close("lse", lse[None, :, 20:35], exact[4])
+    outside = torch.ones(40, dtype=torch.bool)
+    outside[20:35] = False
+    assert not out[outside].any()
+    assert bool((lse[:, outside] == torch.inf).all())
+    assert not dq[outside].any()
+    assert not dk[:9].any()
+    assert not dv[:9].any()
+
+
+def test_results_in_tensors_that_are_given() -> None:
+    """dk and dv are parts of one tensor, whose heads lie apart."""
+    qkv = tensors((1, 20, 3, 1, 128))[0]
+    with simulated("asm"):
+        out = flash_attn_func(*qkv.unbind(2))
+        dout = torch.randn_like(out)
+        (found,) = torch.autograd.grad(out, qkv, dout)
+    exact, rough = exact_and_rough(*qkv.unbind(2), dout, causal=False)
+    for place, name in enumerate(("dq", "dk", "dv")):
+        assert_close(name, found[:, :, place], exact[1 + place], rough=rough[1 + place])
+
+
+def call(
+    seqlen: int = 512, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> AttentionCall:  # fmt: skip
+    q, k, v = (torch.empty(1, seqlen, 8, head_dim, dtype=dtype) for _ in range(3))
+    return AttentionCall(q, k, v, softmax_scale=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "forward", "backward"),
+    [
+        ("gfx942", {}, "asm", "asm"),
+        ("gfx942", {"causal": True}, "asm", "asm"),
+        ("gfx950", {"causal": True}, "asm", "asm"),
+        ("gfx942", {"seqlen": 128}, "ck", "asm"),
+        ("gfx942", {"dtype": torch.float16}, "ck", "asm"),
+        ("gfx942", {"window_size": (64, 0)}, "ck", "asm"),
+        ("gfx942", {"head_dim": 64}, "triton", "asm"),
+        ("gfx942", {"head_dim": 64, "window_size": (64, 0)}, "triton", "triton"),
+        ("gfx942", {"head_dim": 256}, "ck", "ck"),
+        ("gfx942", {"deterministic": True}, "asm", "triton"),
+        ("gfx942", {"dropout_p": 0.1}, "ck", "ck"),
+        ("gfx942", {"softcap": 3.0}, "ck", "ck"),
+        ("gfx942", {"alibi_slopes": torch.ones(8)}, "ck", "ck"),
+        ("gfx942", {"dtype": torch.float32}, "ck", "ck"),
+        ("gfx90a", {}, "ck", "ck"),
+    ],
+)
+def test_who_serves_a_call(target: str, options: dict[str, Any], forward: str, backward: str) -> None:
+    with device.using(Recording(target)):
+        found = sources.explain(Sources(torch_backend, torch_backend), call(**options))
+    assert (found["forward"]["source"], found["backward"]["source"]) == (forward, backward)
+    for op in ("forward", "backward"):
+        assert (found[op]["kernel"] is not None) is (found[op]["source"] == "asm")
+        assert found[op]["why"]
+
+
+def test_a_store_without_assembly_kernels() -> None:
+    """As `--without asm` makes it: the next source of the table."""
+
+    class Without(Recording):
+        def has_stored(self, name: str) -> bool:  # noqa: ARG002
+            return False
+
+    with device.using(Without("gfx950")):
+        found = sources.explain(Sources(torch_backend, torch_backend), call())
+    assert found["forward"]["source"] == "triton"
+    assert "not asm, wheel: it has no asm-fwd-bf16-d128-plain for gfx950" in str(found["forward"]["why"])
+
+
+def test_a_forced_source_that_cannot() -> None:
+    forced = Sources(torch_backend, torch_backend, forced="asm")
+    with device.using(Recording("gfx942")):
+        assert forced.decide(call(), "fwd").source == "asm"
+        with pytest.raises(NotImplementedError, match=r"KERNEL_SOURCE=asm: no assembly kernel does this call \(fwd\)"):
+            forced.decide(call(head_dim=64), "fwd")
+        found = sources.explain(forced, call(deterministic=True))
+    assert found["backward"]["source"] is None
+    assert "deterministic: the kernels have none" in str(found["backward"]["why"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "forced"),
+    [
+        ({}, "sources", None),
+        ({"FLASH_ATTENTION_KERNEL_SOURCE": "asm"}, "sources", "asm"),
+        ({"FLASH_ATTENTION_KERNEL_SOURCE": "CK"}, "ck", None),
+        ({"FLASH_ATTENTION_KERNEL_SOURCE": "triton"}, "triton", None),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": "FALSE"}, "ck", None),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}, "triton", None),
+        ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE", "FLASH_ATTENTION_KERNEL_SOURCE": "asm"}, "sources", "asm"),
+    ],
+)
+def test_the_environment_forces_a_source(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str, forced: str | None
+) -> None:
+    _environment(monkeypatch, "ck", variables)
+    chosen = backends.choose().backend
+    kind = "sources" if isinstance(chosen, Sources) else "ck" if isinstance(chosen, ComposableKernel) else "triton"
+    assert kind == name
+    if isinstance(chosen, Sources):
+        assert chosen.forced == forced
+
+
+@pytest.mark.parametrize(
+    ("backend", "source", "message"),
+    [("ck", "hip", "KERNEL_SOURCE=hip is none of asm, ck, triton"), ("triton", "asm", "does not have: unset it")],
+)
+def test_a_source_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, backend: str, source: str, message: str
+) -> None:  # fmt: skip
+    _environment(monkeypatch, backend, {"FLASH_ATTENTION_KERNEL_SOURCE": source})
+    assert message in str(backends.problem())
+
+
+def _environment(monkeypatch: pytest.MonkeyPatch, backend: str, variables: dict[str, str]) -> None:
+    for name in ("FLASH_ATTENTION_KERNEL_SOURCE", "FLASH_ATTENTION_TRITON_AMD_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    build = build_info.load()
+    changed = BuildInfo(**{**{name: getattr(build, name) for name in build.__dataclass_fields__}, "backend": backend})
+    monkeypatch.setattr(build_info, "load", lambda: changed)
+
+
+def test_the_table_names_kernels_that_exist() -> None:
+    """Where a row prefers assembly there is a kernel for each of its dtypes, at the largest head dim."""
+    for row in choice.ROWS:
+        assert set(row.sources) <= set(choice.SOURCES)
+        if choice.ASM in row.sources:
+            for dtype in row.dtypes:
+                assert assembly.find(row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304) is not None
+
+
+def test_backend_info_says_who_serves_a_call() -> None:
+    one = call(seqlen=300)
+    with device.using(Recording("gfx942")), backends.using(Sources(torch_backend, torch_backend)):
+        told = backend_info(one.q, one.k, one.v, causal=True)["call"]
+    assert told["forward"] == {
+        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5956, triton 7343, ck 8415",
+    }  # fmt: skip
+    assert backend_info(one.q, one.k, one.v)["call"]["backward"]["source"] == "torch"
+    assert "call" not in backend_info()
+    with pytest.raises(TypeError, match="pass all three"):
+        backend_info(one.q)
+    with pytest.raises(TypeError, match="colour"):
+        backend_info(one.q, one.k, one.v, colour="red")
