@@ -64,7 +64,7 @@ class Driver:
         return archive is not None and any(entry["params"].startswith("B") for entry in archive.kernels.values())
 
     def has_stored(self, name: str) -> bool:
-        archive = store.open_store(self.target)
+        archive = self._archive()
         return archive is not None and name in archive.kernels
 
     def run(self, launches: Sequence[Launch], tensors: device.Tensors) -> None:  # noqa: ARG002 - held until then
