@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from rocm_wheels import cli
 from rocm_wheels.errors import BadTarget, DataError, MissingTool, UnknownVersion
-from rocm_wheels.matrix import names, plan, versions
+from rocm_wheels.matrix import names, plan, targets, versions
 from rocm_wheels.matrix.cells import universal
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
@@ -55,7 +55,9 @@ def test_other_wheels_are_not_universal(name: str) -> None:
 
 def test_its_plan_has_every_target_and_needs_no_rocm() -> None:
     made = planned()
-    assert made.targets == tuple(DATA.targets)
+    assert made.targets == targets.universal(DATA, None)
+    for name, target in DATA.targets.items():
+        assert {name, target.universal} & {*made.targets}, name
     assert (made.label, made.torch_index, made.image) == ("rocm", None, None)
     assert plan.load(plan.dump([made])) == [made]
     assert planned(PYTORCH_ROCM_ARCH="gfx942;gfx1100").targets == ("gfx942", "gfx1100")

@@ -28,7 +28,7 @@ MACH = {
     "gfx1036": 0x45, "gfx10-3-generic": 0x53,
     "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
     "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58, "gfx11-generic": 0x54,
-    "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59,
+    "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59, "gfx1250": 0x49,
 }  # fmt: skip
 NT_AMDGPU_METADATA = 32
 LAUNCHER = "flash_attn/_launcher.abi3.so"
