@@ -59,7 +59,8 @@ def layer_norm_fn(
     Returns y; then the second y, z and (mask, mask of x1) of what dropout kept (bool, None without dropout) where
     they are asked for. Raises TypeError or ValueError naming the argument, what came and what was wanted.
     """
-    _check(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, out_dtype, out, residual_out)
+    _check(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale)
+    _check_results(x, out_dtype, out, residual_out)
     check_switches(
         prenorm=prenorm, residual_in_fp32=residual_in_fp32, zero_centered_weight=zero_centered_weight,
         is_rms_norm=is_rms_norm, return_dropout_mask=return_dropout_mask,
@@ -166,7 +167,7 @@ def layer_norm_linear_fn(
 def _by_pytorch(is_rms: bool, arguments: dict[str, Any]) -> Result:
     """What the two references share: the parts of layer_norm_fn, each rounded to x's dtype unless upcast."""
     names = ("x", "weight", "bias", "residual", "x1", "weight1", "bias1", "eps", "dropout_p", "rowscale")
-    _check(**{name: arguments[name] for name in names}, out_dtype=None, out=None, residual_out=None)
+    _check(**{name: arguments[name] for name in names})
     for name in ("dropout_mask", "dropout_mask1"):
         if arguments[name] is not None:
             x = arguments["x"]
@@ -332,9 +333,6 @@ def _check(
     eps: float,
     dropout_p: float,
     rowscale: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    out: torch.Tensor | None,
-    residual_out: torch.Tensor | None,
 ) -> None:
     check_tensor("x", x)
     if x.dim() == 0 or x.shape[-1] == 0:
@@ -345,7 +343,7 @@ def _check(
             check_tensor(name, vector, like=x, shape=(x.shape[-1],))
     if bias1 is not None and weight1 is None:
         raise ValueError("bias1: got a tensor, wanted None without weight1")
-    for name, tensor in (("residual", residual), ("x1", x1), ("out", out), ("residual_out", residual_out)):
+    for name, tensor in (("residual", residual), ("x1", x1)):
         if tensor is not None:
             check_tensor(name, tensor, like=x, shape=tuple(x.shape))
     if rowscale is not None:
@@ -354,5 +352,13 @@ def _check(
             raise ValueError(f"rowscale: got shape {tuple(rowscale.shape)}, wanted {tuple(x.shape[:-1])}")
     check_number("eps", eps, 0.0, float("inf"), below=True)
     check_number("dropout_p", dropout_p, 0.0, 1.0, below=True)
+
+
+def _check_results(
+    x: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None, residual_out: torch.Tensor | None
+) -> None:
+    for name, tensor in (("out", out), ("residual_out", residual_out)):
+        if tensor is not None:
+            check_tensor(name, tensor, like=x, shape=tuple(x.shape))
     if out_dtype is not None and out_dtype not in (*FLOATS, torch.float64):
         raise TypeError(f"out_dtype: got {out_dtype!r}, wanted a floating-point torch.dtype")

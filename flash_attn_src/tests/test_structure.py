@@ -1,0 +1,95 @@
+"""The structure of the package: which module imports which, and how many parameters a private function has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "flash_attn"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A module imports modules of its own layer and of the layers above it. The last layer is every other module: the
+# interfaces, FlashAttention-3's, FP8, the layers and modules, the diagnosis.
+LAYERS = (
+    ("kernels", "_launcher"),
+    ("runtime",),
+    ("calls",),
+    ("arguments",),
+    ("rng", "dmask", "tracing"),
+    ("backends",),
+    ("custom_ops",),
+    ("first_derivative", "autocast"),
+    ("autograd",),
+)
+
+MOST_PARAMETERS = 12
+# The functions that may have more, by file: their signatures are upstream's, or the schemas of custom ops.
+LONG_SIGNATURES = {
+    "api_2_6.py": {"_flash_attn_backward", "_flash_attn_varlen_backward", "_flash_attn_varlen_forward"},
+    "autograd.py": {"forward"},
+    "custom_ops/attention.py": {"_flash_attn_varlen_forward", "_flash_attn_varlen_forward_fake"},
+    "custom_ops/backward.py": {"_flash_attn_backward", "_flash_attn_varlen_backward"},
+    "custom_ops/dropout.py": {"_dropout_forward"},
+    "custom_ops/kvcache.py": {"_flash_attn_with_kvcache"},
+    "fa3/backward.py": {"_flash_attn_backward"},
+    "fa3/split_kv.py": {"get_scheduler_metadata"},
+    "flash_attn_interface.py": {
+        "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
+    },
+    "fp8.py": {"flash_attn_fp8_func", "flash_attn_varlen_fp8_func"},
+    "modules/block.py": {"__init__"},
+    "modules/mha.py": {"__init__"},
+    "ops/triton/layer_norm.py": {"layer_norm_fn", "layer_norm_ref", "rms_norm_fn", "rms_norm_ref"},
+}  # fmt: skip
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The modules of flash_attn that a file imports, below the package: "backends.triton"."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "flash_attn":
+            names = [f"flash_attn.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        yield from (name.removeprefix("flash_attn.") for name in names if name.startswith("flash_attn."))
+
+
+def _layer(module: str) -> int:
+    top = module.split(".")[0]
+    return next((place for place, layer in enumerate(LAYERS) if top in layer), len(LAYERS))
+
+
+def test_every_layer_is_there() -> None:
+    for name in (name for layer in LAYERS for name in layer):
+        assert (PACKAGE / name).is_dir() or any((PACKAGE / f"{name}{kind}").is_file() for kind in (".py", ".pyi")), name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_its_layer_and_those_above(path: Path) -> None:
+    own = _layer(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    assert [name for name in _imports(path) if _layer(name) > own] == []
+
+
+def _functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            given = node.args
+            yield node.name, len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
+
+
+def test_private_functions_have_few_parameters() -> None:
+    """Triton's kernels, which have no structures, are the exception beside LONG_SIGNATURES."""
+    found: dict[str, set[str]] = {}
+    for path in MODULES:
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("kernels/"):
+            for function, count in _functions(path):
+                if count > MOST_PARAMETERS:
+                    found.setdefault(name, set()).add(function)
+    assert found == LONG_SIGNATURES
