@@ -199,18 +199,36 @@ def _through_hip(target: str, name: str) -> through_hip.Kernel:
 
 @cache
 def _composable(target: str, name: str) -> tuple[machine.Program, int]:
-    """A kernel of Composable Kernel and the threads of its blocks; its assembly is kept from run to run."""
+    """A kernel of Composable Kernel and the threads of its blocks."""
+    text, threads = composable(target, name)
+    return machine.Program(assembly.parse(text)), threads
+
+
+_ROUNDING = "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT="
+
+
+def composable(target: str, name: str, rounding: int | None = None) -> tuple[str, int]:
+    """The assembly of a kernel of Composable Kernel and the threads of its blocks; kept from run to run.
+
+    rounding: how it rounds to bf16, as the macro counts the ways; by default as wheels have it. Raises CompileFailed.
+    """
     instance = _instance(name)
+    defines = ck_compiler.DEFINES
+    if rounding is not None:
+        defines = tuple(f"{_ROUNDING}{rounding}" if one.startswith(_ROUNDING) else one for one in defines)
     made_of = (
         ck_compiler.source([instance]),
-        ck_compiler.FLAGS + ck_compiler.DEFINES,
+        ck_compiler.FLAGS + defines,
         sources.digest(*ck_compiler.SOURCES),
         ck_sources.load().key,
     )
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     kept = CACHE / "assembly" / f"{target}-{name}-{key}.s"
     if not kept.exists():
-        with tempfile.TemporaryDirectory(prefix="ck-") as directory:
+        with (
+            tempfile.TemporaryDirectory(prefix="ck-") as directory,
+            mock.patch.object(ck_compiler, "DEFINES", defines),
+        ):
             text = ck_compiler.translate(target, name, [instance], Path(directory), cache=CACHE, toolchain="pypi")
         kept.parent.mkdir(parents=True, exist_ok=True)
         part = kept.with_suffix(f".{os.getpid()}")
@@ -220,4 +238,4 @@ def _composable(target: str, name: str) -> tuple[machine.Program, int]:
     threads = re.search(r"\.max_flat_workgroup_size:\s+(\d+)", text)
     if threads is None:
         raise ValueError(f"{kept} does not say how many threads a block has")
-    return machine.Program(assembly.parse(text)), int(threads[1])
+    return text, int(threads[1])

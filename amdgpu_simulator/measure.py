@@ -16,10 +16,11 @@ from flash_attn.kernels import targets
 
 from amdgpu_simulator.clock import cost, timeline
 from amdgpu_simulator.clock.latencies import Latencies
-from amdgpu_simulator.workloads import KEYS, Workload
+from amdgpu_simulator.workloads import Workload
 from rocm_wheels.errors import CompileFailed
 
-ROWS = 128
+# The figures are for so many rows and keys.
+ROWS, KEYS = 128, 128
 _LENGTHS = 256, 768
 # Cycles between the starts of two work groups. The figures are means over these.
 _APART = 0, 300, 700
@@ -53,7 +54,7 @@ def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
     resources = workload.entry["resources"]
     return Taken(
         played, matrix, vector, shared, memory,
-        resources["vgprs"], resources["vgpr_spills"], workload.entry["shared"], groups,
+        resources["vgprs"], resources["vgpr_spills"], bytes_shared(workload.entry), groups,
     )  # fmt: skip
 
 
@@ -74,7 +75,12 @@ def resident(target: str, entry: Mapping[str, Any]) -> int:
     row, rates = targets.get(target), cost.rates(target)
     waves = entry["threads"] / row.wavefront / rates.simds / rates.units
     groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
-    return min(groups, row.shared_memory * rates.units // max(int(entry["shared"]), 1))
+    return min(groups, row.shared_memory * rates.units // max(bytes_shared(entry), 1))
+
+
+def bytes_shared(entry: Mapping[str, Any]) -> int:
+    """Shared memory of a work group: what the launch asks for, and what the code has of its own."""
+    return int(entry["shared"]) + int(entry["resources"].get("lds", 0))
 
 
 def table(workloads: Mapping[str, Callable[[], Workload]], latencies: Latencies | None = None) -> Iterator[str]:

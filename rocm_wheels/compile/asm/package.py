@@ -75,12 +75,13 @@ def load(path: Path = DATA_FILE) -> Package:
     return package
 
 
-def directory(cache: Path) -> Path:
-    """The directory with the checked code objects, by their places; fetched once, then found in the cache.
+def directory(cache: Path, package: Package | None = None) -> Path:
+    """The directory with the checked code objects, by their places; fetched once, then found in the cache. package: with
+    other objects than wheels take.
 
     Raises MissingTool where pip cannot fetch the package, DataError where a digest is wrong.
     """
-    package = load()
+    package = package or load()
     place = cache / "amd_aiter" / package.key[:16]
     if place.is_dir():
         return place

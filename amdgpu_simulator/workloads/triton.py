@@ -1,11 +1,8 @@
-"""What the clock measures: calls of flash_attn that run one kernel, with a fixed number of rows against more and more
-keys. For dk and dv the rows are keys, and what grows are the queries."""
+"""This project's Triton kernels, with any tile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +15,8 @@ from flash_attn.kernels.variants import Variant
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
+from amdgpu_simulator.workloads import Workload, every_tile
 
-# Rows of a call, at least, and keys that the figures are given for.
-ROWS, KEYS = 128, 128
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -28,20 +24,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout_p": 0.1},
     "softcap": {"softcap": 20.0},
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A kernel and the calls that run it.
-
-    rows: rows of the call, a multiple of the kernel's tile, so that no tile is partly
-    empty. entry: the kernel's entry in a manifest. run: makes the call with so many keys, on the simulator.
-    """
-
-    target: str
-    rows: int
-    entry: dict[str, Any]
-    run: Callable[[int], Record]
 
 
 def parse_kernel(name: str) -> Variant:
@@ -80,10 +62,10 @@ def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
     return [own, *(tuning.neighbours(target, own) if near else [])]
 
 
-def triton(target: str, variant: Variant, tile: Config, *, causal: bool = False) -> Workload:
+def workload(target: str, variant: Variant, tile: Config, *, causal: bool = False) -> Workload:
     """A Triton kernel of this project with a tile. Raises CompileFailed."""
     _, entry, _ = gpu.compiled(target, variant, tile)
-    rows = math.lcm(ROWS, tile.block_n if variant.op == "bwd-dkdv" else tile.block_m)
+    rows = math.lcm(128, tile.block_n if variant.op == "bwd-dkdv" else tile.block_m)
 
     def run(length: int) -> Record:
         records: dict[str, Record] = {}
@@ -96,7 +78,7 @@ def triton(target: str, variant: Variant, tile: Config, *, causal: bool = False)
         assert variant.name in launched
         return records[variant.operation.function]
 
-    return Workload(target=target, rows=rows, entry=entry, run=run)
+    return Workload(target=target, rows=rows, entry=entry, run=run, programs=every_tile(tile.block_m))
 
 
 def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:

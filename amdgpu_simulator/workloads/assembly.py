@@ -1,0 +1,113 @@
+"""AMD's assembly kernels, from the package that wheels take them from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from flash_attn.backends.asm import planning
+from flash_attn.backends.asm.planning import Call, Launch, Operand
+from flash_attn.kernels.assembly import CAUSAL, KERNELS, PLAIN, Kernel
+
+from amdgpu_simulator import gpu
+from amdgpu_simulator.clock.record import Record
+from amdgpu_simulator.isa import disassembly, machine
+from amdgpu_simulator.workloads import Programs, Workload, every_tile
+from rocm_wheels.compile import codeobject
+from rocm_wheels.compile.asm import package
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_UNITS = {"gfx942": 304, "gfx950": 256}
+
+
+def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
+    """A kernel by its name, asm-fwd-bf16-d128-plain, for sequences of one length.
+
+    image: another code object of the same arguments. Raises ValueError for an unknown name, MissingTool where the
+    package cannot be fetched, `disassembly.UnavailableError` without a disassembler.
+    """
+    known = [row for row in KERNELS if row.target == target and not row.packed and row.mask in (PLAIN, CAUSAL)]
+    kernel = next((row for row in known if row.name == name), None)
+    if kernel is None:
+        raise ValueError(f"{name}: for {target} there are {', '.join(row.name for row in known) or 'no such kernels'}")
+    image = image or _shipped(target, name)
+    code = disassembly.kernel(image)
+    found = codeobject.read(image)
+    entry = {"threads": kernel.threads, "shared": 0, "resources": found.resources()}
+    rows = kernel.rows if kernel.op == "fwd" else kernel.columns
+    paired = kernel.mask == CAUSAL  # a work group serves a tile near the start and one near the end
+
+    def run(length: int) -> Record:
+        record = Record(code)
+        planned, tensors = _plan(kernel, rows, length)
+        # The waves keep step: some kernels rely on the time that a load from global memory takes.
+        machine.launch(
+            machine.Program(code, record),
+            (1, 1, 1),
+            planned.threads,
+            planned.argument,
+            gpu.ranges(*tensors),
+            in_step=True,
+        )
+        return record
+
+    return Workload(
+        target=target,
+        rows=2 * rows if paired else rows,
+        entry=entry,
+        run=run,
+        programs=_pairs(rows) if paired else every_tile(rows),
+    )
+
+
+def _pairs(rows: int) -> Programs:
+    def lengths(seqlen: int, causal: bool) -> list[int]:
+        if not causal:
+            raise ValueError("a causal kernel was asked for a call without a mask")
+        return [seqlen] * -(-seqlen // (2 * rows))
+
+    return lengths
+
+
+def _shipped(target: str, name: str) -> bytes:
+    (place,) = (one.place for one in package.load().objects if (one.target, one.kernel) == (target, name))
+    return (package.directory(gpu.CACHE) / place).read_bytes()
+
+
+def variant(target: str, kernel: str, file: str, sha256: str) -> bytes:
+    """A code object of the package that wheels do not take. Raises MissingTool, and DataError for another digest."""
+    one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256)
+    return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()
+
+
+def _plan(kernel: Kernel, rows: int, length: int) -> tuple[Launch, list[torch.Tensor]]:
+    """A launch of which the first work group has rows against `length`: a causal one has `length` of both."""
+    causal = kernel.mask == CAUSAL
+    seqlen_q, seqlen_k = (
+        (length if causal else rows, length) if kernel.op == "fwd" else (length, length if causal else rows)
+    )
+    dtype, head_dim = _DTYPES[kernel.dtype], kernel.head_dim
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(1, seqlen, 1, head_dim, generator=generator).to(dtype)
+        for name, seqlen in (("q", seqlen_q), ("k", seqlen_k), ("v", seqlen_k), ("out", seqlen_q))
+    }
+    call = Call(
+        target=kernel.target, units=_UNITS[kernel.target], dtype=kernel.dtype, batch=1, heads=1, heads_k=1,
+        head_dim=head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k, left=-1, right=0 if causal else -1,
+        scale=head_dim**-0.5,
+    )  # fmt: skip
+    lse = torch.full((seqlen_q + 64,), 5.0)
+    if kernel.op == "fwd":
+        operands = {name: _operand(tensor) for name, tensor in tensors.items()}
+        return planning.forward(call, **operands, lse=lse.data_ptr(), lse_head=seqlen_q), [*tensors.values(), lse]
+    tensors["dout"] = tensors.pop("out")
+    tensors |= {"dk": torch.empty_like(tensors["k"]), "dv": torch.empty_like(tensors["v"])}
+    delta, sums = torch.zeros_like(lse), torch.zeros(seqlen_q, head_dim)
+    operands = {name: _operand(tensor) for name, tensor in tensors.items()}
+    planned = planning.backward(call, operands, lse.data_ptr(), delta.data_ptr(), sums.data_ptr(), seqlen_q)
+    return planned, [*tensors.values(), lse, delta, sums]
+
+
+def _operand(tensor: torch.Tensor) -> Operand:
+    return Operand(tensor.data_ptr(), *tensor.stride()[:3])
