@@ -3,6 +3,10 @@
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128             # a kernel by its own tile
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --near      # and by the tiles near it
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 128,64,4,2  # by other tiles
+    python -m amdgpu_simulator cycles gfx942 asm-fwd-bf16-d128-plain   # AMD's assembly; --code FILE: another one
+    python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128-batch       # Composable Kernel
+    python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
+    python -m amdgpu_simulator calibrate                               # the clock against published figures
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
 compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention.
@@ -12,11 +16,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amdgpu_simulator.clock.latencies import latencies
+from amdgpu_simulator.debian import UnavailableError
+from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.paths import FLASH_ATTN_SRC
+
+if TYPE_CHECKING:
+    from amdgpu_simulator.workloads import Workload
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,38 +39,83 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True)
     cycles = commands.add_parser("cycles", help="the cycles of a kernel on a compute unit")
     cycles.add_argument("target", help="gfx942")
-    cycles.add_argument("kernel", help="fwd-bf16-d128, bwd-dq-fp16-d64-softcap")
+    cycles.add_argument("kernel", help="its name, of any of the forms above")
     cycles.add_argument("tiles", nargs="*", help="block_m,block_n,warps,stages; default: the kernel's own")
     cycles.add_argument("--near", action="store_true", help="the tiles near its own too")
     cycles.add_argument("--causal", action="store_true", help="with a causal mask")
     cycles.add_argument(
         "--latency", type=int, help="cycles of a load of global memory, instead of what clock/latencies.py says"
     )
+    cycles.add_argument("--store", help="a kernel store, such as gfx942.zip, to take the kernel from")
+    cycles.add_argument("--code", help="a code object to run in the place of an asm- kernel")
     cycles.set_defaults(run=_cycles)
+    calibrate = commands.add_parser("calibrate", help="the clock against published figures of hardware")
+    calibrate.set_defaults(run=_calibrate)
     given = parser.parse_args(arguments)
     if str(FLASH_ATTN_SRC) not in sys.path:
         sys.path.insert(0, str(FLASH_ATTN_SRC))
     try:
         given.run(given)
-    except ValueError as error:
+    except (ValueError, RocmWheelsError, UnavailableError) as error:
         raise SystemExit(f"error: {error}") from None
 
 
 def _cycles(given: argparse.Namespace) -> None:
-    from amdgpu_simulator import measure, workloads
+    from amdgpu_simulator import measure
 
-    variant = workloads.parse_kernel(given.kernel)
-    own = workloads.tiles(given.target, variant, near=given.near)
-    tiles = [*map(workloads.parse_tile, given.tiles), *(own[1:] if given.tiles else own)]
-
-    made = {
-        workloads.write_tile(tile): partial(workloads.triton, given.target, variant, tile, causal=given.causal)
-        for tile in tiles
-    }
+    made = _stored(given) if given.store else _assembly(given) if given.kernel.startswith("asm-") else _compiled(given)
     result = latencies(given.target)
     if given.latency is not None:
         result = replace(result, memory=given.latency)
     for line in measure.table(made, result):
+        print(line, flush=True)
+
+
+Made = dict[str, "Callable[[], Workload]"]
+
+
+def _assembly(given: argparse.Namespace) -> Made:
+    from amdgpu_simulator.workloads import assembly
+
+    image = Path(given.code).read_bytes() if given.code else None
+    return {given.code or given.kernel: partial(assembly.workload, given.target, given.kernel, image=image)}
+
+
+def _compiled(given: argparse.Namespace) -> Made:
+    from amdgpu_simulator.workloads import composable, triton
+
+    if given.code:
+        raise ValueError(f"--code takes the place of an asm- kernel, whose arguments are known; {given.kernel} is none")
+    if "-batch" in given.kernel:
+        return {given.kernel: partial(composable.workload, given.target, given.kernel)}
+    variant = triton.parse_kernel(given.kernel)
+    own = triton.tiles(given.target, variant, near=given.near)
+    tiles = [*map(triton.parse_tile, given.tiles), *(own[1:] if given.tiles else own)]
+    return {
+        triton.write_tile(tile): partial(triton.workload, given.target, variant, tile, causal=given.causal)
+        for tile in tiles
+    }
+
+
+def _stored(given: argparse.Namespace) -> Made:
+    from flash_attn.runtime.store import Store
+
+    from amdgpu_simulator.workloads import assembly, composable, triton
+
+    store = Store(Path(given.store))
+    if store.target != given.target:
+        raise ValueError(f"{given.store} is a store of {store.target}, not of {given.target}")
+    if given.kernel.startswith("asm-"):
+        return {given.kernel: partial(assembly.workload, given.target, given.kernel, image=store.image(given.kernel))}
+    if "-batch" in given.kernel:
+        return {given.kernel: partial(composable.stored, store, given.kernel)}
+    return {given.kernel: partial(triton.stored, store, triton.parse_kernel(given.kernel), causal=given.causal)}
+
+
+def _calibrate(_given: argparse.Namespace) -> None:
+    from amdgpu_simulator import calibration
+
+    for line in calibration.report():
         print(line, flush=True)
 
 

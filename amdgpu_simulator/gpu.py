@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from flash_attn import backends
 from flash_attn.backends import triton
@@ -45,20 +46,31 @@ from rocm_wheels.paths import ROOT
 _FORMS = {"P": "<Q", "0": "<Q", "i": "<i", "f": "<f"}
 
 
+# The code object of a kernel, its manifest entry and its instructions.
+Found = tuple[bytes, dict[str, Any], assembly.Kernel]
+Code = Callable[[str, Variant, Config | None], Found]
+
+
+def compiled_code(target: str, variant: Variant, config: Config | None) -> Found:
+    """A kernel as Triton compiles it. Raises CompileFailed."""
+    image, entry, text = compiled(target, variant, config)
+    return image, entry, assembly.parse(text)
+
+
 class Kernel:
     """What `runtime.device` calls a kernel: a launch runs on the simulator."""
 
     follows_pages = True
 
     def __init__(self, gpu: SimulatedGpu, variant: Variant) -> None:
-        image, entry, text = compiled(gpu.target, variant, gpu.configs.get(variant.op))
+        image, entry, kernel = gpu.code(gpu.target, variant, gpu.configs.get(variant.op))
         self.variant = variant
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
         self._gpu = gpu
         self._entry = entry
-        self._program = gpu.program(assembly.parse(text))
+        self._program = gpu.program(kernel)
         self._loaded = through_hip.Kernel(variant.name, image, entry, self._program) if packets.running() else None
 
     def launch(self, grid: device.Grid, tensors: device.Tensors, numbers: Sequence[int | float]) -> None:
@@ -108,13 +120,15 @@ class SimulatedGpu:
         backwards: bool = False,
         configs: Mapping[str, Config] | None = None,
         program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
+        code: Code = compiled_code,
     ) -> None:
         """`backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the tuning
-        table's; program: makes what runs, for a program with an observer."""
+        table's; program: makes what runs, for a program with an observer; code: where kernels come from."""
         self.target = target
         self.backwards = backwards
         self.configs = configs or {}
         self.program = program
+        self.code = code
         self.launched: list[str] = []
 
     def kernel(self, variant: Variant) -> device.Kernel:
@@ -138,10 +152,11 @@ def pretend(
     configs: Mapping[str, Config] | None = None,
     program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
     jit: bool = False,
+    code: Code = compiled_code,
 ) -> Iterator[list[str]]:
     """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
     as it runs. jit: kernels by Triton's JIT, see `jit`; the other arguments: `SimulatedGpu`."""
-    gpu = SimulatedGpu(target, backwards=backwards, configs=configs, program=program)
+    gpu = SimulatedGpu(target, backwards=backwards, configs=configs, program=program, code=code)
     with ExitStack() as stack:
         if jit:
             from amdgpu_simulator import jit as simulated_jit
@@ -213,7 +228,7 @@ def composable(target: str, name: str, rounding: int | None = None) -> tuple[str
     rounding: how it rounds to bf16, as the macro counts the ways; by default as wheels have it. Raises CompileFailed.
     """
     instance = _instance(name)
-    defines = ck_compiler.DEFINES
+    defines: tuple[str, ...] = ck_compiler.DEFINES
     if rounding is not None:
         defines = tuple(f"{_ROUNDING}{rounding}" if one.startswith(_ROUNDING) else one for one in defines)
     made_of = (

@@ -10,6 +10,7 @@ which tiles to try on a GPU and what holds a kernel up. They do not say how long
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flash_attn.kernels import targets
@@ -21,7 +22,6 @@ from rocm_wheels.errors import CompileFailed
 
 # The figures are for so many rows and keys.
 ROWS, KEYS = 128, 128
-_LENGTHS = 256, 768
 # Cycles between the starts of two work groups. The figures are means over these.
 _APART = 0, 300, 700
 
@@ -45,29 +45,51 @@ class Taken(NamedTuple):
         return self.matrix / self.cycles
 
 
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Cycles of one work group as a line through two lengths: in all, then of each unit, as in `Taken`.
+
+    groups: work groups that share a compute unit, or a work group processor.
+    """
+
+    lengths: tuple[int, int]
+    start: tuple[float, ...]
+    end: tuple[float, ...]
+    groups: int
+
+    def at(self, length: int) -> tuple[float, ...]:
+        part = (length - self.lengths[0]) / (self.lengths[1] - self.lengths[0])
+        return tuple(less + (more - less) * part for less, more in zip(self.start, self.end, strict=True))
+
+
+def line(workload: Workload, latencies: Latencies | None = None) -> Line:
+    """Runs a kernel with fewer and with more keys."""
+    groups = resident(workload.target, workload.entry)
+    start, end = (_cycles(workload, length, groups, latencies) for length in workload.lengths)
+    return Line(lengths=workload.lengths, start=start, end=end, groups=groups)
+
+
 def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
     """What a kernel takes. Raises CompileFailed."""
-    groups = resident(workload.target, workload.entry)
-    start, end = (_cycles(workload, length, groups, latencies) for length in _LENGTHS)
-    scale = (_LENGTHS[1] - _LENGTHS[0]) / KEYS * (workload.rows / ROWS)
-    played, matrix, vector, shared, memory = ((more - less) / scale for less, more in zip(start, end, strict=True))
+    found = line(workload, latencies)
+    start, end = found.at(0), found.at(KEYS)
+    scale = ROWS / workload.rows
+    played, matrix, vector, shared, memory = ((more - less) * scale for less, more in zip(start, end, strict=True))
     resources = workload.entry["resources"]
     return Taken(
         played, matrix, vector, shared, memory,
-        resources["vgprs"], resources["vgpr_spills"], bytes_shared(workload.entry), groups,
+        resources["vgprs"], resources["vgpr_spills"], bytes_shared(workload.entry), found.groups,
     )  # fmt: skip
 
 
-def _cycles(workload: Workload, length: int, groups: int, latencies: Latencies | None) -> list[float]:
+def _cycles(workload: Workload, length: int, groups: int, latencies: Latencies | None) -> tuple[float, ...]:
     record = workload.run(length)
-    found = record.groups
-    rates = cost.rates(workload.target)
+    found, rates = record.groups, cost.rates(workload.target)
     starts = _APART if groups > 1 else _APART[:1]
     ends = [timeline.play(found[0], groups, workload.target, latencies, apart=apart) for apart in starts]
-    played = sum(ends) / len(ends) * len(found) / groups * rates.units
-    simds = rates.simds
-    busy = (record.cycles[unit] / (simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
-    return [played, *busy]
+    played = sum(ends) / len(ends) / groups * rates.units
+    busy = (record.cycles[unit] / (rates.simds if unit in (cost.MATRIX, cost.VECTOR) else 1) for unit in cost.UNITS)
+    return played, *(cycles / len(found) for cycles in busy)
 
 
 def resident(target: str, entry: Mapping[str, Any]) -> int:
@@ -89,10 +111,10 @@ def table(workloads: Mapping[str, Callable[[], Workload]], latencies: Latencies 
     units = "".join(f"{unit:>8}" for unit in cost.UNITS)
     yield f"{'':{width}}  cycles  util %{units}  registers  spills  LDS KiB  groups"
     for name, make in workloads.items():
-        yield f"{name:{width}}{_line(make, latencies)}"
+        yield f"{name:{width}}{_row(make, latencies)}"
 
 
-def _line(make: Callable[[], Workload], latencies: Latencies | None) -> str:
+def _row(make: Callable[[], Workload], latencies: Latencies | None) -> str:
     try:
         found = measure(make(), latencies)
     except CompileFailed as error:

@@ -38,31 +38,37 @@ _FIELDS = {
     "user_sgpr_dispatch_ptr": (14, 1, 1),
     "user_sgpr_queue_ptr": (14, 2, 1),
     "user_sgpr_kernarg_segment_ptr": (14, 3, 1),
+    "user_sgpr_kernarg_preload_length": (14, 16, 7),
 }
 _LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
 
 
-def kernel(image: bytes) -> Kernel:
-    """The one kernel of a code object. Raises ValueError for another file, and debian.UnavailableError."""
+def kernel(image: bytes, symbol: str | None = None) -> Kernel:
+    """The kernel of a code object that has this symbol, or its only one. Raises ValueError for another file and for a
+    kernel that reads data beside its code, whose address the text does not tell; debian.UnavailableError."""
     elf = ELFFile(io.BytesIO(image))
-    described = _metadata(elf)
+    described = _metadata(elf, symbol)
     machine = elf.header["e_flags"] & 0xFF
     if machine not in _TARGETS:
         raise ValueError(f"the code object is for machine {machine:#x}, not for {', '.join(_TARGETS.values())}")
     descriptor = _descriptor(elf, described[".symbol"])
     descriptor["kernarg_size"] = max(descriptor["kernarg_size"], described[".kernarg_segment_size"])
     instructions, labels = _code(image, described[".name"])
-    return Kernel(described[".name"], _TARGETS[machine], instructions, labels, descriptor, [], {})
+    if any(part.mnemonic == "s_getpc_b64" for parts in instructions for part in parts):
+        raise ValueError(f"{described['.name']} reads data beside its code: run it from its assembly text")
+    arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described[".args"]]
+    return Kernel(described[".name"], _TARGETS[machine], instructions, labels, descriptor, arguments, {})
 
 
-def _metadata(elf: ELFFile) -> dict[str, Any]:
+def _metadata(elf: ELFFile, symbol: str | None) -> dict[str, Any]:
     for section in elf.iter_sections():
         for note in section.iter_notes() if isinstance(section, NoteSection) else ():
             if note["n_name"] == "AMDGPU":
                 kernels = msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
-                if len(kernels) == 1:
-                    return dict(kernels[0])
-    raise ValueError("the file holds no AMD kernel, or several")
+                named = [one for one in kernels if symbol in (None, one[".name"])]
+                if len(named) == 1:
+                    return dict(named[0])
+    raise ValueError("the file holds no AMD kernel, or several" if symbol is None else f"the file holds no {symbol}")
 
 
 def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from amdgpu_simulator import __main__ as command
-from amdgpu_simulator import measure, workloads
+from amdgpu_simulator import measure
 from amdgpu_simulator.clock.latencies import latencies
+from amdgpu_simulator.workloads import triton
 
 
 def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,8 +28,8 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_loads_that_take_longer() -> None:
-    variant, tile = workloads.parse_kernel("fwd-bf16-d32"), workloads.parse_tile("64,64,4,1")
-    workload = workloads.triton("gfx942", variant, tile)
+    variant, tile = triton.parse_kernel("fwd-bf16-d32"), triton.parse_tile("64,64,4,1")
+    workload = triton.workload("gfx942", variant, tile)
     soon, late = (
         measure.measure(workload, replace(latencies("gfx942"), memory=cycles, cached=cycles)) for cycles in (0, 20000)
     )

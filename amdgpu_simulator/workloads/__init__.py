@@ -25,10 +25,11 @@ def every_tile(rows: int) -> Programs:
 class Workload:
     """A kernel and the calls that run it.
 
-    rows: rows of a call, a multiple of the kernel's tile, so that no tile is partly empty. For dk and dv the rows are
-    keys, and what grows are the queries. entry: the kernel's entry in a manifest. run: makes the call with so many keys
-    on the simulator. programs: for the length of a sequence, and for a causal mask or none, the number of keys that
-    each work group of a head would get in `run`, in the order in which they start.
+    rows: rows of a work group, which has as many more products with each more key. For dk and dv the rows are keys, and
+    what grows are the queries. entry: the kernel's entry in a manifest. run: makes the call with so many keys on the
+    simulator. lengths: how many to measure with. operations: of matrices, for a row and a key that the mask keeps.
+    programs: for the length of a sequence, and for a causal mask or none, the number of keys that each work group of a
+    head would get in `run`, in the order in which they start.
     """
 
     target: str
@@ -36,3 +37,5 @@ class Workload:
     entry: dict[str, Any]
     run: Callable[[int], Record]
     programs: Programs
+    operations: int
+    lengths: tuple[int, int] = (256, 768)

@@ -9,7 +9,7 @@ from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call, Launch, Operand
 from flash_attn.kernels.assembly import CAUSAL, KERNELS, PLAIN, Kernel
 
-from amdgpu_simulator import gpu
+from amdgpu_simulator import assembly_kernels, gpu
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import disassembly, machine
 from amdgpu_simulator.workloads import Programs, Workload, every_tile
@@ -24,39 +24,35 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
     """A kernel by its name, asm-fwd-bf16-d128-plain, for sequences of one length.
 
     image: another code object of the same arguments. Raises ValueError for an unknown name, MissingTool where the
-    package cannot be fetched, `disassembly.UnavailableError` without a disassembler.
+    package cannot be fetched, `debian.UnavailableError` without a disassembler.
     """
     known = [row for row in KERNELS if row.target == target and not row.packed and row.mask in (PLAIN, CAUSAL)]
     kernel = next((row for row in known if row.name == name), None)
     if kernel is None:
         raise ValueError(f"{name}: for {target} there are {', '.join(row.name for row in known) or 'no such kernels'}")
-    image = image or _shipped(target, name)
+    image = image or assembly_kernels.image(target, name)
     code = disassembly.kernel(image)
     found = codeobject.read(image)
     entry = {"threads": kernel.threads, "shared": 0, "resources": found.resources()}
     rows = kernel.rows if kernel.op == "fwd" else kernel.columns
+    in_step = assembly_kernels.relies_on_step(target, name)
     paired = kernel.mask == CAUSAL  # a work group serves a tile near the start and one near the end
 
     def run(length: int) -> Record:
         record = Record(code)
         planned, tensors = _plan(kernel, rows, length)
-        # The waves keep step: some kernels rely on the time that a load from global memory takes.
-        machine.launch(
-            machine.Program(code, record),
-            (1, 1, 1),
-            planned.threads,
-            planned.argument,
-            gpu.ranges(*tensors),
-            in_step=True,
-        )
+        program, known = machine.Program(code, record), gpu.ranges(tensors)
+        machine.launch(program, (1, 1, 1), planned.threads, planned.argument, known, in_step=in_step)
         return record
 
     return Workload(
         target=target,
-        rows=2 * rows if paired else rows,
+        rows=rows,
         entry=entry,
         run=run,
         programs=_pairs(rows) if paired else every_tile(rows),
+        operations=(4 if kernel.op == "fwd" else 10) * kernel.head_dim,
+        lengths=(2 * rows, 4 * rows) if paired else (256, 768),
     )
 
 
@@ -69,12 +65,7 @@ def _pairs(rows: int) -> Programs:
     return lengths
 
 
-def _shipped(target: str, name: str) -> bytes:
-    (place,) = (one.place for one in package.load().objects if (one.target, one.kernel) == (target, name))
-    return (package.directory(gpu.CACHE) / place).read_bytes()
-
-
-def variant(target: str, kernel: str, file: str, sha256: str) -> bytes:
+def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
     """A code object of the package that wheels do not take. Raises MissingTool, and DataError for another digest."""
     one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256)
     return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()

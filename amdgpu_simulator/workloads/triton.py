@@ -11,13 +11,16 @@ from flash_attn.kernels import tuning
 from flash_attn.kernels.operations import HEAD_DIMS, KINDS
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
+from flash_attn.runtime.store import Store
 
 from amdgpu_simulator import gpu
 from amdgpu_simulator.clock.record import Record
-from amdgpu_simulator.isa import assembly, machine
+from amdgpu_simulator.isa import assembly, disassembly, machine
 from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# Products of matrices for a tile.
+_PRODUCTS = {"fwd": 2, "bwd-dq": 3, "bwd-dkdv": 4}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "alibi": {"alibi_slopes": torch.ones(1)},
@@ -63,9 +66,29 @@ def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
 
 
 def workload(target: str, variant: Variant, tile: Config, *, causal: bool = False) -> Workload:
-    """A Triton kernel of this project with a tile. Raises CompileFailed."""
+    """A kernel with a tile. Raises CompileFailed."""
     _, entry, _ = gpu.compiled(target, variant, tile)
-    rows = math.lcm(128, tile.block_n if variant.op == "bwd-dkdv" else tile.block_m)
+    return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal)
+
+
+def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
+    """A kernel of a kernel store. Raises KernelError, `debian.UnavailableError` without a disassembler."""
+    if variant.name not in store.kernels:
+        raise ValueError(f"{store.path} has no kernel {variant.name}; see `rocm_wheels inspect`")
+    entry, image = store.kernels[variant.name], store.image(variant.name)
+    found = image, entry, disassembly.kernel(image, entry["symbol"])
+
+    def code(target: str, asked: Variant, config: Config | None) -> gpu.Found:
+        return found if asked == variant else gpu.compiled_code(target, asked, config)
+
+    return _workload(store.target, variant, {}, entry, code, causal)
+
+
+def _workload(
+    target: str, variant: Variant, configs: dict[str, Config], entry: dict[str, Any], code: gpu.Code, causal: bool
+) -> Workload:
+    tile_rows = entry["constants"]["BLOCK_N" if variant.op == "bwd-dkdv" else "BLOCK_M"]
+    rows = math.lcm(128, tile_rows)
 
     def run(length: int) -> Record:
         records: dict[str, Record] = {}
@@ -73,12 +96,15 @@ def workload(target: str, variant: Variant, tile: Config, *, causal: bool = Fals
         def program(kernel: assembly.Kernel) -> machine.Program:
             return machine.Program(kernel, records.setdefault(kernel.symbol, Record(kernel)))
 
-        with gpu.pretend(target, configs={variant.op: tile}, program=program) as launched:
+        with gpu.pretend(target, configs=configs, program=program, code=code) as launched:
             _call(variant, rows, length, causal)
         assert variant.name in launched
         return records[variant.operation.function]
 
-    return Workload(target=target, rows=rows, entry=entry, run=run, programs=every_tile(tile.block_m))
+    return Workload(
+        target=target, rows=tile_rows, entry=entry, run=run,
+        programs=every_tile(tile_rows), operations=_PRODUCTS[variant.op] * 2 * variant.block_d,
+    )  # fmt: skip
 
 
 def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:

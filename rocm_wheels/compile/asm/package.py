@@ -76,8 +76,9 @@ def load(path: Path = DATA_FILE) -> Package:
 
 
 def directory(cache: Path, package: Package | None = None) -> Path:
-    """The directory with the checked code objects, by their places; fetched once, then found in the cache. package: with
-    other objects than wheels take.
+    """The directory with the checked code objects, by their places; fetched once, then found in the cache.
+
+    package: one with other objects than wheels take.
 
     Raises MissingTool where pip cannot fetch the package, DataError where a digest is wrong.
     """

@@ -1,0 +1,31 @@
+"""The clock against published figures of hardware: `python -m amdgpu_simulator calibrate` as a test."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import tools
+
+from amdgpu_simulator import calibration, debian
+from amdgpu_simulator.calibration import COUNTERS, ORDERS, Point
+from rocm_wheels.errors import MissingTool
+
+
+def whole(point: Point) -> calibration.Whole:
+    try:
+        return calibration.whole(point)
+    except (MissingTool, debian.UnavailableError) as problem:
+        tools.missing(str(problem))
+
+
+@pytest.mark.parametrize("order", dict.fromkeys(point.order for point in ORDERS))
+def test_the_order_of_kernels_is_the_order_on_hardware(order: str) -> None:
+    points = sorted((point for point in ORDERS if point.order == order), key=lambda point: -point.figure)
+    useful = [whole(point).useful for point in points]
+    assert all(faster > slower for faster, slower in pairwise(useful)), dict(zip(points, useful, strict=True))
+
+
+@pytest.mark.parametrize("point", COUNTERS, ids=lambda point: f"{point.kernel} {point.seqlen}")
+def test_matrix_utilisation_is_near_the_counter(point: Point) -> None:
+    assert 100 * whole(point).busy == pytest.approx(point.figure, rel=0.1)
