@@ -54,9 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if str(FLASH_ATTN_SRC) not in sys.path:
         sys.path.insert(0, str(FLASH_ATTN_SRC))
+    from flash_attn.runtime.store import KernelError
+
     try:
         given.run(given)
-    except (ValueError, RocmWheelsError, UnavailableError) as error:
+    except (ValueError, OSError, RocmWheelsError, UnavailableError, KernelError) as error:
         raise SystemExit(f"error: {error}") from None
 
 

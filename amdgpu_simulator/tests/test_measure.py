@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import tools
+from flash_attn.runtime.store import Store
 
 from amdgpu_simulator import __main__ as command
-from amdgpu_simulator import measure
+from amdgpu_simulator import debian, gpu, measure
 from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.workloads import triton
+from rocm_wheels.compile import kernels
 
 
 def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +42,21 @@ def test_loads_that_take_longer() -> None:
     assert 2 <= waits <= 4
 
 
+def test_a_kernel_of_a_store() -> None:
+    """The code object takes what the assembly text takes that it was made from."""
+    variant = triton.parse_kernel("fwd-bf16-d32")
+    compiled = kernels.compile_store(["gfx942"], cache=gpu.CACHE, jobs=1, only=variant.name, backend="triton")
+    store = Store(compiled["gfx942"])
+    try:
+        stored = triton.stored(store, variant)
+    except debian.UnavailableError as problem:
+        tools.missing(str(problem))
+    (tile,) = triton.tiles("gfx942", variant)
+    assert measure.measure(stored) == measure.measure(triton.workload("gfx942", variant, tile))
+    with pytest.raises(ValueError, match=r"gfx942\.zip has no kernel fwd-bf16-d64; see `rocm_wheels inspect`"):
+        triton.stored(store, triton.parse_kernel("fwd-bf16-d64"))
+
+
 @pytest.mark.parametrize(
     ("registers", "shared", "threads", "target", "groups"),
     [
@@ -66,6 +84,14 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
         ("gfx942 decode-bf16-d64", "error: decode-bf16-d64: want fwd"),
         ("gfx942 fwd-bf16-d64 128,x", "error: 128,x: want block_m,block_n,warps,stages"),
         ("gfx942 fwd-bf16-d64 128,64,4,1,0,16", "error: 128,64,4,1,0,16: want"),
+        (
+            "gfx942 asm-fwd-bf16-d64-plain",
+            "error: asm-fwd-bf16-d64-plain: for gfx942 there are asm-fwd-bf16-d128-plain, ",
+        ),
+        ("gfx1100 asm-fwd-bf16-d128-plain", "error: asm-fwd-bf16-d128-plain: for gfx1100 there are no such kernels"),
+        ("gfx942 splitkv-bf16-d64-batch", "error: splitkv-bf16-d64-batch: of Composable Kernel, want a forward"),
+        ("gfx942 fwd-bf16-d64 --code kernel.co", "error: --code takes the place of an asm- kernel"),
+        ("gfx942 fwd-bf16-d64 --store gfx90a.zip", "error: the kernel store gfx90a.zip cannot be read"),
         ("gfx803 fwd-bf16-d64", "error: unknown GPU target 'gfx803'"),
     ],
 )
