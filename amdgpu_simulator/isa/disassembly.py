@@ -56,7 +56,7 @@ def kernel(image: bytes, symbol: str | None = None) -> Kernel:
     instructions, labels = _code(image, described[".name"])
     if any(part.mnemonic == "s_getpc_b64" for parts in instructions for part in parts):
         raise ValueError(f"{described['.name']} reads data beside its code: run it from its assembly text")
-    arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described[".args"]]
+    arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described.get(".args", ())]
     return Kernel(described[".name"], _TARGETS[machine], instructions, labels, descriptor, arguments, {})
 
 
