@@ -42,7 +42,7 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
         record = Record(code)
         planned, tensors = _plan(kernel, rows, length)
         program, known = machine.Program(code, record), gpu.ranges(tensors)
-        machine.launch(program, (1, 1, 1), planned.threads, planned.argument, known, in_step=in_step)
+        machine.launch(program, (1, 1, 1), kernel.threads, planned.argument, known, in_step=in_step)
         return record
 
     return Workload(
