@@ -5,6 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'USAGE'
 usage: build_rocm.sh <flash-attn> [<python> <torch> <rocm>] [options]
+       build_rocm.sh --store <target>... [--backend NAME] [--only GLOB] [--dist DIR] [--cache DIR]
        build_rocm.sh --setup [GROUP]
 
 Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU and no ROCm.
@@ -23,6 +24,9 @@ options:
                   else $XDG_CACHE_HOME/rocm_wheels, else ~/.cache/rocm_wheels)
   --without asm   leave out AMD's assembly kernels, code objects of the package amd-aiter (MIT)
   --cached-kernels  compile nothing: refuse where the cache lacks a kernel
+
+  --store TARGET  write the kernel store of a GPU target, such as gfx942, into dist/ and stop;
+                  candle-flash-rocm and other programs without Python run its kernels
 
   --setup [GROUP] make an environment and stop: build/env, or build/env-GROUP for another dependency group
 
@@ -147,6 +151,15 @@ if [[ $1 == --setup && ${2-} != -h && ${2-} != --help ]]; then
     esac
     setup "${2:-build}"
     exit 0
+fi
+if [[ $1 == --store && ${2-} != -h && ${2-} != --help ]]; then
+    if [[ $# -eq 1 ]]; then
+        usage >&2
+        exit 2
+    fi
+    python="$(find_python)"
+    setup build
+    exec "$venv/bin/python" -I -m rocm_wheels store --dist "$root/dist" "${@:2}"
 fi
 plan=false
 container=false

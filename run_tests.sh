@@ -21,14 +21,18 @@ export PATH="$PWD/build/env-test/bin:$PATH"
 ruff check .
 ruff format --check .
 mypy
-shellcheck --severity=style ./*.sh .ci/run
-shfmt --indent 4 --case-indent --diff ./*.sh .ci/run
+shellcheck --severity=style ./*.sh .ci/run candle-flash-rocm/check.sh
+shfmt --indent 4 --case-indent --diff ./*.sh .ci/run candle-flash-rocm/check.sh
 yamllint --strict .
 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona pedantic .
+# In CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
+if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
+    candle-flash-rocm/check.sh
+fi
 # Processes side by side have a core each: threads of torch and numpy that wait for one another would take it from them.
 export OMP_NUM_THREADS=1
 # In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.

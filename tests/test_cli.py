@@ -253,6 +253,20 @@ def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["compile", "--target", "gfx94a"]) == 4
 
 
+def test_store(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache, dist = tmp_path / "cache", tmp_path / "dist"
+    where = ["--cache", str(cache), "--dist", str(dist)]
+    assert cli.main(["store", "gfx942", "sm_90", "--only", "*-bf16-*", *where]) == 0
+    assert (stages.compiled["targets"], stages.compiled["only"]) == (("gfx942", "sm_90"), "*-bf16-*")
+    assert capsys.readouterr().out.splitlines() == [str(dist / "gfx942.zip"), str(dist / "sm_90.zip")]
+    assert (dist / "gfx942.zip").read_bytes() == (cache / "gfx942.zip").read_bytes()
+    assert stages.calls == ["compile"]
+    assert cli.main(["store", "gfx942", "--backend", "ck", *where]) == 0
+    assert stages.calls[1] == "compile"
+    assert any("planner" in call for call in stages.calls[2:])
+    assert cli.main(["store", "gfx94a", *where]) == 4
+
+
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/"])
 def test_a_shard_is_checked(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Driver, Gpu, Kernels, Platform, Stream};
+use crate::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
 use crate::error::{Error, Result};
 use crate::raw::host::Session;
 use crate::raw::Workspace;
@@ -59,13 +59,26 @@ impl RocmContext {
 
     /// The AMD GPU of a number, with its store among these.
     ///
+    /// Where a library `_ck_planner.so` lies beside a store with kernels of Composable Kernel, those serve the calls that
+    /// they can.
+    ///
     /// # Errors
     ///
     /// As [`RocmContext::new`].
     pub fn with_stores(ordinal: usize, stores: &Stores) -> Result<Self> {
         let gpu = Gpu::open(Driver::open(Platform::Hip)?, ordinal)?;
-        let store = stores.store(gpu.target())?;
-        Self::on(gpu, store)
+        let store = stores.for_gpu(gpu.target())?;
+        let mut kernels = Kernels::new(gpu, store)?;
+        if let Some(path) = stores.planner() {
+            kernels = kernels.with_planner(Planner::open(&path)?);
+        }
+        Self::with_kernels(kernels)
+    }
+
+    fn with_kernels(kernels: Kernels) -> Result<Self> {
+        let stream = kernels.gpu().stream()?;
+        let workspace = Mutex::new(Workspace::new(kernels.gpu().clone()));
+        Ok(Self(Arc::new(Inner { kernels, stream, workspace })))
     }
 
     /// Any GPU with a store of its target. So an NVIDIA GPU runs the kernels of an `sm_` store.
@@ -74,9 +87,7 @@ impl RocmContext {
     ///
     /// Where the store is of another target, or the driver refuses.
     pub fn on(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
-        let stream = gpu.stream()?;
-        let workspace = Mutex::new(Workspace::new(gpu.clone()));
-        Ok(Self(Arc::new(Inner { kernels: Kernels::new(gpu, store)?, stream, workspace })))
+        Self::with_kernels(Kernels::new(gpu, store)?)
     }
 
     /// The GPU.

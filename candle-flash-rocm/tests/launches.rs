@@ -2,10 +2,12 @@
 //!
 //! tests/record_launches.py wrote data/launches.json, and says which calls there are.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::{
-    plan_backward, plan_forward, Backward, Catalogue, Device, Dtype, Forward, Memory, Operand, Pages, Shape, Step, Tile,
+    plan_backward_with, plan_forward_with, Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand,
+    Pages, Planner, Shape, Step, Tile,
 };
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
@@ -19,6 +21,8 @@ const NAMES: [&str; 13] =
 #[derive(Deserialize)]
 struct Recorded {
     cases: Vec<Case>,
+    /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
+    composable: Vec<Vec<(String, String)>>,
     targets: BTreeMap<String, Target>,
 }
 
@@ -128,7 +132,7 @@ impl Case {
         }
     }
 
-    fn plan(&self, target: &Target) -> Result<Vec<Step>> {
+    fn plan(&self, target: &Target, planner: Option<&dyn Planner>) -> Result<Vec<Step>> {
         let shape = self.shape();
         let device = Device { compute_units: target.compute_units };
         let mut memory = Fresh(APART * 1000);
@@ -142,8 +146,13 @@ impl Case {
         let lengths = if pages.is_some() { memory.allocate(4 * self.batch)? } else { 0 };
         let lse = if shape.lse_elements() == 0 { 0 } else { address("lse") };
         let (q, k, v, out) = (self.operand("q"), self.operand("k"), self.operand("v"), self.operand("out"));
-        let mut steps =
-            plan_forward(&Forward { shape, q, k, v, out, lse, pages, lengths }, target, device, &mut memory)?;
+        let mut steps = plan_forward_with(
+            &Forward { shape, q, k, v, out, lse, pages, lengths },
+            target,
+            planner,
+            device,
+            &mut memory,
+        )?;
         if self.backward {
             let backward = Backward {
                 shape,
@@ -158,7 +167,7 @@ impl Case {
                 dv: self.operand("dv"),
                 may_split: true,
             };
-            steps.extend(plan_backward(&backward, target, device, &mut memory)?);
+            steps.extend(plan_backward_with(&backward, target, planner, device, &mut memory)?);
         }
         Ok(steps)
     }
@@ -194,7 +203,7 @@ fn every_launch_is_that_of_python() {
     for (name, target) in &recorded.targets {
         assert_eq!(target.launches.len(), recorded.cases.len());
         for (case, wanted) in recorded.cases.iter().zip(&target.launches) {
-            let steps = case.plan(target).unwrap_or_else(|error| panic!("{name}, {case:?}: {error}"));
+            let steps = case.plan(target, None).unwrap_or_else(|error| panic!("{name}, {case:?}: {error}"));
             let planned = launched(&steps);
             assert_eq!(&planned, wanted, "{name}, {case:?}");
             compared += planned.len();
@@ -202,4 +211,58 @@ fn every_launch_is_that_of_python() {
     }
     println!("{compared} launches of {} calls on {} targets", recorded.cases.len(), recorded.targets.len());
     assert!(compared > 900, "{compared}");
+}
+
+/// Keeps what it is asked for, and plans nothing.
+#[derive(Default)]
+struct Asked(RefCell<Vec<(Call, Vec<u8>)>>);
+
+impl Planner for Asked {
+    fn plan(&self, call: Call, parameters: &[u8]) -> Result<Result<Vec<Launch>, String>> {
+        self.0.borrow_mut().push((call, parameters.to_vec()));
+        Ok(Ok(Vec::new()))
+    }
+
+    fn backward_workspace(&self, _parameters: &[u8]) -> usize {
+        4096
+    }
+}
+
+/// The bytes of a call with addresses that are no tensor's as numbers in the order of their first appearance.
+fn renumbered(call: Call, parameters: &[u8]) -> String {
+    const WORKSPACES: std::ops::Range<usize> = 104 + 8 * 32 + 8..104 + 8 * 32 + 24;
+    let mut bytes = parameters.to_vec();
+    if call == Call::Backward {
+        for (index, word) in bytes[WORKSPACES].chunks_exact_mut(8).enumerate() {
+            let empty = word.iter().all(|&byte| byte == 0);
+            if !empty {
+                word.copy_from_slice(&(APART * (OTHERS + index as u64)).to_le_bytes());
+            }
+        }
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn the_planner_of_composable_kernel_is_asked_as_by_python() {
+    let recorded: Recorded = serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    let target = &recorded.targets["gfx942"];
+    let mut compared = 0;
+    for (case, wanted) in recorded.cases.iter().zip(&recorded.composable) {
+        let asked = Asked::default();
+        case.plan(target, Some(&asked)).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        let asked: Vec<(String, String)> = asked
+            .0
+            .take()
+            .into_iter()
+            .map(|(call, parameters)| {
+                let name = if call == Call::Forward { "forward" } else { "backward" };
+                (name.to_owned(), renumbered(call, &parameters))
+            })
+            .collect();
+        assert_eq!(&asked, wanted, "{case:?}");
+        compared += asked.len();
+    }
+    println!("{compared} calls of the planner");
+    assert!(compared > 100, "{compared}");
 }

@@ -13,17 +13,20 @@ import argparse
 import json
 import struct
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from flash_attn.backends import triton as triton_backend
+from flash_attn.backends.ck import ComposableKernel
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.kernels import launches
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device
+from flash_attn.runtime import ck_planner, device
 
 OUTPUT = Path(__file__).resolve().parent / "data" / "launches.json"
 
@@ -81,6 +84,10 @@ def cases() -> Iterator[Case]:
         for window, score in product(([-1, -1], [-1, 0], [9, 9]), ({}, {"alibi": True}, {"softcap": 3.0})):
             packed = {"lengths_q": lengths_q, "lengths_k": lengths_k, "batch": len(lengths_q), "window": window}
             yield base | packed | score
+    # Heads that share nothing, of which Composable Kernel does the backward.
+    for lengths, dtype, head_dim in product(([], [100, 200, 3]), ("fp16", "bf16"), (32, 64, 128, 256)):
+        sizes = {"heads_k": 4, "lengths_q": lengths, "lengths_k": lengths, "batch": len(lengths) or 2}
+        yield base | sizes | {"dtype": dtype, "head_dim": head_dim, "alibi": head_dim == 64, "window": [-1, 0]}
     grouped = {"lengths_q": [3000, 2500], "lengths_k": [3000, 2500], "heads": 16, "heads_k": 1}
     yield base | grouped
     # Pages: of whole blocks and not; few queries over many keys.
@@ -116,8 +123,9 @@ class Kernel:
 class Gpu:
     """A GPU of a target that launches nothing."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, composable: bool = False) -> None:
         self.target = target
+        self.composable = composable
         self.compute_units = TARGETS[target]
         self.tiles: dict[str, list[int]] = {}
         self.kept: list[tuple[str, Any, Any, Any]] = []
@@ -128,10 +136,10 @@ class Gpu:
         return kernel
 
     def has_composable_kernel(self) -> bool:
-        return False
+        return self.composable
 
     def run(self, planned: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> None:
-        raise NotImplementedError("nothing is planned without Composable Kernel")
+        """What Composable Kernel's planner was asked for is kept, see `asked_of_the_planner`."""
 
 
 def starts(lengths: list[int]) -> torch.Tensor:
@@ -161,36 +169,89 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
     return found
 
 
-def launched(case: Case, gpu: Gpu) -> list[list[Any]]:
-    """What a case launches: name, grid, and the arguments' bytes in hexadecimal."""
-    tensors = tensors_of(case)
+def call_of(case: Case, tensors: dict[str, torch.Tensor]) -> AttentionCall:
     left, right = case["window"]
     causal = (left, right) == (-1, 0)
-    call = AttentionCall(
+    return AttentionCall(
         tensors["q"], tensors["k"], tensors["v"], softmax_scale=case["scale"], causal=causal,
         window_size=(-1, -1) if causal else (left, right), softcap=case["softcap"], alibi_slopes=tensors.get("alibi"),
         cu_seqlens_q=tensors.get("cu_seqlens_q"), cu_seqlens_k=tensors.get("cu_seqlens_k"),
         max_seqlen_q=max(case["lengths_q"], default=0), max_seqlen_k=max(case["lengths_k"], default=0),
         block_table=tensors.get("table"),
     )  # fmt: skip
-    gpu.kept.clear()
-    result = triton_backend.forward(call)
+
+
+def compute(case: Case, backend: Any) -> dict[str, torch.Tensor]:
+    """Lets a backend serve a case; its tensors by their names."""
+    tensors = tensors_of(case)
+    call = call_of(case, tensors)
+    result = backend.forward(call)
     tensors |= {"out": result.out, "lse": result.softmax_lse}
     if case["backward"]:
-        triton_backend.backward(
-            GradientCall(
-                call, tensors["dout"], result.out, result.softmax_lse, tensors["dq"], tensors["dk"], tensors["dv"]
-            )
-        )
-    known = {tensors[name].data_ptr(): APART * (1 + index) for index, name in enumerate(NAMES) if name in tensors}
-    known[0] = 0  # absent, or without an element
-    first = len(known)
+        gradients = tensors["dq"], tensors["dk"], tensors["dv"]
+        backend.backward(GradientCall(call, tensors["dout"], result.out, result.softmax_lse, *gradients))
+    return tensors
+
+
+class Addresses:
+    """The fixed numbers of a case's addresses."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._known = {tensors[name].data_ptr(): APART * (1 + i) for i, name in enumerate(NAMES) if name in tensors}
+        self._known[0] = 0  # absent, or without an element
+        self._first = len(self._known)
+
+    def __call__(self, address: int) -> int:
+        return self._known.setdefault(address, APART * (OTHERS + len(self._known) - self._first))
+
+
+def launched(case: Case, gpu: Gpu) -> list[list[Any]]:
+    """What a case launches: name, grid, and the arguments' bytes in hexadecimal."""
+    gpu.kept.clear()
+    addresses = Addresses(compute(case, triton_backend))
     found = []
-    for name, grid, addresses, numbers in gpu.kept:
-        fixed = [known.setdefault(address, APART * (OTHERS + len(known) - first)) for address in addresses]
+    for name, grid, given, numbers in gpu.kept:
+        fixed = [addresses(address) for address in given]
         letters = "".join("f" if isinstance(number, float) else "i" for number in numbers)
         content = struct.pack(f"<{len(fixed)}Q{letters}", *fixed, *numbers)
         found.append([name, list(grid), content.hex()])
+    return found
+
+
+# Where the structures of the planner's calls have addresses: of the shape, of the tensors, of what follows them.
+_SHAPE_BYTES, _TENSOR_BYTES = 104, 32
+_OF_SHAPE = (72, 80, 88, 96)
+_STRUCTURES = {"forward": (4, (0, 8, 16)), "backward": (8, (0, 8, 16))}
+
+
+def asked_of_the_planner(case: Case) -> list[list[str]]:
+    """What a case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
+
+    Left out is what the crate leaves to this project's kernels: pages, split keys, padded or shared heads.
+    """
+    asked: list[tuple[str, bytes]] = []
+
+    def plan(what: str, packed: bytes) -> list[Any]:
+        asked.append((what, packed))
+        return []
+
+    patches = {"plan": plan, "backward_workspace": lambda _packed: 4096}
+    with mock.patch.multiple(ck_planner, **patches):
+        tensors = compute(case, ComposableKernel(triton_backend))
+    addresses = Addresses(tensors)
+    found = []
+    for what, packed in asked:
+        shared = case["heads"] != case["heads_k"] or case["head_dim"] not in (32, 64, 128, 256)
+        if what not in _STRUCTURES or (what == "backward" and shared):
+            continue
+        tensors_there, rest = _STRUCTURES[what]
+        content = bytearray(packed)
+        after = _SHAPE_BYTES + tensors_there * _TENSOR_BYTES
+        of_tensors = (_SHAPE_BYTES + index * _TENSOR_BYTES for index in range(tensors_there))
+        for place in (*_OF_SHAPE, *of_tensors, *(after + offset for offset in rest)):
+            (address,) = struct.unpack_from("<Q", content, place)
+            struct.pack_into("<Q", content, place, addresses(address))
+        found.append([what, content.hex()])
     return found
 
 
@@ -207,8 +268,13 @@ def record() -> str:
         lines.append(
             f'"{target}": {{"compute_units": {gpu.compute_units},\n"tiles": {tiles},\n"launches": [\n{calls}\n]}}'
         )
+    with device.using(Gpu("gfx942", composable=True)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what goes to the Triton kernels
+        planned = [asked_of_the_planner(case) for case in every]
+    composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
-    return f'{{"cases": [\n{every_call}\n],\n"targets": {{\n' + ",\n".join(lines) + "\n}}\n"
+    head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n"targets": {{\n'
+    return head + ",\n".join(lines) + "\n}}\n"
 
 
 def main() -> None:

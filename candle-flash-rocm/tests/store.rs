@@ -92,6 +92,11 @@ fn stores_are_found_in_files_directories_and_wheels() {
         assert_eq!(store.image("fwd-bf16-d64").expect("an image").len(), 320);
         refused(stores.store("gfx1100"), &["no kernels for gfx1100", "gfx942", "./build_rocm.sh --store gfx1100"]);
     }
+    let generic = directory.0.join("gfx11-generic.zip");
+    fs::rename(&path, &generic).expect("a file");
+    let stores = Stores::open(&generic).expect("stores");
+    assert_eq!(stores.for_gpu("gfx1103").expect("a store").target(), "gfx11-generic");
+    refused(stores.for_gpu("gfx942"), &["no kernels for gfx942", "gfx11-generic"]);
     refused(Stores::open(&wheel).expect("stores").store("sm_90"), &["sm_90.zip", "zip archive"]);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,15 @@ def add_verbs(verbs: Any) -> None:
     )
     _add_cache(compile_)
     compile_.set_defaults(run=_compile)
+
+    store = verbs.add_parser("store", help="write the kernel stores of GPU targets, for programs without Python")
+    store.add_argument("target", nargs="+", metavar="GFX", help="gfx942, sm_90, ...")
+    store.add_argument("--backend", default="triton", metavar="NAME", help="whose kernels: ck or triton (triton)")
+    store.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: '*-bf16-d128*'")
+    store.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the stores (dist)")
+    _add_without(store)
+    _add_cache(store)
+    store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None)
 
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
@@ -167,10 +177,31 @@ def _build(arguments: argparse.Namespace) -> int:
 
 @packages_of("build")
 def _compile(arguments: argparse.Namespace) -> int:
+    for target, store in _stores(arguments, arguments.target).items():
+        print(f"{target}  {store}")
+    return 0
+
+
+@packages_of("build")
+def _store(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.compile.ck import planner
+    from rocm_wheels.wheel import build
+
+    dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
+    build.check_writable(dist=dist, cache=cache)
+    for target, store in _stores(arguments, arguments.target).items():
+        print(shutil.copyfile(store, dist / f"{target}.zip"))
+    if arguments.backend == "ck":
+        print(planner.build(dist, cache=cache))
+    return 0
+
+
+def _stores(arguments: argparse.Namespace, names: list[str]) -> dict[str, Path]:
+    """Compiles what the cache lacks; target -> store."""
     data = versions.load()
     machine = survey(os.environ)
     backend = known_backend(data, arguments.backend)
-    targets = known_targets(data, arguments.target)
+    targets = known_targets(data, names)
     check_served(data, targets, backend.name)
     jobs = arguments.jobs or parallel_jobs(data, os.environ, machine, backend.name)
     from rocm_wheels.compile import kernels
@@ -178,7 +209,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 
     build.check_writable(cache=arguments.cache.absolute())
 
-    stores = kernels.compile_store(
+    return kernels.compile_store(
         targets,
         cache=arguments.cache.absolute(),
         jobs=jobs,
@@ -189,9 +220,6 @@ def _compile(arguments: argparse.Namespace) -> int:
         tiles=arguments.tiles,
         without=arguments.without,
     )
-    for target, store in stores.items():
-        print(f"{target}  {store}")
-    return 0
 
 
 @packages_of("build")

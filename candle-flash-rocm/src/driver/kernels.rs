@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::api::{Handle, Select};
 use super::gpu::{Gpu, Stream};
+use super::planner::Planner;
 use crate::error::{Error, Result};
 use crate::launch::{Argument, Catalogue, Fill, Launch, Tile};
-use crate::store::{Kernel, Parameter, Store};
+use crate::store::{generic, Kernel, Parameter, Store};
 
 /// Bytes of dynamic shared memory that a CUDA kernel may use before it has to ask for more.
 const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
@@ -20,6 +21,7 @@ const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
 pub struct Kernels {
     gpu: Arc<Gpu>,
     store: Store,
+    planner: Option<Planner>,
     loaded: Mutex<HashMap<String, Function>>,
 }
 
@@ -47,7 +49,7 @@ impl Kernels {
     ///
     /// Where the store is of another target.
     pub fn new(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
-        if store.target() != gpu.target() {
+        if store.target() != gpu.target() && generic(gpu.target()) != Some(store.target()) {
             return Err(Error::Store(format!(
                 "{} has kernels for {}, the GPU is {target}: build a store with ./build_rocm.sh --store {target}",
                 store.path().display(),
@@ -55,7 +57,26 @@ impl Kernels {
                 target = gpu.target(),
             )));
         }
-        Ok(Self { gpu, store, loaded: Mutex::new(HashMap::new()) })
+        Ok(Self { gpu, store, planner: None, loaded: Mutex::new(HashMap::new()) })
+    }
+
+    /// The same kernels, of which those of Composable Kernel serve the calls that they can, if the store has them.
+    #[must_use]
+    pub fn with_planner(mut self, planner: Planner) -> Self {
+        let composable = |name: &str| {
+            let kernel = self.store.get(name);
+            kernel.is_some_and(|kernel| matches!(kernel.parameters[..], [Parameter::Structure(_)]))
+        };
+        if self.store.names().any(composable) {
+            self.planner = Some(planner);
+        }
+        self
+    }
+
+    /// The planner of Composable Kernel's launches, where those serve calls.
+    #[must_use]
+    pub fn planner(&self) -> Option<&dyn crate::launch::Planner> {
+        self.planner.as_ref().map(|planner| planner as _)
     }
 
     /// The device.

@@ -8,6 +8,7 @@
 mod api;
 mod gpu;
 mod kernels;
+mod planner;
 
 use std::ffi::{c_char, CStr};
 use std::fmt;
@@ -17,6 +18,7 @@ use crate::error::{Error, Result};
 use api::Api;
 pub use gpu::{Buffer, Event, Gpu, Stream};
 pub use kernels::Kernels;
+pub use planner::Planner;
 
 /// Whose driver it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,14 @@
 //! kernels; [`crate::driver`] launches it.
 
 mod backward;
+mod composable;
 mod forward;
 mod plan;
 mod split_kv;
 mod variant;
 
 pub use backward::{plan_backward, Backward};
+pub use composable::{plan_backward_ck, plan_backward_with, plan_forward_ck, plan_forward_with, Call, Planner};
 pub use forward::{plan_forward, Forward};
 pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Tile};
 pub use variant::Dtype;

@@ -66,8 +66,13 @@ impl<'a> Cache<'a> {
     }
 }
 
+/// Whether a call has so few queries that one tile of `decode` holds those that share a key head.
+pub(super) fn is_few(shape: &Shape) -> bool {
+    shape.seqlen_q * shape.heads <= DECODE_ROWS * shape.heads_k
+}
+
 /// Whether a forward is enough faster in parts to pay for what they cost the host.
-fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bool {
+pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bool {
     if shape.seqlen_k < LEAST_KEYS || block_m == 0 {
         return false;
     }

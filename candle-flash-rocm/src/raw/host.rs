@@ -3,7 +3,9 @@
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
 use crate::error::Result;
-use crate::launch::{plan_backward, plan_forward, Backward, Device, Forward, Memory, Operand, Pages, Shape, Step};
+use crate::launch::{
+    plan_backward_with, plan_forward_with, Backward, Device, Forward, Memory, Operand, Pages, Shape, Step,
+};
 
 /// A device, a stream of it, and memory there.
 pub(crate) struct Session<'a> {
@@ -105,7 +107,7 @@ impl Session<'_> {
     pub fn forward(&mut self, call: &HostForward<'_>) -> Result<(Vec<u8>, Vec<f32>)> {
         self.workspace.reset();
         let placed = self.place(call)?;
-        let steps = plan_forward(&placed, self.kernels, self.device(), self.workspace)?;
+        let steps = plan_forward_with(&placed, self.kernels, self.kernels.planner(), self.device(), self.workspace)?;
         // SAFETY: every address is of the workspace, as large as the shape says, and read back below.
         unsafe { run(self.kernels, self.stream, &steps)? };
         let out = self.get(placed.out.address, call.q.len())?;
@@ -135,7 +137,7 @@ impl Session<'_> {
             dv: like(placed.v, dv),
             may_split: true,
         };
-        let steps = plan_backward(&backward, self.kernels, self.device(), self.workspace)?;
+        let steps = plan_backward_with(&backward, self.kernels, self.kernels.planner(), self.device(), self.workspace)?;
         let (sums, others): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| matches!(step, Step::Sum(_)));
         // SAFETY: as in `forward`.
         unsafe { run(self.kernels, self.stream, &others)? };

@@ -44,7 +44,7 @@ mod workspace;
 
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{plan_backward, plan_forward, Backward, Device, Forward, Step};
+use crate::launch::{plan_backward_with, plan_forward_with, Backward, Device, Forward, Step};
 pub use workspace::Workspace;
 
 /// Launches a forward on a stream.
@@ -60,7 +60,7 @@ pub use workspace::Workspace;
 pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Forward) -> Result<()> {
     workspace.reset();
     let device = Device { compute_units: kernels.gpu().compute_units() };
-    let steps = plan_forward(call, kernels, device, workspace)?;
+    let steps = plan_forward_with(call, kernels, kernels.planner(), device, workspace)?;
     // SAFETY: the caller's promise; workspaces are as large as the plan asked for.
     unsafe { run(kernels, stream, &steps) }
 }
@@ -77,7 +77,7 @@ pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Worksp
 pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Backward) -> Result<()> {
     workspace.reset();
     let device = Device { compute_units: kernels.gpu().compute_units() };
-    let steps = plan_backward(call, kernels, device, workspace)?;
+    let steps = plan_backward_with(call, kernels, kernels.planner(), device, workspace)?;
     // SAFETY: as in `forward`.
     unsafe { run(kernels, stream, &steps) }
 }

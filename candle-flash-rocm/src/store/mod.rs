@@ -84,6 +84,25 @@ impl Stores {
         self.found.keys().map(String::as_str)
     }
 
+    /// The planner library of Composable Kernel's launches beside the stores, `_ck_planner.so`, if it is there.
+    #[must_use]
+    pub fn planner(&self) -> Option<PathBuf> {
+        let directory = if self.origin.is_dir() { Some(self.origin.as_path()) } else { self.origin.parent() };
+        directory.map(|directory| directory.join("_ck_planner.so")).filter(|path| path.is_file())
+    }
+
+    /// Opens the store that a GPU loads: the store of its target, else of the generic target of its family.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stores::store`], for the GPU's own target.
+    pub fn for_gpu(&self, target: &str) -> Result<Store> {
+        match generic(target) {
+            Some(family) if !self.found.contains_key(target) && self.found.contains_key(family) => self.store(family),
+            _ => self.store(target),
+        }
+    }
+
     /// Opens the store of a target.
     ///
     /// # Errors
@@ -211,6 +230,12 @@ impl Store {
         }
         Ok(image)
     }
+}
+
+/// The generic target whose code objects a GPU loads too, by LLVM's families.
+pub(crate) fn generic(target: &str) -> Option<&'static str> {
+    let families = [("gfx103", "gfx10-3-generic"), ("gfx11", "gfx11-generic"), ("gfx120", "gfx12-generic")];
+    families.into_iter().find(|(start, _)| target.starts_with(start)).map(|(_, family)| family)
 }
 
 /// Whether a file name's stem names a GPU target: `gfx942`, `sm_90`.

@@ -1,0 +1,128 @@
+//! The planner library of Composable Kernel's launches, `_ck_planner.so`, which wheels carry beside their stores.
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+use crate::launch::{Argument, Call, Launch};
+
+/// The version of the interface that this crate knows.
+const VERSION: c_int = 1;
+
+/// Sizes of `flash_attn_ck_plan`, in bytes.
+const MESSAGE: usize = 256;
+const NAME: usize = 64;
+const ARGUMENTS: usize = 384;
+const LAUNCH: usize = NAME + 24 + ARGUMENTS;
+const LAUNCHES: usize = 3;
+const PLAN: usize = MESSAGE + 8 + LAUNCHES * LAUNCH;
+
+/// What `flash_attn_ck_plan_*` answers where Composable Kernel has no kernel.
+const UNSUPPORTED: c_int = 2;
+
+/// Sizes of `flash_attn_ck_forward` and `flash_attn_ck_backward`, in bytes.
+const FORWARD: usize = 104 + 4 * 32 + 48;
+const BACKWARD: usize = 104 + 8 * 32 + 40;
+
+type Function = unsafe extern "C" fn(*const c_void, *mut c_void) -> c_int;
+
+/// The planner library.
+#[derive(Debug)]
+pub struct Planner {
+    forward: Function,
+    backward: Function,
+    workspace: unsafe extern "C" fn(*const c_void) -> i64,
+    /// Holds the functions in memory.
+    _library: Library,
+}
+
+impl Planner {
+    /// Opens the library.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not open, or has another version.
+    pub fn open(path: &Path) -> Result<Self> {
+        let failed = |reason: String| {
+            Error::Driver(format!(
+                "the planner of Composable Kernel {}: {reason}; ./build_rocm.sh --store gfx942 --backend ck writes one",
+                path.display()
+            ))
+        };
+        // SAFETY: the library has no initializers beside those of the C++ runtime.
+        let library = unsafe { Library::new(path) }.map_err(|error| failed(error.to_string()))?;
+        macro_rules! find {
+            ($name:literal) => {
+                // SAFETY: the types are the header's.
+                *unsafe { library.get($name) }.map_err(|error| failed(error.to_string()))?
+            };
+        }
+        let version: unsafe extern "C" fn() -> c_int = find!(b"flash_attn_ck_version");
+        // SAFETY: the function takes nothing.
+        let found = unsafe { version() };
+        if found != VERSION {
+            return Err(failed(format!("it has version {found}, this crate knows {VERSION}")));
+        }
+        Ok(Self {
+            forward: find!(b"flash_attn_ck_plan_forward"),
+            backward: find!(b"flash_attn_ck_plan_backward"),
+            workspace: find!(b"flash_attn_ck_backward_workspace"),
+            _library: library,
+        })
+    }
+}
+
+/// Bytes as a structure whose fields of eight bytes lie at multiples of eight.
+fn aligned(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks(8).map(|chunk| chunk.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
+}
+
+impl crate::launch::Planner for Planner {
+    fn plan(&self, call: Call, parameters: &[u8]) -> Result<Result<Vec<Launch>, String>> {
+        let (function, size) = match call {
+            Call::Forward => (self.forward, FORWARD),
+            Call::Backward => (self.backward, BACKWARD),
+        };
+        if parameters.len() != size {
+            return Err(Error::Driver(format!("a call of {} bytes, the planner takes {size}", parameters.len())));
+        }
+        let parameters = aligned(parameters);
+        let mut plan = vec![0u64; PLAN / 8];
+        // SAFETY: both are as large as the header says; the planner never reads what is behind addresses.
+        let status = unsafe { function(parameters.as_ptr().cast(), plan.as_mut_ptr().cast()) };
+        let bytes: Vec<u8> = plan.iter().flat_map(|word| word.to_le_bytes()).collect();
+        match status {
+            0 => {}
+            UNSUPPORTED => return Ok(Err(text(&bytes[..MESSAGE]))),
+            _ => return Err(Error::Unsupported(text(&bytes[..MESSAGE]))),
+        }
+        let count = (number(&bytes, MESSAGE) as usize).min(LAUNCHES);
+        let launches = bytes[MESSAGE + 8..].chunks_exact(LAUNCH).take(count).map(|launch| {
+            let grid = [number(launch, NAME), number(launch, NAME + 4), number(launch, NAME + 8)];
+            let size = (number(launch, NAME + 16) as usize).min(ARGUMENTS);
+            let content = launch[NAME + 24..NAME + 24 + size].to_vec();
+            Launch { kernel: text(&launch[..NAME]), grid, arguments: vec![Argument::Structure(content)] }
+        });
+        Ok(Ok(launches.collect()))
+    }
+
+    fn backward_workspace(&self, parameters: &[u8]) -> usize {
+        if parameters.len() != BACKWARD {
+            return 0;
+        }
+        // SAFETY: the structure is as large as the header says.
+        let bytes = unsafe { (self.workspace)(aligned(parameters).as_ptr().cast()) };
+        usize::try_from(bytes).unwrap_or(0)
+    }
+}

@@ -1,0 +1,205 @@
+//! Calls of Composable Kernel: what its planner library takes (`csrc/ck/include/flash_attn_ck.h` of the repository).
+//!
+//! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
+
+use super::plan::{Catalogue, Device, Fill, Launch, Memory, Step};
+use super::{plan_backward, plan_forward, split_kv, Backward, Dtype, Forward, Operand, Shape};
+use crate::error::Result;
+
+/// Head dims of the kernels of the backward.
+const DIMS: [usize; 4] = [32, 64, 128, 256];
+
+/// What a planner is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `flash_attn_ck_plan_forward`.
+    Forward,
+    /// `flash_attn_ck_plan_backward`.
+    Backward,
+}
+
+/// The planner of Composable Kernel's launches, or a stand-in.
+pub trait Planner {
+    /// The launches of a call, or why Composable Kernel has no kernel for it.
+    ///
+    /// # Errors
+    ///
+    /// Where the parameters contradict each other.
+    fn plan(&self, call: Call, parameters: &[u8]) -> Result<Result<Vec<Launch>, String>>;
+
+    /// Bytes of the sums of dq that a backward of these parameters takes, zeroed.
+    fn backward_workspace(&self, parameters: &[u8]) -> usize;
+}
+
+/// The bytes of one of the header's structures, field by field; all fields lie at their alignment.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn ints(&mut self, numbers: &[i32]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    }
+
+    fn floats(&mut self, numbers: &[f32]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    }
+
+    fn words(&mut self, numbers: &[u64]) {
+        self.0.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    }
+
+    /// `flash_attn_ck_shape`.
+    fn shape(&mut self, shape: &Shape, one_query: bool) {
+        let open = |size: Option<usize>| size.map_or(-1, |size| size.min(i32::MAX as usize) as i32);
+        let (mut left, mut right) = (open(shape.window_left), open(shape.window_right));
+        // Causal ends the window at the query itself, which one query alone does not notice.
+        if one_query && shape.is_causal() {
+            (left, right) = (-1, -1);
+        }
+        let dtype = i32::from(shape.dtype == Dtype::Bf16);
+        let sizes = [shape.batch, shape.heads, shape.heads_k, shape.head_dim, shape.seqlen_q, shape.seqlen_k];
+        self.ints(&[dtype]);
+        self.ints(&sizes.map(|size| size as i32));
+        self.ints(&[left, right]);
+        self.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
+        let (lse_b, lse_h) = shape.lse_strides();
+        self.words(&[lse_b as u64, lse_h as u64, 0]);
+        self.words(&[shape.alibi_slopes, shape.cu_seqlens_q, shape.cu_seqlens_k, 0]);
+    }
+
+    /// `flash_attn_ck_tensor`.
+    fn tensors(&mut self, operands: &[Operand]) {
+        for operand in operands {
+            self.words(&[operand.address, operand.batch as u64, operand.row as u64, operand.head as u64]);
+        }
+    }
+}
+
+/// Whether Composable Kernel may have a kernel for a shape.
+fn serves(shape: &Shape) -> bool {
+    shape.dtype != Dtype::F32
+}
+
+/// Queries in a tile of the forward kernels.
+const FORWARD_ROWS: usize = 128;
+
+/// The plan of a forward by Composable Kernel where it has a kernel, else by this project's own.
+///
+/// Few queries of many keys, as in decoding, are split over the keys by this project's kernels.
+///
+/// # Errors
+///
+/// As [`plan_forward`].
+pub fn plan_forward_with(
+    call: &Forward,
+    kernels: &dyn Catalogue,
+    planner: Option<&dyn Planner>,
+    device: Device,
+    memory: &mut dyn Memory,
+) -> Result<Vec<Step>> {
+    if let Some(planner) = planner {
+        let few = split_kv::is_few(&call.shape) && split_kv::is_profitable(&call.shape, FORWARD_ROWS, device);
+        if !few {
+            if let Some(steps) = plan_forward_ck(call, planner)? {
+                return Ok(steps);
+            }
+        }
+    }
+    plan_forward(call, kernels, device, memory)
+}
+
+/// The plan of a backward by Composable Kernel where it has a kernel, else by this project's own.
+///
+/// # Errors
+///
+/// As [`plan_backward`].
+pub fn plan_backward_with(
+    call: &Backward,
+    kernels: &dyn Catalogue,
+    planner: Option<&dyn Planner>,
+    device: Device,
+    memory: &mut dyn Memory,
+) -> Result<Vec<Step>> {
+    if let Some(planner) = planner {
+        if let Some(steps) = plan_backward_ck(call, planner, memory)? {
+            return Ok(steps);
+        }
+    }
+    plan_backward(call, kernels, device, memory)
+}
+
+/// The plan of a forward by Composable Kernel; None where this project's own kernels have to do it.
+///
+/// # Errors
+///
+/// Where the planner finds that sizes, addresses or strides do not fit.
+pub fn plan_forward_ck(call: &Forward, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
+    let shape = &call.shape;
+    shape.check()?;
+    if !serves(shape) || call.pages.is_some() {
+        return Ok(None);
+    }
+    let mut steps = Vec::new();
+    if shape.is_packed() || shape.seqlen_k == 0 {
+        // Rows outside of every sequence, or without a key.
+        let count = shape.rows_q() * shape.heads * shape.head_dim * shape.dtype.size() / 4;
+        steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
+        let pattern = f32::INFINITY.to_bits();
+        steps.push(Step::Fill(Fill { address: call.lse, pattern, count: shape.lse_elements() }));
+    }
+    if [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
+        return Ok(Some(steps));
+    }
+    let mut fields = Fields::default();
+    fields.shape(shape, !shape.is_packed() && shape.seqlen_q == 1);
+    fields.tensors(&[call.q, call.k, call.v, call.out]);
+    // lse, seqused_k, and the random numbers of dropout
+    fields.words(&[call.lse, 0, 0, 0, 0, 0]);
+    Ok(planner.plan(Call::Forward, &fields.0)?.ok().map(|launches| {
+        steps.extend(launches.into_iter().map(Step::Launch));
+        steps
+    }))
+}
+
+/// The plan of a backward by Composable Kernel; None where this project's own kernels have to do it.
+///
+/// The kernels give every query head a gradient of its own for its keys and values, and know four head dims. So calls of
+/// grouped queries or of another head dim are not theirs.
+///
+/// # Errors
+///
+/// Where the planner finds that sizes, addresses or strides do not fit.
+pub fn plan_backward_ck(call: &Backward, planner: &dyn Planner, memory: &mut dyn Memory) -> Result<Option<Vec<Step>>> {
+    let shape = &call.shape;
+    shape.check()?;
+    let possible = serves(shape) && shape.softcap == 0.0 && shape.group() == 1 && DIMS.contains(&shape.head_dim);
+    if !possible || [shape.batch, shape.seqlen_q, shape.seqlen_k].contains(&0) {
+        return Ok(None);
+    }
+    let delta = memory.allocate(shape.lse_elements() * 4)?;
+    let parameters = |sums: u64| {
+        let mut fields = Fields::default();
+        fields.shape(shape, false);
+        fields.tensors(&[call.q, call.k, call.v, call.out, call.dout, call.dq, call.dk, call.dv]);
+        fields.words(&[call.lse, delta, sums]);
+        fields.words(&[if shape.is_packed() { shape.total_q as u64 } else { 0 }]);
+        fields.ints(&[0, 0]);
+        fields.0
+    };
+    let bytes = planner.backward_workspace(&parameters(0));
+    let sums = memory.allocate(bytes)?;
+    let mut steps = Vec::new();
+    if shape.is_packed() {
+        steps.push(Step::Fill(Fill { address: delta, pattern: 0, count: shape.lse_elements() }));
+        let elements = [(call.dq, shape.total_q * shape.heads), (call.dk, shape.total_k * shape.heads_k)];
+        for (gradient, rows) in elements.into_iter().chain([(call.dv, shape.total_k * shape.heads_k)]) {
+            let count = rows * shape.head_dim * shape.dtype.size() / 4;
+            steps.push(Step::Fill(Fill { address: gradient.address, pattern: 0, count }));
+        }
+    }
+    steps.push(Step::Fill(Fill { address: sums, pattern: 0, count: bytes / 4 }));
+    Ok(planner.plan(Call::Backward, &parameters(sums))?.ok().map(|launches| {
+        steps.extend(launches.into_iter().map(Step::Launch));
+        steps
+    }))
+}
