@@ -270,6 +270,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         "compiler": next(iter(compilers), None),
         "repository": os.environ.get("FLASH_ATTN_REPOSITORY", ""),
         "torch_indexes": indexes,
+        "commit": os.environ.get("FLASH_ATTN_COMMIT") or None,
     }
     path = scratch / "_build_info.json"
     path.write_text(json.dumps(info, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -10,9 +10,11 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile | sources, codeobject, isa | what compilers share |
 | compile/triton | units, compiler | a code object of a Triton kernel |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
-| wheel | interpreters, combinations, launcher, sbom, assemble, repair, verdict, verify | a wheel, its verdict |
-| wheel | build, benchmark, container | the same by one call |
-| publish | entry, catalogue, assets, github, published, templates, notes, release | a release |
-| publish | coverage, index, which, measured | package indexes, the page to choose a wheel on |
+| wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
+| wheel | verdict, verify, container | its verdict |
+| wheel | build, benchmark | the same by one call |
+| publish | links, yanks, catalogue, admission, assets, github, published | what may be published |
+| publish | templates, notes, release, publishing | a release |
+| publish | coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | cli | build, release, matrix | what people and workflows run |
 """

@@ -12,7 +12,7 @@ from rocm_wheels.errors import DataError, MissingTool
 T = TypeVar("T")
 
 
-def key(version: str) -> tuple[int, ...]:
+def version_key(version: str) -> tuple[int, ...]:
     """Sort key of a dotted version: "2.10.0" comes after "2.9.1". ValueError if it is none."""
     return tuple(int(part) for part in version.split("."))
 
@@ -85,7 +85,7 @@ class Table:
 
     def check_version(self, name: str, value: str) -> str:
         try:
-            key(value)
+            version_key(value)
         except ValueError:
             raise self.error(name, value, "is not a dotted version such as 2.8.3") from None
         return value
@@ -105,7 +105,7 @@ class Table:
         return tuple(self.check(name, value, known) for value in self.texts(name))
 
     def versions(self, name: str) -> tuple[str, ...]:
-        return tuple(sorted((self.check_version(name, value) for value in self.texts(name)), key=key))
+        return tuple(sorted((self.check_version(name, value) for value in self.texts(name)), key=version_key))
 
     def table(self, name: str) -> Table:
         path = "/".join(part for part in (self.path, name) if part)
@@ -126,8 +126,8 @@ class Table:
 
 
 def lenient(version: str) -> tuple[int, ...]:
-    """`key` for names not yet checked; what is no version sorts first and is reported next."""
+    """`version_key` for names not yet checked; what is no version sorts first and is reported next."""
     try:
-        return key(version)
+        return version_key(version)
     except ValueError:
         return ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
 
 def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
     """Killed at any upload, a release never has a wheel without all that belongs to it."""
-    name = wheelhouse.write(tmp_path, CELL).name
-    interface = wheelhouse.write_interface(tmp_path, CELL).name
+    wheel, fa3 = wheelhouse.write_with_fa3(tmp_path, CELL)
     order = [asset.name for asset in assets.collect(tmp_path)[1]]
-    assert order == [f"{interface}.metadata", interface, f"{name}.metadata", f"{name}.verdict.json", name]
+    own = [f"{wheel.name}.metadata", f"{wheel.name}.verdict.json", wheel.name]
+    assert order == [f"{fa3.name}.metadata", fa3.name, *own]
 
 
 def _unverified(path: Path) -> None:
@@ -59,6 +61,63 @@ def _for_nvidia(path: Path) -> None:
     wheelhouse.write(path, CELL, targets=("gfx942", "sm_90"), device=wheelhouse.H200)
 
 
+def _edited_targets(path: Path) -> None:
+    """A wheel for sm_90, whose verdict was edited to say that it is for AMD GPUs."""
+    wheel = wheelhouse.write(path, CELL, targets=("sm_90",))
+    wheelhouse.write_verdict(wheel, targets=("gfx942",))
+
+
+def _other_wheels_verdict(path: Path) -> None:
+    wheel = wheelhouse.write(path, CELL)
+    verdict = wheel.with_name(f"{wheel.name}.verdict.json")
+    verdict.write_text(verdict.read_text().replace("cp311", "cp312"))
+
+
+def _other_contents(path: Path) -> None:
+    wheel = wheelhouse.write(path, CELL)
+    verdict = wheel.with_name(f"{wheel.name}.verdict.json")
+    content = json.loads(verdict.read_text())
+    verdict.write_text(json.dumps({**content, "contents": "0" * 64}))
+
+
+def _for_windows(path: Path) -> None:
+    wheelhouse.write(path, CELL, platform="win_amd64")
+
+
+def _without_record(path: Path) -> None:
+    """A member that RECORD does not list, as somebody adds one later."""
+    wheel = wheelhouse.write(path, CELL)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("flash_attn/evil.py", "import os")
+    wheelhouse.write_verdict(wheel)
+
+
+def _other_metadata(path: Path) -> None:
+    wheel = wheelhouse.write(path, CELL)
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content.replace(b"Name: flash_attn", b"Name: other"))
+    wheelhouse.write_verdict(wheel)
+
+
+def _link(path: Path) -> None:
+    wheelhouse.write(path, CELL)
+    (path / "kernels.zip").symlink_to("/etc/passwd")
+
+
+def _bomb(path: Path) -> None:
+    """A METADATA of a gigabyte in a wheel of a megabyte."""
+    wheel = wheelhouse.write(path, CELL)
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content + bytes(1 << 26) if name.endswith("METADATA") else content)
+    wheelhouse.write_verdict(wheel)
+
+
 def _foreign(path: Path) -> None:
     (path / "einops-0.8.2-py3-none-any.whl").write_bytes(b"x")
 
@@ -74,7 +133,15 @@ def _foreign(path: Path) -> None:
         (_renamed, "GitHub would rename 'kernels of gfx942.zip'"),
         (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
         (_failed, "did not pass its tests"),
-        (_unrepaired, "is not repaired"),
+        (_unrepaired, "is not repaired: it is for linux_x86_64"),
+        (_for_windows, "is not repaired: it is for win_amd64"),
+        (_edited_targets, "is for sm_90: wheels for NVIDIA GPUs are never published"),
+        (_other_wheels_verdict, "the file name in its verdict"),
+        (_other_contents, "the contents in its verdict"),
+        (_without_record, "is wrong: flash_attn/evil.py is not listed"),
+        (_other_metadata, "is of other"),
+        (_link, "holds what is no regular file: kernels.zip"),
+        (_bomb, "METADATA has more than 1048576 bytes"),
         (_for_nvidia, "is for sm_90: wheels for NVIDIA GPUs are never published\nBuild it for AMD GPUs alone"),
         (_foreign, "has no verdict"),
     ],

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import fake_github
 import pytest
 import wheelhouse
-from sites import HOME
+from fake_github import Hub
+from publishing import client, publish_as
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.publish import catalogue, github, release
+from rocm_wheels.publish import catalogue
+from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.wheel import contents
+
+CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+
+
+def read(hub: Hub) -> Catalogue:
+    """Everything public."""
+    public = [release for release in hub.releases.values() if not release["draft"]]
+    return catalogue.from_releases(public, lambda asset: hub.content[asset["id"]], {})
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -18,62 +26,83 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
         catalogue.from_directory(tmp_path / "none")
 
 
-def test_a_release_that_lacks_a_part_is_not_indexed(dist: Path) -> None:
+def test_a_release_that_lacks_a_part_keeps_no_other_from_the_index(dist: Path, hub: Hub) -> None:
+    """What was ever public stays listed, for lock files; it is offered to nobody."""
+    publish_as(client(hub), "v1.0.0", dist, print)
     path = next(dist.glob("*.whl"))
-    asset = {
-        "name": path.name,
-        "state": "uploaded",
-        "size": 1,
-        "digest": None,
-        "browser_download_url": f"https://x/{path.name}",
-    }
-    content: dict[str, Any] = {"tag_name": "v1", "id": 1, "published_at": "2026-01-01", "assets": [asset]}
-    with pytest.raises(
-        DataError, match=r"release v1 has flash_attn.* without its \.verdict\.json\nRun `publish --tag v1`"
-    ):
-        catalogue.from_releases([content], lambda _: b"")
-    beside = {**asset, "name": f"{path.name}.verdict.json", "digest": f"sha256:{'0' * 64}"}
-    content["assets"] = [asset, beside]
-    with pytest.raises(DataError, match="came with other bytes than its digest 0000"):
-        catalogue.from_releases([content], lambda _: b"{}")
+    broken = hub.add_release("v0.9.0", draft=False)
+    name = path.name.replace("cp31", "cp30")
+    hub.add_asset(broken, name, b"x")
+    found = read(hub)
+    assert found.problems == (f"release v0.9.0: {name} is there without its .metadata",)
+    (link,) = found.unverified
+    assert (link.name, link.yanked, link.metadata_sha256) == (name, "it is not known whether it passed its tests", "")
+    assert len(found.wheels) == 3
+    hub.add_asset(broken, f"{name}.metadata", b"Name: other\nVersion: 2\n")
+    hub.add_asset(broken, f"{name}.verdict.json", b"[" * 100_000)
+    assert "is not JSON" in read(hub).problems[0]
+    verdict = next(asset for asset in broken["assets"] if asset["name"].endswith(".verdict.json"))
+    verdict["digest"] = f"sha256:{'0' * 64}"
+    assert "came with other bytes than its digest 0000" in read(hub).problems[0]
 
 
-def test_the_newest_release_counts(tmp_path: Path) -> None:
-    """Of a wheel that was released again, as of all others."""
-    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
-    with fake_github.serve(fake_github.Hub()) as hub:
-        api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=print)
-        for tag in ("v1", "v2"):
-            wheelhouse.write(tmp_path / tag, cell, payload=f"tag = {tag!r}\n")
-            release.publish(api, tag, tmp_path / tag, index_url=HOME.url, say=print)
-        listed = list(hub.releases.values())
-        for order in (listed, listed[::-1]):
-            (wheel,) = catalogue.from_releases(order, lambda asset: api.download(asset["url"]))
-            assert wheel.release == "v2"
-            assert wheel.sha256 == catalogue.file_sha256(tmp_path / "v2" / wheel.name)
+def test_a_wheel_that_failed_is_not_offered(hub: Hub, tmp_path: Path) -> None:
+    path = wheelhouse.write(tmp_path, CELL, ok=False)
+    release = hub.add_release("v1.0.0", draft=False)
+    for beside in (path, path.with_name(f"{path.name}.verdict.json")):
+        hub.add_asset(release, beside.name, beside.read_bytes())
+    hub.add_asset(release, f"{path.name}.metadata", catalogue.core_metadata(path))
+    found = read(hub)
+    assert (found.wheels, len(found.unverified)) == ((), 1)
+    assert found.problems == (f"release v1.0.0: {path.name} did not pass its tests",)
 
 
-def test_candidates_yanked_wheels_and_those_of_others_give_way(tmp_path: Path) -> None:
-    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+def test_the_newest_version_counts_and_not_the_latest_date(hub: Hub, tmp_path: Path) -> None:
+    """v1.0.1 comes after v1.1.0, as a backport; its build number is higher, and installers would take it."""
+    for build, tag in enumerate(("v1.0.0", "v1.1.0", "v1.0.1")):
+        wheelhouse.write(tmp_path / tag, CELL, payload=f"tag = {tag!r}\n", build=build)
+        publish_as(client(hub), tag, tmp_path / tag, print)
+    listed = list(hub.releases.values())
+    for order in (listed, listed[::-1]):
+        found = catalogue.from_releases(order, lambda asset: hub.content[asset["id"]], {})
+        assert [wheel.release for wheel in catalogue.newest(found.wheels)] == ["v1.1.0"]
+        newest = next(wheel.name for wheel in found.wheels if wheel.release == "v1.1.0")
+        assert {wheel.release: wheel.yanked for wheel in found.wheels} == {
+            "v1.0.0": None,
+            "v1.1.0": None,
+            "v1.0.1": f"{newest} of release v1.1.0 is newer",
+        }
 
-    def counts() -> tuple[str, str | None, int]:
+
+def test_the_same_name_with_other_bytes_is_told(hub: Hub, tmp_path: Path) -> None:
+    """An older pipeline published a name twice."""
+    for tag in ("v1.0.0", "v1.1.0"):
+        path = wheelhouse.write(tmp_path / tag, CELL, payload=f"tag = {tag!r}\n")
+        release = hub.add_release(tag, draft=False)
+        for beside in (path, path.with_name(f"{path.name}.verdict.json")):
+            hub.add_asset(release, beside.name, beside.read_bytes())
+        hub.add_asset(release, f"{path.name}.metadata", catalogue.core_metadata(path))
+    found = read(hub)
+    assert found.problems == (f"{path.name} has other bytes in release v1.0.0 than in v1.1.0",)
+    assert [wheel.sha256 for wheel in found.wheels] == [contents.file_sha256(path)]
+
+
+def test_candidates_yanked_wheels_and_those_of_others_give_way(hub: Hub, tmp_path: Path) -> None:
+    built = []
+    for build, tag in enumerate(("v1.0.0", "v1.1.0", "v1.2.0rc1")):
+        built.append(wheelhouse.write(tmp_path / tag, CELL, payload=f"tag = {tag!r}\n", build=build).name)
+        publish_as(client(hub), tag, tmp_path / tag, print)
+    tools = hub.add_release("tools-1", draft=False)
+    for other in ("tools-0.1-py3-none-any.whl", "flash_attn-2.8.3-py3-none-any.whl", "flash_attn_3-3.0.0.whl"):
+        hub.add_asset(tools, other, b"x")
+
+    def counts(yanked: dict[str, str]) -> tuple[str, str | None]:
         final = catalogue.final(hub.releases.values())
-        (wheel,) = catalogue.from_releases(final, fetch)
-        return wheel.release, wheel.yanked, len(catalogue.interfaces_of(final, fetch))
+        found = catalogue.from_releases(final, lambda asset: hub.content[asset["id"]], yanked)
+        assert (found.problems, found.fa3, found.unverified) == ((), (), ())
+        (wheel,) = catalogue.newest(found.wheels)
+        return wheel.release, wheel.yanked
 
-    def fetch(asset: Mapping[str, Any]) -> bytes:
-        return api.download(asset["browser_download_url"])
-
-    with fake_github.serve(fake_github.Hub()) as hub:
-        api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=print)
-        for tag in ("v1.0.0", "v1.1.0", "v1.2.0rc1"):
-            name = wheelhouse.write(tmp_path / tag, cell, payload=f"tag = {tag!r}\n").name
-            release.publish(api, tag, tmp_path / tag, index_url=HOME.url, say=print)
-        tools = hub.add_release("tools-1", draft=False)
-        for other in ("tools-0.1-py3-none-any.whl", "flash_attn-2.8.3-py3-none-any.whl", "flash_attn_3-3.0.0.whl"):
-            hub.add_asset(tools, other, b"x")
-        assert counts() == ("v1.1.0", None, 0)
-        release.yank(api, "v1.1.0", name, "bad", say=print)
-        assert counts() == ("v1.0.0", None, 0)
-        release.yank(api, "v1.0.0", name, "bad too", say=print)
-        assert counts() == ("v1.1.0", "bad", 0)
+    assert counts({}) == ("v1.1.0", None)
+    assert counts({built[1]: "bad"}) == ("v1.0.0", None)
+    assert counts({built[1]: "bad", built[0]: "bad too"}) == ("v1.1.0", "bad")

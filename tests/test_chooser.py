@@ -19,7 +19,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
-from rocm_wheels.publish.entry import Wheel
+from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.publish.links import Wheel
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REPOSITORY = "https://github.com/owner/name"
@@ -60,7 +61,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         for name, content in (("full", wheels), ("empty", [])):
             home = index.Home(url=f"{url}{name}/", repository=REPOSITORY)
-            index.build(content, root / name, versions=versions.load(), home=home)
+            index.build(Catalogue(wheels=tuple(content)), root / name, versions=versions.load(), home=home)
         yield Sites(full=f"{url}full/", empty=f"{url}empty/", wheels=wheels)
         server.shutdown()
 

@@ -145,7 +145,8 @@ def test_after_a_release(root: Path, data: Versions) -> None:
     ):
         wheelhouse.write(dist, wheelhouse.cell(text, backend), device=device)
     home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
-    index.build(catalogue.from_directory(dist), root / "site", versions=data, home=home)
+    wheels = tuple(catalogue.from_directory(dist))
+    index.build(catalogue.Catalogue(wheels=wheels), root / "site", versions=data, home=home)
     listed = coverage.from_site(root / "site" / "metadata.json")
     coverage.save(root / coverage.PUBLISHED, listed)
     assert coverage.load(root / coverage.PUBLISHED) == listed

@@ -6,6 +6,7 @@ from typing import Any
 
 import fake_github
 import pytest
+import requests
 from fake_github import REPOSITORY, TOKEN, Hub
 from publishing import arguments, publish, silent
 
@@ -78,3 +79,47 @@ def test_the_token_is_shown_to_the_api_alone(hub: Hub, dist: Path, monkeypatch: 
     (found,) = api.releases()
     api.download(found["assets"][0]["browser_download_url"].replace("127.0.0.1", "localhost"))
     assert seen == [("127.0.0.1", True), ("localhost", False)]
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\n", f"  {TOKEN}\r\n"])
+def test_a_newline_at_the_end_of_the_token_is_taken_off(
+    hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", token)
+    assert cli.main(arguments(dist)) == 0
+    assert len(hub.releases) == 1
+
+
+def test_a_token_that_is_none_is_never_printed(
+    hub: Hub, dist: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_TOKEN", f"{TOKEN} and\nmore")
+    assert cli.main(arguments(dist)) == PublishFailed.exit_code
+    out, err = capsys.readouterr()
+    assert TOKEN not in out + err
+    assert err.startswith("error: the token in the environment has a character that no token has")
+    assert hub.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://api.github.com/repos/x", True),
+        ("https://uploads.github.com/x?name=y", True),
+        ("https://api.github.com:443/x", True),
+        ("https://api.github.com:8443/x", False),
+        ("http://api.github.com/x", False),
+        ("https://objects.githubusercontent.com/x", False),
+        ("https://api.github.com.example.org/x", False),
+    ],
+)
+def test_the_token_goes_to_one_scheme_host_and_port(url: str, shown: bool) -> None:
+    bearer = github._Bearer(TOKEN, "https://api.github.com")
+    request = requests.Request("GET", url, auth=bearer).prepare()
+    assert ("Authorization" in request.headers) is shown
+
+
+def test_no_token_goes_over_plain_http() -> None:
+    with pytest.raises(PublishFailed, match=r"a token would go to http://api\.github\.com in plain text"):
+        github.GitHub(REPOSITORY, token=TOKEN, api_url="http://api.github.com", say=silent)
+    github.GitHub(REPOSITORY, token="", api_url="http://api.github.com", say=silent)

@@ -1,23 +1,29 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import fake_github
 import pytest
 import sites
 import wheelhouse
+from publishing import publish_as
 from sites import CELLS, HOME
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, github, index, release
+from rocm_wheels.publish import catalogue, github, index, yanks
+from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.index import Home
 
 
@@ -83,9 +89,9 @@ def test_page_of_one_cell(site: Path) -> None:
 
 
 def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None:
-    wheels = catalogue.from_directory(dist)
+    wheels = tuple(catalogue.from_directory(dist))
     trees = []
-    for order in (wheels, wheels[::-1]):
+    for order in (Catalogue(wheels=wheels), Catalogue(wheels=wheels)):
         out = tmp_path / "site"
         index.build(order, out, versions=versions.load(), home=HOME, files=dist)
         trees.append({str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()})
@@ -97,13 +103,13 @@ def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None
 def test_what_is_no_part_of_a_site_stays(dist: Path, tmp_path: Path) -> None:
     """A branch of pages, checked out, with a domain of its own."""
     out = tmp_path / "site"
-    wheels = catalogue.from_directory(dist)
-    index.build(wheels, out, versions=versions.load(), home=HOME)
+    wheels = tuple(catalogue.from_directory(dist))
+    index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
     (out / ".git").mkdir()
     kept = [out / name for name in (".git/HEAD", ".nojekyll", "CNAME", "rocm.txt")]
     for path in kept:
         path.write_text("mine")
-    later = [wheel for wheel in wheels if wheel.rocm != "7.1"]
+    later = Catalogue(wheels=tuple(wheel for wheel in wheels if wheel.rocm != "7.1"))
     index.build(later, out, versions=versions.load(), home=HOME)
     assert [path.read_text() for path in kept] == ["mine"] * len(kept)
     fresh = tmp_path / "fresh"
@@ -119,7 +125,7 @@ def test_a_directory_of_something_else_is_kept(tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text("x")
     for out in (tmp_path, tmp_path / "metadata.json"):
         with pytest.raises(DataError, match="is neither empty nor an earlier site"):
-            index.build([], out, versions=versions.load(), home=HOME)
+            index.build(Catalogue(), out, versions=versions.load(), home=HOME)
     assert (tmp_path / "metadata.json").read_text() == "x"
 
 
@@ -133,12 +139,12 @@ def test_from_a_release_as_from_the_directory(
     with fake_github.serve(fake_github.Hub()) as hub:
         api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=lambda line: None)  # noqa: ARG005
         said: list[str] = []
-        release.publish(api, "v1", tmp_path / "some", index_url=HOME.url, say=said.append)
-        for name, reason in (
-            ("flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl", "bad"),
-            ("flash_attn_3-3.0.0+rocm71torch2.10triton-py3-none-any.whl", "bad too"),
-        ):
-            release.yank(api, "v1", name, reason, say=said.append)
+        publish_as(api, "v1", tmp_path / "some", said.append)
+        marks = {
+            "flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl": "bad",
+            "flash_attn_3-3.0.0+rocm71torch2.10triton-py3-none-any.whl": "bad too",
+        }
+        monkeypatch.setattr(yanks, "load", lambda: marks)
         hub.add_release("v2")  # a draft is not to be indexed
         listing = tmp_path / "releases.json"
         listing.write_text(json.dumps([list(hub.releases.values())]))
@@ -181,3 +187,73 @@ def test_the_site_of_a_repository_is_its_github_pages(repository: str, url: str)
 def test_the_address_of_the_site_is_checked(url: str) -> None:
     with pytest.raises(DataError, match="is not the URL of a site"):
         Home.of(repository="owner/name", url=url)
+
+
+def tree(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+class FullError(OSError):
+    """No space left on the device, or SIGKILL: nothing after it runs as it should."""
+
+
+@pytest.mark.parametrize("point", range(40))
+def test_killed_at_any_point_of_its_swap_it_starts_again_and_ends_the_same(
+    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
+) -> None:
+    wheels = tuple(catalogue.from_directory(dist))
+    earlier = Catalogue(wheels=tuple(wheel for wheel in wheels if wheel.rocm != "7.1"))
+    out, fresh = tmp_path / "site", tmp_path / "fresh"
+    index.build(Catalogue(wheels=wheels), fresh, versions=versions.load(), home=HOME)
+    index.build(earlier, out, versions=versions.load(), home=HOME)
+    (out / "CNAME").write_text("mine")
+    left = [point]
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if left[0] == 0:
+                raise FullError(28, "No space left on device")
+            left[0] -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "touch", "rename", "replace", "write_text"):
+            patch.setattr(Path, name, dying(getattr(Path, name)))
+        patch.setattr(shutil, "rmtree", dying(shutil.rmtree))
+        with contextlib.suppress(FullError):
+            index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
+    index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
+    assert {**tree(fresh), "CNAME": b"mine"} == tree(out)
+    assert [path.name for path in out.iterdir() if path.name.startswith(".site")] == []
+
+
+def test_a_full_disk_is_two_lines(tmp_path: Path, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    command = ["index", "--repo", "owner/name", "--dir", str(dist), "--out", str(blocked / "site")]
+    assert cli.main(command) > 0
+    assert len(capsys.readouterr().err) < 400
+
+
+def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
+    """In the pages of the index, for lock files; the page to choose on and metadata.json have the newest build."""
+    cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+    for build in (0, 1):
+        wheelhouse.write(tmp_path / "dist", cell, build=build, payload=f"build = {build}\n")
+    wheels = tuple(
+        replace(wheel, release=f"v1.{wheel.build}.0") for wheel in catalogue.from_directory(tmp_path / "dist")
+    )
+    bare = catalogue._bare(
+        "flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl",
+        "0" * 64, b"", url="https://x/y.whl", release="v1.0.0", yanked="it is not known whether it passed its tests",
+    )  # fmt: skip
+    index.build(Catalogue(wheels=wheels, unverified=(bare,)), tmp_path / "site", versions=versions.load(), home=HOME)
+    listed = anchors(tmp_path / "site/simple/flash-attn/index.html")
+    assert len(listed) == 3
+    assert [anchor.get("data-yanked") for anchor in listed] == [None, None, bare.yanked]
+    assert "data-core-metadata" not in listed[-1]
+    assert len(anchors(tmp_path / "site/rocm7.1/torch2.10/simple/flash-attn/index.html")) == 1
+    summary = json.loads((tmp_path / "site/metadata.json").read_text())["wheels"]
+    assert [wheel["release"] for wheel in summary] == ["v1.1.0"]

@@ -24,6 +24,8 @@ from uv import find_uv_bin
 
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.wheel import contents
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 # (flash-attn wanted or "", Python, torch, ROCm, label expected): the newest, ck before triton, never another cell.
@@ -152,9 +154,7 @@ def test_pip_takes_the_right_wheel_and_dry_runs_download_none(
     tag = f"cp{python.replace('.', '')}"
     name = f"flash_attn-{label}-{tag}-{tag}-{wheelhouse.PLATFORM}.whl"
     assert unquote(item["download_info"]["url"]).rpartition("/")[2] == name
-    assert item["download_info"]["archive_info"]["hashes"]["sha256"] == catalogue.file_sha256(
-        site.root / "files" / name
-    )
+    assert item["download_info"]["archive_info"]["hashes"]["sha256"] == contents.file_sha256(site.root / "files" / name)
     assert item["is_yanked"] is False
     assert [path for path in site.asked if ".whl" in path] == [f"/wheels/files/{name}.metadata"]
 
@@ -240,8 +240,8 @@ def test_other_bytes_than_the_index_says_are_refused(serve: Site, tmp_path: Path
     wheelhouse.write(tmp_path / "dist", cell)
     out = serve.root / f"broken-{installer}"
     home = replace(HOME, url=f"{serve.url}{out.name}/")
-    wheels = catalogue.from_directory(tmp_path / "dist")
-    index.build(wheels, out, versions=versions.load(), home=home, files=tmp_path / "dist")
+    wheels = tuple(catalogue.from_directory(tmp_path / "dist"))
+    index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=home, files=tmp_path / "dist")
     wheelhouse.write(out / "files", cell, payload="changed = 1\n")
     target = tmp_path / "target"
     url = f"{home.url}rocm6.2/torch2.5/simple/"

@@ -155,20 +155,18 @@ def test_a_pull_request_builds_the_oldest_and_the_newest(data: Versions, whole: 
 def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
     cells = select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
     there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
+    there[0] = there[0].replace("-cp310-cp310", "-2-cp310-cp310")
     verdicts = [f"{name}.verdict.json" for name in there]
-    interface = names.interface_wheel_name(cells[0])
-    assets = [{"name": name, "state": "uploaded"} for name in (*there[:2], *verdicts[:1], verdicts[2], interface)]
-    release = {"tag_name": "v1", "assets": [*assets, {"name": there[2], "state": "starter"}]}
+    fa3 = names.fa3_wheel_name(cells[0])
     path = tmp_path / "release.json"
-    path.write_text(json.dumps([[release]]))
+    path.write_text(json.dumps({"files": [*there[:2], *verdicts[:1], verdicts[2], fa3]}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert [row["name"] for row in json.loads(done.stdout)["wheels"]["include"]] == [
         rows.cell_name(cell) for cell in cells[1:3]
     ]
     assert "already released" in done.stderr
 
-    release["assets"] = [{"name": name, "state": "uploaded"} for name in (*there, *verdicts, interface)]
-    path.write_text(json.dumps(release))
+    path.write_text(json.dumps({"files": [*there, *verdicts, fa3]}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert json.loads(done.stdout) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
 
@@ -189,15 +187,15 @@ def test_wheels_without_their_interface_are_built_again(data: Versions, whole: d
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "does not describe a release"), ('{"message": "Not Found"}', "KeyError('assets')"), ("[1]", "TypeError")],
+    [("{", "does not describe a release"), ('{"message": "Not Found"}', "KeyError('files')"), ("[1]", "TypeError")],
 )
 def test_a_listing_is_checked(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "release.json"
     path.write_text(content)
     with pytest.raises(DataError, match=re.escape(message)):
-        published.files(str(path))
-    with pytest.raises(DataError, match="no such file"):
-        published.files(str(tmp_path / "other.json"))
+        published.files(path)
+    with pytest.raises(DataError, match=r"other\.json: No such file"):
+        published.files(tmp_path / "other.json")
 
 
 def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole: dict[str, list[str]]) -> None:

@@ -80,7 +80,7 @@ def test_a_rocm_without_an_unambiguous_label(cell: Cell, rocm: str) -> None:
         ("flash_attn-2.8.3.tar.gz", "'flash_attn-2.8.3.tar.gz' is not a wheel name"),
         ("flash_attn-2.8.3-cp311-cp311-linux_x86_64.whl", "is not one of these wheels"),
         ("torch-2.5.1+rocm62torch2.5-cp311-cp311-linux_x86_64.whl", "is not one of these wheels"),
-        ("flash_attn-2.8.3+rocm62torch2.5-1-cp311-cp311-linux_x86_64.whl", "is not one of these wheels"),
+        ("flash_attn-2.8.3+rocm62torch2.5-1a-cp311-cp311-linux_x86_64.whl", "is not one of these wheels"),
         ("flash_attn-2.8.3+rocm62torch2.5-cp311.cp312-none-linux_x86_64.whl", "is not one of these wheels"),
         ("flash_attn-2.8.3+rocm62torch2.5-py3-none-any.whl", "is not one of these wheels"),
         ("flash_attn-2.8.3+cu12torch2.5-cp311-cp311-linux_x86_64.whl", "'cu12torch2.5' is not a label"),
@@ -96,3 +96,13 @@ def test_other_names_are_refused(filename: str, message: str) -> None:
         names.parse(filename)
     assert message in caught.value.message
     assert "rocm62torch2.5triton" in caught.value.remedy
+
+
+def test_a_build_number_is_read_and_belongs_to_no_stem() -> None:
+    name = "flash_attn-2.8.3+rocm62torch2.5-12-cp311-cp311-manylinux_2_17_x86_64.whl"
+    assert names.parse(name).build == names.build_number(name) == 12
+    assert names.stem(name) == names.stem(name.replace("-12-", "-")) == "flash_attn-2.8.3+rocm62torch2.5-cp311"
+    fa3 = "flash_attn_3-3.0.0+rocm62torch2.5-3-py3-none-any.whl"
+    assert names.parse_fa3(fa3) == ("6.2", "2.5", "ck")
+    assert (names.build_number(fa3), names.stem(fa3)) == (3, "flash_attn_3-3.0.0+rocm62torch2.5-py3")
+    assert names.build_number(name.replace("-12-", "-")) == 0

@@ -12,8 +12,10 @@ from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index, notes, templates
-from rocm_wheels.publish.entry import Wheel
 from rocm_wheels.publish.index import Home
+from rocm_wheels.publish.links import Wheel
+from rocm_wheels.wheel import contents
+from rocm_wheels.wheel.verdict import GPU, PASSED, Stage
 
 HOSTILE = 'x"><script>alert(1)</script>|`**<!--\n# [a](javascript:b) ${{ secrets }} {{ 7*7 }}'
 HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
@@ -59,7 +61,7 @@ def test_table(dist: Path) -> None:
     ]
     assert "1 of 3 passed their tests on an AMD GPU; the others **have not been run on an AMD GPU**." in page
     for path in dist.glob("*.whl"):
-        assert f"{catalogue.file_sha256(path)}  {path.name}" in page
+        assert f"{contents.file_sha256(path)}  {path.name}" in page
     assert '`"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
 
 
@@ -96,7 +98,7 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
 def test_what_was_tested_with_another_torch_is_told(dist: Path) -> None:
     pypi, *others = catalogue.from_directory(dist)
     rocm = [
-        replace(each, verdict={**each.verdict, "torch_source": "https://x/rocm6.2 2.5.1+rocm6.2"}) for each in others
+        replace(each, verdict=replace(each.verdict, torch_source="https://x/rocm6.2 2.5.1+rocm6.2")) for each in others
     ]
     assert "1 of 3 was tested with PyPI's torch of the same version, as the index" in render([pypi, *rocm])
     assert "3 of 3 were tested with PyPI's torch" in render([pypi, *others])
@@ -112,14 +114,14 @@ def test_what_is_new_is_markdown(dist: Path) -> None:
 def test_hostile_names_break_nothing(dist: Path) -> None:
     wheel = catalogue.from_directory(dist)[1]
     device = {**wheelhouse.MI300X, "name": HOSTILE}
-    stages = {**wheel.verdict["stages"], "gpu": {"status": "passed", "details": {"devices": [device]}}}
+    stages = {**wheel.verdict.stages, GPU: Stage(status=PASSED, details={"devices": [device]})}
     hostile = replace(
         wheel,
         name=f"flash_attn-{HOSTILE}-cp311-cp311-x.whl",
         url=f"https://example.org/{HOSTILE}",
         yanked=HOSTILE,
         targets=(HOSTILE,),
-        verdict={**wheel.verdict, "stages": stages},
+        verdict=replace(wheel.verdict, stages=stages),
     )
     page = render([hostile])
     (row,) = rows(page)

@@ -69,7 +69,10 @@ def test_verify_again(
 ) -> None:
     plans: list[Plan] = []
 
-    def verified(path: Path, planned: Plan, work: Path, *, require_gpu: bool, every: bool) -> Verdict:
+    def verified(
+        path: Path, planned: Plan, work: Path, *, beside: list[Path], require_gpu: bool, every: bool
+    ) -> Verdict:
+        assert beside == []
         assert (path, require_gpu, every) == (built, require, False)
         assert work.is_dir()
         plans.append(planned)
@@ -77,12 +80,15 @@ def test_verify_again(
             wheel=path.name,
             sha256="0" * 64,
             size=1,
+            contents="0" * 64,
+            commit="",
             cell={},
             targets=planned.targets,
             torch_source="a test",
             python="3.11.9",
             platform="linux",
-            stages={verdict.GPU: Stage(status=status)},
+            stages={name: Stage(status=verdict.PASSED) for name in verdict.STAGES}
+            | {verdict.GPU: Stage(status=status)},
             tests={},
             failures=(),
         )

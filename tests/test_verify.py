@@ -19,7 +19,7 @@ import wheelhouse
 
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.publish import catalogue
-from rocm_wheels.wheel import assemble, interpreters, repair, verdict, verify
+from rocm_wheels.wheel import assemble, contents, interpreters, repair, verdict, verify
 from rocm_wheels.wheel.combinations import Combination
 
 NAME = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64.whl"
@@ -52,9 +52,7 @@ def _report(*tests: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def repaired(tmp_path: Path) -> Path:
-    path = tmp_path / NAME
-    path.write_bytes(b"a wheel")
-    return path
+    return wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
 
 
 @pytest.fixture
@@ -91,8 +89,10 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
     written = json.loads((tmp_path / f"{NAME}.verdict.json").read_text())
     assert written == json.loads(json.dumps(found.as_dict()))
     assert written["ok"] is True
-    assert written["sha256"] == hashlib.sha256(b"a wheel").hexdigest()
-    assert written["size"] == 7
+    assert written["sha256"] == hashlib.sha256(repaired.read_bytes()).hexdigest()
+    assert written["size"] == repaired.stat().st_size
+    assert written["contents"] == contents.digest(repaired)
+    assert written["commit"] == wheelhouse.COMMIT
     assert written["cell"] == {
         "flash_attn": "2.8.3",
         "python": "3.11",
@@ -130,7 +130,7 @@ def test_a_release_tells_what_the_verdict_says(tmp_path: Path, monkeypatch: pyte
     verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
     found = catalogue.local_wheel(path)
     assert (found.gpus, found.on_amd_gpu) == (("AMD Instinct MI300X (gfx942)",), True)
-    assert (found.gpu_status, found.worst_error, found.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
+    assert (found.verdict.gpu.status, found.worst_error, found.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
     assert found.beside_pypis_torch
 
 
@@ -159,8 +159,7 @@ def test_installer_that_fails_is_quoted(tmp_path: Path, repaired: Path, monkeypa
 
 @pytest.mark.usefixtures("unreachable")
 def test_wheel_that_is_not_repaired_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / NAME.replace("manylinux_2_17", "linux")
-    path.write_bytes(b"a wheel")
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), platform="linux_x86_64")
     _pretend(monkeypatch, _report(), _report())
     with pytest.raises(VerifyFailed, match="repaired: not run: the wheel is tagged linux_x86_64"):
         verify.verify(path, fake_parts.plan("gfx90a"), tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from rocm_wheels.errors import DataError, MissingTool
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.versions import Versions
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 TEXT = versions.DATA_FILE.read_text(encoding="utf-8")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -18,7 +18,7 @@ def test_versions_ascend_by_number(data: Versions) -> None:
     assert next(iter(data.torch)) == "2.5.1"
     assert list(data.torch).index("2.10.0") > list(data.torch).index("2.9.1")
     for listed in (data.flash_attn, data.python, tuple(data.torch), tuple(data.rocm)):
-        assert list(listed) == sorted(listed, key=key)
+        assert list(listed) == sorted(listed, key=version_key)
 
 
 @pytest.mark.parametrize(

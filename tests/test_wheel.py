@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -184,13 +185,27 @@ def test_a_failing_build_shows_its_log(tmp_path: Path, launcher: Path) -> None:
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_the_date_of_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_date_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
     assert assemble.wheel_date() == 1750000000
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     assert assemble.wheel_date() == 315532800
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    assert assemble.wheel_date(tmp_path) == 315532800
+    assert assemble.wheel_date() == 315532800, "never the commit's: the same contents have the same date"
+
+
+def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
+    assert assemble.commit(tmp_path) == "", "no checkout"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    commit = assemble.commit(tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{40}", commit)
+    (tmp_path / "other").write_text("a file of a build")
+    assert assemble.commit(tmp_path) == commit
+    (tmp_path / "file").write_text("2")
+    assert assemble.commit(tmp_path) == f"{commit}-dirty"
 
 
 def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
@@ -323,8 +338,8 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
     """A module and a package with its name, no platform, the flash_attn of its label; the same bytes after another
     commit."""
     plan = fake_parts.plan("gfx942")
-    built = assemble.assemble_interface(plan, tmp_path / "out")
-    assert built == tmp_path / "out" / names.interface_wheel_name(plan.cell)
+    built = assemble.assemble_fa3(plan, tmp_path / "out")
+    assert built == tmp_path / "out" / names.fa3_wheel_name(plan.cell)
     assert built.name == "flash_attn_3-3.0.0+rocm62torch2.5triton-py3-none-any.whl"
     metadata = _metadata(built, "METADATA")
     assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
@@ -333,6 +348,6 @@ def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.Monkey
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
     assert modules == ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"]
-    monkeypatch.setattr(assemble, "wheel_date", lambda _: 1700000000)
-    again = assemble.assemble_interface(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    again = assemble.assemble_fa3(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
     assert again.read_bytes() == built.read_bytes()

@@ -187,6 +187,8 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
                 step = ids[entry]
                 if "uses" in step:
                     assert path[3] in ACTIONS[step["uses"].partition("@")[0]][2], expression
+                elif "--draft-only" in step["run"]:
+                    assert path[3] == "commit", expression
                 else:
                     assert "create_matrix.py --github-output" in step["run"], "known outputs: those of create_matrix.py"
                     assert path[3] in _outputs(), expression
@@ -275,3 +277,26 @@ def test_a_pipe_fails_with_its_first_command() -> None:
         piped = [step["name"] for step in job.get("steps", []) if re.search(r"[^|]\|[^|]", step.get("run", ""))]
         if piped:
             assert job.get("defaults", {}).get("run", {}).get("shell") == "bash", f"{name}:{key}: {piped}"
+
+
+def test_everything_of_a_release_is_of_its_commit() -> None:
+    """What is built, tested and published is checked out at the commit of the tag, not at the one of the run."""
+    for key, job in load("build.yml")["jobs"].items():
+        if key in ("create_release", "update_docs", "trend"):
+            continue
+        if "uses" in job:
+            assert job["with"]["commit"] == "${{ needs.create_matrix.outputs.commit }}", key
+            continue
+        (checkout,) = (step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@"))
+        source = (
+            "create_release.outputs.commit || github.sha" if key == "create_matrix" else "create_matrix.outputs.commit"
+        )
+        assert checkout["with"]["ref"] == f"${{{{ needs.{source} }}}}", key
+    (checkout, *_) = load("_build_rocm.yml")["jobs"]["build"]["steps"]
+    assert checkout["with"]["ref"] == "${{ inputs.commit }}"
+
+
+def test_artifacts_live_as_long_as_an_approval_may_wait() -> None:
+    for label, step in steps():
+        if step.get("uses", "").startswith("actions/upload-artifact@"):
+            assert step["with"]["retention-days"] >= 30, label

@@ -47,6 +47,9 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
         _add_without(verb)
+        verb.add_argument(
+            "--published", type=Path, metavar="FILE", help="what `published` printed: changed wheels get a build number"
+        )
         verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
         _add_cache(verb)
     build.add_argument("--planned", metavar="JSON", help="what `check` printed: build that, without planning again")
@@ -149,9 +152,10 @@ def _build(arguments: argparse.Namespace) -> int:
         return _plan(arguments)
     made = _plans(arguments) if arguments.planned is None else plans.load(arguments.planned)
     dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
-    from rocm_wheels.wheel import build
+    from rocm_wheels.wheel import build, numbering
 
     build.check_writable(dist=dist, cache=cache)
+    public = numbering.load(arguments.published) if arguments.published else []
     say = partial(print, flush=True)
     for plan in made:
         for note in plan.notes:
@@ -170,6 +174,7 @@ def _build(arguments: argparse.Namespace) -> int:
             cache=cache,
             cached_kernels=arguments.cached_kernels,
             without=arguments.without,
+            public=public,
             say=say,
         )
     return 0

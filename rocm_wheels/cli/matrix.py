@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rocm_wheels.errors import exit_code
 from rocm_wheels.matrix import names, rows, versions
@@ -90,9 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--missing",
-        default="",
-        metavar="RELEASE",
-        help="leave out what this release has: a tag ($GITHUB_REPOSITORY, $GITHUB_TOKEN), or a file of GitHub's JSON",
+        type=Path,
+        metavar="FILE",
+        help="leave out what the release has: what `python -m rocm_wheels published TAG` printed",
     )
     parser.add_argument(
         "--tag", type=_tag, default="", metavar="vX.Y.Z", help="the release it is for; checked, printed"

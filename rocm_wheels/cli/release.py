@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +19,8 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import published, which
+from rocm_wheels.publish import published, which, yanks
+from rocm_wheels.wheel import assemble
 
 if TYPE_CHECKING:
     from rocm_wheels.publish.github import GitHub
@@ -28,7 +31,9 @@ def add_verbs(verbs: Any) -> None:
     publish = verbs.add_parser("publish", help="make a GitHub release hold a directory of wheels, and make it public")
     some = publish.add_mutually_exclusive_group()
     some.add_argument("--dry-run", action="store_true", help="check everything, show it, and send nothing")
-    some.add_argument("--draft-only", action="store_true", help="create or find the draft, and stop")
+    some.add_argument(
+        "--draft-only", action="store_true", help="create or find the draft, print commit=SHA for $GITHUB_OUTPUT, stop"
+    )
     publish.add_argument(
         "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
     )
@@ -71,71 +76,92 @@ def add_verbs(verbs: Any) -> None:
     for verb in (publish, notes):
         verb.add_argument("--dist", "--dir", **directory, help="wheels and verdicts (dist)")
     publish.add_argument("--tag", required=True, type=names.release_tag, help="v1.2.3")
-    for verb in (notes, yank):
-        verb.add_argument("--tag", required=True, help="v1.2.3")
-    for verb in (publish, notes, yank, index, coverage):
+    notes.add_argument("--tag", required=True, help="v1.2.3")
+    for verb in (publish, notes, index, coverage):
         verb.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
     for verb in (publish, notes, index):
         verb.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
 
     there = verbs.add_parser(
-        "published", help="list the files that a release has, as create_matrix.py --missing reads it"
+        "published", help="list what is public, for create_matrix.py --missing and for build --published"
     )
-    there.add_argument("tag", help="the release; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.add_argument("tag", help="the release to be made; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
     there.set_defaults(run=_published)
+    for verb in (publish, there):
+        verb.add_argument(
+            "--commit", metavar="SHA", help="of the release (default: the tag's, else GITHUB_SHA, else git's)"
+        )
 
     found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
     which.add_options(found)
     found.set_defaults(run=which.run)
 
 
+@packages_of("release")
 def _published(arguments: argparse.Namespace) -> int:
-    print(json.dumps(published.listing(arguments.tag), indent=1))
+    api = _github(arguments, writes=False)
+    commit = _commit(api, arguments.tag, arguments.commit)
+    print(json.dumps(published.listing(api, arguments.tag, commit), indent=1))
     return 0
 
 
 @packages_of("release")
 def _publish(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import index, release
+    from rocm_wheels.publish import index, measured, publishing, release
 
     say = partial(print, flush=True)
     if arguments.benchmarks is not None:
-        from rocm_wheels.publish import measured
-
         # A trend that did not get so far keeps no release back: the notes then hold no measurements.
         found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
         say(f"benchmarks: {', '.join(found) or 'of none of these wheels'}")
     if arguments.dry_run:
         home = index.Home.of(repository=arguments.repo, url=arguments.url)
-        release.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
+        publishing.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
         return 0
     api = _github(arguments, writes=True)
+    commit = _commit(api, arguments.tag, arguments.commit)
     home = index.Home.of(repository=api.repository, url=arguments.url)
     if arguments.draft_only:
-        draft = release.Release(api, arguments.tag, say)
-        say(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
+        tell = partial(print, file=sys.stderr, flush=True)
+        draft = release.Release(api, arguments.tag, commit, tell)
+        tell(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
+        say(f"commit={commit}")
         return 0
-    release.publish(api, arguments.tag, arguments.dist, index_url=home.url, say=say)
+    publishing.publish(api, arguments.tag, arguments.dist, commit=commit, index_url=home.url, say=say)
     return 0
 
 
-@packages_of("release")
-def _yank(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import release
+def _commit(api: GitHub, tag: str, given: str | None) -> str:
+    """The commit of a release: the one that is given, that its tag names, that the workflow runs on, of this checkout.
 
-    api = _github(arguments, writes=True)
-    release.yank(api, arguments.tag, arguments.wheel, None if arguments.undo else arguments.reason, say=print)
+    DataError if it is not known, or if a tracked file is changed.
+    """
+    commit = given or api.tag_commit(tag) or os.environ.get("GITHUB_SHA") or assemble.commit()
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise DataError(
+            f"{commit!r} is not the commit of a release", remedy="Commit all changes, or give --commit SHA in full."
+        )
+    return commit
+
+
+def _yank(arguments: argparse.Namespace) -> int:
+    yanks.mark(arguments.wheel, None if arguments.undo else arguments.reason)
+    state = "no longer yanked" if arguments.undo else f"yanked ({arguments.reason})"
+    print(
+        f"{arguments.wheel}: {state}, once {yanks.DATA_FILE.relative_to(ROOT)} is committed and the index is rendered"
+    )
     return 0
 
 
 @packages_of("release")
 def _notes(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import catalogue, index, notes, release
+    from rocm_wheels.publish import catalogue, index, notes, publishing
 
     if arguments.update:
         api = _github(arguments, writes=True)
         home = index.Home.of(repository=api.repository, url=arguments.url)
-        release.update_notes(api, arguments.tag, index_url=home.url, say=partial(print, flush=True))
+        publishing.update_notes(api, arguments.tag, index_url=home.url, say=partial(print, flush=True))
         return 0
     home = index.Home.of(repository=arguments.repo, url=arguments.url)
     new = _read(arguments.new) if arguments.new else ""
@@ -150,19 +176,23 @@ def _index(arguments: argparse.Namespace) -> int:
 
     home = index.Home.of(repository=arguments.repo, url=arguments.url)
     if arguments.dir is not None:
-        wheels, interfaces = catalogue.from_directory(arguments.dir), catalogue.interfaces_in(arguments.dir)
+        found = catalogue.Catalogue(
+            wheels=tuple(catalogue.from_directory(arguments.dir)), fa3=tuple(catalogue.fa3_wheels_in(arguments.dir))
+        )
     else:
         # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else api.releases()
-        public = catalogue.final(releases)
 
         def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])
 
-        wheels, interfaces = catalogue.from_releases(public, fetch), catalogue.interfaces_of(public, fetch)
-    index.build(wheels, arguments.out, interfaces=interfaces, versions=versions.load(), home=home, files=arguments.dir)
-    print(f"{arguments.out}: {len(wheels)} wheel{'s' * (len(wheels) != 1)}, for {home.url}")
+        found = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load())
+    for problem in found.problems:
+        print(f"note: {problem}", file=sys.stderr)
+    index.build(found, arguments.out, versions=versions.load(), home=home, files=arguments.dir)
+    count = len(found.wheels)
+    print(f"{arguments.out}: {count} wheel{'s' * (count != 1)}, for {home.url}")
     return 0
 
 

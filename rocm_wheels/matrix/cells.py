@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError, ImpossibleCell, RocmWheelsError, UnknownVersion
 from rocm_wheels.matrix.versions import Backend, Torch, Versions
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 AXES = ("flash_attn", "python", "torch", "rocm", "backend")
 
@@ -42,7 +42,8 @@ class Cell:
         return self._order() < other._order()
 
     def _order(self) -> tuple[object, ...]:
-        return *(key(version) for version in (self.flash_attn, self.python, self.torch, self.rocm)), self.backend
+        versions = (self.flash_attn, self.python, self.torch, self.rocm)
+        return *map(version_key, versions), self.backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def exists(versions: Versions, cell: Cell) -> bool:
     return not any(_reasons(versions, cell))
 
 
-def has_interface(versions: Versions, cell: Claim) -> bool:
+def has_fa3(versions: Versions, cell: Claim) -> bool:
     """Whether a wheel of flash-attn-3 accompanies the wheel: the newest flash-attn's, as its label names none."""
     return cell.flash_attn == versions.flash_attn[-1]
 
@@ -221,7 +222,7 @@ def _newest(what: str, value: str, known: Sequence[str]) -> str:
         return released
     series = [version for version in known if version.rpartition(".")[0] == value and value.count(".") == 1]
     if series:
-        return max(series, key=key)
+        return max(series, key=version_key)
     raise _unknown(what, value, known)
 
 
@@ -249,12 +250,12 @@ def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> R
 def _nearest_version(value: str, known: Sequence[str]) -> str:
     """By distance of the numbers, first component first; the newest if `value` holds no version."""
     try:
-        wanted = key(value.removeprefix("v").partition("+")[0])
+        wanted = version_key(value.removeprefix("v").partition("+")[0])
     except ValueError:
-        return max(known, key=key)
+        return max(known, key=version_key)
 
     def distance(version: str) -> tuple[int, ...]:
-        pairs = itertools.zip_longest(key(version), wanted, fillvalue=0)
+        pairs = itertools.zip_longest(version_key(version), wanted, fillvalue=0)
         return tuple(abs(ours - theirs) for ours, theirs in pairs)
 
     return min(reversed(known), key=distance)

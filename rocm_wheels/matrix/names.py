@@ -18,9 +18,9 @@ BUILT_PLATFORM = "linux_x86_64"  # before repair
 VERDICT = ".verdict.json"  # after the name of a wheel: what it passed
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
-# Of FlashAttention-3's interface: flash_attn_src/flash_attn_3/.
-INTERFACE = f"{DISTRIBUTION}_3"
-INTERFACE_VERSION = "3.0.0"
+# The wheel of flash-attn-3, with the module flash_attn_interface: flash_attn_src/flash_attn_3/.
+FA3 = f"{DISTRIBUTION}_3"
+FA3_VERSION = "3.0.0"
 
 _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
 _LABEL = re.compile(r"rocm(?P<rocm>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
@@ -38,6 +38,7 @@ class ParsedWheel:
     rocm: str
     backend: str
     platforms: tuple[str, ...]
+    build: int = 0
 
 
 def local_label(cell: Claim) -> str:
@@ -88,15 +89,15 @@ def wheel_name(cell: Claim, platform: str = BUILT_PLATFORM) -> str:
     return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.abi_tag}-{platform}.whl"
 
 
-def interface_wheel_name(cell: Claim) -> str:
+def fa3_wheel_name(cell: Claim) -> str:
     """The file name of the wheel of flash-attn-3 that belongs to the wheel with that claim."""
-    return f"{INTERFACE}-{INTERFACE_VERSION}+{local_label(cell)}-py3-none-any.whl"
+    return f"{FA3}-{FA3_VERSION}+{local_label(cell)}-py3-none-any.whl"
 
 
-def is_interface(filename: str) -> bool:
-    """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict."""
+def is_fa3(filename: str) -> bool:
+    """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label."""
     with contextlib.suppress(DataError):
-        return bool(parse_interface(filename))
+        return bool(parse_fa3(filename))
     return False
 
 
@@ -113,9 +114,9 @@ def is_wheel(filename: str) -> bool:
     return False
 
 
-def parse_interface(filename: str) -> tuple[str, str, str]:
-    """(rocm, torch minor, backend) of a wheel of flash-attn-3. DataError if `interface_wheel_name` builds no such."""
-    match = re.fullmatch(rf"{INTERFACE}-[^-+]+\+([^-]+)-py3-none-any\.whl", filename)
+def parse_fa3(filename: str) -> tuple[str, str, str]:
+    """(rocm, torch minor, backend) of a wheel of flash-attn-3. DataError if it is not named by `fa3_wheel_name`."""
+    match = re.fullmatch(rf"{FA3}-[^-+]+\+([^-]+)(?:-[1-9]\d*)?-py3-none-any\.whl", filename)
     if match is None:
         raise DataError(f"{filename!r} is not a wheel of flash-attn-3 that was built with these sources")
     return parse_label(match[1])
@@ -131,7 +132,7 @@ def parse(filename: str) -> ParsedWheel:
         raise DataError(f"{filename!r} is not a wheel name: {error}", remedy=f"Expected: {EXAMPLE}") from error
     interpreters = {tag.interpreter for tag in tags}
     match = re.fullmatch(r"cp(\d)(\d+)", interpreters.pop()) if len(interpreters) == 1 else None
-    if name != canonicalize_name(DISTRIBUTION) or full.local is None or build or match is None:
+    if name != canonicalize_name(DISTRIBUTION) or full.local is None or any(build[1:]) or match is None:
         raise DataError(f"{filename!r} is not one of these wheels", remedy=f"Expected: {EXAMPLE}")
     rocm, torch_minor, backend = parse_label(full.local)
     return ParsedWheel(
@@ -141,7 +142,20 @@ def parse(filename: str) -> ParsedWheel:
         rocm=rocm,
         backend=backend,
         platforms=tuple(sorted({tag.platform for tag in tags})),
+        build=build[0] if build else 0,
     )
+
+
+def stem(filename: str) -> str:
+    """A wheel's name without build number and platform: "flash_attn-2.8.3+rocm62torch2.5triton-cp311"."""
+    parts = filename.split("-")
+    return "-".join((*parts[:2], *parts[-3:-2]))
+
+
+def build_number(filename: str) -> int:
+    """The build number in a wheel's name (PEP 427), 0 if it has none."""
+    parts = filename.split("-")
+    return int(parts[2]) if len(parts) == 6 else 0
 
 
 def release_tag(text: str) -> str:

@@ -41,11 +41,6 @@ def cell_name(cell: Cell) -> str:
     return f"{cell} {cell.backend}"
 
 
-def stem(wheel: str) -> str:
-    """A wheel's name without its platform: "flash_attn-2.8.3+rocm62torch2.5triton-cp311"."""
-    return "-".join(wheel.split("-")[:3])
-
-
 def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
     """One row for each part of the kernels that the wheels of `cells` hold."""
     jobs = data.jobs
@@ -102,8 +97,8 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
                 "gpu-runner": jobs.gpu_runner,
                 "gpu-options": GPU_OPTIONS,
                 "kernels": f"kernels-{cell.backend}-rocm_{rocm}-*",
-                "artifact": f"wheel-{stem(names.wheel_name(cell))}",
-                "verdict": f"verdict-{stem(names.wheel_name(cell))}",
+                "artifact": f"wheel-{names.stem(names.wheel_name(cell))}",
+                "verdict": f"verdict-{names.stem(names.wheel_name(cell))}",
                 "timeout-minutes": jobs.wheel_minutes,
                 "gpu-timeout-minutes": jobs.gpu_minutes,
             }

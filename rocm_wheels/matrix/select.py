@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import AXES, Cell, has_interface, product
+from rocm_wheels.matrix.cells import AXES, Cell, has_fa3, product
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.rows import cell_name, stem
+from rocm_wheels.matrix.rows import cell_name
 from rocm_wheels.matrix.versions import Versions
 
 Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
@@ -73,12 +73,13 @@ def select(
         )
     if event == "pull_request":
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
-    there = {stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
+    there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
+    fa3 = {names.stem(name) for name in has if name.startswith(f"{names.FA3}-")}
     missing = [
         cell
         for cell in matching
-        if stem(names.wheel_name(cell)) not in there
-        or (has_interface(data, cell) and names.interface_wheel_name(cell) not in has)
+        if names.stem(names.wheel_name(cell)) not in there
+        or (has_fa3(data, cell) and names.stem(names.fa3_wheel_name(cell)) not in fa3)
     ]
     left_out += [(cell_name(cell), "already released") for cell in matching if cell not in missing]
     return Matrix(cells=tuple(missing), left_out=tuple(left_out))

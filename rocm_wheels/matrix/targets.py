@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import GENERIC, Target, Versions
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
 _GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
@@ -148,7 +148,7 @@ def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
             f"the {cell.backend} backend has no kernels for {long}",
             remedy=f"Use {others}, or one of {_list(served(versions, cell))}.",
         )
-    fits = [rocm for rocm in versions.rocm if key(rocm) >= key(since)]
+    fits = [rocm for rocm in versions.rocm if version_key(rocm) >= version_key(since)]
     torches = [name for name, torch in versions.torch.items() if any(rocm in torch.rocm for rocm in fits)]
     gpus = [other for other in served(versions, cell) if not other.is_generic]
     near = min(gpus, key=lambda other: abs(_number(other) - _number(target)))

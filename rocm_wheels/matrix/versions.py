@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocm_wheels.paths import ROOT
-from rocm_wheels.tables import Table, key, lenient, parse
+from rocm_wheels.tables import Table, lenient, parse, version_key
 
 DATA_FILE = ROOT / "rocm_wheels" / "versions.toml"
 GENERIC = "-generic"
@@ -87,7 +87,7 @@ class Target:
     def serves(self, backend: str, rocm: str) -> bool:
         """Whether `backend` has kernels for this target under that ROCm."""
         since = self.backends.get(backend)
-        return since is not None and key(rocm) >= key(since)
+        return since is not None and version_key(rocm) >= version_key(since)
 
 
 @dataclass(frozen=True, kw_only=True)

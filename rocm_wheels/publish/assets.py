@@ -6,16 +6,16 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.targets import CUDA
-from rocm_wheels.publish import catalogue
-from rocm_wheels.publish.catalogue import METADATA, YANKED
-from rocm_wheels.publish.entry import Wheel
+from rocm_wheels.publish import admission, catalogue
+from rocm_wheels.publish.catalogue import METADATA
+from rocm_wheels.publish.links import Wheel
+from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.repair import MAX_BYTES
 
 SUMS = "SHA256SUMS"
@@ -38,36 +38,38 @@ class Asset:
     def open(self) -> IO[bytes]:
         return self.content.open("rb") if isinstance(self.content, Path) else io.BytesIO(self.content)
 
+    def renamed(self, name: str) -> Asset:
+        return replace(self, name=name)
+
     @property
     def content_type(self) -> str:
         return _TYPES.get(Path(self.name).suffix, "text/plain")
 
     def is_there(self, there: Mapping[str, Any]) -> bool:
-        """Whether GitHub's description is of this file; a digest that GitHub lacks is not held against it."""
-        return (
-            there["state"] == "uploaded"
-            and there["size"] == self.size
-            and catalogue.asset_sha256(there) in (self.sha256, None)
-        )
+        """Whether GitHub's description, which must have a digest, is of this file."""
+        return there["state"] == "uploaded" and catalogue.asset_sha256(there) == self.sha256
 
 
-def collect(dist: Path) -> tuple[list[Wheel], list[Asset]]:
+def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list[Asset]]:
     """The wheels of a directory and the assets they make, in the order to send them.
 
-    A wheel's metadata, its verdict and the wheels of flash-attn-3 come before it, so that a wheel that is there is
-    complete. PublishFailed or DataError for anything that must not be published, before anything is sent.
+    The wheels of flash-attn-3 and a wheel's metadata and verdict come before the wheel. So a wheel that is there is
+    complete. PublishFailed or DataError for anything that must not be published, before anything is sent; with
+    `commit` also for a wheel of another commit.
     """
     if not dist.is_dir():
         raise PublishFailed(f"{dist} is not a directory", remedy="Give --dist the directory with the wheels.")
+    _check_regular(dist)
     wheels = catalogue.from_directory(dist)
     assets = []
-    for interface in catalogue.interfaces_in(dist):
-        path = dist / interface.name
-        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
+    for fa3 in catalogue.fa3_wheels_in(dist):
+        path = dist / fa3.name
+        admission.check_fa3(path, wheels)
+        assets.append(of_bytes(fa3.name + METADATA, catalogue.core_metadata(path), final=True))
         assets.append(_of_file(path, final=True))
     for wheel in wheels:
-        _check(wheel)
         path = dist / wheel.name
+        admission.check(path, wheel, commit=commit)
         assets += [
             of_bytes(wheel.name + METADATA, catalogue.core_metadata(path), final=True),
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
@@ -90,19 +92,15 @@ def sums(digests: Mapping[str, str]) -> Asset:
 
 
 def _of_file(path: Path, *, final: bool) -> Asset:
-    return Asset(
-        name=path.name, size=path.stat().st_size, sha256=catalogue.file_sha256(path), content=path, final=final
-    )
+    return Asset(name=path.name, size=path.stat().st_size, sha256=contents.file_sha256(path), content=path, final=final)
 
 
-def _check(wheel: Wheel) -> None:
-    if foreign := [target for target in wheel.targets if CUDA.fullmatch(target)]:
+def _check_regular(dist: Path) -> None:
+    """A link could lead to any file of this machine."""
+    if others := sorted(path.name for path in dist.iterdir() if path.is_symlink() or not path.is_file()):
         raise PublishFailed(
-            f"{wheel.name} is for {', '.join(foreign)}: wheels for NVIDIA GPUs are never published",
-            remedy="Build it for AMD GPUs alone: PYTORCH_ROCM_ARCH.",
+            f"{dist} holds what is no regular file: {', '.join(others)}", remedy="Put copies of the files there."
         )
-    if "-linux_" in wheel.name:
-        raise PublishFailed(f"{wheel.name} is not repaired", remedy="`build` repairs it: publish what that leaves.")
 
 
 def _check_files(dist: Path, taken: set[str]) -> None:
@@ -138,8 +136,3 @@ def check_count(names: Iterable[str]) -> None:
             f"{count} assets do not fit: a release holds {MAX_ASSETS}",
             remedy="Publish them under two tags; the index joins all releases.",
         )
-
-
-def yank(wheel: str, reason: str) -> Asset:
-    """The asset that marks a wheel as yanked."""
-    return of_bytes(wheel + YANKED, f"{reason}\n".encode(), final=False)

@@ -1,53 +1,69 @@
-"""Wheels that can be installed from somewhere, as values: read from a directory or from GitHub releases."""
+"""The wheels of a directory or of GitHub releases, as values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from email.message import Message
-from email.parser import HeaderParser
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
+
+from packaging.version import InvalidVersion, Version
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.publish.entry import Interface, Wheel
-from rocm_wheels.wheel.verdict import parse as parse_verdict
+from rocm_wheels.publish.links import Fa3Wheel, Link, Wheel
+from rocm_wheels.wheel import contents, verdict
+from rocm_wheels.wheel.verdict import Verdict
 
 METADATA = ".metadata"
-YANKED = ".yanked"
 _FETCHES = 8
 _FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """Everything that was ever public.
+
+    `unverified` are wheels of which no verdict says that they passed: they stay listed, because lock files name them,
+    and are offered to nobody. `problems` say what is wrong with the releases.
+    """
+
+    wheels: tuple[Wheel, ...] = ()
+    fa3: tuple[Fa3Wheel, ...] = ()
+    unverified: tuple[Link, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def from_directory(directory: Path) -> list[Wheel]:
-    """The wheels of a directory; their URLs are their bare names.
+    """The wheels of a directory. Their URLs are their bare names.
 
-    DataError if a wheel is none of ours, has no verdict beside it or did not pass, or the verdict is about other bytes.
+    DataError if a wheel is not one of ours, has no verdict beside it or did not pass, or the verdict is about other
+    bytes.
     """
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
-    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_interface(path.name)]
+    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_fa3(path.name)]
     wheels = [local_wheel(path) for path in found]
     if not wheels:
         raise DataError(f"{directory} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
     return sorted(wheels)
 
 
-def interfaces_in(directory: Path) -> list[Interface]:
-    """The wheels of flash-attn-3 of a directory; their URLs are their bare names."""
-    found = [path for path in sorted(directory.glob("*.whl")) if names.is_interface(path.name)]
-    return [_interface(path.name, file_sha256(path), core_metadata(path), url=path.name) for path in found]
+def fa3_wheels_in(directory: Path) -> list[Fa3Wheel]:
+    """The wheels of flash-attn-3 of a directory. Their URLs are their bare names."""
+    found = [path for path in sorted(directory.glob("*.whl")) if names.is_fa3(path.name)]
+    return [
+        _fa3(path.name, contents.file_sha256(path), core_metadata(path), url=path.name, release="") for path in found
+    ]
 
 
 def local_wheel(path: Path) -> Wheel:
@@ -55,23 +71,17 @@ def local_wheel(path: Path) -> Wheel:
     written = path.with_name(path.name + VERDICT)
     if not written.is_file():
         raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
-    verdict = parse_verdict(written.name, written.read_bytes())
-    if not verdict["ok"]:
+    found = verdict.read(written)
+    if not found.ok:
         raise DataError(f"{path.name} did not pass its tests", remedy=f"See {written.name}.")
-    return _wheel(
-        path.name, file_sha256(path), path.stat().st_size, core_metadata(path), verdict, url=path.name, release=""
-    )
+    sha256, size = contents.file_sha256(path), path.stat().st_size
+    return _wheel(path.name, sha256, size, core_metadata(path), found, url=path.name, release="")
 
 
-def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Wheel]:
-    """The wheels of releases as GitHub's API describes them; `fetch` gives the bytes of an asset.
-
-    Of wheels with the same name the one of the newest release counts, of those that are not yanked if there is one.
-    Metadata, verdicts and yanks are assets beside each wheel. DataError if one is missing or not what its digest says.
-    Other people's wheels are passed over.
-    """
-    with ThreadPoolExecutor(_FETCHES) as pool:
-        return sorted(pool.map(lambda found: _released(fetch, *found), _newest(releases, names.is_wheel)))
+def core_metadata(path: Path) -> bytes:
+    """The METADATA file of a wheel (PEP 658). DataError if the file is not a wheel of its name."""
+    with contents.Contents(path) as opened:
+        return opened.metadata()
 
 
 def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -79,15 +89,45 @@ def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [release for release in releases if not release["draft"] and not release["prerelease"]]
 
 
-def interfaces_of(releases: Iterable[Mapping[str, Any]], fetch: Fetch) -> list[Interface]:
-    """The wheels of flash-attn-3 of releases; the rest as with `from_releases`."""
+def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch, yanked: Mapping[str, str]) -> Catalogue:
+    """The wheels of releases as GitHub's API describes them. `fetch` gives the bytes of an asset.
+
+    Metadata and verdicts are assets beside each wheel. A wheel that lacks one of them, or whose verdict does not fit,
+    is a problem of that wheel alone. Other people's wheels are passed over. `yanked` is a name's reason.
+    """
+    problems: list[str] = []
+    found = _by_name(releases, problems)
     with ThreadPoolExecutor(_FETCHES) as pool:
-        found = pool.map(lambda found: _released_interface(fetch, *found), _newest(releases, names.is_interface))
-        return sorted(found, key=lambda interface: interface.name)
+        links = list(pool.map(lambda one: _released(fetch, one, yanked, problems), found))
+    wheels = [link for link in links if isinstance(link, Wheel)]
+    fa3 = [link for link in links if isinstance(link, Fa3Wheel)]
+    others = [link for link in links if not isinstance(link, (Wheel, Fa3Wheel))]
+    return Catalogue(
+        wheels=tuple(sorted(_without_backports(wheels))),
+        fa3=tuple(sorted(_without_backports(fa3), key=lambda link: link.name)),
+        unverified=tuple(sorted(others, key=lambda link: link.name)),
+        problems=tuple(sorted(problems)),
+    )
+
+
+def newest(wheels: Iterable[Wheel]) -> list[Wheel]:
+    """Of the builds of one wheel the one of the newest release, a yanked one only where all are."""
+    found: dict[str, Wheel] = {}
+    for wheel in sorted(wheels, key=lambda wheel: (wheel.yanked is None, release_key(wheel.release), wheel.build)):
+        found[names.stem(wheel.name)] = wheel
+    return sorted(found.values())
+
+
+def release_key(tag: str) -> Version:
+    """Sort key of a release's tag, by version; a tag that is no version comes first."""
+    try:
+        return Version(tag.removeprefix("v"))
+    except InvalidVersion:
+        return Version("0.dev0")
 
 
 def load_releases(text: str) -> list[dict[str, Any]]:
-    """The releases in an answer of GitHub's API: one, a list, or a list of pages. DataError if it is none."""
+    """The releases in an answer of GitHub's API: one, a list, or a list of pages. DataError if there is none."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -101,28 +141,89 @@ def load_releases(text: str) -> list[dict[str, Any]]:
     return releases
 
 
-def core_metadata(path: Path) -> bytes:
-    """The METADATA file of a wheel (PEP 658). DataError if the file is not a wheel of its name."""
-    stem = "-".join(path.name.split("-")[:2])
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.read(f"{stem}.dist-info/METADATA")
-    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise DataError(f"{path.name} is not a wheel of that name: {error}") from error
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def asset_sha256(asset: Mapping[str, Any]) -> str | None:
     """GitHub's own digest of an asset; None for assets from before it kept them."""
     algorithm, _, value = str(asset.get("digest") or "").partition(":")
     return value if algorithm == "sha256" else None
+
+
+def checked_verdict(name: str, sha256: str, content: bytes) -> Verdict:
+    """The verdict of a wheel of that name and sha256. DataError if it is none, is about other bytes or not passed."""
+    found = verdict.parse(name + VERDICT, content)
+    if (found.wheel, found.sha256) != (name, sha256):
+        raise DataError(f"the verdict beside {name} is about another file of that name")
+    if not found.ok:
+        raise DataError(f"{name} did not pass its tests")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Released:
+    tag: str
+    asset: Mapping[str, Any]
+    there: Mapping[str, Mapping[str, Any]]  # the assets of the release by name
+
+
+def _by_name(releases: Iterable[Mapping[str, Any]], problems: list[str]) -> list[_Released]:
+    """Our wheels. A name that several releases have is the newest one's; other bytes under it are a problem."""
+    found: dict[str, _Released] = {}
+    for release in sorted(releases, key=lambda release: (release_key(release["tag_name"]), release["id"])):
+        there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
+        for name, asset in there.items():
+            if not (names.is_wheel(name) or names.is_fa3(name)):
+                continue
+            other = found.get(name)
+            if other is not None and asset_sha256(other.asset) != asset_sha256(asset):
+                problems.append(f"{name} has other bytes in release {other.tag} than in {release['tag_name']}")
+            found[name] = _Released(tag=release["tag_name"], asset=asset, there=there)
+    return list(found.values())
+
+
+def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems: list[str]) -> Link:
+    """The wheel, or a bare link where something is wrong with it, which goes to the problems."""
+    name = one.asset["name"]
+    common = {"url": _address(one.asset["browser_download_url"], one.tag), "release": one.tag}
+    reason = yanked.get(name)
+    sha256 = asset_sha256(one.asset)
+    metadata = b""
+    try:
+        metadata = _beside(fetch, one, METADATA)
+        if names.is_fa3(name):
+            return _fa3(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
+        content = _beside(fetch, one, VERDICT)
+        sha256 = sha256 or _sha256(fetch(one.asset))
+        found = checked_verdict(name, sha256, content)
+        return _wheel(name, sha256, one.asset["size"], metadata, found, yanked=reason, **common)
+    except DataError as error:
+        problems.append(f"release {one.tag}: {error.message}")
+        sha256 = sha256 or _sha256(fetch(one.asset))
+        return _bare(name, sha256, metadata, yanked=reason or "it is not known whether it passed its tests", **common)
+
+
+def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:
+    name = one.asset["name"] + suffix
+    if name not in one.there:
+        raise DataError(f"{one.asset['name']} is there without its {suffix}")
+    content = fetch(one.there[name])
+    known = asset_sha256(one.there[name])
+    if known is not None and _sha256(content) != known:
+        raise DataError(f"{name} came with other bytes than its digest {known}")
+    return content
+
+
+def _without_backports(links: Sequence[AnyLink]) -> list[AnyLink]:
+    """Installers take the highest build number: one of an older release is marked so that it does not take over."""
+    by_stem: dict[str, list[AnyLink]] = {}
+    for link in links:
+        by_stem.setdefault(names.stem(link.name), []).append(link)
+    found = []
+    for same in by_stem.values():
+        top = max(same, key=lambda link: (link.yanked is None, release_key(link.release), link.build))
+        for link in same:
+            if link.yanked is None and link.build > top.build:
+                link = replace(link, yanked=f"{top.name} of release {top.release} is newer")
+            found.append(link)
+    return found
 
 
 def _flat(content: object) -> Iterator[Any]:
@@ -133,63 +234,14 @@ def _flat(content: object) -> Iterator[Any]:
         yield content
 
 
-def _newest(releases: Iterable[Mapping[str, Any]], ours: Callable[[str], bool]) -> Iterable[tuple[Any, ...]]:
-    """(tag, asset, the release's assets by name) of each wheel that is `ours`, by name the one that counts."""
-    found = []
-    for release in sorted(releases, key=lambda release: (release["published_at"] or "", release["id"])):
-        there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
-        found += [(release["tag_name"], asset, there) for name, asset in there.items() if ours(name)]
-    found.sort(key=lambda wheel: wheel[1]["name"] + YANKED not in wheel[2])  # yanked ones first, each part by age
-    return {asset["name"]: (tag, asset, there) for tag, asset, there in found}.values()
-
-
-def _beside(fetch: Fetch, tag: str, name: str, there: Mapping[str, Mapping[str, Any]], suffix: str) -> bytes:
-    if name + suffix not in there:
-        raise DataError(
-            f"release {tag} has {name} without its {suffix}", remedy=f"Run `publish --tag {tag}` again with both."
-        )
-    other = there[name + suffix]
-    content = fetch(other)
-    known = asset_sha256(other)
-    if known is not None and hashlib.sha256(content).hexdigest() != known:
-        raise DataError(f"{name}{suffix} of release {tag} came with other bytes than its digest {known}")
-    return content
-
-
-def _released(fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]) -> Wheel:
-    name = asset["name"]
-    beside = partial(_beside, fetch, tag, name, there)
-    verdict = parse_verdict(name + VERDICT, beside(VERDICT))
-    return _wheel(
-        name,
-        asset_sha256(asset) or str(verdict["sha256"]),
-        asset["size"],
-        beside(METADATA),
-        verdict,
-        url=_address(asset["browser_download_url"], tag),
-        release=tag,
-        yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
-    )
-
-
-def _released_interface(
-    fetch: Fetch, tag: str, asset: Mapping[str, Any], there: Mapping[str, Mapping[str, Any]]
-) -> Interface:
-    name = asset["name"]
-    beside = partial(_beside, fetch, tag, name, there)
-    return _interface(
-        name,
-        asset_sha256(asset) or hashlib.sha256(fetch(asset)).hexdigest(),
-        beside(METADATA),
-        url=_address(asset["browser_download_url"], tag),
-        yanked=beside(YANKED).decode().strip() if name + YANKED in there else None,
-    )
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _address(url: str, tag: str) -> str:
     """The URL of an asset once its release is public, with its file name escaped in full: a "+" in it is "%2B"."""
     base, _, name = url.rpartition("/")
-    # That of a draft has "untagged-59c9e54950e6d2824cb8" in the place of the tag, until it is published.
+    # A draft's has "untagged-59c9e54950e6d2824cb8" in the place of the tag, until it is published.
     base = re.sub(r"(?<=/download/)untagged-[0-9a-f]+$", lambda _: quote(tag), base)
     return f"{base}/{quote(unquote(name), safe='')}"
 
@@ -199,24 +251,22 @@ def _wheel(
     sha256: str,
     size: int,
     metadata: bytes,
-    verdict: Mapping[str, Any],
+    found: Verdict,
     *,
     url: str,
     release: str,
     yanked: str | None = None,
 ) -> Wheel:
     parsed = names.parse(name)
-    headers = _headers(name, metadata)
-    if verdict["sha256"] != sha256:
-        where = f"{name} in release {release}" if release else name
-        remedy = f"Run `publish --tag {release}` again with both." if release else "Build it again."
-        raise DataError(f"the verdict beside {where} is about another file of that name", remedy=remedy)
+    headers = contents.headers(name, metadata)
+    if found.sha256 != sha256:
+        raise DataError(f"the verdict beside {name} is about another file of that name", remedy="Build it again.")
     return Wheel(
         name=name,
         url=url,
         sha256=sha256,
         size=size,
-        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+        metadata_sha256=_sha256(metadata),
         requires_python=headers["Requires-Python"] or "",
         yanked=yanked,
         release=release,
@@ -225,28 +275,38 @@ def _wheel(
         torch=parsed.torch_minor,
         rocm=parsed.rocm,
         backend=parsed.backend,
-        targets=tuple(verdict["targets"]),
-        verdict=verdict,
+        targets=found.targets,
+        verdict=found,
     )
 
 
-def _interface(name: str, sha256: str, metadata: bytes, *, url: str, yanked: str | None = None) -> Interface:
-    rocm, torch, backend = names.parse_interface(name)
-    return Interface(
+def _fa3(name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str | None = None) -> Fa3Wheel:
+    rocm, torch, backend = names.parse_fa3(name)
+    return Fa3Wheel(
         name=name,
         url=url,
         sha256=sha256,
-        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
-        requires_python=_headers(name, metadata)["Requires-Python"] or "",
+        metadata_sha256=_sha256(metadata),
+        requires_python=contents.headers(name, metadata)["Requires-Python"] or "",
         yanked=yanked,
+        release=release,
         torch=torch,
         rocm=rocm,
         backend=backend,
     )
 
 
-def _headers(name: str, metadata: bytes) -> Message:
-    headers = HeaderParser().parsestr(metadata.decode())
-    if headers["Version"] != name.split("-")[1]:
-        raise DataError(f"the metadata in {name} is of version {headers['Version']}")
-    return headers
+def _bare(name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str) -> Link:
+    rocm, torch, backend = names.parse_label(name.split("-")[1].partition("+")[2])
+    return Link(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=_sha256(metadata) if metadata else "",
+        requires_python="",
+        yanked=yanked,
+        release=release,
+        torch=torch,
+        rocm=rocm,
+        backend=backend,
+    )

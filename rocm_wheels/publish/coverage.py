@@ -20,7 +20,7 @@ from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, hardware
 from rocm_wheels.publish.hardware import Run
 from rocm_wheels.publish.templates import render
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 PUBLISHED = Path("docs/published.json")
 BADGES = Path("docs/badges")
@@ -74,9 +74,11 @@ def released(releases: Iterable[Mapping[str, Any]], tag: str | None) -> list[str
 def table(cells: Sequence[Cell], published: Sequence[str]) -> str:
     """Wheels there of wheels wanted, a row per ROCm and torch, a column per backend and flash-attn, as text."""
     there = {_place(names.parse(name)) for name in published}
-    rows = sorted({(cell.rocm, cell.torch) for cell in cells}, key=lambda row: (key(row[0]), key(row[1])))
+    rows = sorted(
+        {(cell.rocm, cell.torch) for cell in cells}, key=lambda row: (version_key(row[0]), version_key(row[1]))
+    )
     columns = sorted(
-        {(cell.backend, cell.flash_attn) for cell in cells}, key=lambda column: (column[0], key(column[1]))
+        {(cell.backend, cell.flash_attn) for cell in cells}, key=lambda column: (column[0], version_key(column[1]))
     )
     lines = [["ROCm", "torch", *(" ".join(column) for column in columns)]]
     for row in rows:
@@ -165,13 +167,13 @@ def _gpus(versions: Versions, verified: Mapping[str, Sequence[Run]]) -> list[dic
     for target in versions.targets.values():
         if target.is_generic:  # no GPU
             continue
-        since = min(target.backends.values(), key=key)
+        since = min(target.backends.values(), key=version_key)
         rows.append(
             {
                 "name": _name(target),
                 "target": target.name,
                 "backends": " and ".join(_KERNELS[backend] for backend in target.backends),
-                "since": "" if since == min(versions.rocm, key=key) else f", from ROCm {since} on",
+                "since": "" if since == min(versions.rocm, key=version_key) else f", from ROCm {since} on",
                 "verified": _newest(verified.get(target.name, [])),
             }
         )
@@ -253,7 +255,7 @@ def _minor(version: str) -> str:
 
 
 def _listed(versions: Iterable[str]) -> str:
-    return ", ".join(sorted(versions, key=key)) or "none yet"
+    return ", ".join(sorted(versions, key=version_key)) or "none yet"
 
 
 def _badge(label: str, value: str, good: bool) -> str:

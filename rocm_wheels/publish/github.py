@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
@@ -19,6 +20,9 @@ LONGEST_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 3900.0  # a rate limit is over within the hour
 TIMEOUT_SECONDS = (15.0, 300.0)  # to connect, and between two bytes of the answer
 PER_PAGE = 100
+RELEASES_PER_PAGE = 10  # each comes with its assets, up to 1000
+_TOKEN = re.compile(r"[!-~]+")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Body = Callable[[], IO[bytes]]
 
@@ -44,7 +48,12 @@ class GitHub:
     @classmethod
     def from_environment(cls, *, repository: str | None, say: Callable[[str], None], writes: bool) -> GitHub:
         """With GITHUB_TOKEN or GH_TOKEN, GITHUB_REPOSITORY and GITHUB_API_URL. PublishFailed without what it needs."""
-        token = os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN") or ""
+        token = (os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN") or "").strip()
+        if token and not _TOKEN.fullmatch(token):
+            raise PublishFailed(
+                "the token in the environment has a character that no token has, such as a space",
+                remedy="Set GITHUB_TOKEN to the token alone, as with GH_TOKEN=$(gh auth token).",
+            )
         if writes and not token:
             raise PublishFailed(
                 "there is no token in the environment",
@@ -61,7 +70,21 @@ class GitHub:
 
     def releases(self) -> Iterator[dict[str, Any]]:
         """All releases, drafts too where the token may see them."""
-        return self._pages("/releases")
+        return self._pages("/releases", RELEASES_PER_PAGE)
+
+    def release(self, release: int) -> dict[str, Any]:
+        """One release as it is now."""
+        return self._json("GET", f"{self._url}/releases/{release}")
+
+    def tag_commit(self, tag: str) -> str | None:
+        """The commit that a tag names, None if there is no such tag."""
+        response = self._send("GET", f"{self._url}/git/ref/tags/{quote(tag)}", gone=True, is_json=True)
+        if response.status_code == 404:
+            return None
+        named = response.json()["object"]
+        while named["type"] == "tag":  # an annotated one is an object of its own
+            named = self._json("GET", f"{self._url}/git/tags/{named['sha']}")["object"]
+        return str(named["sha"])
 
     def assets(self, release: int) -> Iterator[dict[str, Any]]:
         """All assets of a release, of any state."""
@@ -80,9 +103,13 @@ class GitHub:
     def delete_asset(self, asset: int) -> None:
         self._send("DELETE", f"{self._url}/releases/assets/{asset}", gone=True)
 
-    def generated_notes(self, tag: str) -> str:
-        """GitHub's list of what was merged since the release before; nothing is changed by asking."""
-        return str(self._json("POST", f"{self._url}/releases/generate-notes", json={"tag_name": tag})["body"])
+    def rename_asset(self, asset: int, name: str) -> dict[str, Any]:
+        return self._json("PATCH", f"{self._url}/releases/assets/{asset}", json={"name": name})
+
+    def generated_notes(self, tag: str, commit: str) -> str:
+        """GitHub's list of what was merged since the release before. Asking changes nothing."""
+        wanted = {"tag_name": tag, "target_commitish": commit}
+        return str(self._json("POST", f"{self._url}/releases/generate-notes", json=wanted)["body"])
 
     def upload(self, upload_url: str, name: str, body: Body, content_type: str) -> dict[str, Any]:
         """A new asset. Unanswered if it may or may not be there now, or if its name is taken."""
@@ -95,8 +122,8 @@ class GitHub:
         response = self._send("GET", url, headers={"Accept": "application/octet-stream"})
         return response.content
 
-    def _pages(self, path: str) -> Iterator[dict[str, Any]]:
-        url: str | None = f"{self._url}{path}?per_page={PER_PAGE}"
+    def _pages(self, path: str, per_page: int = PER_PAGE) -> Iterator[dict[str, Any]]:
+        url: str | None = f"{self._url}{path}?per_page={per_page}"
         seen: set[int] = set()
         while url is not None:
             response = self._send("GET", url, is_json=True)
@@ -129,7 +156,7 @@ class GitHub:
             wait = backoff(attempt)
             try:
                 response = self._once(method, url, json, body, headers)
-                if response.ok and is_json:
+                if response.ok and is_json and response.content:
                     response.json()
             except (requests.ConnectionError, requests.Timeout) as error:
                 problem, refused = f"no answer ({type(error).__name__})", False
@@ -175,17 +202,28 @@ class GitHub:
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Shows the token to the API's own hosts alone: an address of an asset may lead anywhere."""
+    """Shows the token to the API's own hosts alone, by scheme, host and port: an asset's address may lead anywhere."""
 
     def __init__(self, token: str, api_url: str) -> None:
-        host = urlsplit(api_url).hostname or ""
+        scheme, host, port = _origin(api_url)
+        if scheme != "https" and host not in _LOOPBACK:
+            raise PublishFailed(
+                f"a token would go to {scheme}://{host} in plain text",
+                remedy="Set GITHUB_API_URL to an https address, or unset the token.",
+            )
         self._token = token
-        self._hosts = {host, f"uploads.{host.removeprefix('api.')}"}
+        self._origins = {(scheme, host, port), (scheme, f"uploads.{host.removeprefix('api.')}", port)}
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if urlsplit(request.url or "").hostname in self._hosts:
+        if _origin(request.url or "") in self._origins:
             request.headers["Authorization"] = f"Bearer {self._token}"
         return request
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port of an address."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
 def backoff(attempt: int) -> float:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,16 +20,19 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import catalogue, which
-from rocm_wheels.publish.catalogue import METADATA
-from rocm_wheels.publish.entry import Interface, Link, Wheel
+from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
+from rocm_wheels.publish.links import Link, Wheel
 from rocm_wheels.publish.templates import TEMPLATES, render
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 PROJECT = canonicalize_name(names.DISTRIBUTION)
-INTERFACE = canonicalize_name(names.INTERFACE)
+FA3 = canonicalize_name(names.FA3)
 FILES = "files"
 SUMMARY = "metadata.json"
 FORMAT = 1
+_PROJECT_PAGE = f"simple/{PROJECT}/index.html"
+# In the directory of a site: that it is one, the site that is being written, the parts that it replaces.
+_MARK, _SCRATCH, _OLD = ".flash_attn_site", ".site-new", ".site-old"
 _PART = re.compile(rf"index\.html|which\.py|{re.escape(SUMMARY)}|simple|{FILES}|rocm\d+\.\d+")  # of a site, at its top
 
 
@@ -76,47 +78,67 @@ class Home:
         return cls(url=given.rstrip("/") + "/", repository=f"{server}/{name}")
 
 
-def build(
-    wheels: Sequence[Wheel],
-    out: Path,
-    *,
-    interfaces: Sequence[Interface] = (),
-    versions: Versions,
-    home: Home,
-    files: Path | None = None,
-) -> None:
+def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
     """Writes the whole site into `out`, in the place of an earlier one. The same wheels, the same bytes.
 
-    What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone.
+    The pages list every file that was ever public. metadata.json and the page to choose on have the newest build of
+    each wheel. What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone. With `files`, the
+    directory that the wheels lie in, wheels and their metadata become part of the site.
 
-    With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
+    Killed at any point, or where the disk is full, it leaves a directory that the next run accepts and completes.
     """
-    earlier = all((out / name).is_file() for name in (SUMMARY, "which.py", f"simple/{PROJECT}/index.html"))
-    if out.exists() and not earlier and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is neither empty nor an earlier site", remedy="Give --out a new directory.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    wheels = sorted(wheels)
-    with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
-        site = Path(scratch) / "site"
-        site.mkdir()
+    _claim(out)
+    site = out / _SCRATCH
+    for leftover in (site, out / _OLD):
+        shutil.rmtree(leftover, ignore_errors=True)
+    site.mkdir()
+    try:
         if files is not None:
-            _copy_files([*wheels, *interfaces], files, site / FILES)
-            wheels = [replace(wheel, url=_hosted(wheel, home)) for wheel in wheels]
-            interfaces = [replace(interface, url=_hosted(interface, home)) for interface in interfaces]
-        _write_index(wheels, interfaces, site, home, versions, title=names.DISTRIBUTION)
-        for directory in sorted({wheel.directory for wheel in wheels}):
-            here = [wheel for wheel in wheels if wheel.directory == directory]
-            beside = [interface for interface in interfaces if interface.directory == directory]
-            title = f"{names.DISTRIBUTION} for {directory}"
-            _write_index(here, beside, site / directory, home, versions, title=title)
-        _write(site / "index.html", chooser(wheels, versions=versions, home=home))
+            _copy_files([*found.wheels, *found.fa3], files, site / FILES)
+            found = replace(
+                found,
+                wheels=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.wheels),
+                fa3=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.fa3),
+            )
+        _write_index(found, site, home, versions, title=names.DISTRIBUTION)
+        everything: list[Link] = [*found.wheels, *found.fa3, *found.unverified]
+        for directory in sorted({link.directory for link in everything}):
+            here = replace(
+                found,
+                wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
+                fa3=tuple(wheel for wheel in found.fa3 if wheel.directory == directory),
+                unverified=tuple(link for link in found.unverified if link.directory == directory),
+            )
+            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory}")
+        _write(site / "index.html", chooser(newest(found.wheels), versions=versions, home=home))
         _write(site / "which.py", which.standalone(home.url))
-        out.mkdir(exist_ok=True)
-        for part in out.iterdir():
-            if _PART.fullmatch(part.name):
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
-        for part in site.iterdir():
-            shutil.move(part, out)
+        _swap(site, out)
+    finally:
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.rmtree(out / _OLD, ignore_errors=True)
+
+
+def _claim(out: Path) -> None:
+    """Marks a directory as that of a site, before anything in it changes. DataError if it holds something else."""
+    ours = (out / _MARK).is_file() or all((out / name).is_file() for name in (SUMMARY, "which.py", _PROJECT_PAGE))
+    if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} is neither empty nor an earlier site", remedy="Give --out a new directory.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).touch()
+
+
+def _swap(site: Path, out: Path) -> None:
+    """Puts the new parts in the place of the old ones, by renaming within the directory."""
+    old = out / _OLD
+    old.mkdir()
+    fresh = {part.name for part in site.iterdir()}
+    for part in sorted(out.iterdir()):
+        if _PART.fullmatch(part.name) and part.name not in fresh:
+            part.rename(old / part.name)
+    for part in sorted(site.iterdir()):
+        if (out / part.name).is_dir():
+            (out / part.name).rename(old / part.name)
+        part.replace(out / part.name)
 
 
 def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
@@ -137,17 +159,13 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     )
 
 
-def _write_index(
-    wheels: Sequence[Wheel],
-    interfaces: Sequence[Interface],
-    directory: Path,
-    home: Home,
-    versions: Versions,
-    *,
-    title: str,
-) -> None:
+def _write_index(found: Catalogue, directory: Path, home: Home, versions: Versions, *, title: str) -> None:
     """simple/ with a page of each project, and metadata.json, of one set of wheels."""
-    projects: dict[str, Sequence[Link]] = {PROJECT: wheels, **({INTERFACE: interfaces} if interfaces else {})}
+    bare = [link for link in found.unverified if not names.is_fa3(link.name)]
+    bare_fa3 = [link for link in found.unverified if names.is_fa3(link.name)]
+    projects: dict[str, Sequence[Link]] = {PROJECT: [*found.wheels, *bare], FA3: [*found.fa3, *bare_fa3]}
+    if not projects[FA3]:
+        del projects[FA3]
     root = [Anchor(text=project, href=f"{project}/") for project in projects]
     _write(directory / "simple" / "index.html", render("simple.html.j2", title=title, links=root))
     for project, links in projects.items():
@@ -159,7 +177,7 @@ def _write_index(
         "repository": home.repository,
         "flash_attn": list(versions.flash_attn),
         **_known(versions),
-        "wheels": [wheel.summary() for wheel in wheels],
+        "wheels": [wheel.summary() for wheel in newest(found.wheels)],
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
@@ -169,9 +187,10 @@ def _hosted(link: Link, home: Home) -> str:
 
 
 def _anchor(link: Link) -> Anchor:
-    metadata = f"sha256={link.metadata_sha256}"
-    # The second name of the metadata is what pip and uv of 2023 read (PEP 714).
-    data = {"core-metadata": metadata, "dist-info-metadata": metadata}
+    data = {}
+    if link.metadata_sha256:
+        # The second name is what pip and uv of 2023 read (PEP 714).
+        data = dict.fromkeys(("core-metadata", "dist-info-metadata"), f"sha256={link.metadata_sha256}")
     if link.requires_python:
         data["requires-python"] = link.requires_python
     if link.yanked is not None:
@@ -196,7 +215,7 @@ def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[s
 
 
 def _choices(found: set[str]) -> list[tuple[str, str]]:
-    return [(version, version) for version in sorted(found, key=key)]
+    return [(version, version) for version in sorted(found, key=version_key)]
 
 
 def _known(versions: Versions) -> dict[str, dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rocm_wheels.errors import DataError
@@ -28,5 +29,6 @@ def attach(dist: Path, summary: Path) -> list[str]:
         if wheel.version == version and python.startswith(f"{wheel.python}.")
     ]
     for name in measured:
-        verdict.attach(dist / (name + VERDICT), found)
+        path = dist / name
+        replace(verdict.read(path.with_name(name + VERDICT)), benchmarks=found).write(path)
     return measured

@@ -7,11 +7,11 @@ from itertools import groupby
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.names import INTERFACE_VERSION, is_candidate
+from rocm_wheels.matrix.names import FA3_VERSION, is_candidate
 from rocm_wheels.publish.assets import SUMS
-from rocm_wheels.publish.entry import Wheel
+from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.templates import render as render_template
-from rocm_wheels.tables import key
+from rocm_wheels.tables import version_key
 
 MAX_CHARACTERS = 125_000  # of the text of a GitHub release
 
@@ -23,7 +23,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
     """
     if not wheels:
         raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
-    grouped = sorted(wheels, key=lambda wheel: (key(wheel.rocm), key(wheel.torch)), reverse=True)
+    grouped = sorted(wheels, key=lambda wheel: (version_key(wheel.rocm), version_key(wheel.torch)), reverse=True)
     groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
     example = next((wheel for wheel in wheels if wheel.yanked is None), None)
     text = render_template(
@@ -35,8 +35,8 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         groups=groups,
         wheels=wheels,
         example=example,
-        with_interface=example is not None and example.flash_attn == versions.load().flash_attn[-1],
-        interface_version=INTERFACE_VERSION,
+        with_fa3=example is not None and example.flash_attn == versions.load().flash_attn[-1],
+        fa3_version=FA3_VERSION,
         candidate=is_candidate(tag),
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
         beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),

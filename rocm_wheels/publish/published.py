@@ -1,61 +1,80 @@
-"""The files that a release on GitHub has, so that a run builds only what is missing."""
+"""What is public on GitHub already, so that a run builds only what is missing and names it right."""
 
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rocm_wheels.errors import DataError, MissingTool
-from rocm_wheels.packages import setup
+from rocm_wheels.errors import DataError
+from rocm_wheels.wheel.numbering import PublicWheel
+
+if TYPE_CHECKING:
+    from rocm_wheels.publish.github import GitHub
 
 
-def files(release: str) -> list[str]:
-    """Names of the wholly uploaded files of a release: its tag, or a file with GitHub's own JSON of it.
-
-    A release that does not exist has none. DataError where a file describes no release; PublishFailed where GitHub
-    cannot be asked.
-    """
-    path = Path(release)
-    if not path.is_file():
-        if path.suffix == ".json":
-            raise DataError(f"--missing {release}: no such file", remedy="Name a file, or the tag of a release.")
-        return _uploaded(listing(release))
+def files(path: Path) -> list[str]:
+    """Names of the files in a list that `published` has written. DataError if it is another file."""
     try:
-        return _uploaded(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [str(name) for name in content["files"]]
+    except OSError as error:
         raise DataError(
-            f"{release} does not describe a release: {error!r}",
-            remedy="Make it with: gh api repos/OWNER/NAME/releases/tags/TAG",
+            f"--missing {path}: {error.strerror}", remedy="Make it with: python -m rocm_wheels published TAG"
+        ) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{path} does not describe a release: {error!r}",
+            remedy="Make it with: python -m rocm_wheels published TAG",
         ) from error
 
 
-def listing(tag: str) -> dict[str, Any]:
-    """A release as GitHub describes it, with the name and the state of each file; without files if there is none.
+def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
+    """What is there: the good files of the release of a tag, and all public wheels of the others.
 
-    A draft is found among all releases: by its tag GitHub shows published ones alone. Raises as `files` does.
+    A wheel of the tag counts only with a verdict that it passed, about these bytes and this commit.
     """
-    try:
-        from rocm_wheels.publish.github import (
-            GitHub,  # create_matrix.py asks GitHub for this alone, and runs without requests
-        )
-    except ModuleNotFoundError as error:
-        remedy = f"{setup('release')} Or name a JSON file of the release instead of its tag."
-        raise MissingTool(f"{error.name} is not installed", remedy=remedy) from None
-    api = GitHub.from_environment(repository=None, say=partial(print, file=sys.stderr, flush=True), writes=False)
-    assets = [
-        {"name": asset["name"], "state": asset["state"]}
-        for release in api.releases()
-        if release["tag_name"] == tag
-        for asset in api.assets(release["id"])
+    from rocm_wheels.publish import catalogue
+
+    good: list[str] = []
+    for release in api.releases():
+        if release["tag_name"] != tag:
+            continue
+        there = {asset["name"]: asset for asset in api.assets(release["id"]) if asset["state"] == "uploaded"}
+        fields = {**release, "assets": list(there.values())}
+        found = catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
+        wheels = [wheel.name for wheel in found.wheels if wheel.verdict.commit == commit]
+        good += [name for name in there if not name.endswith(".whl") or name in wheels]
+        good += [fa3.name for fa3 in found.fa3]
+    public = public_wheels(api, but=tag)
+    return {
+        "tag": tag,
+        "commit": commit,
+        "files": sorted(good),
+        "wheels": [vars(wheel) for wheel in sorted(public, key=lambda wheel: wheel.name)],
+    }
+
+
+def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
+    """The wheels of all public releases but the one of that tag."""
+    from rocm_wheels.publish import catalogue
+
+    releases: list[Mapping[str, Any]] = [
+        release for release in api.releases() if not release["draft"] and release["tag_name"] != but
     ]
-    return {"tag_name": tag, "assets": assets}
-
-
-def _uploaded(content: Any) -> list[str]:
-    """Of one release, a list of them, or a list of pages."""
-    if isinstance(content, list):
-        return [name for each in content for name in _uploaded(each)]
-    return [asset["name"] for asset in content["assets"] if asset["state"] == "uploaded"]
+    finals = {release["tag_name"] for release in catalogue.final(releases)}
+    found = catalogue.from_releases(releases, lambda asset: api.download(asset["browser_download_url"]), {})
+    tested: dict[str, str] = {}
+    for wheel in found.wheels:
+        tested.update(wheel.verdict.beside)
+    contents = {wheel.name: wheel.verdict.contents for wheel in found.wheels} | tested
+    return [
+        PublicWheel(
+            name=link.name,
+            sha256=link.sha256,
+            contents=contents.get(link.name, ""),
+            final=link.release in finals,
+        )
+        for link in (*found.wheels, *found.fa3, *found.unverified)
+    ]

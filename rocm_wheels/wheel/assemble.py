@@ -47,7 +47,7 @@ def assemble(
         return built.replace(output / built.name)
 
 
-def assemble_interface(plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
+def assemble_fa3(plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
     """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
 
     The same sources and the same hatchling give the same bytes, for every Python and at any time. Raises
@@ -55,31 +55,37 @@ def assemble_interface(plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SR
     """
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
-        expected = names.interface_wheel_name(plan.cell)
+        expected = names.fa3_wheel_name(plan.cell)
         environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
         built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
         return built.replace(output / built.name)
 
 
-def wheel_date(source: Path = FLASH_ATTN_SRC) -> int:
-    """Seconds since 1970 for every date in the wheel.
+def wheel_date() -> int:
+    """Seconds since 1970 for every date in the wheel: SOURCE_DATE_EPOCH, else 1980-01-01.
 
-    SOURCE_DATE_EPOCH, else the time of the last commit, else (no git, no commit yet) 1980-01-01.
+    The same contents have the same date, so a build at another time or from another commit gives the same bytes.
     """
-    given = source_date_epoch(os.environ)
-    if given is not None:
-        return given
+    return source_date_epoch(os.environ) or OLDEST_EPOCH
+
+
+def commit(source: Path = FLASH_ATTN_SRC) -> str:
+    """The commit of a checkout, with "-dirty" where a tracked file is changed; "" where it is no checkout."""
+    # In a container the checkout belongs to another user, which git takes for an attack.
+    git = ["git", "-c", "safe.directory=*", "-C", str(source)]
     try:
-        log = subprocess.run(
-            # In a container the checkout belongs to another user, which git takes for an attack.
-            ["git", "-c", "safe.directory=*", "-C", str(source), "log", "-1", "--format=%ct"],
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/"],
             capture_output=True,
             text=True,
             check=False,
         )
     except FileNotFoundError:
-        return OLDEST_EPOCH
-    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else OLDEST_EPOCH
+        return ""
+    if head.returncode != 0 or changed.returncode != 0:
+        return ""
+    return head.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")
 
 
 def repository(source: Path = FLASH_ATTN_SRC) -> str:
@@ -161,7 +167,8 @@ def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
         **cell_variables(plan.cell),
         "FLASH_ATTN_PYTHON": plan.cell.python,
         "FLASH_ATTN_REPOSITORY": repository(source),
-        "SOURCE_DATE_EPOCH": str(wheel_date(source)),
+        "FLASH_ATTN_COMMIT": commit(source),
+        "SOURCE_DATE_EPOCH": str(wheel_date()),
     }
 
 

@@ -11,13 +11,17 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import Cell, has_interface
+from rocm_wheels.matrix.cells import Cell, has_fa3
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
 from rocm_wheels.wheel.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rocm_wheels.wheel.numbering import PublicWheel
 
 Say = Callable[[str], None]
 
@@ -55,18 +59,26 @@ def check_writable(*, cache: Path, dist: Path | None = None) -> None:
 
 
 def run(
-    plan: Plan, *, dist: Path, cache: Path, say: Say, cached_kernels: bool = False, without: Sequence[str] = ()
+    plan: Plan,
+    *,
+    dist: Path,
+    cache: Path,
+    say: Say,
+    cached_kernels: bool = False,
+    without: Sequence[str] = (),
+    public: Sequence[PublicWheel] = (),
 ) -> Path:
-    """Builds the wheel of a plan into `dist` and returns its path; its verdict lies beside it.
+    """Builds the wheel of a plan into `dist` and returns its path. Its verdict lies beside it.
 
     `without` names compilers whose kernels the wheel does not get. With `cached_kernels` nothing is compiled:
-    CompileFailed names the first kernel that the cache lacks. Errors of the stages pass through; after a VerifyFailed
-    the wheel and its verdict are left for inspection.
+    CompileFailed names the first kernel that the cache lacks. `public` are the wheels that are public: a wheel that
+    differs from the one of its name gets the next build number. Errors of the stages pass through. After a
+    VerifyFailed the wheel and its verdict are left for inspection.
     """
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels.compile import kernels, toolchain
     from rocm_wheels.compile.ck import planner as ck_planner
-    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, repair, verify
+    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, numbering, repair, verify
 
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
@@ -95,12 +107,12 @@ def run(
             raw = assemble.assemble(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
             detail.append(raw.name)
         with log.stage("repair") as detail:
-            repaired = repair.repair(raw, dist)
+            repaired = numbering.assign(repair.repair(raw, dist), public)
             detail.append(repaired.name)
         beside = []
-        if has_interface(versions.load(), plan.cell):
-            with log.stage("interface") as detail:
-                beside = [assemble.assemble_interface(plan, dist)]
+        if has_fa3(versions.load(), plan.cell):
+            with log.stage("flash-attn-3") as detail:
+                beside = [numbering.assign(assemble.assemble_fa3(plan, dist), public)]
                 detail.append(beside[0].name)
         say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
         with log.stage("verify") as detail:
@@ -122,14 +134,21 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
 
     check_writable(cache=cache)
     with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
-        found = verify.verify(wheel, plan_of(wheel), Path(work), require_gpu=require_gpu, every=every)
-    gpu = found.stages[verdict.GPU]
-    if require_gpu and gpu.status != verdict.PASSED:
+        plan = plan_of(wheel)
+        found = verify.verify(
+            wheel, plan, Path(work), beside=_beside(wheel, plan), require_gpu=require_gpu, every=every
+        )
+    if require_gpu and found.gpu.status != verdict.PASSED:
         raise VerifyFailed(
-            f"{wheel.name} was not tested on a GPU: {gpu.status}",
+            f"{wheel.name} was not tested on a GPU: {found.gpu.status}",
             remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
         )
     return found
+
+
+def _beside(wheel: Path, plan: Plan) -> list[Path]:
+    """The wheel of flash-attn-3 that lies beside a wheel and has its label, if there is one."""
+    return sorted(wheel.resolve().parent.glob(f"{names.FA3}-*+{plan.label}-*.whl"))
 
 
 def plan_of(wheel: Path) -> Plan:

@@ -1,20 +1,21 @@
-"""What a wheel has passed, as a value that is written beside it."""
+"""What a wheel has passed, as a value: written beside the wheel, and read back with every field checked."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 
-_FIELDS = {"ok": bool, "sha256": str, "stages": dict, "targets": list, "torch_source": str}  # that are read
-
 PASSED = "passed"
 FAILED = "failed"
+_NOT_RUN = "not run: "
 
 REPAIRED = "repaired"
 PIP = "installed with pip"
@@ -27,11 +28,17 @@ TESTED = {
     "cpu numerics": ("test_numerics_cpu.py",),
     GPU: ("test_gpu.py", "test_fa3.py"),
 }
+STAGES = (REPAIRED, PIP, UV, *TESTED)
+# The universal wheel is tested with further combinations, a stage each (wheel/combinations.py).
+_COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
+_MAX_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?|")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Status is "passed", "failed" or "not run: <why>"; details are what was measured."""
+    """Status is "passed", "failed" or "not run: <why>". Details are what was measured."""
 
     status: str
     seconds: float = 0.0
@@ -39,16 +46,30 @@ class Stage:
 
     @classmethod
     def not_run(cls, why: str) -> Stage:
-        return cls(status=f"not run: {why}")
+        return cls(status=f"{_NOT_RUN}{why}")
+
+    @property
+    def worst_errors(self) -> Mapping[str, float]:
+        """Kind of test -> the largest error against the reference that was measured."""
+        found: Mapping[str, float] = self.details.get("worst error", {})
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Size in bytes; `tests` counts outcomes, `failures` names the tests that failed."""
+    """What one wheel passed.
+
+    `size` is in bytes. `contents` is the digest of `wheel.contents`, which builds of other commits share. `commit` is
+    the one that the wheel was built from, "" outside of a git checkout. `beside` maps the wheels that were installed
+    and tested with it to their sha256. `tests` counts outcomes, `failures` names the tests that failed, `benchmarks`
+    is what benchmarks/trend.py found, None where nothing was measured.
+    """
 
     wheel: str
     sha256: str
     size: int
+    contents: str
+    commit: str
     cell: Mapping[str, str]
     targets: tuple[str, ...]
     torch_source: str
@@ -57,15 +78,22 @@ class Verdict:
     stages: Mapping[str, Stage]
     tests: Mapping[str, int]
     failures: tuple[str, ...]
+    beside: Mapping[str, str] = field(default_factory=dict)
+    benchmarks: Mapping[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
-        """Everything passed; the GPU alone may be absent."""
-        return not self.unmet()
+        """Everything passed. The GPU alone may be absent."""
+        return not self.unmet() and not self.failures
+
+    @property
+    def gpu(self) -> Stage:
+        return self.stages[GPU]
 
     def unmet(self) -> list[tuple[str, Stage]]:
         """The stages that stand against the wheel."""
-        return [
+        missing = [(name, Stage.not_run("not recorded")) for name in STAGES if name not in self.stages]
+        return missing + [
             (name, stage)
             for name, stage in self.stages.items()
             if stage.status == FAILED or (stage.status != PASSED and name != GPU)
@@ -79,7 +107,7 @@ class Verdict:
             line = f"  {name:<{width}}  {stage.status}"
             if stage.status == PASSED:
                 line += f" in {stage.seconds:.1f} s"
-            if worst := stage.details.get("worst error"):
+            if worst := stage.worst_errors:
                 line += f", worst error {max(worst.values()):.1e}"
             lines.append(line)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.tests.items())
@@ -88,8 +116,11 @@ class Verdict:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {"ok": self.ok, **asdict(self)}
+        """JSON-ready; benchmarks only where there are some."""
+        written = {"ok": self.ok, **asdict(self)}
+        if self.benchmarks is None:
+            del written["benchmarks"]
+        return written
 
     def write(self, wheel: Path) -> Path:
         """Writes <wheel>.verdict.json beside the wheel."""
@@ -99,7 +130,7 @@ class Verdict:
 
 
 def tested_stages(report: Mapping[str, Any] | None, why: str) -> dict[str, Stage]:
-    """The stages that the tests of the installed wheel speak for; without a report, not run and why."""
+    """The stages that the tests of the installed wheel speak for. Without a report they have not run, because `why`."""
     if report is None:
         return {name: Stage.not_run(why) for name in TESTED}
     return {name: _stage(name, files, report) for name, files in TESTED.items()}
@@ -129,44 +160,96 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
     return Stage.not_run(next((test["reason"] for test in tests if test["reason"]), "no test was collected"))
 
 
-def parse(name: str, content: bytes) -> dict[str, Any]:
-    """The verdict in a file of that name. DataError if it has not the form that `Verdict.write` gives it."""
+def read(path: Path) -> Verdict:
+    """The verdict in a file. DataError if it is none."""
+    return parse(path.name, path.read_bytes())
+
+
+def parse(name: str, content: bytes) -> Verdict:
+    """The verdict in a file of that name. DataError if it has not the form that `Verdict.write` gives it, or if it
+    claims another result than its stages have."""
+    if len(content) > _MAX_BYTES:
+        raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
     try:
-        verdict = json.loads(content)
-    except ValueError as error:
+        found = json.loads(content, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is not JSON: {error}") from error
-    missing = [field for field in _FIELDS if not isinstance(verdict, dict) or field not in verdict]
-    if missing:
-        raise DataError(f"{name} is not a verdict: it has no {', '.join(missing)}")
-    wrong = [field for field, kind in _FIELDS.items() if not isinstance(verdict[field], kind)]
-    if not wrong:
-        wrong += [f"targets/{target!r}" for target in verdict["targets"] if not isinstance(target, str)]
-        wrong += [f"stages/{stage}" for stage, entry in verdict["stages"].items() if not _is_stage(entry)]
-    if not isinstance(verdict.get("benchmarks", {}), dict):
-        wrong.append("benchmarks")
-    if wrong:
+    known = {"ok"} | {each.name for each in fields(Verdict)}
+    if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks"})):
+        what = ", ".join(missing) if isinstance(found, dict) else "fields"
+        raise DataError(f"{name} is not a verdict: it has no {what}")
+    if wrong := [*_wrong(found), *sorted(found.keys() - known)]:
         raise DataError(f"{name} is not a verdict: {', '.join(wrong)} has not the form that `build` writes")
-    return dict(verdict)
+    ok = found.pop("ok")
+    stages = {stage: Stage(**entry) for stage, entry in found["stages"].items()}
+    lists = {key: tuple(found[key]) for key in ("targets", "failures")}
+    verdict = Verdict(**{**found, **lists, "stages": stages})
+    if ok != verdict.ok:
+        unmet = ", ".join(f"{stage}: {entry.status}" for stage, entry in verdict.unmet()) or "nothing is unmet"
+        raise DataError(f"{name} says ok: {str(ok).lower()}, but {unmet}", remedy="Build the wheel again.")
+    return verdict
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _wrong(found: Mapping[str, Any]) -> list[str]:
+    """The fields that have another form than `Verdict.write` gives them."""
+    texts = ("wheel", "torch_source", "python", "platform")
+    checks = {
+        "ok": isinstance(found["ok"], bool),
+        **{name: isinstance(found[name], str) for name in texts},
+        **{name: _matches(_DIGEST, found[name]) for name in ("sha256", "contents")},
+        "commit": _matches(_COMMIT, found["commit"]),
+        "size": _is_count(found["size"]),
+        "cell": _is_table(found["cell"], lambda value: isinstance(value, str)),
+        "tests": _is_table(found["tests"], _is_count),
+        "beside": _is_table(found.get("beside", {}), lambda value: _matches(_DIGEST, value)),
+        "benchmarks": isinstance(found.get("benchmarks", {}), dict),
+        "targets": isinstance(found["targets"], list),
+        "failures": isinstance(found["failures"], list),
+        "stages": isinstance(found["stages"], dict),
+    }
+    wrong = [name for name, good in checks.items() if not good]
+    for name in ("targets", "failures"):
+        if checks[name]:
+            wrong += [f"{name}/{each!r}" for each in found[name] if not isinstance(each, str)]
+    if checks["stages"]:
+        wrong += [f"stages/{stage}" for stage, entry in found["stages"].items() if not _is_stage(entry)]
+        others = [stage for stage in found["stages"] if stage not in STAGES]
+        wrong += [f"stages/{stage}" for stage in others if not _COMBINATION.fullmatch(stage)]
+    return wrong
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _is_table(value: object, good: Any) -> bool:
+    return isinstance(value, dict) and all(good(each) for each in value.values())
 
 
 def _is_stage(entry: object) -> bool:
     """Whether it has the form of a Stage, with the details that are read."""
     details = entry.get("details", {}) if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(details, dict):
+    if not isinstance(entry, dict) or not isinstance(details, dict) or entry.keys() - {"status", "seconds", "details"}:
         return False
-    errors, devices = details.get("worst error", {}), details.get("devices", [])
+    status, devices = entry.get("status"), details.get("devices", [])
     return (
-        isinstance(entry.get("status"), str)
-        and isinstance(errors, dict)
-        and all(isinstance(number, (int, float)) for number in (entry.get("seconds", 0), *errors.values()))
+        isinstance(status, str)
+        and (status in (PASSED, FAILED) or status.startswith(_NOT_RUN))
+        and _is_number(entry.get("seconds", 0))
+        and _is_table(details.get("worst error", {}), _is_number)
         and isinstance(devices, list)
         and all(isinstance(device, dict) for device in devices)
         and all(isinstance(device.get(key), str) for device in devices for key in ("name", "target"))
     )
-
-
-def attach(verdict: Path, benchmarks: Mapping[str, Any]) -> None:
-    """Adds what benchmarks/trend.py found for this wheel to a verdict that is written."""
-    content = json.loads(verdict.read_text(encoding="utf-8"))
-    content["benchmarks"] = benchmarks
-    verdict.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -25,7 +24,7 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
-from rocm_wheels.wheel import combinations, interpreters
+from rocm_wheels.wheel import combinations, contents, interpreters
 from rocm_wheels.wheel.combinations import Combination
 from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
 
@@ -90,11 +89,15 @@ def verify(
 
     tests = [test for each in reports for test in each["tests"]]
     failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
-    data = wheel.read_bytes()
+    with contents.Contents(wheel) as opened:
+        digest, commit = opened.digest(), opened.build_info().get("commit") or ""
     verdict = Verdict(
         wheel=wheel.name,
-        sha256=hashlib.sha256(data).hexdigest(),
-        size=len(data),
+        sha256=contents.file_sha256(wheel),
+        size=wheel.stat().st_size,
+        contents=digest,
+        commit=commit,
+        beside={path.name: contents.digest(path) for path in beside},
         cell={name: str(value) for name, value in asdict(plan.cell).items()},
         targets=plan.targets,
         torch_source=_torch_words(source, report or uv_report),

@@ -36,6 +36,8 @@ class Hub:
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     digests: bool = True
+    corrupt: bool = False  # the next upload arrives with other bytes of the same size
+    tags: dict[str, str] = field(default_factory=dict)  # to the commit; "tag:..." is an annotated tag's own object
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -64,10 +66,14 @@ class Hub:
             "body": "",
             "draft": True,
             "prerelease": False,
+            "target_commitish": "main",
+            "immutable": False,
             "assets": [],
         }
         release |= fields
         release["published_at"] = None if release["draft"] else f"2026-01-{number - 99:02}"
+        if not release["draft"]:
+            self.tags.setdefault(tag, str(release["target_commitish"]))
         release["upload_url"] = f"{self.url}/upload/{number}/assets{{?name,label}}"
         release["html_url"] = f"{self.url}/{REPOSITORY}/releases/{tag}"
         self.releases[number] = release
@@ -188,9 +194,16 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/upload/"):
             return self._upload(hub.releases[int(path.split("/")[2])], body, starter=starter)
         path = path.removeprefix(f"/repos/{REPOSITORY}")
+        if match := re.fullmatch(r"/git/ref/tags/(.+)", path):
+            commit = hub.tags.get(match[1], "")
+            kind, _, sha = commit.rpartition(":")
+            named = {"ref": f"refs/tags/{match[1]}", "object": {"sha": sha, "type": kind or "commit"}}
+            return (200, named, {}) if commit else (404, {"message": "Not Found"}, {})
+        if match := re.fullmatch(r"/git/tags/(.+)", path):
+            return 200, {"object": {"sha": hub.tags[f"object {match[1]}"], "type": "commit"}}, {}
         given = json.loads(body) if body else {}
         if match := re.fullmatch(r"/releases/assets/(\d+)", path):
-            return self._asset(int(match[1]))
+            return self._asset(int(match[1]), given)
         if match := re.fullmatch(r"/releases/(\d+)/assets", path):
             return self._page(hub.releases[int(match[1])]["assets"])
         if match := re.fullmatch(r"/releases/(\d+)", path):
@@ -198,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/releases/generate-notes":
             return 200, {"name": "", "body": "* Faster <kernels>"}, {}
         if path == "/releases" and self.command == "POST":
-            fields = {name: given[name] for name in ("name", "draft", "prerelease")}
+            fields = {name: given[name] for name in ("name", "draft", "prerelease", "target_commitish")}
             return 201, hub.add_release(given["tag_name"], **fields), {}
         if path == "/releases":
             return self._page([r for r in hub.releases.values() if not (anonymous and r["draft"])])
@@ -214,6 +227,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _upload(self, release: dict[str, Any], body: bytes, *, starter: bool) -> tuple[int, object, dict[str, str]]:
         name = parse_qs(urlsplit(self.path).query)["name"][0]
+        if release["immutable"] and not release["draft"]:
+            return 422, {"message": "Cannot upload assets to an immutable release."}, {}
+        if self.hub.corrupt:
+            self.hub.corrupt, body = False, bytes(len(body))
         try:
             asset = self.hub.add_asset(release, name, body, "starter" if starter else "uploaded")
         except KeyError:
@@ -221,9 +238,18 @@ class _Handler(BaseHTTPRequestHandler):
             return 422, {"message": "Validation Failed", "errors": errors}, {}
         return 201, asset, {}
 
-    def _asset(self, number: int) -> tuple[int, object, dict[str, str]]:
+    def _asset(self, number: int, given: dict[str, Any]) -> tuple[int, object, dict[str, str]]:
         for release in self.hub.releases.values():
             for asset in release["assets"]:
+                fixed = release["immutable"] and not release["draft"]
+                if asset["id"] == number and self.command != "GET" and fixed:
+                    return 422, {"message": "Cannot modify assets of an immutable release."}, {}
+                if asset["id"] == number and self.command == "PATCH":
+                    if any(other["name"] == given["name"] for other in release["assets"]):
+                        return 422, {"message": "Validation Failed", "errors": [{"code": "already_exists"}]}, {}
+                    asset["name"] = given["name"]
+                    self.hub.address(release, asset)
+                    return 200, asset, {}
                 if asset["id"] == number and self.command == "DELETE":
                     release["assets"].remove(asset)
                     return 204, None, {}
@@ -243,6 +269,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.address(self.hub.releases[number], asset)
         if given.get("draft") is False:
             self.hub.releases[number]["published_at"] = f"2026-01-{number - 99:02}"
+            self.hub.tags.setdefault(
+                self.hub.releases[number]["tag_name"], self.hub.releases[number]["target_commitish"]
+            )
         return 200, self.hub.releases[number], {}
 
 

@@ -35,7 +35,7 @@ class Stages:
             "compile.kernels": {"compile_store": self.compile_store},
             "wheel.launcher": {"build": self.launcher},
             "compile.ck.planner": {"build": self.planner},
-            "wheel.assemble": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
+            "wheel.assemble": {"assemble": self.assemble, "assemble_fa3": self.assemble_fa3},
             "wheel.interpreters": {"find": self.find, "found": self.find},
             "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
             "wheel.verify": {"verify": self.verify},
@@ -78,9 +78,9 @@ class Stages:
         self.calls.append("assemble")
         return self.file(output / plan.wheel)
 
-    def assemble_interface(self, plan: Plan, output: Path) -> Path:
+    def assemble_fa3(self, plan: Plan, output: Path) -> Path:
         self.calls.append("interface")
-        return self.file(output / names.interface_wheel_name(plan.cell))
+        return self.file(output / names.fa3_wheel_name(plan.cell))
 
     def repair(self, wheel: Path, output: Path) -> Path:
         assert wheel.is_file()

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fake_github import REPOSITORY, TOKEN, Hub
+from wheelhouse import COMMIT
 
-from rocm_wheels.publish import assets, github, release
+from rocm_wheels.publish import assets, github, publishing
 
 TAG = "v1.2.3"
 
 
 def environment(hub: Hub) -> dict[str, str]:
-    return {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": "c0ffee"}
+    return {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": COMMIT}
 
 
 def arguments(dist: Path, *more: str) -> list[str]:
@@ -42,6 +43,13 @@ def silent(_: str) -> None:
     pass
 
 
+def client(hub: Hub, say: Callable[[str], None] = silent) -> github.GitHub:
+    return github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=say)
+
+
 def publish(hub: Hub, dist: Path, say: Callable[[str], None] = silent) -> None:
-    api = github.GitHub(REPOSITORY, token=TOKEN, api_url=hub.url, say=say)
-    release.publish(api, TAG, dist, index_url="https://owner.github.io/name/", say=say)
+    publish_as(client(hub, say), TAG, dist, say)
+
+
+def publish_as(api: github.GitHub, tag: str, dist: Path, say: Callable[[str], None], commit: str = COMMIT) -> str:
+    return publishing.publish(api, tag, dist, commit=commit, index_url="https://owner.github.io/name/", say=say)

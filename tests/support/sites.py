@@ -9,6 +9,7 @@ import wheelhouse
 
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.index import Home
 
 HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
@@ -21,28 +22,31 @@ CELLS = [
     "2.8.3 3.12 2.9.1 6.4",
 ]
 YANKED = "2.8.3 3.12 2.9.1 6.4"
-WITH_INTERFACE = ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.10 2.10.0 7.1"]  # flash-attn-3 is the same for every Python
+WITH_FA3 = ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.10 2.10.0 7.1"]  # flash-attn-3 is the same for every Python
 
 
 def wheels(directory: Path) -> Path:
     """The wheels of all the cells, by both backends, in the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
     for backend in ("ck", "triton"):
         for text in CELLS:
-            wheelhouse.write(directory, wheelhouse.cell(text, backend))
-        for text in WITH_INTERFACE:
-            wheelhouse.write_interface(directory, wheelhouse.cell(text, backend))
+            cell = wheelhouse.cell(text, backend)
+            if text in WITH_FA3:
+                wheelhouse.write_with_fa3(directory, cell)
+            else:
+                wheelhouse.write(directory, cell)
     return directory
 
 
 def build(dist: Path, out: Path, home: Home) -> Path:
     """Their site, with the wheels of one cell yanked."""
     yanked = wheelhouse.cell(YANKED)
-    found = [
+    wheels = tuple(
         replace(wheel, yanked="wrong gradients <b>")
         if (wheel.torch, wheel.flash_attn) == ("2.9", yanked.flash_attn)
         else wheel
         for wheel in catalogue.from_directory(dist)
-    ]
-    interfaces = catalogue.interfaces_in(dist)
-    index.build(found, out, interfaces=interfaces, versions=versions.load(), home=home, files=dist)
+    )
+    found = Catalogue(wheels=wheels, fa3=tuple(catalogue.fa3_wheels_in(dist)))
+    index.build(found, out, versions=versions.load(), home=home, files=dist)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import zipfile
@@ -12,13 +13,15 @@ from typing import Any
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.wheel.verdict import GPU, PASSED
+from rocm_wheels.wheel import contents
+from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, STAGES
 
 NEWEST = versions.load().flash_attn[-1]
 CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
+COMMIT = "c0ffee" + 34 * "0"
 NO_GPU = "not run: the machine that tested it has no AMD or NVIDIA GPU"
 
 
@@ -28,21 +31,33 @@ def cell(text: str, backend: str = "triton") -> Cell:
 
 
 def verdict(
-    content: bytes, wheel: str, *, targets: Sequence[str], device: dict[str, Any] | None, ok: bool
+    path: Path, *, targets: Sequence[str], device: dict[str, Any] | None, ok: bool, commit: str, beside: Sequence[Path]
 ) -> dict[str, Any]:
+    """The verdict that `build` writes about a wheel."""
     gpu: dict[str, Any] = {"status": NO_GPU, "seconds": 0.0, "details": {}}
     if device is not None:
         details = {"devices": [device], "worst error": {"bfloat16 backward": 5e-3}}
         gpu = {"status": PASSED, "seconds": 7.5, "details": details}
     cpu = {"status": PASSED, "seconds": 20.0, "details": {"worst error": {"bfloat16 forward": 4e-3, "float32": 2e-7}}}
+    stages: dict[str, Any] = {name: {"status": PASSED, "seconds": 0.0, "details": {}} for name in STAGES}
+    if not ok:
+        stages["import"]["status"] = FAILED
     return {
         "ok": ok,
-        "wheel": wheel,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "size": len(content),
+        "wheel": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "size": path.stat().st_size,
+        "contents": contents.digest(path),
+        "commit": commit,
+        "cell": {},
         "targets": list(targets),
         "torch_source": "PyPI 2.5.1+cpu: the ROCm index could not be reached",
-        "stages": {"repaired": {"status": PASSED, "seconds": 0.0, "details": {}}, "cpu numerics": cpu, GPU: gpu},
+        "python": "3.11.7",
+        "platform": "Linux",
+        "stages": {**stages, "cpu numerics": cpu, GPU: gpu},
+        "tests": {PASSED: 12, FAILED: int(not ok)},
+        "failures": [] if ok else ["test_import.py::test_it"],
+        "beside": {each.name: contents.digest(each) for each in beside},
     }
 
 
@@ -55,6 +70,9 @@ def write(
     device: dict[str, Any] | None = None,
     ok: bool = True,
     payload: str = "",
+    commit: str = COMMIT,
+    build: int = 0,
+    beside: Sequence[Path] = (),
 ) -> Path:
     """A wheel that installs a flash_attn which says what it is, and its verdict."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -64,20 +82,48 @@ def write(
     requires = [f"torch=={made_for.torch_minor}.*", "einops"]
     metadata = ["Metadata-Version: 2.4", "Name: flash_attn", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
-    path = directory / names.wheel_name(made_for, platform)
+    name = names.wheel_name(made_for, platform)
+    path = directory / (name.replace(f"{version}-", f"{version}-{build}-") if build else name)
     module = f"label = {version!r}\nbackend = {made_for.backend!r}\n{payload}"
-    files = {"flash_attn/__init__.py": module, f"{info}/METADATA": "\n".join(metadata) + "\n"}
-    _zip(path, info, tag, files, pure=False)
-    content = verdict(path.read_bytes(), path.name, targets=targets, device=device, ok=ok)
-    path.with_name(path.name + VERDICT).write_text(json.dumps(content), encoding="utf-8")
+    about = {"version": made_for.flash_attn, "targets": list(targets), "commit": commit or None}
+    files = {
+        "flash_attn/__init__.py": module,
+        "flash_attn/_build_info.json": json.dumps(about),
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+    }
+    _zip(path, info, tag, files, pure=False, build=build)
+    write_verdict(path, targets=targets, device=device, ok=ok, commit=commit, beside=beside)
     return path
 
 
-def write_interface(directory: Path, made_for: Cell) -> Path:
+def write_verdict(
+    path: Path,
+    *,
+    targets: Sequence[str] = ("gfx90a", "gfx942"),
+    device: dict[str, Any] | None = None,
+    ok: bool = True,
+    commit: str = COMMIT,
+    beside: Sequence[Path] = (),
+) -> Path:
+    """A verdict about the wheel in a file, beside it."""
+    content = verdict(path, targets=targets, device=device, ok=ok, commit=commit, beside=beside)
+    written = path.with_name(path.name + VERDICT)
+    written.write_text(json.dumps(content), encoding="utf-8")
+    return written
+
+
+def write_with_fa3(directory: Path, made_for: Cell) -> tuple[Path, Path]:
+    """A wheel that was tested together with the wheel of flash-attn-3 beside it, and that wheel."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fa3 = write_fa3(directory, made_for)
+    return write(directory, made_for, beside=[fa3]), fa3
+
+
+def write_fa3(directory: Path, made_for: Cell) -> Path:
     """The wheel of flash-attn-3 that accompanies one of `write`."""
-    path = directory / names.interface_wheel_name(made_for)
+    path = directory / names.fa3_wheel_name(made_for)
     version = path.name.split("-")[1]
-    info = f"{names.INTERFACE}-{version}.dist-info"
+    info = f"{names.FA3}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.4", "Name: flash-attn-3", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata.append(f"Requires-Dist: flash_attn=={names.version(made_for)}")
     files = {
@@ -88,9 +134,15 @@ def write_interface(directory: Path, made_for: Cell) -> Path:
     return path
 
 
-def _zip(path: Path, info: str, tag: str, files: dict[str, str], *, pure: bool) -> None:
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: {str(pure).lower()}\nTag: {tag}\n"
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+def _zip(path: Path, info: str, tag: str, files: dict[str, str], *, pure: bool, build: int = 0) -> None:
+    lines = ["Wheel-Version: 1.0", *([f"Build: {build}"] if build else []), "Generator: tests"]
+    lines += [f"Root-Is-Purelib: {str(pure).lower()}", f"Tag: {tag}", ""]
+    files[f"{info}/WHEEL"] = "\n".join(lines)
+    rows = []
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(text.encode())}\n")
+    files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"])
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name), text)

@@ -29,6 +29,7 @@ class BuildInfo:
     compiler: str = ""
     repository: str = ""
     torch_indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    commit: str = ""
 
     @property
     def torch_minor(self) -> str:

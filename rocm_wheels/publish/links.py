@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocm_wheels.tables import key
-from rocm_wheels.wheel.verdict import GPU, PASSED
+from rocm_wheels.matrix import names
+from rocm_wheels.tables import version_key
+from rocm_wheels.wheel.verdict import PASSED, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What an index says of a file, and which index: that of its ROCm and its torch, a minor version."""
+    """What an index says about a file. `torch` is a minor version; `release` is a tag, "" for a local file.
+
+    `metadata_sha256` is "" where the METADATA does not lie beside the wheel.
+    """
 
     name: str
     url: str
@@ -20,6 +24,7 @@ class Link:
     metadata_sha256: str
     requires_python: str
     yanked: str | None
+    release: str
     torch: str
     rocm: str
     backend: str
@@ -30,13 +35,18 @@ class Link:
         return self.name.split("-")[1]
 
     @property
+    def build(self) -> int:
+        """The build number in the name, 0 if it has none."""
+        return names.build_number(self.name)
+
+    @property
     def directory(self) -> str:
-        """Of its index: "rocm6.2/torch2.5"."""
+        """The directory of its index, which is for one ROCm and one torch: "rocm6.2/torch2.5"."""
         return f"rocm{self.rocm}/torch{self.torch}"
 
 
-class Interface(Link):
-    """A wheel of flash-attn-3, which accompanies the wheels of its label and has no verdict of its own."""
+class Fa3Wheel(Link):
+    """A wheel of flash-attn-3. The verdicts of the wheels with its label speak for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +54,17 @@ class Wheel(Link):
     """One wheel of flash_attn with its verdict. Size in bytes."""
 
     size: int
-    release: str
     flash_attn: str
     python: str
     targets: tuple[str, ...]
-    verdict: Mapping[str, Any]
+    verdict: Verdict
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs that it passed its tests on, as "name (target)"; empty if it ran on none."""
-        stage = self.verdict["stages"].get(GPU, {})
-        if stage.get("status") != PASSED:
+        if self.verdict.gpu.status != PASSED:
             return ()
-        found = stage.get("details", {}).get("devices", [])
+        found = self.verdict.gpu.details.get("devices", [])
         return tuple(dict.fromkeys(f"{device['name']} ({device['target']})" for device in found))
 
     @property
@@ -68,31 +76,25 @@ class Wheel(Link):
         return any("(gfx" in gpu for gpu in self.gpus)
 
     @property
-    def gpu_status(self) -> str:
-        """ "passed", or "not run: <why>"."""
-        return str(self.verdict["stages"].get(GPU, {}).get("status", "not run: not recorded"))
-
-    @property
     def worst_error(self) -> float | None:
         """The largest error against the fp32 reference that its tests measured, over all dtypes."""
-        stages = self.verdict["stages"].values()
-        errors = [error for stage in stages for error in stage.get("details", {}).get("worst error", {}).values()]
+        errors = [error for stage in self.verdict.stages.values() for error in stage.worst_errors.values()]
         return max(errors, default=None)
 
     @property
     def beside_pypis_torch(self) -> bool:
-        """Whether it was tested with PyPI's torch, since the index of torch for ROCm did not answer."""
-        return str(self.verdict["torch_source"]).startswith("PyPI ")
+        """Whether it was tested with PyPI's torch, because the index of torch for ROCm did not answer."""
+        return self.verdict.torch_source.startswith("PyPI ")
 
     @property
     def benchmarks(self) -> Mapping[str, Any] | None:
         """What benchmarks/trend.py found for it, None if it was not measured."""
-        return self.verdict.get("benchmarks")
+        return self.verdict.benchmarks
 
     @property
     def seconds(self) -> float:
         """How long installing and testing it took."""
-        return float(sum(stage.get("seconds", 0) for stage in self.verdict["stages"].values()))
+        return float(sum(stage.seconds for stage in self.verdict.stages.values()))
 
     def summary(self) -> dict[str, Any]:
         """What programs need to choose a wheel, JSON-ready."""
@@ -111,13 +113,14 @@ class Wheel(Link):
             "targets": list(self.targets),
             "requires_python": self.requires_python,
             "release": self.release,
+            "commit": self.verdict.commit,
             "yanked": self.yanked,
             "verdict": {
                 "ran_on": self.ran_on,
-                "gpu": self.gpu_status,
+                "gpu": self.verdict.gpu.status,
                 "worst_error": self.worst_error,
                 "seconds": round(self.seconds, 1),
-                "torch": self.verdict["torch_source"],
+                "torch": self.verdict.torch_source,
             },
         }
 
@@ -126,5 +129,5 @@ class Wheel(Link):
 
     def _order(self) -> tuple[object, ...]:
         """Newest first, then the default backend, then Python ascending."""
-        newest = [[-part for part in key(version)] for version in (self.flash_attn, self.rocm, self.torch)]
-        return *newest, self.backend, key(self.python), self.name
+        newest = [[-part for part in version_key(version)] for version in (self.flash_attn, self.rocm, self.torch)]
+        return *newest, self.backend, version_key(self.python), self.name

@@ -1,0 +1,207 @@
+"""What a wheel holds: read with limits, checked against its RECORD, digested, given a build number.
+
+Two builds of the same sources differ in the commit that they name and in the version of the build backend. Their
+digest is the same: it leaves out what says where a wheel comes from.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels.errors import DataError
+
+BUILD_INFO = "flash_attn/_build_info.json"
+PROVENANCE = ("commit", "release")  # in the build info: where a wheel comes from, not what it is
+_MAX_TEXT = 1 << 20  # bytes of a METADATA, WHEEL or build info; real ones have a few KiB
+_MAX_MEMBERS = 10_000
+_CHUNK = 1 << 20
+_NO_WHEEL = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+class Contents:
+    """A wheel in a file, opened for reading. DataError for a file that is no wheel, or is made to exhaust memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.archive = zipfile.ZipFile(path)
+        except _NO_WHEEL as error:
+            raise DataError(f"{path.name} is not a wheel of that name: {error}") from error
+        names = [info.filename for info in self.archive.infolist() if not info.is_dir()]
+        if len(names) > _MAX_MEMBERS or len(set(names)) != len(names):
+            self.archive.close()
+            raise DataError(f"{path.name} has {len(names)} members, some twice or more than {_MAX_MEMBERS}")
+        self.names = sorted(names)
+        self.info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
+
+    def __enter__(self) -> Contents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.archive.close()
+
+    def text(self, name: str) -> bytes:
+        """A small member. DataError if it is missing or large."""
+        try:
+            if self.archive.getinfo(name).file_size > _MAX_TEXT:
+                raise DataError(f"{self.path.name}: {name} has more than {_MAX_TEXT} bytes")
+            with self.archive.open(name) as file:
+                content = file.read(_MAX_TEXT + 1)
+        except (KeyError, *_NO_WHEEL) as error:
+            raise DataError(f"{self.path.name} is not a wheel of that name: {error}") from error
+        if len(content) > _MAX_TEXT:  # the directory of the archive said less
+            raise DataError(f"{self.path.name}: {name} has more than {_MAX_TEXT} bytes")
+        return content
+
+    def metadata(self) -> bytes:
+        """The METADATA file (PEP 658)."""
+        return self.text(f"{self.info}/METADATA")
+
+    def build_info(self) -> dict[str, Any]:
+        """What the wheel says about its own build. DataError if it says nothing readable."""
+        try:
+            found = json.loads(self.text(BUILD_INFO))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.path.name}: {BUILD_INFO} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise DataError(f"{self.path.name}: {BUILD_INFO} is not a table")
+        return found
+
+    def record_errors(self) -> list[str]:
+        """What its RECORD says wrongly about its members; empty for a good wheel."""
+        record = f"{self.info}/RECORD"
+        try:
+            rows = list(csv.reader(io.StringIO(self.text(record).decode())))
+        except (UnicodeDecodeError, csv.Error) as error:
+            return [f"{record} cannot be read: {error}"]
+        listed = {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+        errors = [f"{name} is not listed" for name in self.names if name not in listed]
+        errors += [f"{name} is listed and absent" for name in sorted(set(listed) - set(self.names))]
+        for name in self.names:
+            if name in listed and name != record:
+                digest, size = self._digest(name)
+                text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+                if listed[name] != (f"sha256={text}", str(size)):
+                    errors.append(f"{name} has another hash or size")
+        return errors
+
+    def digest(self) -> str:
+        """sha256 of the members, without what says where the wheel comes from or which build of its name it is."""
+        total = hashlib.sha256()
+        for name in self.names:
+            content = self._without_provenance(name)
+            digest = self._digest(name)[0] if content is None else hashlib.sha256(content).digest()
+            total.update(f"{name}\0".encode() + digest)
+        return total.hexdigest()
+
+    def _without_provenance(self, name: str) -> bytes | None:
+        """A member's content as the digest takes it, None for one that is taken as it is."""
+        if name == f"{self.info}/RECORD":
+            return b""
+        if name == f"{self.info}/WHEEL":
+            return re.sub(rb"(?m)^(Build|Generator):.*\n", b"", self.text(name))
+        if name == BUILD_INFO:
+            kept = {key: value for key, value in self.build_info().items() if key not in PROVENANCE}
+            return json.dumps(kept, sort_keys=True).encode()
+        if name.startswith(f"{self.info}/sboms/") and name.endswith(".cdx.json"):
+            return _bill_without_provenance(self.path.name, self.text(name))
+        return None
+
+    def _digest(self, name: str) -> tuple[bytes, int]:
+        digest, size = hashlib.sha256(), 0
+        try:
+            for chunk in self._chunks(name):
+                digest.update(chunk)
+                size += len(chunk)
+        except _NO_WHEEL as error:
+            raise DataError(f"{self.path.name}: {name} cannot be read: {error}") from error
+        return digest.digest(), size
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        with self.archive.open(name) as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        total = hashlib.sha256()
+        while chunk := file.read(_CHUNK):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def digest(path: Path) -> str:
+    """`Contents.digest` of the wheel in a file."""
+    with Contents(path) as contents:
+        return contents.digest()
+
+
+def headers(name: str, metadata: bytes) -> Message:
+    """The headers of a METADATA. DataError unless its name and version are the ones in the wheel's file name."""
+    try:
+        found = HeaderParser().parsestr(metadata.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(f"the metadata in {name} is not UTF-8: {error}") from error
+    distribution, version = name.split("-")[:2]
+    if re.sub(r"[-_.]+", "_", str(found["Name"])).lower() != distribution.lower():
+        raise DataError(f"the metadata in {name} is of {found['Name']}")
+    if found["Version"] != version:
+        raise DataError(f"the metadata in {name} is of version {found['Version']}")
+    return found
+
+
+def numbered(wheel: Path, build: int) -> Path:
+    """Renames a wheel to the one with this build number (PEP 427), which its WHEEL and RECORD then tell too."""
+    distribution, version, *rest = wheel.name.split("-")
+    name = f"{distribution}-{version}-{build}-{'-'.join(rest[-3:])}"
+    info = f"{distribution}-{version}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        members = [(entry, archive.read(entry)) for entry in archive.infolist()]
+    content = {entry.filename: data for entry, data in members}
+    lines = [line for line in content[f"{info}/WHEEL"].decode().splitlines() if not line.startswith("Build:")]
+    content[f"{info}/WHEEL"] = "\n".join([*lines[:1], f"Build: {build}", *lines[1:], ""]).encode()
+    content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
+    path = wheel.with_name(name)
+    scratch = path.with_name(f".{name}.part")
+    with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry, _ in members:
+            archive.writestr(entry, content[entry.filename])
+    scratch.replace(path)
+    wheel.unlink()
+    return path
+
+
+def _record(content: Mapping[str, bytes], record: str) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name, data in content.items():
+        if name != record:
+            encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            writer.writerow((name, f"sha256={encoded}", len(data)))
+    writer.writerow((record, "", ""))
+    return text.getvalue().encode()
+
+
+def _bill_without_provenance(name: str, text: bytes) -> bytes:
+    try:
+        bill = json.loads(text)
+        bill.pop("serialNumber", None)
+        bill["metadata"].pop("timestamp", None)
+        component = bill["metadata"]["component"]
+        component["properties"] = [each for each in component.get("properties", []) if each["name"] not in PROVENANCE]
+        return json.dumps(bill, sort_keys=True).encode()
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: its bill of materials cannot be read: {error!r}") from error

@@ -1,0 +1,52 @@
+"""Build numbers (PEP 427): a published name never gets other bytes, and unchanged contents get no new name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names
+from rocm_wheels.wheel import contents
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicWheel:
+    """A wheel that is public. `contents` is its digest, "" if unknown; `final` that its release is no candidate."""
+
+    name: str
+    sha256: str
+    contents: str
+    final: bool
+
+
+def load(path: Path) -> list[PublicWheel]:
+    """The wheels in a file that `published` has written. DataError if it is another file."""
+    try:
+        return [PublicWheel(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["wheels"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{path} is no list of public wheels: {error!r}",
+            remedy="Make it with: python -m rocm_wheels published TAG",
+        ) from error
+
+
+def assign(wheel: Path, public: Iterable[PublicWheel]) -> Path:
+    """Renames a wheel to the name that it may be published under, and returns its path.
+
+    The name stays where nothing of that name is public, or the newest public build has these bytes or, in a final
+    release, these contents. Else the wheel gets the next build number.
+    """
+    stem = names.stem(wheel.name)
+    builds = {names.build_number(other.name): other for other in public if names.stem(other.name) == stem}
+    if not builds:
+        return wheel
+    newest = max(builds)
+    if newest:
+        wheel = contents.numbered(wheel, newest)
+    same = builds[newest]
+    if contents.file_sha256(wheel) == same.sha256 or (same.final and contents.digest(wheel) == same.contents):
+        return wheel
+    return contents.numbered(wheel, newest + 1)
