@@ -141,7 +141,7 @@ def test_build_runs_the_stages_in_order(
     ]
     targets = ("gfx90a", "gfx942")
     assert stages.compiled == {
-        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi"
+        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi", "without": []
     }  # fmt: skip
     wheel = tmp_path / f"out/flash_attn-{wheelhouse.NEWEST}+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
@@ -254,7 +254,7 @@ def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["compile", *arguments, "--cache", str(tmp_path)]) == 0
     assert stages.compiled == {
         "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*",
-        "backend": "triton", "toolchain": "pypi", "tiles": True,
+        "backend": "triton", "toolchain": "pypi", "tiles": True, "without": [],
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[0] == f"gfx942  {tmp_path / 'gfx942.zip'}"
     assert cli.main(["compile", "--target", "gfx94a"]) == 4

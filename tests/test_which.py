@@ -343,7 +343,7 @@ def test_gpus_by_the_names_that_users_type(site: Path, name: str) -> None:
     assert which.target(content, name) == "gfx942"
     for radeon in ("7900 XTX", "Radeon RX 7900 XTX", "rx7900xtx", "AMD Radeon Pro W7900"):
         assert which.target(content, radeon) == "gfx1100"
-    with pytest.raises(which.NoWheel, match=r"'RTX 4090' is no GPU that is known here, only gfx90a"):
+    with pytest.raises(which.NoWheel, match=r"'RTX 4090' is no GPU that is known here, only gfx908"):
         which.target(content, "RTX 4090")
 
 
