@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -154,6 +155,9 @@ def test_one_query_needs_no_causal_mask() -> None:
         ({"left": 5, "packed": True, "total_q": 9, "total_k": 9}, "bwd", "window, packed sequences"),
         ({"seqlen_q": 1 << 20, "heads": 64}, "bwd", "size: the sums of dq"),
         ({"batch": 3000}, "fwd", "size: q reaches"),
+        ({"scale": -0.1}, "fwd", "softmax_scale: -0.1"),
+        ({"scale": -0.1}, "bwd", "softmax_scale: -0.1"),
+        ({"scale": math.nan}, "fwd", "softmax_scale: nan"),
     ],
 )
 def test_what_no_kernel_serves(change: dict[str, int], op: str, reason: str) -> None:

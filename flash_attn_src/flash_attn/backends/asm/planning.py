@@ -140,6 +140,8 @@ def _unsupported_reason(call: Call, op: str, operands: _Strides) -> str | None:
     if find(call, op) is None:
         form = "packed sequences" if call.packed else "sequences of one length"
         return f"kernel: {call.target} has none for {op}, {call.dtype}, head_dim {call.head_dim}, {call.mask}, {form}"
+    if not 0.0 <= call.scale < math.inf:
+        return f"softmax_scale: {call.scale}, and the kernels take the largest product for the largest score"
     sums = 2 * call.heads * call.head_dim * (call.total_q if call.packed else call.batch * call.seqlen_q)
     if op == "bwd" and sums * _BYTES >= _MAX_BYTES:
         return "size: the sums of dq take 4 GiB or more, which the kernels cannot address"
