@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """
     found = {}
     for name in TARGET_VARIABLES:
-        entries = tuple(filter(None, re.split(r"[;,\s]+", env.get(name, "").lower())))
+        entries = tuple(itertools.chain(*map(_entries, re.split("[;,]", env.get(name, "").lower()))))
         if NATIVE in entries and len(entries) > 1:
             raise BadTarget(
                 f"{name}={';'.join(entries)} mixes native with targets",
@@ -74,6 +75,13 @@ def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         if entries:
             found[name] = entries
     return found
+
+
+def _entries(text: str) -> list[str]:
+    """The targets between two separators: words, or one product of several words such as "rx 7900 xtx"."""
+    words = text.split()
+    several = all(re.match(r"gfx|sm_|mi\d|native", word) for word in words)
+    return words if several else [" ".join(words)]
 
 
 def cache_directory(env: Mapping[str, str]) -> Path:

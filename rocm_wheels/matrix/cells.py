@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -200,7 +201,7 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
     if cell.python not in torch.python:
         others = torches_with(versions, lambda other: cell.python in other.python)
         reasons.append(
-            f"torch {cell.torch} has no wheels for Python {cell.python}, only for {', '.join(torch.python)}"
+            f"torch {cell.torch} serves no Python {cell.python} here, only {', '.join(torch.python)}"
             f" (Python {cell.python} has torch {others})"
         )
     if cell.rocm not in torch.rocm:
@@ -215,21 +216,25 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
 def _newest(what: str, value: str, known: Sequence[str]) -> str:
     """The known version that `value` names: itself, or the newest patch release of a "major.minor".
 
-    A post release, 2.8.3.post2, has the interface of its release.
+    A post release, 2.8.3.post2, has the interface of its release. A "v" in front and a label behind, as in v2.8.3 and
+    2.6.0+rocm6.2.4, do not count.
     """
-    released, _, post = value.partition(".post")
-    if released in known and (not post or post.isdigit()) and value != f"{released}.post":
+    plain = value.removeprefix("v").partition("+")[0]
+    released, _, post = plain.partition(".post")
+    if released in known and (not post or post.isdigit()) and plain != f"{released}.post":
         return released
-    series = [version for version in known if version.rpartition(".")[0] == value and value.count(".") == 1]
+    series = [version for version in known if version.rpartition(".")[0] == plain and plain.count(".") == 1]
     if series:
         return max(series, key=version_key)
     raise _unknown(what, value, known)
 
 
 def _python(versions: Versions, value: str) -> str:
-    """The known Python of these digits: "3.11", or as the name of a wheel has it, "311" or "cp311"."""
+    """The known Python of these digits: 3.11, 3.11.4, python3.11, or as the name of a wheel has it, 311 or cp311."""
+    plain = value.lower().removeprefix("python")
     for known in versions.python:
-        if value in (known, bare := known.replace(".", ""), f"cp{bare}"):
+        bare = known.replace(".", "")
+        if plain in (known, bare, f"cp{bare}") or re.fullmatch(rf"{re.escape(known)}\.\d+", plain):
             return known
     raise _unknown("Python", value, versions.python, why=" (a wheel serves all patch releases of one minor)")
 

@@ -107,21 +107,37 @@ def strip_features(entry: str) -> str:
 
 
 def _known(versions: Versions, entry: str) -> str:
+    """The target that an entry names: itself, with or without features, or the target of a product."""
     name = strip_features(entry)
     if name in versions.targets or CUDA.fullmatch(name):
         return name
-    everything = _list(versions.targets.values())
-    product = re.sub(r"[^a-z0-9]|radeon|instinct|amd", "", name)
-    for target in versions.targets.values():
-        if product in target.products:
-            raise BadTarget(f"{entry!r} is a product, not a target", remedy=f"Its target is {target.name}.")
-    best = _closest(name, versions.targets)
-    hint = f"Did you mean {best} ({versions.targets[best].family})? " if best else ""
+    if of_product := product_target(versions, name):
+        return of_product
+    known = _list(target for target in versions.targets.values() if not target.is_generic)
+    if not _GFX.fullmatch(name):
+        best = _closest(name, versions.targets)
+        hint = f"Did you mean {best} ({versions.targets[best].family})? " if best else ""
+        raise BadTarget(f"{entry!r} is not a known GPU", remedy=f"{hint}Known: {known}, and their products: mi300x.")
+    near = _relative(versions, name)
+    nearest_ = f"Nearest: {near.name} ({near.family}). " if near else ""
     raise BadTarget(
-        f"{entry!r} is not a known GPU target",
-        remedy=f"{hint}Known: {everything}, or sm_90 and the like."
-        " For another GPU no wheel has kernels: Triton compiles them there, at their first call.",
+        f"no wheel has kernels for {name}",
+        remedy=f"{nearest_}On a {name} Triton compiles them at their first call, if it can. Known: {known}.",
     )
+
+
+def product_target(versions: Versions, name: str) -> str | None:
+    """The target of a product as users type it: "MI300X", "Radeon RX 7900 XTX", "7900 xtx"; None for no product."""
+    plain = re.sub(r"[^a-z0-9]|radeon|instinct|amd|pro", "", name.lower())
+    spellings = {plain, f"rx{plain}", f"mi{plain}"}
+    return next((target.name for target in versions.targets.values() if spellings & set(target.products)), None)
+
+
+def _relative(versions: Versions, name: str) -> Target | None:
+    """The target of the same generation whose number is nearest: gfx908 for gfx906; None where there is none."""
+    wanted = int(name.removeprefix("gfx"), 16)
+    same = [each for each in versions.targets.values() if not each.is_generic and _number(each) >> 8 == wanted >> 8]
+    return min(same, key=lambda each: (_number(each) >> 4 != wanted >> 4, abs(_number(each) - wanted)), default=None)
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:

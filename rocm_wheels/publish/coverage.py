@@ -136,7 +136,7 @@ def generated(root: Path, versions: Versions) -> dict[Path, str]:
     verified, on_gpu = hardware.verified(runs), sum(wheel.on_amd_gpu for wheel in wheels)
     readme = (root / "README.md").read_text(encoding="utf-8")
     blocks = {
-        GPUS: render("gpus.md.j2", gpus=_gpus(versions, verified), relatives=_relatives(versions, runs)),
+        GPUS: render("gpus.md.j2", gpus=_gpus(versions, verified), relatives=_relatives()),
         COVERAGE: render(
             "coverage.md.j2",
             total=len(wheels),
@@ -200,23 +200,12 @@ def _product(name: str) -> str:
     return f"{'Radeon' if re.fullmatch(r'[0-9]+[ms]', name) else 'Ryzen'} {name.upper()}"
 
 
-def _relatives(versions: Versions, runs: Sequence[Run]) -> list[dict[str, str]]:
-    """GPUs that run the kernels of another target: a row per value of HSA_OVERRIDE_GFX_VERSION."""
-    data = sources.module("diagnosis.overrides")
-    overrides: dict[tuple[str, str], list[str]] = {}
-    for name, relative in data.OVERRIDES.items():
-        overrides.setdefault(relative, []).append(name)
-    return [
-        {
-            "name": data.PRODUCTS[target],
-            "targets": f"{names_[0]} to {names_[-1]}" if len(names_) > 2 else ", ".join(names_),
-            "target": target,
-            "override": override,
-            "verified": _newest([run for run in runs if run.ok and run.override == override]),
-        }
-        for (target, override), names_ in overrides.items()
-        if target in versions.targets
-    ]
+def _relatives() -> list[dict[str, str]]:
+    """GPUs that need HSA_OVERRIDE_GFX_VERSION where HIP loads no generic code objects, by the value of the variable."""
+    overrides: dict[str, list[str]] = {}
+    for name, (_, override) in sources.module("diagnosis.overrides").OVERRIDES.items():
+        overrides.setdefault(override, []).append(name)
+    return [{"targets": f"{names_[0]} to {names_[-1]}", "override": override} for override, names_ in overrides.items()]
 
 
 def _newest(runs: Sequence[Run]) -> str:

@@ -167,10 +167,11 @@ def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[s
     target = machine["target"]
     if target not in versions.targets:
         raise say("machine/target", target, "is no AMD GPU that a wheel is for")
-    if target not in wheel["targets"]:
-        raise say("machine/target", target, f"is not among the targets of the wheel: {', '.join(wheel['targets'])}")
     if not isinstance(machine["hip"], str):
         raise say("machine/hip", machine["hip"], "is no version: this torch is not for ROCm")
+    loads = sources.module("kernels.targets").serving_targets(target, machine["hip"])
+    if not set(loads) & set(wheel["targets"]):
+        raise say("machine/target", target, f"loads nothing of the wheel, which is for {', '.join(wheel['targets'])}")
     if not machine["architecture"].startswith(target):
         raise say("machine/architecture", machine["architecture"], f"is no {target}")
 

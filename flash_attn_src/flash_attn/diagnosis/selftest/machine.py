@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flash_attn.kernels.targets import serving_targets
+
 # Settings that change what runs. Their values are numbers, targets or TRUE; no other variable is reported.
 _VARIABLES = (
     "FLASH_ATTENTION_TRITON_AMD_ENABLE",
@@ -27,7 +29,8 @@ _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/versio
 def chosen(targets: tuple[str, ...]) -> int | None:
     """The first GPU that the wheel has kernels for, else the first one, None without a GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return next((index for index in range(count) if target(index) in targets), 0 if count else None)
+    fit = (index for index in range(count) if set(serving_targets(target(index), torch.version.hip)) & set(targets))
+    return next(fit, 0 if count else None)
 
 
 def target(index: int) -> str:
