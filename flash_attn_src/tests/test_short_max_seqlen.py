@@ -56,7 +56,8 @@ def test_right_or_nan(
             assert not lost[3 + lengths[0] :][: lengths[1]].any(), name
         assert not lost[:3].any(), name
         assert not lost[3 + sum(lengths) :].any(), name
-        assert lost.any() or longest > 0 or name not in ("out", "lse"), name
+        # Without a GPU tiles are small. A GPU's tile of 128 rows holds each of these sequences whole.
+        assert GPU or lost.any() or longest > 0 or name not in ("out", "lse"), name
 
 
 @pytest.mark.skipif(not GPU, reason="on a CPU it is an error, as the next test says")

@@ -12,6 +12,8 @@ from flash_attn.kernels.splits import profitable_splits
 from flash_attn.runtime import device
 from flash_attn.tracing import is_traced
 
+# What get_scheduler_metadata counts with on a CPU, where the keys are not split.
+_CPU_UNITS = 4
 _OUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -108,7 +110,7 @@ def get_scheduler_metadata(
         raise ValueError(f"cache_seqlens: got {cache_seqlens.shape[0]} elements, wanted {batch_size} = batch_size")
     if num_splits == 0:
         packed = -(-max_seqlen_q * (num_heads_q // num_heads_kv) // 16)
-        units = device.of(cache_seqlens.get_device()).compute_units
+        units = device.of(cache_seqlens.get_device()).compute_units if cache_seqlens.is_cuda else _CPU_UNITS
         blocks = -(-(max_seqlen_k + max_seqlen_k_new) // 64)
         programs = packed * num_heads_kv * batch_size
         num_splits = profitable_splits(programs, blocks, max(units - sm_margin, 1), 16)
