@@ -21,8 +21,8 @@ from sites import CELLS, HOME
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, github, index, yanks
+from rocm_wheels.matrix import cells, versions
+from rocm_wheels.publish import assets, catalogue, github, index, notes, yanks
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.index import Home
 
@@ -257,3 +257,27 @@ def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
     assert len(anchors(tmp_path / "site/rocm7.1/torch2.10/simple/flash-attn/index.html")) == 1
     summary = json.loads((tmp_path / "site/metadata.json").read_text())["wheels"]
     assert [wheel["release"] for wheel in summary] == ["v1.1.0"]
+
+
+def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None:
+    """For every ROCm and torch: "simple/" has it, first in the summary, and no index of one ROCm and torch does."""
+    dist, out = tmp_path / "dist", tmp_path / "site"
+    claim = cells.universal(versions.load(), wheelhouse.NEWEST)
+    path, fa3 = wheelhouse.write_with_fa3(dist, claim)
+    wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    assert path.name.startswith(f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-")
+    assert [asset.name for asset in assets.collect(dist)[1]][1] == fa3.name
+    wheels = tuple(catalogue.from_directory(dist))
+    found = Catalogue(wheels=wheels, fa3=tuple(catalogue.fa3_wheels_in(dist)))
+    index.build(found, out, versions=versions.load(), home=HOME, files=dist)
+    assert len(anchors(out / "simple/flash-attn/index.html")) == 2
+    assert len(anchors(out / "simple/flash-attn-3/index.html")) == 1
+    assert len(anchors(out / "rocm6.2/torch2.5/simple/flash-attn/index.html")) == 1
+    summary = json.loads((out / "metadata.json").read_text())["wheels"]
+    assert [(wheel["torch"], wheel["rocm"], wheel["python"], wheel["index"]) for wheel in summary] == [
+        ("", "", "3.10", "simple/"),
+        ("2.5", "6.2", "3.11", "rocm6.2/torch2.5/simple/"),
+    ]
+    page = notes.render(wheels, tag="v1.0.0", index_url=HOME.url, new="", repository="owner/name")
+    assert f'pip install "flash_attn=={wheelhouse.NEWEST}+rocm" --extra-index-url {HOME.url}simple/' in page
+    assert page.index("### Every ROCm from 6.1 on, every torch from 2.5 on") < page.index("### ROCm 6.2, torch 2.5")

@@ -30,7 +30,10 @@ UNIVERSAL_LABEL = "rocm"
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedWheel:
-    """What a wheel's name says; torch is a minor version ("2.5") because the label holds no more."""
+    """What a wheel's name says. torch is a minor version ("2.5"), because the label holds no more.
+
+    Of the universal wheel, rocm and torch are "" and python is the oldest one.
+    """
 
     flash_attn: str
     python: str
@@ -56,7 +59,12 @@ def local_label(cell: Claim) -> str:
 
 
 def parse_label(label: str) -> tuple[str, str, str]:
-    """(rocm, torch minor, backend) of a local version label; DataError if it is none of ours."""
+    """(rocm, torch minor, backend) of a local version label; DataError if it is none of ours.
+
+    The universal wheel's label names neither ROCm nor torch: both are "", and the backend is ck.
+    """
+    if label == UNIVERSAL_LABEL:
+        return "", "", "ck"
     match = _LABEL.fullmatch(label)
     if match is None or match["backend"] not in _LABEL_BACKENDS:
         raise DataError(f"{label!r} is not a label of these wheels", remedy="A label reads rocm62torch2.5triton.")

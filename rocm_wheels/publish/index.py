@@ -102,14 +102,14 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
             )
         _write_index(found, site, home, versions, title=names.DISTRIBUTION)
         everything: list[Link] = [*found.wheels, *found.fa3, *found.unverified]
-        for directory in sorted({link.directory for link in everything}):
+        for directory in sorted({link.directory for link in everything if link.directory}):
             here = replace(
                 found,
                 wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
                 fa3=tuple(wheel for wheel in found.fa3 if wheel.directory == directory),
                 unverified=tuple(link for link in found.unverified if link.directory == directory),
             )
-            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory}")
+            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory[:-1]}")
         _write(site / "index.html", chooser(newest(found.wheels), versions=versions, home=home))
         _write(site / "which.py", which.standalone(home.url))
         _swap(site, out)
@@ -203,11 +203,12 @@ def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[s
     targets = {target: f"{entry.family} ({target})" for target, entry in versions.targets.items()}
     for wheel in wheels:
         targets |= {target: target for target in wheel.targets if target not in targets}
-    torches = {torch.rpartition(".")[0] for torch in versions.torch} | {wheel.torch for wheel in wheels}
+    cells = [wheel for wheel in wheels if wheel.torch]
+    torches = {torch.rpartition(".")[0] for torch in versions.torch} | {wheel.torch for wheel in cells}
     return {
         "python": _choices({*versions.python, *(wheel.python for wheel in wheels)}),
         "torch": _choices(torches),
-        "rocm": _choices({*versions.rocm, *(wheel.rocm for wheel in wheels)}),
+        "rocm": _choices({*versions.rocm, *(wheel.rocm for wheel in cells)}),
         "gpu": list(targets.items()),
         "backend": [(backend, backend) for backend in versions.backends],
         "flash_attn": _choices({*versions.flash_attn, *(wheel.flash_attn for wheel in wheels)}),

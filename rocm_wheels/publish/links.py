@@ -41,8 +41,8 @@ class Link:
 
     @property
     def directory(self) -> str:
-        """The directory of its index, which is for one ROCm and one torch: "rocm6.2/torch2.5"."""
-        return f"rocm{self.rocm}/torch{self.torch}"
+        """Where its index is, which is for one ROCm and one torch: "rocm6.2/torch2.5/"; "" for the universal wheel."""
+        return f"rocm{self.rocm}/torch{self.torch}/" if self.torch else ""
 
 
 class Fa3Wheel(Link):
@@ -104,7 +104,7 @@ class Wheel(Link):
             "url": self.url,
             "sha256": self.sha256,
             "size": self.size,
-            "index": f"{self.directory}/simple/",
+            "index": f"{self.directory}simple/",
             "flash_attn": self.flash_attn,
             "python": self.python,
             "torch": self.torch,
@@ -128,6 +128,7 @@ class Wheel(Link):
         return self._order() < other._order()
 
     def _order(self) -> tuple[object, ...]:
-        """Newest first, then the default backend, then Python ascending."""
-        newest = [[-part for part in version_key(version)] for version in (self.flash_attn, self.rocm, self.torch)]
+        """Newest first, the universal wheel before the cells, then the default backend, then Python ascending."""
+        versions = (self.flash_attn, self.rocm, self.torch)
+        newest = [[-part for part in version_key(version)] if version else [] for version in versions]
         return *newest, self.backend, version_key(self.python), self.name

@@ -23,9 +23,9 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
     """
     if not wheels:
         raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
-    grouped = sorted(wheels, key=lambda wheel: (version_key(wheel.rocm), version_key(wheel.torch)), reverse=True)
-    groups = [(directory, sorted(group)) for directory, group in groupby(grouped, lambda wheel: wheel.directory)]
-    example = next((wheel for wheel in wheels if wheel.yanked is None), None)
+    grouped = sorted(wheels, key=_newest_first)
+    groups = [(title, sorted(group)) for title, group in groupby(grouped, _title)]
+    example = next((wheel for wheel in sorted(wheels) if wheel.yanked is None), None)
     text = render_template(
         "release_notes.md.j2",
         tag=tag,
@@ -48,3 +48,16 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
             remedy="Publish the wheels under two tags; the index joins all releases.",
         )
     return text
+
+
+def _newest_first(wheel: Wheel) -> tuple[object, ...]:
+    """The universal wheel, then the cells by ROCm and torch."""
+    return tuple([-part for part in version_key(version)] if version else [] for version in (wheel.rocm, wheel.torch))
+
+
+def _title(wheel: Wheel) -> str:
+    if wheel.torch:
+        return f"ROCm {wheel.rocm}, torch {wheel.torch}"
+    known = versions.load()
+    rocm, torch = next(iter(known.rocm)), next(iter(known.torch)).rpartition(".")[0]
+    return f"Every ROCm from {rocm} on, every torch from {torch} on"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.cells import Cell, Claim
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, STAGES
@@ -63,7 +63,7 @@ def verdict(
 
 def write(
     directory: Path,
-    made_for: Cell,
+    made_for: Claim,
     *,
     platform: str = PLATFORM,
     targets: Sequence[str] = ("gfx90a", "gfx942"),
@@ -78,8 +78,8 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     version = names.version(made_for)
     info = f"{names.DISTRIBUTION}-{version}.dist-info"
-    tag = f"{made_for.python_tag}-{made_for.python_tag}-{platform}"
-    requires = [f"torch=={made_for.torch_minor}.*", "einops"]
+    tag = f"{made_for.python_tag}-{made_for.abi_tag}-{platform}"
+    requires = [f"torch=={made_for.torch_minor}.*" if isinstance(made_for, Cell) else "torch>=2.5", "einops"]
     metadata = ["Metadata-Version: 2.4", "Name: flash_attn", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     name = names.wheel_name(made_for, platform)
@@ -112,14 +112,14 @@ def write_verdict(
     return written
 
 
-def write_with_fa3(directory: Path, made_for: Cell) -> tuple[Path, Path]:
+def write_with_fa3(directory: Path, made_for: Claim) -> tuple[Path, Path]:
     """A wheel that was tested together with the wheel of flash-attn-3 beside it, and that wheel."""
     directory.mkdir(parents=True, exist_ok=True)
     fa3 = write_fa3(directory, made_for)
     return write(directory, made_for, beside=[fa3]), fa3
 
 
-def write_fa3(directory: Path, made_for: Cell) -> Path:
+def write_fa3(directory: Path, made_for: Claim) -> Path:
     """The wheel of flash-attn-3 that accompanies one of `write`."""
     path = directory / names.fa3_wheel_name(made_for)
     version = path.name.split("-")[1]
