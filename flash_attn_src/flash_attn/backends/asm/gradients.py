@@ -7,6 +7,7 @@ import torch
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.attention import is_empty, operand
 from flash_attn.backends.asm.planning import Call
+from flash_attn.backends.ck.gradients import row_sums
 from flash_attn.backends.ck.parameters import aligned
 from flash_attn.calls import GradientCall, replace
 from flash_attn.kernels import assembly
@@ -24,14 +25,18 @@ def backward(gradients: GradientCall, described: Call) -> torch.Tensor:
     call = replace(call, q=q, k=k, v=v)
     packed = call.cu_seqlens_q is not None
     heads, heads_k = q.shape[-2], k.shape[-2]
-    delta = _with_room((dout.float() * gradients.out).sum(-1).transpose(-1, -2))
+    lse = gradients.softmax_lse.contiguous()
+    delta = lse.new_empty(lse.numel() + _SPARE)[: lse.numel()].view(lse.shape)
+    if packed or is_empty(call):
+        delta.zero_()
     if is_empty(call):
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
         return delta
-    lse = gradients.softmax_lse.contiguous()
+    if not row_sums(gradients, delta):
+        delta.copy_((dout.float() * gradients.out).sum(-1).transpose(-1, -2))
     if described.mask == assembly.WINDOW:
-        lse = _with_room(lse)
+        lse = lse.new_empty(lse.numel() + _SPARE)[: lse.numel()].view(lse.shape).copy_(lse)
     # Every head of q has a gradient of its own for its keys and values.
     shape = (*k.shape[:-2], heads, k.shape[-1])
     dk, dv = (_as_result(gradient, shape, packed) for gradient in (gradients.dk, gradients.dv))
@@ -58,9 +63,3 @@ def _as_result(gradient: torch.Tensor, shape: tuple[int, ...], packed: bool) -> 
     fits = gradient.shape == shape and aligned(gradient) is gradient
     result = gradient if fits else torch.empty(shape, dtype=gradient.dtype, device=gradient.device)
     return result.zero_() if packed else result
-
-
-def _with_room(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy whose memory goes on after the end."""
-    copy = x.new_empty(x.numel() + _SPARE)[: x.numel()].view(x.shape)
-    return copy.copy_(x)

@@ -8,7 +8,7 @@ from flash_attn.backends.ck import dropout
 from flash_attn.backends.ck.fallback import Fallback
 from flash_attn.backends.ck.parameters import DIMS, Parameters, aligned, padded, unsupported_reason, window_of
 from flash_attn.calls import GradientCall, replace
-from flash_attn.runtime import ck_planner
+from flash_attn.runtime import ck_planner, device
 from flash_attn.runtime.ck_planner import UnsupportedError
 
 
@@ -66,6 +66,27 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
         gradient.copy_(found)
     # The kernels keep it times 1 - dropout_p.
     return delta if call.dropout_p == 0.0 else delta / (1.0 - call.dropout_p)
+
+
+def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
+    """Fills delta, laid out as softmax_lse and zero in rows outside of sequences, with rowsum(dout * out), by the first
+    kernel of CK's backward. False where CK has none for these tensors."""
+    call = gradients.forward
+    if call.q.shape[-1] not in DIMS or unsupported_reason(call.q) is not None:
+        return False
+    q, k, v, out, dout = (aligned(x) for x in (call.q, call.k, call.v, gradients.out, gradients.dout))
+    packed = call.cu_seqlens_q is not None
+    parameters = Parameters()
+    # dq, dk and dv are not written. Tensors of the same form stand for them.
+    tensors = [field for x in (q, k, v, out, dout, q, q, q) for field in parameters.rows(x)]
+    lse_strides = (0 if packed else delta.stride(0), delta.stride(-2))
+    shape = parameters.attention(replace(call, q=q, k=k, v=v), window_of(call), lse_strides, None)
+    address = parameters.address(delta)
+    rest = (q.shape[0] if packed else 0, 0, 0)
+    launches = ck_planner.plan("backward", ck_planner.BACKWARD.pack(*shape, *tensors, *(address,) * 3, *rest))
+    dots = [launch for launch in launches if launch.kernel.startswith("dot-")]
+    device.of(q.get_device()).run(dots, parameters.tensors)
+    return True
 
 
 def _as_result(gradient: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
