@@ -8,7 +8,7 @@ from rocm_wheels.compile import sources
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Cell
-from rocm_wheels.matrix.targets import known_targets, targets, universal
+from rocm_wheels.matrix.targets import gpus_of, known_targets, targets, universal
 from rocm_wheels.matrix.versions import Versions
 
 
@@ -136,6 +136,13 @@ def test_the_universal_wheel_has_a_generic_target_for_the_relatives_of_a_gpu(dat
         served = rows[target.name].generic or target.name
         assert served in data.targets, target.name
         assert {target.name, served} & set(universal(data, None)), f"{target.name} is not in the universal wheel"
+
+
+def test_a_generic_target_serves_the_gpus_that_it_stands_for(data: Versions) -> None:
+    assert gpus_of(data, ["gfx12-generic", "gfx942"]) == ("gfx942", "gfx1200", "gfx1201", "gfx12-generic")
+    assert gpus_of(data, ["gfx1100", "sm_90"]) == ("gfx1100", "sm_90")
+    gpus = {target.name for target in data.targets.values() if not target.is_generic}
+    assert gpus <= {*gpus_of(data, universal(data, None))}
 
 
 def test_a_generic_target_needs_a_rocm_that_loads_it(data: Versions, cell: Cell) -> None:

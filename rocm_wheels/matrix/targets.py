@@ -78,6 +78,16 @@ def without_kernels(versions: Versions, requested: Iterable[str]) -> tuple[str, 
     )
 
 
+def gpus_of(versions: Versions, names: Iterable[str]) -> tuple[str, ...]:
+    """The targets of a wheel, and the GPUs that one of its generic targets stands for, in the order of versions.toml.
+
+    Targets that versions.toml no longer has come last.
+    """
+    named = tuple(names)
+    found = [target.name for target in versions.targets.values() if {target.name, target.universal} & {*named}]
+    return (*found, *(name for name in named if name not in found))
+
+
 def served(versions: Versions, cell: Cell) -> list[Target]:
     """All targets that a wheel of the cell may serve, by its backend or by the Triton kernels that each wheel has."""
     return [

@@ -15,8 +15,9 @@ from urllib.parse import quote, unquote
 from packaging.version import InvalidVersion, Version
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names
+from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.targets import gpus_of
 from rocm_wheels.publish.links import Fa3Wheel, Link, Wheel
 from rocm_wheels.wheel import contents, verdict
 from rocm_wheels.wheel.verdict import Verdict
@@ -275,7 +276,7 @@ def _wheel(
         torch=parsed.torch_minor,
         rocm=parsed.rocm,
         backend=parsed.backend,
-        targets=found.targets,
+        targets=gpus_of(versions.load(), found.targets),
         verdict=found,
     )
 
