@@ -26,6 +26,8 @@ def test_the_order_of_kernels_is_the_order_on_hardware(order: str) -> None:
     assert all(faster > slower for faster, slower in pairwise(useful)), dict(zip(points, useful, strict=True))
 
 
-@pytest.mark.parametrize("point", COUNTERS, ids=lambda point: f"{point.kernel} {point.seqlen}")
-def test_matrix_utilisation_is_near_the_counter(point: Point) -> None:
-    assert 100 * whole(point).busy == pytest.approx(point.figure, rel=0.1)
+def test_matrix_utilisation_is_near_the_counters() -> None:
+    """As near as docs/notes/clock.md says."""
+    errors = [100 * whole(point).busy / point.figure - 1 for point in COUNTERS]
+    assert max(map(abs, errors)) < 0.17
+    assert sum(map(abs, errors)) / len(errors) < 0.065

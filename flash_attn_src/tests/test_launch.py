@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import fake_launcher
 import pytest
 import torch
 from flash_attn.backends import recording
@@ -33,9 +34,9 @@ VARIANT = Variant("fwd", "bf16", 64, "plain")
 def write(path: Path, manifest: object = None) -> Path:
     """A store of one Triton kernel and one of Composable Kernel."""
     common = {"sha256": hashlib.sha256(IMAGE).hexdigest(), "shared": 64, "threads": 256, "constants": {}}
-    kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPi"}}
+    kernels = {VARIANT.name: common | {"symbol": "attn_fwd", "params": "PPif0"}}
     kernels[VARIANT.name] |= {"constants": {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_XCDS": 8}}
-    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B"}
+    kernels["ck-fwd"] = common | {"symbol": "kentry", "params": "B9"}
     for entry in kernels.values():
         entry.update(group="triton-fwd-d64", offset=3, size=len(IMAGE))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
@@ -57,12 +58,8 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[A
     """A gfx942 with that store; the list fills with (kernel, what it was launched with)."""
     found: list[Any] = []
 
-    class Kernel:
-        def __init__(self, *given: Any) -> None:
-            self.given = given
-
-        def launch(self, *arguments: Any) -> None:
-            found.append((self.given, arguments))
+    class Kernel(fake_launcher.Kernel):
+        launched = found
 
     fake = types.ModuleType("flash_attn._launcher")
     fake.bind = lambda platform: found.append(platform)  # type: ignore[attr-defined]
@@ -117,7 +114,7 @@ def test_a_variant_comes_from_the_store(launched: list[Any]) -> None:
     assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (128, 64, 8)
     assert kernel.follows_pages
     assert device.kernel(0, VARIANT) is kernel
-    given = (IMAGE, "attn_fwd", "PPi", 64, 256, VARIANT.name)
+    given = (IMAGE, "attn_fwd", "PPif0", 64, 256, VARIANT.name)
     assert launched == ["hip", (given, (0, 7, 1, 2, 3, tensor.data_ptr(), None, 4, 0.5))]
     device.clear_kernels()
     assert device.kernel(0, VARIANT) is not kernel
@@ -155,7 +152,7 @@ def test_what_composable_kernel_planned_is_launched(launched: list[Any], monkeyp
         parameters.run("forward", b"")
     kernel = device.of(0).stored("ck-fwd")  # type: ignore[attr-defined]
     assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (0, 0, 1)
-    given = (IMAGE, "kentry", "B", 64, 256, "ck-fwd")
+    given = (IMAGE, "kentry", "B9", 64, 256, "ck-fwd")
     assert launched[1:3] == [(given, (0, 7, 4, 5, 6, b"arguments"))] * 2
 
 

@@ -7,8 +7,9 @@ import math
 import random
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import fake_launcher
 from launcher_bench import Bench, case, equal, raises
 
 FORMATS = {"P": "<Q", "i": "<i", "I": "<q", "f": "<f", "d": "<d", "0": "<Q"}
@@ -205,3 +206,43 @@ def a_kernel_is_immutable_and_tells_what_it_is(bench: Bench) -> None:
         bench.launcher.Kernel.launch = None
     with raises(TypeError):
         type("Derived", (bench.launcher.Kernel,), {})
+
+
+class _Fake(fake_launcher.Kernel):
+    launched: ClassVar[list[Any]] = []
+
+
+@case("hip", "cuda")
+def is_as_strict_as_the_fake(bench: Bench) -> None:
+    """fake_launcher.py stands in for the launcher in tests of the package: both say the same of the same mistakes."""
+    kernels = [
+        (b"", "entry", "i", 0, 64, "name"), (b"i", "", "i", 0, 64, "name"), (b"i", "entry", "i", 0, 64, ""),
+        (b"i", "entry", "i", 0, 0, "name"), (b"i", "entry", "i", 0, 1025, "name"), (b"i", "entry", "i", -1, 64, "name"),
+        *((b"i", "entry", params, 0, 64, "name") for params in ("B", "B0", "K4097", "B8x", "x", "i0i", "i" * 65)),
+    ]  # fmt: skip
+    for given in kernels:
+        equal(_refused(bench.launcher.Kernel, *given), _refused(_Fake, *given))
+    launches: list[tuple[str, tuple[Any, ...]]] = [
+        ("i", ()), ("i", (1, 2)), ("i", (2**31,)), ("i", (0.5,)), ("i", (None,)), ("I", (2**63,)), ("P", (-1,)),
+        ("P", (2**64,)), ("P", ("x",)), ("f", (1e39,)), ("f", ("x",)), ("d", (None,)), ("B2", (b"1",)), ("i0", (1, 0)),
+    ]  # fmt: skip
+    for params, arguments in launches:
+        real, fake = (kind(b"i", "entry", params, 0, 64, "name") for kind in (bench.launcher.Kernel, _Fake))
+        equal(_refused(real.launch, 0, 0, 1, 1, 1, *arguments), _refused(fake.launch, 0, 0, 1, 1, 1, *arguments))
+    real, fake = (kind(b"i", "entry", "i", 0, 64, "name") for kind in (bench.launcher.Kernel, _Fake))
+    fake.platform = bench.platform
+    for leading in [(-1, 0, 1, 1, 1), (2**31, 0, 1, 1, 1), (0, 0, -1, 1, 1), (0, 0, 1, 2**32, 1), (0, -1, 1, 1, 1)]:
+        equal(_refused(real.launch, *leading, 1), _refused(fake.launch, *leading, 1))
+    if bench.platform == "hip":
+        equal(_refused(real.launch, 0, 0, 2**26, 1, 1, 1), _refused(fake.launch, 0, 0, 2**26, 1, 1, 1))
+    equal(bench.fake.take_launches(), [])
+    equal(_Fake.launched, [])
+
+
+def _refused(function: Callable[..., Any], *given: Any) -> tuple[type[Exception], str]:
+    """What a function raises."""
+    try:
+        function(*given)
+    except Exception as error:
+        return type(error), str(error)
+    raise AssertionError(f"{given} was not refused")
