@@ -1,7 +1,7 @@
 """Attention in pure PyTorch under the names of the AMD build guides, for any device and any mask.
 
 Exact, with memory linear in the sequence lengths: scores exist for a block of queries at a time, and the backward
-computes them anew. Without a mask flash_attn.flash_attn_func does the same on a GPU, many times faster.
+computes them again. Without a mask flash_attn.flash_attn_func does the same on a GPU, many times faster.
 """
 
 from __future__ import annotations

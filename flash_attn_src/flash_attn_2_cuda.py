@@ -1,6 +1,6 @@
 """The functions of upstream's extension module, in its positional order, for libraries that call it directly.
 
-They run on the backend that serves the tensors: flash_attn.backends.select. Options, shapes and errors are those of
+They run on the backend that serves the tensors: flash_attn.backends.select. Options, shapes and errors are the ones of
 flash_attn.flash_attn_interface, whose names the errors give; head_dim has to be a multiple of 8, as upstream.
 `zero_tensors` changes nothing: rows outside of every sequence are always zero. A generator given as `gen_` is drawn
 from instead of torch's own.

@@ -1,6 +1,6 @@
 """Attention with a gradient: padding of the head dimension and the autograd functions, without checks.
 
-Tensors and options are those of the public functions in flash_attn.flash_attn_interface.
+Tensors and options mean what they mean in the public functions of flash_attn.flash_attn_interface.
 """
 
 from __future__ import annotations

@@ -376,12 +376,12 @@ def flash_attn_with_kvcache(
                        (batch, max_pages), pages (pages, page_size, heads_k, head_dim)
     k, v               (batch, seqlen_new, heads_k, head_dim): written into the caches at cache_seqlens
     rotary_cos, _sin   (places, rotary_dim / 2), q's dtype; with k only. New key i turns by the angle of place
-                       cache_seqlens + i; query i too if causal or in a window, else by that of cache_seqlens.
+                       cache_seqlens + i; query i too if causal or in a window, else by the angle of cache_seqlens.
                        rotary_interleaved pairs dims (0, 1), (2, 3), ..., else (i, i + rotary_dim / 2)
     cache_seqlens      int or int32 (batch,): keys in the cache before k; default all. Required with k
     cache_batch_idx    int32 (batch,): the row of the cache that each sequence uses; not with block_table
     cache_leftpad      int32 (batch,): where each sequence's keys begin
-    num_splits         how many parts the keys are split into, 0 for a choice by shape: speed only
+    num_splits         how many splits of the keys, 0 for a choice by shape: speed only
 
     Returns out, shaped as q; with return_softmax_lse also softmax_lse (batch, heads, seqlen_q), fp32.
     The other options and errors: the module's docstring.

@@ -1,14 +1,14 @@
 """Attention in FP8: q, k and v are cast with one scale a batch entry and head, products run on 8-bit matrix units.
 
-Options and errors are those of flash_attn.flash_attn_interface. Inputs are fp16, bf16 or fp32, the result has their
+Options and errors: flash_attn.flash_attn_interface. Inputs are fp16, bf16 or fp32, the result has their
 type; their scales come from the largest magnitude of each head, or from descale_q, descale_k, descale_v, fp32
 (batch, heads of that tensor): what undoes the cast. Inputs may also be FP8 already: then descales are required, the
-result is bf16, and there is no gradient. The format is that of the GPU's matrix units, e4m3fnuz on gfx942, e4m3fn on
+result is bf16, and there is no gradient. The format is the one of the GPU's matrix units, e4m3fnuz on gfx942, e4m3fn on
 gfx950, gfx12 and sm_90; other GPUs raise NotImplementedError. On a CPU the same casts are done, products in fp32.
 
-The backward runs in the type of the inputs, on q, k and v as they come out of FP8: the attention weights are then
-those of the forward, and the gradient of the cast is taken for 1. Gradients keep their precision that way; in FP8
-theirs, spread over many magnitudes, lose most of it.
+The backward runs in the type of the inputs, on q, k and v as they come out of FP8. So it has the attention weights of
+the forward. It takes the gradient of the cast for 1. Gradients are not cast to FP8, because they spread over many
+magnitudes and would lose most of their precision.
 """
 
 from __future__ import annotations

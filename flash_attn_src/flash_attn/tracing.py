@@ -14,8 +14,8 @@ _tracing = torch._C._get_tracing_state  # of torch.jit.trace
 def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
     """Whether a call with these has to go through the custom ops.
 
-    The tensors are on one device. NotImplementedError for a tangent of forward-mode differentiation on a GPU, of which
-    a kernel knows nothing.
+    The tensors are on one device. Raises NotImplementedError for a tangent of forward-mode differentiation on a GPU,
+    because the kernels have no forward-mode derivative.
     """
     if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None:
         return True

@@ -1,4 +1,4 @@
-"""The arguments that a backward has beside those of its forward."""
+"""The arguments that a backward has and its forward has not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashAttention-3's functions about parts of the keys: joining attention over them, and how many there would be."""
+"""FlashAttention-3's functions about split-KV: joining attention over splits of the keys, and their number."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def flash_attn_combine(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, softmax_lse) of attention that was computed over parts of the keys.
+    """(out, softmax_lse) of attention that was computed over splits of the keys.
 
-    out_partial   fp32 (parts, batch, seqlen, heads, head_dim) or (parts, total, heads, head_dim)
-    lse_partial   fp32 (parts, batch, seqlen, heads) or (parts, total, heads); -inf where a part holds no key
+    out_partial   fp32 (splits, batch, seqlen, heads, head_dim) or (splits, total, heads, head_dim)
+    lse_partial   fp32 (splits, batch, seqlen, heads) or (splits, total, heads); -inf where a split holds no key
     out           written where given; else new, of out_dtype (fp32, fp16 or bf16; default fp32)
     softmax_lse   fp32 (batch, seqlen, heads) or (total, heads)
     """
@@ -89,7 +89,7 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> torch.Tensor:
-    """int32 (1,) on the device of cache_seqlens: an estimate of the parts that the keys are split into.
+    """int32 (1,) on the device of cache_seqlens: an estimate of the splits of the keys.
 
     flash_attn_with_kvcache takes it, and decides the same by itself: there is no plan to be made ahead here.
     """

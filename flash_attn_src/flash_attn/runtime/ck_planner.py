@@ -1,4 +1,4 @@
-"""The planner of Composable Kernel launches: a small C library, of which csrc/ck/include/flash_attn_ck.h tells all.
+"""The planner of Composable Kernel launches: a small C library. csrc/ck/include/flash_attn_ck.h describes it.
 
 Its structures are packed here by `struct`, which is several times faster than ctypes' own classes.
 """

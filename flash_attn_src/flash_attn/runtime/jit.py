@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flash_attn.kernels.tuning import Config
     from flash_attn.runtime.device import Tensors
 
-# Types of pointers, of which the elements' own is another.
+# Triton's types of pointers to what is not the variant's element type.
 _POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "*u8": torch.uint8}
 
 

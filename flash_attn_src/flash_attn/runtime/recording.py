@@ -14,7 +14,7 @@ from flash_attn.runtime.store import KernelError
 
 
 class Recording:
-    """An MI300X, or another GPU of as many compute units, of which only the launches are there."""
+    """A GPU with the compute units of an MI300X. Its launches are kept and never run, unless `run` runs them."""
 
     compute_units = 304
 

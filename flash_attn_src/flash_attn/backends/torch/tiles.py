@@ -130,7 +130,7 @@ class _Block:
     def scores(
         self, queries: torch.Tensor, keys: torch.Tensor, q0: int, q1: int, k0: int, k1: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(b, heads_k, group, rows, keys) scores, masked with -inf, and tanh of the capped ones."""
+        """(b, heads_k, group, rows, keys) scores, masked with -inf, and the tanh of their softcap, None without one."""
         options = self.options
         scores = self.ungroup(queries @ keys.transpose(-1, -2)) * options.scale
         tanh = None

@@ -157,8 +157,9 @@ def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> t
     """(blocks, planes, flag) of a grid of blocks * planes programs. As many blocks for each sequence and head as the
     longest sequence has; or, where far fewer hold all packed `rows`, these for each head: see `common.schedule`.
 
-    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): with 0.6 of the
-    blocks that pays, with 0.8 not; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as long.
+    A program that has to find its sequence takes a microsecond more. Measured on an H200 (2026-11-22): it is profitable
+    with 0.6 of the blocks and not with 0.8; 2000 sequences of 16 rows beside one of 4096 take 0.14 to 0.26 times as
+    long.
     """
     blocks = -(-max(max_seqlen, min(rows, 1)) // block)  # One at least, which tells rows outside of every sequence.
     packed = rows // block + batch

@@ -48,7 +48,7 @@ def layer_norm_fn(
     x, x1, residual   (..., dim); weight, bias, weight1, bias1 (dim,); rowscale (...),
                       or any shape of as many elements
     weight1, bias1    a second y of the same z
-    prenorm           z is returned too, in the residual's dtype: that of residual, else fp32 if residual_in_fp32,
+    prenorm           z is returned too, in the dtype of residual; without one in fp32 if residual_in_fp32,
                       else x's
     zero_centered_weight  1 is added to the weights
     is_rms_norm       divides by the root mean square, subtracts no mean
@@ -142,7 +142,7 @@ def layer_norm_linear_fn(
 ) -> Result:
     """linear(y) of layer_norm_fn's y, or (linear(y), z) if prenorm. linear_weight is (features, dim).
 
-    The product is in x's dtype, under autocast in that of autocast. y is kept for the backward.
+    The product is in x's dtype, under autocast in autocast's dtype. y is kept for the backward.
     """
     check_switches(prenorm=prenorm)
     check_tensor("x", x)

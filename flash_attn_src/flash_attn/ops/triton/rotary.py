@@ -32,7 +32,7 @@ def apply_rotary(
     """x with the first 2 * cos.shape[1] elements of every head turned by the angles of their positions.
 
     x               (batch, seqlen, heads, head_dim), or with cu_seqlens (total, heads, head_dim); fp16, bf16, fp32
-    cos, sin        (places, rotary_dim / 2), any float dtype; before flash-attn 2.8 that of x. All is computed in fp32,
+    cos, sin        (places, rotary_dim / 2), any float dtype; before flash-attn 2.8 x's dtype. All is computed in fp32,
                     for fp64 x in fp64: no table is rounded to x's dtype. With bf16 x and fp32 tables the error is that
                     of rounding the result alone, 1.7e-3 of its size by RMS, with bf16 tables 2.1e-3
     seqlen_offsets  int or int32/int64 (batch,): the position of each sequence's first row
