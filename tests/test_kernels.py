@@ -194,7 +194,7 @@ def test_a_kernel_is_compiled_again_where_the_launcher_spells_a_type_differently
         return {unit.key for unit in units.find(["gfx942"], only="norm-fwd-bf16-d1024")}
 
     before = keys()
-    monkeypatch.setitem(sources.module("kernels.operations").LAUNCH_LETTERS, "i32", "I")
+    monkeypatch.setitem(sources.module("kernels.operation").LAUNCH_LETTERS, "i32", "I")
     assert not keys() & before
 
 

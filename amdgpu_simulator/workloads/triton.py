@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from flash_attn import flash_attn_func
 from flash_attn.kernels import tuning
-from flash_attn.kernels.operations import HEAD_DIMS, KINDS
+from flash_attn.kernels.operation import HEAD_DIMS, KINDS
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.store import Store

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from flash_attn.kernels import targets, tuning
-from flash_attn.kernels.operations import OPERATIONS, Operation
+from flash_attn.kernels.operation import Operation
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.targets import TARGETS
 
 

@@ -12,7 +12,8 @@ import torch
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels import flags, launches, targets, variants
-from flash_attn.kernels.operations import OPERATIONS, launch_letter
+from flash_attn.kernels.operation import launch_letter
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
 from flash_attn.runtime import device
 

@@ -143,7 +143,7 @@ def attn_fwd(
     PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
-    KIND: see `operations.KINDS`. Kind `any` tests for softcap and dropout when it runs.
+    KIND: see `operation.KINDS`. Kind `any` tests for softcap and dropout when it runs.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):

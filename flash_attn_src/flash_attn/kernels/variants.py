@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flash_attn.kernels import targets
-from flash_attn.kernels.operations import OPERATIONS, Operation
+from flash_attn.kernels.operation import Operation
+from flash_attn.kernels.operations import OPERATIONS
 
 
 class Variant(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.kernels.operations import LAYER_KINDS, OPERATIONS
+from flash_attn.kernels.operation import LAYER_KINDS
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
 

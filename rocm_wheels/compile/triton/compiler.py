@@ -50,7 +50,7 @@ def translate(
     from triton.compiler import ASTSource
 
     variant = sources.module("kernels.variants").Variant(*fields)
-    operation, launch_letter = variant.operation, sources.module("kernels.operations").launch_letter
+    operation, launch_letter = variant.operation, sources.module("kernels.operation").launch_letter
     chosen = None if config is None else sources.module("kernels.tuning").Config(*config)
     spec = sources.module("kernels.launches").specification(variant, target, chosen)
     function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)

@@ -36,7 +36,7 @@ Strides = tuple[int, int, int]
 
 
 def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
-    """The kind of kernel that a call needs, one of `operations.KINDS`."""
+    """The kind of kernel that a call needs, one of `operation.KINDS`."""
     scale, softcap, alibi_slopes = call.scale, call.softcap, call.alibi_slopes
     if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
         # Plain kernels take the maximum of the scores before they scale them.

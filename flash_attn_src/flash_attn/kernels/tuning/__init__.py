@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from flash_attn.kernels import targets
-from flash_attn.kernels.operations import KINDS
+from flash_attn.kernels.operation import KINDS
 from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2, rdna3, rdna4
 from flash_attn.kernels.tuning.config import Config, Rows
 from flash_attn.kernels.variants import Variant

@@ -24,7 +24,7 @@ class Config(NamedTuple):
 
 C = Config  # as the tables write it
 
-# (operation, element bits, size) -> one configuration for each kind in the order of `operations.KINDS`. The last one
+# (operation, element bits, size) -> one configuration for each kind in the order of `operation.KINDS`. The last one
 # serves the kinds after it too, and always `any`.
 Rows = Mapping[tuple[str, int, int], tuple[Config, ...]]
 Options = tuple[tuple[str, int | str], ...]
