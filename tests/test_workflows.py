@@ -87,6 +87,7 @@ def test_these_are_the_workflows() -> None:
         "build_wheels_rocm",
         "smoke",
         "trend",
+        "crate",
         "rehearse",
         "publish",
         "update_release_notes",

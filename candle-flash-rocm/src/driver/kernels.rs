@@ -97,18 +97,19 @@ impl Kernels {
             return Ok(*found);
         }
         let kernel = self.store.kernel(name)?;
-        let image = self.store.image(name)?;
-        let function = self.gpu.with(|| self.load(name, kernel, &image))?;
+        // HIP reads the image for as long as the module is loaded, which is as long as the process.
+        let image: &'static [u8] = self.store.image(name)?.leak();
+        let function = self.gpu.with(|| self.load(name, kernel, image))?;
         loaded.insert(name.to_owned(), function);
         Ok(function)
     }
 
-    fn load(&self, name: &str, kernel: &Kernel, image: &[u8]) -> Result<Function> {
+    fn load(&self, name: &str, kernel: &Kernel, image: &'static [u8]) -> Result<Function> {
         let api = &self.gpu.driver().api;
         let symbol = CString::new(kernel.symbol.as_str())
             .map_err(|_| Error::Store(format!("kernel {name}: its symbol has a null character")))?;
         let (mut module, mut function): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the image was checked against its digest; the drivers copy it.
+        // SAFETY: the image was checked against its digest and is never freed.
         self.gpu
             .check(&format!("loading {name}"), unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) })?;
         // SAFETY: the module is loaded, and the symbol ends with a null.
