@@ -40,6 +40,8 @@ def grad_scores(
             b_s += alibi_bias(slope * LOG2E, pos_m, pos_n, shift)
         b_p = tl.exp2(b_s - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N], with FLIP [BLOCK_N, BLOCK_M]
     if MASK:
+        # Rows past the last query have lse +inf, and their scores are NaN where a key is infinite.
+        b_p = tl.where(b_lse == float("inf"), 0.0, b_p)
         b_p = apply_mask(b_p, 0.0, pos_m, pos_n, shift, seqlen_k, window_left, window_right)
     b_kept = b_p
     b_ds = b_p * (b_dp - b_delta)

@@ -159,6 +159,14 @@ def attn_bwd_dq(
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
         )  # fmt: skip
+    if DEPTH >= BLOCK_D + TAIL:
+        if head_dim < BLOCK_D + TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
+            lost = tl.max(tl.max((b_dq != b_dq).to(tl.int32), 1), 0)
+            if TAIL:
+                lost = tl.maximum(lost, tl.max(tl.max((b_dq_tail != b_dq_tail).to(tl.int32), 1), 0))
+            if lost > 0:
+                b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)
+                full_hi = full_lo
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)

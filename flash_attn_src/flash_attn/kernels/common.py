@@ -199,6 +199,20 @@ def apply_softcap(s, cap, inverse):
 
 
 @triton.jit
+def sum_of_weights(b_m, b_l):
+    """(whether a row saw no key, the sum of its weights) of a row's maximum and that sum. The sum is NaN where scores
+    are so large that weights are lost.
+
+    The compiler computes a weight exp2(s * c - m) with one instruction that rounds once, but m, the largest s * c, was
+    rounded before. So the largest weight is exp2(rounding error of m). A sum divided by the sum of weights does not
+    change. From m = 3e8 on the largest weight may be so small that fp16 holds it no more: then the row is NaN, not 0.
+    """
+    b_empty = (b_l == 0.0) & (b_m == float("-inf"))
+    b_lost = (b_l < 0.0009765625) & (b_m != float("-inf"))
+    return b_empty, tl.where(b_lost, float("nan"), b_l)
+
+
+@triton.jit
 def cast(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
     """x (fp32) in the type of an operand.
 

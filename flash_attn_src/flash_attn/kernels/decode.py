@@ -21,6 +21,7 @@ from flash_attn.kernels.common import (
     cast,
     query_span,
     row_stride,
+    sum_of_weights,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
 from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_at, load_tile
@@ -130,11 +131,11 @@ def _attend_block(
     if MASK:
         b_s = tl.where(pos_n[None, :] <= last[:, None], b_s, float("-inf"))
         b_s = tl.where(pos_n[None, :] >= first[:, None], b_s, float("-inf"))
-    b_m_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BLOCK_M]
+    b_m_new = tl.maximum(b_m, tl.max(b_s, 1) * LOG2E)  # [BLOCK_M], in the units of exp2
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
-    b_p = tl.exp2(b_s * LOG2E - (b_m_sub * LOG2E)[:, None])  # [BLOCK_M, BLOCK_N]
-    b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
+    b_p = tl.exp2(b_s * LOG2E - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     b_acc = b_acc * b_alpha[:, None]
     b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
@@ -305,9 +306,9 @@ def attn_decode(
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
         )  # fmt: skip
 
-    b_empty = b_l == 0.0  # [BLOCK_M]
+    b_empty, b_l = sum_of_weights(b_m, b_l)  # [BLOCK_M] both
     b_acc = b_acc * (out_scale / tl.where(b_empty, 1.0, b_l))[:, None]
-    b_lse = b_m + tl.log2(b_l) * LN2  # [BLOCK_M]
+    b_lse = (b_m + tl.log2(b_l)) * LN2  # [BLOCK_M]
     if num_splits > 1:
         lse_row += split.to(tl.int64) * lse_rows
         tl.store(partial_lse + lse_row, tl.where(b_empty, float("-inf"), b_lse), mask=real)

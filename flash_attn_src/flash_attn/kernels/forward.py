@@ -21,6 +21,7 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
     schedule,
+    sum_of_weights,
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.tiles import (
@@ -49,8 +50,7 @@ def _attend_block(
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
-    p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m has the units of b_s: scaled for exp2
-    where the kind changes scores, otherwise not scaled yet.
+    p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m is in the units of exp2.
     """
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout"
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -99,16 +99,15 @@ def _attend_block(
             b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
-    b_m_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BLOCK_M]
+    b_top = tl.max(b_s, 1)  # [BLOCK_M]
+    if not SHAPED:
+        c = scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
+        b_top, b_s = b_top * c, b_s * c
+    b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
-    if SHAPED:
-        b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
-        b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
-    else:
-        c = scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
-        b_p = tl.exp2(b_s * c - (b_m_sub * c)[:, None])  # [BLOCK_M, BLOCK_N]
-        b_alpha = tl.exp2((b_m - b_m_sub) * c)  # [BLOCK_M]
+    b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     b_acc = b_acc * b_alpha[:, None]
     if TAIL:
@@ -227,6 +226,15 @@ def attn_fwd(
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
         page = next_page
+    if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
+        # The columns of b_k past head_dim repeat others, which meet zeros of b_q. If one holds an infinity, the product
+        # is NaN. Then all blocks are done once more, by the loop for masked ones, which loads zeros there.
+        if head_dim < BLOCK_D + TAIL:
+            if tl.max((b_l != b_l).to(tl.int32), 0) > 0:
+                b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)
+                b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+                b_l = tl.zeros((BLOCK_M,), tl.float32)
+                full_hi = full_lo
     # The masked blocks on both sides in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
@@ -240,13 +248,12 @@ def attn_fwd(
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
-    b_empty = b_l == 0.0  # [BLOCK_M]
+    b_empty, b_l = sum_of_weights(b_m, b_l)  # [BLOCK_M] both
     b_inverse = 1.0 / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     if KIND == "dropout" or KIND == "any":
         b_inverse = b_inverse / (1.0 - p_dropout)
     b_acc = b_acc * b_inverse[:, None]
     b_acc_tail = b_acc_tail * b_inverse[:, None]
     store_pair(p_out, b_acc, b_acc_tail, offs_m, stride_om, sq - first, head_dim, BLOCK_D, TAIL)
-    b_m = b_m * (scale if KIND == "plain" or KIND == "dropout" else LN2)
-    b_lse = tl.where(b_empty, float("inf"), b_m + tl.log2(b_l) * LN2)  # [BLOCK_M]
+    b_lse = tl.where(b_empty, float("inf"), (b_m + tl.log2(b_l)) * LN2)  # [BLOCK_M]
     tl.store(p_lse + offs_m, b_lse, mask=pos_m < sq)

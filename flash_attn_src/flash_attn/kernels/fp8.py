@@ -54,15 +54,18 @@ def _attend_block(
         b_s += alibi_bias(slope, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
-    b_m_new = tl.maximum(b_m, tl.max(b_s, 1))  # [BLOCK_M]
+    b_top = tl.max(b_s, 1)  # [BLOCK_M]
+    if not EXTRA:
+        c = scale * LOG2E
+        b_top = b_top * c
+    b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M], without EXTRA in the units of exp2
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
     if EXTRA:
         b_p = tl.exp2((b_s - b_m_sub[:, None]) * LOG2E + _SHIFT)  # [BLOCK_M, BLOCK_N]
         b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
     else:
-        c = scale * LOG2E
-        b_p = tl.exp2(b_s * c - (b_m_sub * c - _SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
-        b_alpha = tl.exp2((b_m - b_m_sub) * c)  # [BLOCK_M]
+        b_p = tl.exp2(b_s * c - (b_m_sub - _SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
+        b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     b_acc = b_acc * b_alpha[:, None]
     if EXTRA:
@@ -151,7 +154,7 @@ def fp8_fwd(
     if EXTRA:
         b_inverse = b_inverse / (1.0 - p_dropout)
     else:
-        b_m = b_m * scale
+        b_m = b_m * LN2
     b_acc = b_acc * b_inverse[:, None]
     if kind == 0:
         store_tile(

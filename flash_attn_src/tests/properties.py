@@ -1,0 +1,251 @@
+"""Properties that hold for every backend and device. Each is a function of a random draw and asserts one thing.
+
+`test_properties.py` runs them on a CPU with hypothesis, `hunt.py` on a GPU for as long as it is told. A draw is a
+`Case`: sizes, a type, a mask and a seed. Nothing here compares with a reference: a call is compared with itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flash_attn
+import pytest
+import torch
+from assert_close import assert_close
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HEAD_DIMS = (8, 24, 33, 40, 64, 72, 80, 96, 128, 129, 192, 256)
+LENGTHS = (1, 2, 7, 16, 33, 64, 100, 129, 200, 257)
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of attention: q (batch, seqlen_q, heads, dim), k and v (batch, seqlen_k, heads_k, dim)."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    heads_k: int
+    dim: int
+    dtype: torch.dtype
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    alibi: bool
+    seed: int
+
+    def tensors(self) -> Tensors:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def draw(seqlen: int, heads: int) -> torch.Tensor:
+            x = torch.randn(self.batch, seqlen, heads, self.dim, generator=generator)
+            return x.to(DEVICE, self.dtype)
+
+        return draw(self.seqlen_q, self.heads), draw(self.seqlen_k, self.heads_k), draw(self.seqlen_k, self.heads_k)
+
+    @property
+    def options(self) -> dict[str, object]:
+        slopes = torch.linspace(0.1, 1.0, self.heads, device=DEVICE) if self.alibi else None
+        return {"causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes}
+
+
+def draw_case(rng: random.Random) -> Case:
+    """A random case."""
+    heads_k = rng.choice((1, 2))
+    return Case(
+        rng.choice((1, 2, 3)), rng.choice(LENGTHS), rng.choice(LENGTHS), heads_k * rng.choice((1, 2)), heads_k,
+        rng.choice(HEAD_DIMS), rng.choice((torch.float16, torch.bfloat16, torch.float32)), rng.random() < 0.5,
+        rng.choice(((-1, -1), (-1, -1), (9, 0), (40, 17))), rng.choice((0.0, 0.0, 15.0)), rng.random() < 0.25,
+        rng.randrange(1 << 30),
+    )  # fmt: skip
+
+
+def attend(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse)."""
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **case.options)  # type: ignore[arg-type]
+    return out, lse
+
+
+def with_gradients(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(out, dq, dk, dv) for an incoming gradient of cosines."""
+    leaves = tuple(x.detach().clone().requires_grad_() for x in (q, k, v))
+    out, _ = attend(case, *leaves)
+    dout = torch.arange(out.numel(), device=DEVICE).cos().reshape(out.shape).to(out.dtype)
+    return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+
+def _near(name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """As near as two orders of summing are."""
+    assert_close(name, got, wanted.float(), tiny=max(16.0 * torch.finfo(wanted.dtype).eps, 1e-5))
+
+
+def nan_stays_in_its_batch_entry_and_head(case: Case) -> None:
+    """NaN in one key head of one sequence, in q, k and v: all others keep their bits, gradients too."""
+    q, k, v = case.tensors()
+    wanted = with_gradients(case, q, k, v)
+    group = case.heads // case.heads_k
+    k[-1, :, -1] = v[-1, :, -1] = torch.nan
+    q[-1, :, -group:] = torch.nan
+    for name, got, best in zip(("out", "dq", "dk", "dv"), with_gradients(case, q, k, v), wanted, strict=True):
+        heads = group if name in ("out", "dq") else 1
+        got[-1, :, -heads:] = best[-1, :, -heads:]
+        assert torch.equal(got, best), name
+
+
+def keys_that_are_not_seen_do_not_count(case: Case) -> None:
+    """Keys hold infinity or NaN: rows that do not see them stay as they are."""
+    q, k, v = case.tensors()
+    out, lse = attend(case, q, k, v)
+    place = case.seqlen_k // 2
+    k[:, place:] = torch.inf if case.seed % 2 else torch.nan
+    got, got_lse = attend(case, q, k, v)
+    right = 0 if case.causal else case.window[1]
+    if right < 0:
+        return
+    blind = max(min(place - right - case.seqlen_k + case.seqlen_q, case.seqlen_q), 0)  # rows that see keys < place only
+    _near("out", got[:, :blind], out[:, :blind])
+    _near("lse", got_lse[..., :blind], lse[..., :blind])
+
+
+def a_mask_in_an_extra_channel_is_a_mask(case: Case) -> None:
+    """-inf in the last column of hidden keys, where q holds 1: as -3e4 there, in out and in dk and dv."""
+    if case.softcap > 0.0:
+        return
+    q, k, v = case.tensors()
+    hidden = torch.arange(case.seqlen_k, device=DEVICE) % 3 == 1
+    q[..., -1] = 1.0
+    results = []
+    for low in (-3e4, -torch.inf):
+        k[..., -1] = torch.where(hidden, low, 0.0).to(k.dtype)[:, None]
+        out, _, dk, dv = with_gradients(case, q, k, v)
+        results.append((out, dk, dv))
+    # A row whose keys are all hidden averages them for -3e4.
+    if case.causal or case.window != (-1, -1):
+        return
+    for name, got, wanted in zip(("out", "dk", "dv"), results[1], results[0], strict=True):
+        _near(name, got, wanted)
+
+
+def padding_the_head_dim_changes_nothing(case: Case) -> None:
+    q, k, v = case.tensors()
+    if case.dim > 248:
+        return
+    scale = case.dim**-0.5
+    wide = [torch.nn.functional.pad(x, (0, 8)) for x in (q, k, v)]
+    options = {**case.options, "softmax_scale": scale}
+    wanted = flash_attn.flash_attn_func(q, k, v, **options)  # type: ignore[arg-type]
+    got = flash_attn.flash_attn_func(*wide, **options)  # type: ignore[arg-type]
+    _near("out", got[..., : case.dim], wanted)
+    assert not got[..., case.dim :].any()
+
+
+def strides_change_nothing(case: Case) -> None:
+    """Transposed, and as parts of a wider tensor that holds NaN beside them."""
+    tensors = case.tensors()
+    wanted, _ = attend(case, *tensors)
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+    parts = []
+    for x in tensors:
+        beside = torch.full((*x.shape[:-1], x.shape[-1] + 5), torch.nan, dtype=x.dtype, device=DEVICE)
+        beside[..., 3:-2] = x
+        parts.append(beside[..., 3:-2])
+    for given in (transposed, parts):
+        assert torch.equal(attend(case, *given)[0], wanted)
+
+
+def packed_is_as_dense(case: Case) -> None:
+    """The same sequences end to end, between rows of NaN that belong to none; max_seqlen may be larger."""
+    q, k, v = case.tensors()
+    wanted, _ = attend(case, q, k, v)
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        beside = torch.full((3, *x.shape[2:]), torch.nan, dtype=x.dtype, device=DEVICE)
+        return torch.cat((beside, x.flatten(0, 1), beside))
+
+    cu = [
+        torch.arange(case.batch + 1, dtype=torch.int32, device=DEVICE) * n + 3 for n in (case.seqlen_q, case.seqlen_k)
+    ]
+    for more in (0, 100):
+        out = flash_attn.flash_attn_varlen_func(
+            pack(q), pack(k), pack(v), *cu, case.seqlen_q + more, case.seqlen_k + more,
+            **case.options,  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        assert not out[:3].any()
+        assert not out[-3:].any()
+        _near("out", out[3:-3].view(wanted.shape), wanted)
+
+
+def a_longest_length_that_is_too_small_shows(case: Case) -> None:
+    """It raises, or rows are right or NaN."""
+    q, k, v = (x.flatten(0, 1) for x in case.tensors())
+    steps = torch.arange(case.batch + 1, dtype=torch.int32, device=DEVICE)
+    cu = [steps * case.seqlen_q, steps * case.seqlen_k]
+    wanted = flash_attn.flash_attn_varlen_func(
+        q, k, v, *cu, case.seqlen_q, case.seqlen_k, **case.options  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert isinstance(wanted, torch.Tensor)
+    try:
+        got = flash_attn.flash_attn_varlen_func(
+            q, k, v, *cu, case.seqlen_q // 2, case.seqlen_k // 2, **case.options  # type: ignore[arg-type]
+        )  # fmt: skip
+    except ValueError:
+        return
+    assert isinstance(got, torch.Tensor)
+    _near("out", torch.where(got.isnan(), wanted, got), wanted)
+
+
+def nothing_is_left_unwritten(case: Case) -> None:
+    """New memory holds NaN: torch's deterministic mode fills it."""
+    tensors = case.tensors()
+    wanted = with_gradients(case, *tensors)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        got = with_gradients(case, *tensors)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted, strict=True):
+        assert b.isfinite().all(), name
+        assert torch.equal(a, b), name
+
+
+def a_second_derivative_is_refused(case: Case) -> None:
+    x, _, _ = case.tensors()
+    weight = torch.eye(case.dim, dtype=x.dtype, device=DEVICE, requires_grad=True)
+    x.requires_grad_()
+    h = x @ weight
+    out = flash_attn.flash_attn_func(h, h, h)
+    assert isinstance(out, torch.Tensor)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(gradient.square().sum(), weight)
+
+
+def a_call_that_raises_writes_nothing(case: Case) -> None:
+    """The last sequence does not fit into the cache, where the host knows its length."""
+    q, k, v = case.tensors()
+    caches = [torch.zeros_like(x) for x in (k, v)]
+    lengths = torch.zeros(case.batch, dtype=torch.int32, device=DEVICE)
+    lengths[-1] = case.seqlen_k
+    place = lengths if DEVICE == "cpu" else case.seqlen_k
+    with pytest.raises(ValueError, match="cache_seqlens: got"):
+        flash_attn.flash_attn_with_kvcache(q, *caches, k[:, :1], v[:, :1], cache_seqlens=place)
+    assert not any(cache.any() for cache in caches)
+
+
+PROPERTIES: tuple[Callable[[Case], None], ...] = (
+    nan_stays_in_its_batch_entry_and_head,
+    keys_that_are_not_seen_do_not_count,
+    a_mask_in_an_extra_channel_is_a_mask,
+    padding_the_head_dim_changes_nothing,
+    strides_change_nothing,
+    packed_is_as_dense,
+    a_longest_length_that_is_too_small_shows,
+    nothing_is_left_unwritten,
+    a_second_derivative_is_refused,
+    a_call_that_raises_writes_nothing,
+)

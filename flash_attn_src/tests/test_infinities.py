@@ -1,0 +1,75 @@
+"""Infinite keys and huge scores: rows come out as the mathematics says, or as NaN, never as zeros."""
+
+from __future__ import annotations
+
+import flash_attn
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn.backends import triton as backend
+from triton_calls import DENSE, DEVICE, GPU, Options, run
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("dim", [40, 64, 72, 80, 96])
+def test_a_mask_in_an_extra_channel(dim: int) -> None:
+    """The last column of k holds 0 or -inf. Head dims that do not fill their tile give what -3e4 gives."""
+    torch.manual_seed(dim)
+    q, dout = torch.randn(2, 1, 40, 2, dim, device=DEVICE).half()
+    k, v = torch.randn(2, 1, 100, 2, dim, device=DEVICE).half()
+    q[..., -1] = 1.0
+    hidden = torch.arange(100, device=DEVICE) % 3 == 1
+    k[..., -1] = torch.where(hidden, -3e4, 0.0)[:, None]
+    wanted = run(q, k, v, dout, Options(softmax_scale=0.2), None)
+    k[..., -1] = torch.where(hidden, -torch.inf, 0.0)[:, None]
+    got = run(q, k, v, dout, Options(softmax_scale=0.2), None)
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, wanted, strict=True):
+        if name == "dq":  # the last column is a sum of 0 * inf, in PyTorch too
+            a, b = a[..., :-1], b[..., :-1]
+        assert torch.equal(a, b), name
+
+
+def _out(size: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out of scores around `size`, out in fp64, out by PyTorch in fp32)."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 32, 1, 64, generator=generator)
+    k, v = torch.randn(2, 1, 256, 1, 64, generator=generator)
+    root = min(size**0.5, 3e4)
+    q[..., 0] = k[..., 0] = root
+    q, k, v = (x.to(DEVICE, dtype) for x in (q, k, v))
+    scale = size / root**2
+    out, _, _, _ = backend.forward(
+        q, k, v, None, scale, False, -1, -1, 0.0, None, 0.0, False, None, *DENSE, None, None, None
+    )
+    exact, rough = ((q.to(t)[0, :, 0] @ k.to(t)[0, :, 0].T * scale).softmax(1) @ v.to(t)[0, :, 0]
+                    for t in (torch.float64, torch.float32))  # fmt: skip
+    return out[0, :, 0], exact, rough
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+def test_huge_scores(size: float, dtype: torch.dtype) -> None:
+    """The largest probability of a row is not 1 where a compiler computes s * c - m * c by one instruction."""
+    if dtype is torch.bfloat16 and not GPU:
+        pytest.skip("Triton's interpreter multiplies no bf16")
+    out, exact, rough = _out(size, dtype)
+    assert_close("out", out, exact, rough=rough, tiny=8.0 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("size", [1e9, 1e11, 1e30])
+def test_scores_without_a_bit_for_their_differences(size: float) -> None:
+    """Beyond what the kernels can do rows are NaN or infinite. They are not 0, as if they saw no key."""
+    out, _, _ = _out(size, torch.float16)
+    assert not out.eq(0.0).all(1).any()
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU that torch can use")
+def test_rows_do_not_depend_on_an_infinity_that_others_see() -> None:
+    """Sequences, heads and rows that do not see an infinite key."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 512, 4, 40, device=DEVICE).half()
+    wanted = flash_attn.flash_attn_func(q, k, v, causal=True)
+    k[0, 300, 1] = torch.inf
+    got = flash_attn.flash_attn_func(q, k, v, causal=True)
+    got[0, 300:, 1] = wanted[0, 300:, 1]
+    assert torch.equal(got, wanted)
