@@ -7,7 +7,8 @@ import pytest
 import torch
 from assert_close import assert_close
 from flash_attn.backends import triton as backend
-from triton_calls import DENSE, DEVICE, GPU, Options, run
+from flash_attn.calls import AttentionCall
+from triton_calls import DEVICE, GPU, Options, run
 
 
 @pytest.mark.usefixtures("_tiles")
@@ -38,9 +39,7 @@ def _out(size: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, t
     q[..., 0] = k[..., 0] = root
     q, k, v = (x.to(DEVICE, dtype) for x in (q, k, v))
     scale = size / root**2
-    out, _, _, _ = backend.forward(
-        q, k, v, None, scale, False, -1, -1, 0.0, None, 0.0, False, None, *DENSE, None, None, None
-    )
+    out = backend.forward(AttentionCall(q, k, v, scale)).out
     exact, rough = ((q.to(t)[0, :, 0] @ k.to(t)[0, :, 0].T * scale).softmax(1) @ v.to(t)[0, :, 0]
                     for t in (torch.float64, torch.float32))  # fmt: skip
     return out[0, :, 0], exact, rough
