@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from properties import DEVICE, PROPERTIES, Case, draw_case
 
 _FEW = settings(
-    max_examples=25 if DEVICE == "cpu" else 100, deadline=None, derandomize=True, database=None,
+    max_examples=15 if DEVICE == "cpu" else 100, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 
