@@ -21,7 +21,7 @@ from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names, rows, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.select import Matrix, select
-from rocm_wheels.matrix.targets import targets
+from rocm_wheels.matrix.targets import targets, universal
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import published
 
@@ -75,6 +75,32 @@ def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, li
     assert len(made["kernels"]) == 4 * 2 + 4
     artifacts = [str(row["artifact"]) for row in made["kernels"]]
     assert len(set(artifacts)) == len(artifacts)
+
+
+def test_a_release_has_a_universal_wheel_for_each_flash_attn(data: Versions, whole: dict[str, list[str]]) -> None:
+    selected = select(data, {"rocm": whole})
+    assert [rows.cell_name(each) for each in selected.universals] == [f"{v} universal" for v in whole["flash_attn"]]
+    made = rows.rows(data, selected.cells, None, selected.universals)
+    first = made["wheels"][0]
+    assert (first["flash-attn-version"], first["python-version"], first["backend"]) == ("2.6.3", "", "")
+    assert first["artifact"] == "wheel-flash_attn-2.6.3+rocm-cp310"
+    targets = set(str(first["targets"]).split(";"))
+    assert targets == set(universal(data, None)) > {"gfx942", "gfx11-generic"}
+    taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(first["kernels"]))]
+    assert targets <= {row["target"] for row in taken}
+    artifacts = [row["artifact"] for each in made.values() for row in each]
+    assert len(set(artifacts)) == len(artifacts), "what cells and universal wheels share is compiled once"
+    assert str(made["wheels"][-1]["name"]).startswith("2.8.3 3.12 ")
+
+    def left(**options: Any) -> list[str]:
+        return [str(each) for each in select(data, {"rocm": whole}, **options).universals]
+
+    name = names.wheel_name(selected.universals[0], "manylinux_2_17_x86_64")
+    assert left(has=[name, f"{name}.verdict.json"]) == ["2.7.4", "2.8.3"]
+    assert left(event="pull_request") == left(only="2.8.3 * * * *") == []
+    assert left(only="2.8.3 universal") == ["2.8.3"]
+    whole["backend"] = ["triton"]
+    assert left() == []
 
 
 def test_a_wheel_takes_the_kernels_of_its_backend_alone(data: Versions, whole: dict[str, list[str]]) -> None:
@@ -326,7 +352,8 @@ def test_the_pythons_of_cibuildwheel_are_those_of_the_matrix() -> None:
         [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--print-build-identifiers", "flash_attn_src"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    pythons = dict.fromkeys(row["python-version"] for row in json.loads(run().stdout)["wheels"]["include"])
+    wheels = json.loads(run().stdout)["wheels"]["include"]
+    pythons = dict.fromkeys(row["python-version"] for row in wheels if row["python-version"])
     tags = [f"cp{python.replace('.', '')}-manylinux_x86_64" for python in pythons]
     assert done.stdout.split() == tags
 

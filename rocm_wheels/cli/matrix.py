@@ -36,7 +36,7 @@ def _run(platforms: Platforms, arguments: argparse.Namespace) -> int:
     )
     asked = Requested(tuple(arguments.target), "--target") if arguments.target else from_environment(data, os.environ)
     requested = None if asked.of_this_machine else asked.targets
-    made = rows.rows(data, selected.cells, requested)
+    made = rows.rows(data, selected.cells, requested, selected.universals)
     notes = [*asked.notes, *rows.left_out(data, selected.cells, requested)]
     for line in (*selected.reasons(), *(f"note: {note}" for note in notes)):
         print(line, file=sys.stderr)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import AXES, Cell
+from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal
 from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels
+from rocm_wheels.matrix.targets import universal as universal_targets
 from rocm_wheels.matrix.versions import Versions
 
 Row = dict[str, str | int]
@@ -23,11 +24,22 @@ GPU_OPTIONS = (
 CPU_OPTIONS = "--ipc=host"
 
 
-def rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> dict[str, list[Row]]:
+def rows(
+    data: Versions,
+    cells: Sequence[Cell],
+    requested: Sequence[str] | None = None,
+    universals: Sequence[Universal] = (),
+) -> dict[str, list[Row]]:
     """The rows of both jobs. DataError, with the runs to split it into, if one run cannot hold them."""
     made = {}
-    for name, make in (("kernels", kernel_rows), ("wheels", wheel_rows)):
-        made[name] = make(data, cells, requested)
+    for name, make, more in (
+        ("kernels", kernel_rows, universal_kernel_rows),
+        ("wheels", wheel_rows, universal_wheel_rows),
+    ):
+        known = make(data, cells, requested)
+        own = more(data, universals, requested)
+        have = {row["artifact"] for row in known}
+        made[name] = [row for row in own if row["artifact"] not in have] + known
         if (count := len(made[name])) > MAX_ROWS:
             raise DataError(
                 f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
@@ -36,9 +48,9 @@ def rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None 
     return made
 
 
-def cell_name(cell: Cell) -> str:
-    """What `--only` matches and a job is called: "2.8.3 3.11 2.5.1 6.2 triton"."""
-    return f"{cell} {cell.backend}"
+def cell_name(cell: Claim) -> str:
+    """What `--only` matches and a job is called: "2.8.3 3.11 2.5.1 6.2 triton", or "2.8.3 universal"."""
+    return f"{cell} universal" if isinstance(cell, Universal) else f"{cell} {cell.backend}"
 
 
 def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
@@ -49,6 +61,23 @@ def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] 
         rocm = cell.rocm if jobs.container and cell.backend == "ck" else NO_ROCM
         for target in row_targets(data, cell, requested):
             wanted.setdefault((cell.backend, rocm, target), cell.rocm)
+    return _kernel_rows(data, wanted)
+
+
+def universal_kernel_rows(
+    data: Versions, universals: Sequence[Universal], requested: Sequence[str] | None = None
+) -> list[Row]:
+    """One row for each part of the kernels that a universal wheel holds; all of them hold the same."""
+    if not universals:
+        return []
+    image_of = _gpu_rocm(data)
+    wanted = {("ck", NO_ROCM, target): image_of for target in _universal_targets(data, requested)}
+    return _kernel_rows(data, wanted)
+
+
+def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> list[Row]:
+    """The rows of (backend, ROCm, target), each with the ROCm of its container."""
+    jobs = data.jobs
     rows: list[Row] = []
     for (backend, rocm, target), image_of in wanted.items():
         # Composable Kernel has none for some targets of a ck wheel: Triton's kernels alone serve these.
@@ -104,6 +133,45 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
             }
         )
     return rows
+
+
+def universal_wheel_rows(
+    data: Versions, universals: Sequence[Universal], requested: Sequence[str] | None = None
+) -> list[Row]:
+    """One row for each universal wheel. It names no Python, torch, ROCm or backend, because it is for all of them."""
+    jobs, targets = data.jobs, ";".join(_universal_targets(data, requested)) if universals else ""
+    return [
+        {
+            "name": cell_name(claim),
+            "flash-attn-version": claim.flash_attn,
+            **dict.fromkeys(("python-version", "torch-version", "rocm-version", "backend"), ""),
+            "targets": targets,
+            "label": names.local_label(claim),
+            "torch-index": "",
+            "runner": jobs.runner,
+            "container": "",
+            "container-options": CPU_OPTIONS,
+            "image": _gpu_image(data, _gpu_rocm(data)),
+            "gpu-runner": jobs.gpu_runner,
+            "gpu-options": GPU_OPTIONS,
+            "kernels": f"kernels-ck-rocm_{NO_ROCM}-*",
+            "artifact": f"wheel-{names.stem(names.wheel_name(claim))}",
+            "verdict": f"verdict-{names.stem(names.wheel_name(claim))}",
+            "timeout-minutes": jobs.wheel_minutes,
+            "gpu-timeout-minutes": jobs.gpu_minutes,
+        }
+        for claim in universals
+    ]
+
+
+def _universal_targets(data: Versions, requested: Sequence[str] | None) -> list[str]:
+    """What the script builds into the universal wheel, without what is never published."""
+    return [name for name in universal_targets(data, requested) if not CUDA.fullmatch(name)]
+
+
+def _gpu_rocm(data: Versions) -> str:
+    """The newest ROCm: a GPU job of the universal wheel runs in its image."""
+    return list(data.rocm)[-1]
 
 
 def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import AXES, Cell, has_fa3, product
+from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_fa3, product, universal
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.rows import cell_name
 from rocm_wheels.matrix.versions import Versions
@@ -18,10 +18,11 @@ Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """The selected cells, and (combination, reason) for the others."""
+    """The selected cells and universal wheels, and (combination, reason) for what is left out."""
 
     cells: tuple[Cell, ...]
     left_out: tuple[tuple[str, str], ...]
+    universals: tuple[Universal, ...] = ()
 
     def reasons(self) -> list[str]:
         """A line for each reason, with what it holds for."""
@@ -43,12 +44,13 @@ def select(
     event: str = "push",
     has: Sequence[str] = (),
 ) -> Matrix:
-    """The cells of all platforms that are on and whose backend is ready, in ascending order.
+    """The cells of all platforms that are on and whose backend is ready, in ascending order, and the universal wheels.
 
-    `only` is a glob over `cell_name`; a pull request gets the oldest and the newest cell; `has` are names of
-    published files: a cell whose wheel, verdict and wheel of flash-attn-3 are among them is left out. DataError if the
-    glob matches no cell.
+    Each flash-attn version of a platform with the ck backend has a universal wheel. `only` is a glob over
+    `cell_name`. A pull request gets the oldest and the newest cell. `has` are names of published files: what has its
+    wheel, verdict and wheel of flash-attn-3 among them is left out. DataError if the glob matches nothing.
     """
+    universals: list[Universal] = []
     cells: list[Cell] = []
     left_out: list[tuple[str, str]] = []
     for platform, wanted in platforms.items():
@@ -59,6 +61,8 @@ def select(
             raise DataError(f"platform {platform!r} is on without a matrix", remedy="Give it its axes, or False.")
         found, impossible = product(data, wanted)
         left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
+        if "ck" in wanted["backend"] and data.backends["ck"].ready:
+            universals += [universal(data, version) for version in wanted["flash_attn"]]
         for cell in found:
             if data.backends[cell.backend].ready:
                 cells.append(cell)
@@ -66,20 +70,27 @@ def select(
                 left_out.append((cell_name(cell), f"the {cell.backend} backend is not ready (versions.toml)"))
     cells.sort()
     matching = [cell for cell in cells if fnmatch.fnmatchcase(cell_name(cell), only)]
-    if cells and not matching:
+    universals = [each for each in dict.fromkeys(universals) if fnmatch.fnmatchcase(cell_name(each), only)]
+    if cells and not (matching or universals):
         raise DataError(
             f"no cell matches {only!r}",
             remedy=f"Cells read as {cell_name(cells[0])!r}; `--list` shows all, '2.8.3 * 6.2 *' matches some.",
         )
     if event == "pull_request":
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
+        universals = []
     there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
     fa3 = {names.stem(name) for name in has if name.startswith(f"{names.FA3}-")}
-    missing = [
-        cell
-        for cell in matching
-        if names.stem(names.wheel_name(cell)) not in there
-        or (has_fa3(data, cell) and names.stem(names.fa3_wheel_name(cell)) not in fa3)
-    ]
-    left_out += [(cell_name(cell), "already released") for cell in matching if cell not in missing]
-    return Matrix(cells=tuple(missing), left_out=tuple(left_out))
+
+    def released(claim: Claim) -> bool:
+        if names.stem(names.wheel_name(claim)) not in there:
+            return False
+        return not has_fa3(data, claim) or names.stem(names.fa3_wheel_name(claim)) in fa3
+
+    claims: list[Claim] = [*universals, *matching]
+    left_out += [(cell_name(claim), "already released") for claim in claims if released(claim)]
+    return Matrix(
+        cells=tuple(cell for cell in matching if not released(cell)),
+        left_out=tuple(left_out),
+        universals=tuple(each for each in universals if not released(each)),
+    )
