@@ -101,6 +101,8 @@ pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
     let entries: BTreeMap<String, Entry> = serde_json::from_value(manifest.kernels).map_err(broken)?;
     entries
         .into_iter()
+        // AMD's assembly kernels: Python plans their launches, this crate does not.
+        .filter(|(_, entry)| !entry.params.starts_with('K'))
         .map(|(name, entry)| {
             let parameters = parameters(&entry.params).map_err(|reason| format!("kernel {name}: {reason}"))?;
             if !(1..=MAX_THREADS).contains(&entry.threads) {
@@ -169,5 +171,18 @@ mod tests {
             assert!(parameters(wrong).is_err(), "{wrong}");
         }
         assert!(parameters(&"P".repeat(65)).is_err());
+    }
+
+    #[test]
+    fn assembly_kernels_are_left_out() {
+        let entry = |params: &str| {
+            format!(
+                r#"{{"symbol": "s", "params": "{params}", "shared": 0, "threads": 64, "sha256": "", "group": "g",
+                "offset": 0, "size": 1}}"#
+            )
+        };
+        let text =
+            format!(r#"{{"format": {FORMAT}, "kernels": {{"asm-fwd": {}, "fwd": {}}}}}"#, entry("K512"), entry("Pi"));
+        assert_eq!(parse(text.as_bytes()).unwrap().into_keys().collect::<Vec<_>>(), ["fwd"]);
     }
 }
