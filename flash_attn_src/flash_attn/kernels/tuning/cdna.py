@@ -80,6 +80,11 @@ ROWS: Rows = {
 
 # Target -> its own rows, before those of the family.
 TARGET_ROWS: dict[str, Rows] = {
+    # gfx908 has half the registers for a wave: the tile of the family spills 111 of them.
+    "gfx908": {
+        # bwd-dkdv, 16 bits: registers, 2026-11-24.
+        ("bwd-dkdv", 16, 128): (C(32, 64, 2, options=ROWS_OF_16),),
+    },
     "gfx942": {
         # bwd-dkdv, 16 bits: clock, 2026-11-24.
         ("bwd-dkdv", 16, 256): (
