@@ -40,11 +40,13 @@ def test_splits_are_added_up(count: int) -> None:
 
 
 def test_blocks_of_a_grid() -> None:
-    """As many for each sequence as the longest has, or those of all rows where these are fewer by a third."""
+    """As many for each sequence as the longest has, one at least for rows outside of every sequence, or those of all
+    rows where these are fewer by a third."""
     assert triton_kernels.grid_of(64, 100, 3, 5, 300) == (2, 15, 0)
     assert triton_kernels.grid_of(64, 640, 3, 5, 3 * 640) == (10, 15, 0)
     assert triton_kernels.grid_of(64, 640, 4, 5, 900) == (18, 5, flags.PACKED_BLOCKS)
-    assert triton_kernels.grid_of(64, 0, 4, 5, 900) == (0, 20, 0)
+    assert triton_kernels.grid_of(64, 0, 4, 5, 900) == (1, 20, 0)
+    assert triton_kernels.grid_of(64, 0, 4, 5, 0) == (0, 20, 0)
     assert triton_kernels.grid_of(64, 100, 0, 5, 900) == (2, 0, 0)
 
 
