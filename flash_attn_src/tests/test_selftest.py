@@ -21,7 +21,8 @@ import flash_attn
 import pytest
 import torch
 from flash_attn.diagnosis.selftest import attention, cases, checks, command, layers, properties, report, wheel, worker
-from flash_attn.runtime import build_info
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import build_info, device
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _CASES = {case.name: case for case in cases.cases()}
@@ -71,6 +72,22 @@ def test_everything_is_right_on_a_cpu(run: tuple[subprocess.CompletedProcess[str
     assert len(text) < 60_000 / 2  # a full report has 2.3 times as many lines, and an issue takes 65536 characters
     assert "sent" not in done.stdout
     assert "paste" not in done.stdout  # a run on a CPU proves nothing that others need
+
+
+def test_the_kernels_that_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this check alone: what an earlier one found is forgotten."""
+
+    def computed(*_: Any) -> tuple[float, float]:
+        device.kernels[0, Variant("fwd", "bf16", 64, "causal")] = SimpleNamespace(launch=None)
+        device.kernels[0, "ck-fwd-bf16-d64"] = SimpleNamespace(launch=None)
+        device.kernels[0, "ck"] = True
+        return 1e-3, 1e-3
+
+    monkeypatch.setattr(checks, "run", computed)
+    device.kernels[0, "an earlier one"] = SimpleNamespace(launch=None)
+    line = worker.checked(first("attention"), "cpu")
+    device.clear_kernels()
+    assert line["kernels"] == ["ck-fwd-bf16-d64", Variant("fwd", "bf16", 64, "causal").name]
 
 
 def test_a_report_names_nobody(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:

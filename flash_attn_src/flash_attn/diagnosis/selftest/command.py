@@ -96,7 +96,7 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
     """The line of a step that did not end."""
     if hasattr(step.what, "group"):
         line = {"check": step.name, "group": step.what.group, "ok": False, "forward": None, "backward": None}
-        return line | {"limits": list(step.what.limits), "notes": [], "failure": why, "seconds": 0.0}
+        return line | {"limits": list(step.what.limits), "kernels": [], "notes": [], "failure": why, "seconds": 0.0}
     return {"shape": step.name, "failure": why}
 
 

@@ -37,14 +37,18 @@ def steps(on_cpu: bool) -> list[Step]:
 
 
 def checked(case: Case, device: str) -> dict[str, Any]:
-    """The line of a check: {"check", "group", "ok", "forward", "backward", "limits", "seconds", "notes", "failure"}.
+    """The line of a check: {"check", "group", "ok", "forward", "backward", "limits", "kernels", "seconds", "notes",
+    "failure"}.
 
-    ok is None where this GPU cannot do it. notes are the warnings of the call.
+    ok is None where this GPU cannot do it. kernels are the ones that ran, none on a CPU. notes are the warnings of the
+    call.
     """
     from flash_attn.diagnosis.selftest import checks
+    from flash_attn.runtime.device import clear_kernels, kernels
 
     line: dict[str, Any] = {"check": case.name, "group": case.group, "ok": False, "forward": None, "backward": None}
-    line |= {"limits": list(case.limits), "notes": [], "failure": ""}
+    line |= {"limits": list(case.limits), "kernels": [], "notes": [], "failure": ""}
+    clear_kernels()
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -56,6 +60,9 @@ def checked(case: Case, device: str) -> dict[str, Any]:
             line["failure"] = private(f"{type(error).__name__}: {error}")
         else:
             line |= _judged(case, forward, backward)
+    line["kernels"] = sorted(
+        {str(getattr(key[1], "name", key[1])) for key, found in kernels.items() if hasattr(found, "launch")}
+    )
     line["notes"] = sorted({private(str(warning.message)) for warning in said})
     line["seconds"] = round(time.perf_counter() - started, 3)
     return line
