@@ -104,7 +104,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
     if "rotary_seqlens" in chosen:
         options["rotary_seqlens"] = index(5, 31)
     if "window" in chosen:
-        options |= {"window_left": 20, "window_right": 1}
+        options["window_size"] = (20, 1)
     if "softcap" in chosen:
         options["softcap"] = 2.0
     if "alibi" in chosen:
