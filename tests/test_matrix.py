@@ -305,6 +305,25 @@ def test_a_version_that_nobody_knows_is_an_error(
     assert capsys.readouterr().err.startswith("error: torch '9.9.9' is not known\nNearest: 2.9.")
 
 
+def test_a_matrix_without_a_cell_that_exists_is_an_error(data: Versions, whole: dict[str, list[str]]) -> None:
+    """A release of no wheels would otherwise end well."""
+    with pytest.raises(DataError, match=r"no cell of the platform 'rocm' exists: torch 2\.5\.1 has no wheels for ROCm"):
+        select(data, {"rocm": {**whole, "torch": ["2.5.1"], "rocm": ["7.2"]}})
+
+
+def test_of_patch_releases_the_newest_is_built_and_what_is_named_twice_is_told(
+    data: Versions, whole: dict[str, list[str]]
+) -> None:
+    """Their wheels have the same name."""
+    for torch in (["2.9.0", "2.9.1"], ["2.9.1", "2.9.0"]):
+        wide = {**whole, "flash_attn": ["2.8.3"], "python": ["3.12"], "torch": torch, "rocm": ["6.4"]}
+        selected = select(data, {"rocm": {**wide, "backend": ["triton"]}})
+        assert [cell.torch for cell in selected.cells] == ["2.9.1"]
+        assert selected.left_out == (("2.8.3 3.12 2.9.0 6.4 triton", "torch 2.9.1 gives a wheel of the same name"),)
+    twice = select(data, {"rocm": {**wide, "torch": ["2.9.1", "2.9"], "backend": ["triton"]}})
+    assert (len(twice.cells), [why for _, why in twice.left_out]) == (1, ["the matrix names it twice"])
+
+
 def test_a_number_in_the_matrix_is_an_error(capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]) -> None:
     """An unquoted 3.10 is 3.1."""
     numbers: dict[str, Any] = {**whole, "python": [3.10]}

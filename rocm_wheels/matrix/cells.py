@@ -175,6 +175,7 @@ def product(
         if not values:
             raise DataError(f"matrix: {axis} is empty", remedy="Name one at least, or switch the platform off: False.")
     cells: dict[tuple[object, ...], Cell] = {}
+    spellings: dict[tuple[object, ...], dict[str, str]] = {}
     left_out: list[tuple[dict[str, str], str]] = []
     for values in itertools.product(*(matrix[axis] for axis in AXES)):
         combination = dict(zip(AXES, values, strict=True))
@@ -184,8 +185,15 @@ def product(
             left_out.append((combination, error.message))
             continue
         name = (cell.flash_attn, cell.python, cell.torch_minor, cell.rocm, cell.backend)
-        first = cells.setdefault(name, cell)
-        if first != cell:
+        first = cells.get(name)
+        if first == cell:
+            left_out.append((combination, "the matrix names it twice"))
+        elif first is None or first < cell:
+            cells[name] = cell
+            if first is not None:
+                left_out.append((spellings[name], f"torch {cell.torch} gives a wheel of the same name"))
+            spellings[name] = combination
+        else:
             left_out.append((combination, f"torch {first.torch} gives a wheel of the same name"))
     return list(cells.values()), left_out
 

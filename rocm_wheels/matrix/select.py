@@ -60,6 +60,11 @@ def select(
         if wanted is True:
             raise DataError(f"platform {platform!r} is on without a matrix", remedy="Give it its axes, or False.")
         found, impossible = product(data, wanted)
+        if not found:
+            raise DataError(
+                f"no cell of the platform {platform!r} exists: {impossible[0][1]}",
+                remedy="Take versions that exist together (rocm_wheels/versions.toml), or switch it off: False.",
+            )
         left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
         if "ck" in wanted["backend"] and data.backends["ck"].ready:
             universals += [universal(data, version) for version in wanted["flash_attn"]]
