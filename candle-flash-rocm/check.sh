@@ -11,5 +11,5 @@ cargo fmt --check
 cargo clippy --locked --all-targets --quiet -- -D warnings
 cargo doc --locked --no-deps --quiet
 cargo test --locked --quiet
-# Builds from the package alone, as a user of it does.
-cargo package --locked --allow-dirty --quiet
+# Builds from the package alone, as a user of it does; by the profile of the tests, so that dependencies are there.
+cargo package --locked --allow-dirty --quiet --config 'profile.dev.debug="line-tables-only"'
