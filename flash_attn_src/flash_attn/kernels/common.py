@@ -199,16 +199,18 @@ def apply_softcap(s, cap, inverse):
 
 
 @triton.jit
-def sum_of_weights(b_m, b_l):
+def sum_of_weights(b_m, b_l, values):
     """(whether a row saw no key, the sum of its weights) of a row's maximum and that sum. The sum is NaN where scores
-    are so large that weights are lost.
+    are so large that weights are lost. `values` points to v, whose type the weights take for the product.
 
     The compiler computes a weight exp2(s * c - m) with one instruction that rounds once, but m, the largest s * c, was
     rounded before. So the largest weight is exp2(rounding error of m). A sum divided by the sum of weights does not
     change. From m = 3e8 on the largest weight may be so small that fp16 holds it no more: then the row is NaN, not 0.
+    fp32 holds weights down to 1e-38.
     """
+    least: tl.constexpr = 1e-30 if values.dtype.element_ty == tl.float32 else 0.0009765625
     b_empty = (b_l == 0.0) & (b_m == float("-inf"))
-    b_lost = (b_l < 0.0009765625) & (b_m != float("-inf"))
+    b_lost = (b_l < least) & (b_m != float("-inf"))
     return b_empty, tl.where(b_lost, float("nan"), b_l)
 
 

@@ -306,7 +306,7 @@ def attn_decode(
             BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
         )  # fmt: skip
 
-    b_empty, b_l = sum_of_weights(b_m, b_l)  # [BLOCK_M] both
+    b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     b_acc = b_acc * (out_scale / tl.where(b_empty, 1.0, b_l))[:, None]
     b_lse = (b_m + tl.log2(b_l)) * LN2  # [BLOCK_M]
     if num_splits > 1:

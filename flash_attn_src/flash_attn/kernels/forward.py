@@ -248,7 +248,7 @@ def attn_fwd(
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
-    b_empty, b_l = sum_of_weights(b_m, b_l)  # [BLOCK_M] both
+    b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     b_inverse = 1.0 / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     if KIND == "dropout" or KIND == "any":
         b_inverse = b_inverse / (1.0 - p_dropout)
