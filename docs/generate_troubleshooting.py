@@ -42,7 +42,7 @@ command for each thing that is wrong, and exits with 1 if there is one. It runs 
 |-|-|
 | `python -m flash_attn.doctor --json` | the same for programs |
 | `python -m flash_attn.doctor --log build.log` | reads the log of a build that failed, too |
-| `python -m flash_attn.selftest` | checks every kind of call on your GPU against fp32, in one to three minutes |
+| `python -m flash_attn.selftest` | checks every kind of call on your GPU against fp32, in some minutes |
 | `python wheel_tests/prove_fa3_mi300x.py` | in a clone: forward and backward of the Triton kernels on an MI300X |
 
 The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The doctor prints those for your

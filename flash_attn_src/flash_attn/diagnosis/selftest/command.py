@@ -1,4 +1,4 @@
-"""Checks this flash_attn on your GPU: `python -m flash_attn.selftest`, one to three minutes.
+"""Checks this flash_attn on your GPU: `python -m flash_attn.selftest`, some minutes.
 
 It compares calls of every kind, forward and backward, with fp32 on the same inputs, times six shapes beside PyTorch's
 scaled_dot_product_attention, prints a table, and writes a report in JSON. The report has versions, the GPU and its
