@@ -88,6 +88,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.Mon
     assert tops == own | {"flash_attn-2.8.3+rocm62torch2.5triton.dist-info"}
     assert json.loads(info) == {
         "backend": "triton",
+        "commit": assemble.commit(),
         "compiler": "triton 3.7.1",
         "label": "rocm62torch2.5triton",
         "python": "3.11",

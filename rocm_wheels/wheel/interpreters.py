@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from rocm_wheels.errors import MissingTool
@@ -41,7 +40,6 @@ def find(version: str) -> Path:
     )
 
 
-@cache
 def found(version: str) -> Path | None:
     """An interpreter of `version` that this machine has already, or None."""
     return next((candidate for candidate in _candidates(version) if _version(candidate) == version), None)
