@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from zipfile import ZipFile
 
 import fake_github
 import fake_parts
@@ -19,6 +18,7 @@ import pytest
 import torch
 import wheelhouse
 
+from rocm_wheels.compile import sources
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import Versions, load
 from rocm_wheels.publish import github
@@ -71,7 +71,8 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def kernel_store(kernel_cache: Path) -> Path:
     """The store of the Triton kernels of gfx1030, all of them: as it goes into every wheel for that target."""
-    (path,) = (path for path in kernel_cache.glob("stores/*/gfx1030.zip") if len(ZipFile(path).namelist()) > 400)
+    store = sources.module("runtime.store").Store
+    (path,) = (path for path in kernel_cache.glob("stores/*/gfx1030.zip") if len(store(path).kernels) > 400)
     return path
 
 

@@ -23,6 +23,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
             "create_matrix",
             "build_kernels",
             "build_wheels_rocm",
+            "crate",
             "rehearse",
         ]
 

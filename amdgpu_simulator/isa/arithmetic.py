@@ -159,6 +159,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "min3_i32": ("iiii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "max3_i32": ("iiii", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "min3_u32": ("uuuu", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "max3_u32": ("uuuu", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "med3_i32": ("iiii", _med3),
     "add3_u32": ("uuuu", lambda a, b, c: a + b + c),
     "or3_b32": ("uuuu", lambda a, b, c: a | b | c),

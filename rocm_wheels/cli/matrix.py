@@ -76,6 +76,11 @@ _TEXTS: dict[str, Callable[[dict[str, list[Row]], str], str]] = {
 }
 
 
+def _file(text: str) -> Path | None:
+    """A workflow without a release gives an empty name."""
+    return Path(text) if text else None
+
+
 def _tag(text: str) -> str:
     return names.release_tag(text) if text else ""
 
@@ -91,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--missing",
-        type=Path,
+        type=_file,
         metavar="FILE",
         help="leave out what the release has: what `python -m rocm_wheels published TAG` printed",
     )
