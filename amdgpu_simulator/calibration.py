@@ -27,8 +27,10 @@ _UNITS = {"gfx942": 304, "gfx950": 256}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published figure. kernel: in `KERNELS`; heads: over all batches; figure: MfmaUtil, or TFLOP/s of `order`, the
-    name of a comparison of which all points are of one machine and one source."""
+    """A published figure. kernel: in `KERNELS`; heads: over all batches; figure: MfmaUtil in %, or TFLOP/s.
+
+    order: the name of a comparison. All its points come from one machine and one source.
+    """
 
     kernel: str
     seqlen: int

@@ -104,7 +104,9 @@ def rates(target: str) -> Rates:
     for prefix, row in RATES.items():
         if target.startswith(prefix):
             return row
-    raise ValueError(f"the clock has no rates for {target}; it has those of {', '.join(RATES)} in clock/cost.py")
+    raise ValueError(
+        f"the clock has no rates for {target}: add a row to RATES in clock/cost.py, which has {', '.join(RATES)}"
+    )
 
 
 def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:

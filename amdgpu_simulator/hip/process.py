@@ -4,7 +4,7 @@
 
 runs what follows the target as Python's arguments. The runtime, HIP and ROCr with the libraries they were linked with,
 is what Debian makes of AMD's sources, fetched by apt into build/test-cache; nothing is installed. HIP takes kernels,
-loads their code and writes their packets; what comes of a packet is up to the process (`packets.py`).
+loads their code and writes their packets; the process decides what a packet does (`packets.py`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("release", choices=RELEASES)
     parser.add_argument("target")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="those of Python")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of Python")
     asked = parser.parse_args()
     try:
         words, environment = command(asked.release, asked.target, asked.arguments)

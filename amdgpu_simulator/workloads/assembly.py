@@ -72,7 +72,7 @@ def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
 
 
 def _plan(kernel: Kernel, rows: int, length: int) -> tuple[Launch, list[torch.Tensor]]:
-    """A launch of which the first work group has rows against `length`: a causal one has `length` of both."""
+    """A launch whose first work group has `rows` against `length`. A causal launch has `length` queries and keys."""
     causal = kernel.mask == CAUSAL
     seqlen_q, seqlen_k = (
         (length if causal else rows, length) if kernel.op == "fwd" else (length, length if causal else rows)

@@ -84,7 +84,7 @@ impl Api {
     pub fn open(platform: Platform, name: &str) -> Result<Self, String> {
         // SAFETY: a GPU driver's initializers run, as in every program that is linked with it.
         let library = unsafe { Library::new(name) }.map_err(|error| error.to_string())?;
-        // Gives a function by its name in this platform. The signatures above are those of the drivers' headers.
+        // Gives a function by its name on this platform. The signatures above come from the drivers' headers.
         macro_rules! find {
             ($hip:expr, $cuda:expr) => {{
                 let symbol = if platform == Platform::Hip { $hip } else { $cuda };

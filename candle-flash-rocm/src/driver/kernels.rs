@@ -60,7 +60,7 @@ impl Kernels {
         Ok(Self { gpu, store, planner: None, loaded: Mutex::new(HashMap::new()) })
     }
 
-    /// The same kernels, of which those of Composable Kernel serve the calls that they can, if the store has them.
+    /// The same kernels. Composable Kernel serves the calls that it can, where the store has its kernels.
     #[must_use]
     pub fn with_planner(mut self, planner: Planner) -> Self {
         let composable = |name: &str| {
