@@ -65,9 +65,9 @@ find_python() {
 make_venv() {
     local base=$1
     if "$base" -I -m venv --clear "$venv" >/dev/null 2>&1; then
-        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check "pip==$pip_version"
+        "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/pip.txt"
     elif "$python" -I -m pip --version >/dev/null 2>&1 && "$base" -I -m venv --clear --without-pip "$venv"; then
-        "$python" -I -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check "pip==$pip_version"
+        "$python" -I -m pip --python "$venv/bin/python" "${locked[@]}" "$root/locks/pip.txt"
     else
         fail "$python can neither make a virtual environment with pip nor run pip" \
             "Install its venv package: apt-get install python3-venv."
@@ -80,8 +80,8 @@ environment() {
     # The same Python has the same path inside and outside an activated environment: a build may be running in $venv.
     base="$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     stamp="$(
-        cat "$root/pyproject.toml"
-        printf '%s\n' "$pip_version" "$root" "$base"
+        cat "$root/locks/pip.txt" "$root/locks/$group.txt"
+        printf '%s\n' "$root" "$base"
         "$python" -I -c 'import sys; print(sys.version)'
     )"
     if [[ -x $venv/bin/python && -f $venv/stamp && "$(<"$venv/stamp")" == "$stamp" ]]; then
@@ -90,8 +90,7 @@ environment() {
         echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
         make_venv "$base"
         # Of byte code, which pip writes with one core, only what is imported is needed.
-        "$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --no-compile \
-            --group "$root/pyproject.toml:$group"
+        "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"
@@ -109,7 +108,6 @@ setup() {
         fail "--setup: there is no dependency group '$group'" "Known: ${groups//$'\n'/, }."
     fi
     [[ $group == build ]] || venv="$venv-$group"
-    pip_version="$(sed -n 's/^pip = "\([0-9.]*\)".*/\1/p' "$root/rocm_wheels/versions.toml")"
     if ! { mkdir -p "${venv%/*}" && : >>"$venv.lock"; } 2>/dev/null; then
         fail "${venv%/*} cannot be written, where the environment of a build is made" \
             "Run the script from a clone in a directory that can."
@@ -136,6 +134,8 @@ sys.exit(main(usage=usage))
 
 root="$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="$root/build/env"
+# Every package comes in the version and with the sha256 that its lock file names: `python -m rocm_wheels lock`.
+locked=(install --quiet --disable-pip-version-check --require-hashes --requirement)
 if [[ $# -eq 0 ]]; then
     usage >&2
     exit 2

@@ -5,7 +5,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | stage | modules | it hands on |
 |-|-|-|
 | common | errors, paths, environment, tables, packages | failures with a remedy, checked input |
-| matrix | versions, cells, targets, names, machine, requested, plan, select, rows, refresh | a plan, rows of jobs |
+| matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
+| matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, codeobject, isa | what compilers share |
 | compile/triton | units, compiler, retarget | a code object of a Triton kernel |

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from wheelhouse import CELL
 
-from rocm_wheels.matrix.versions import Versions
-
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "build_rocm.sh"
 
@@ -151,7 +149,7 @@ case "$*" in
         echo "$*" >>"$LOG"
         [[ $* != *"rocm_wheels build"* || -z ${HELD:-} ]] || readlink /proc/$$/fd/* >>"$HELD"
         sleep "${SLOW:-0}"
-        [[ -z ${FAIL:-} || $* != *"--group"* ]] || exit 1 ;;
+        [[ -z ${FAIL:-} || $* != *"build.txt"* ]] || exit 1 ;;
     *) exec PYTHON "$@" ;;
 esac
 """
@@ -182,6 +180,7 @@ class Checkout:
 def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "repository"
     shutil.copytree(ROOT / "rocm_wheels", root / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "locks", root / "locks")
     for name in (SCRIPT.name, "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     python = tmp_path / "bin/python3"
@@ -193,15 +192,15 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(root, {"PATH": path, "LOG": str(log), "HOME": str(tmp_path)}, log)
 
 
-def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: Versions) -> None:
+def test_script_makes_its_environment_once_and_builds(checkout: Checkout) -> None:
     planned = subprocess.run(
         [sys.executable, "-m", "rocm_wheels", "check", *CELL], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     build = f"-I -m rocm_wheels build --planned {planned} --dist {checkout.root}/dist {' '.join(CELL)}"
-    quiet = "install --quiet --disable-pip-version-check"
+    locked = f"install --quiet --disable-pip-version-check --require-hashes --requirement {checkout.root}/locks"
     made = [
-        f"-I -m pip {quiet} pip=={data.build.pip}",
-        f"-I -m pip {quiet} --no-compile --group {checkout.root}/pyproject.toml:build",
+        f"-I -m pip {locked}/pip.txt",
+        f"-I -m pip {locked}/build.txt --no-compile",
         build,
     ]
     done = checkout.run()
@@ -215,8 +214,8 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout, data: 
     assert checkout.calls == [build]
     assert done.stdout.endswith("s  repository/build/env, unchanged\n")
 
-    with (checkout.root / "pyproject.toml").open("a") as pyproject:
-        pyproject.write("# changed\n")
+    with (checkout.root / "locks/build.txt").open("a") as lock:
+        lock.write("# changed\n")
     checkout.run()
     assert checkout.calls == made
 
@@ -282,12 +281,12 @@ def test_scripts_that_start_together_make_one_environment(checkout: Checkout, tm
         done = list(pool.map(lambda _: checkout.run(SLOW="0.2", HELD=str(held)), range(3)))
     assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
     assert sorted("unchanged" in each.stdout for each in done) == [False, True, True]
-    assert sum("--group" in call for call in checkout.calls) == 1
+    assert sum("locks/build.txt" in call for call in checkout.calls) == 1
     assert "env.lock" not in held.read_text(), "a build keeps the next one waiting"
 
 
-def test_script_lends_its_pip_to_an_environment_without_one(checkout: Checkout, data: Versions) -> None:
+def test_script_lends_its_pip_to_an_environment_without_one(checkout: Checkout) -> None:
     done = checkout.run(NO_ENSUREPIP="1")
     assert done.returncode == 0, done.stderr
     assert f"--python {checkout.root}/build/env/bin/python install" in checkout.calls[1]
-    assert checkout.calls[1].endswith(f"pip=={data.build.pip}")
+    assert checkout.calls[1].endswith("/locks/pip.txt")

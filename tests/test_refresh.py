@@ -111,5 +111,6 @@ def test_the_releases_are_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subprocess, "run", pip)
     assert refresh.releases_of("uv") == ["1.2.3", "1.2.0"]
     assert calls[0][1:5] == ["-m", "pip", "index", "versions"]
+    assert calls[0][-3:] == ["--uploaded-prior-to", "P7D", "uv"], "a cooldown for new releases"
     with pytest.raises(DataError, match="pip knows no version of nothing: ERROR: No matching"):
         refresh.releases_of("nothing")

@@ -18,6 +18,7 @@ import pytest
 import wheelhouse
 
 from rocm_wheels.errors import VerifyFailed
+from rocm_wheels.matrix import locks
 from rocm_wheels.publish import catalogue
 from rocm_wheels.wheel import assemble, contents, interpreters, repair, verdict, verify
 from rocm_wheels.wheel.combinations import Combination
@@ -286,13 +287,14 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_torch_is_installed_from_its_index_alone(tmp_path: Path, asked: Path, index: str | None) -> None:
     source = verify.TorchSource(requirement="torch==2.5.1", index=index, name="")
     env = tmp_path / "env"
-    python = verify.environment(source, Path("/python3.11"), env, "pip==26.3")
+    python = verify.environment(source, Path("/python3.11"), env, locks.DIRECTORY / "pip.txt")
     assert python == env / "bin/python"
     install = f"1 pip install --python {python}"
     assert asked.read_text().splitlines() == [
         f"1 venv --clear --no-project --python /python3.11 {env}",
         *([f"{install} --index-url {index} torch==2.5.1"] if index else []),
-        f"{install} torch==2.5.1 pip==26.3 -r {verify.WHEEL_TESTS / 'requirements.txt'}",
+        f"{install} torch==2.5.1",
+        f"{install} --require-hashes -r {locks.DIRECTORY / 'wheel_tests.txt'} -r {locks.DIRECTORY / 'pip.txt'}",
     ]
 
 

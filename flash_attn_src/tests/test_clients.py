@@ -75,14 +75,11 @@ class Clients:
         _run(sys.executable, "-m", "uv", "venv", "--quiet", "--seed", "--python", sys.executable, venv)
         (site,) = (venv / "lib").glob("python3.*/site-packages")
         (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-        # uv does not see what the .pth file adds: these are there.
-        shared = self.directory / "shared.txt"
-        shared.write_text("torch ; python_version < '3'\nnumpy ; python_version < '3'\n")
         python = venv / "bin" / "python"
-        _run(
-            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--override", shared),
-            *("--group", f"{_ROOT / 'pyproject.toml'}:{group}", self.wheel(VERSIONS[-1]), self.interface()),
-        )
+        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
+        _run(*install, "--require-hashes", "-r", _ROOT / f"locks/{group}.txt")
+        # Without dependencies: uv does not see the torch that the .pth file adds.
+        _run(*install, "--no-deps", self.wheel(VERSIONS[-1]), self.interface())
         return python
 
     def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shutil
@@ -111,6 +112,9 @@ def add_verbs(verbs: Any) -> None:
     )
     _add_cache(benchmark)
     benchmark.set_defaults(run=_benchmark)
+
+    lock = verbs.add_parser("lock", help="make the lock files again from pyproject.toml, with uv")
+    lock.set_defaults(run=_lock)
 
     refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
     refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
@@ -262,6 +266,14 @@ def _refresh(arguments: argparse.Namespace) -> int:
     from rocm_wheels.matrix import refresh
 
     for change in refresh.run(dry_run=arguments.dry_run):
+        print(change)
+    return 0
+
+
+def _lock(_: argparse.Namespace) -> int:
+    from rocm_wheels.matrix import locks
+
+    for change in locks.write(today=datetime.datetime.now(datetime.timezone.utc).date()):
         print(change)
     return 0
 

@@ -1,7 +1,8 @@
-"""Brings pins up to date: packages of the dependency groups, digests of the container images."""
+"""Brings pins up to date: packages of the dependency groups and their lock files, digests of the container images."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from packaging.version import Version
 
 from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.matrix import locks
 from rocm_wheels.paths import ROOT
 
 # A version that stands in several files becomes the same one in all of them.
@@ -34,6 +36,7 @@ def run(*, dry_run: bool = False) -> list[str]:
     if not dry_run:
         for name, text in fresh.items():
             (ROOT / name).write_text(text, encoding="utf-8")
+        changes += locks.write(today=datetime.datetime.now(datetime.timezone.utc).date())
     return changes
 
 
@@ -83,8 +86,9 @@ def refreshed(
 
 
 def releases_of(package: str) -> list[str]:
-    """The releases of a package that this Python can install, as pip sees them."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check", package]
+    """The releases of a package that this Python can install and that are older than the cooldown, as pip sees them."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--disable-pip-version-check"]
+    command += ["--uploaded-prior-to", f"P{locks.COOLDOWN_DAYS}D", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise DataError(f"pip knows no version of {package}: {done.stderr.strip()}", remedy="Try again later.")

@@ -20,7 +20,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from rocm_wheels.errors import VerifyFailed
-from rocm_wheels.matrix import versions
+from rocm_wheels.matrix import locks, versions
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
@@ -184,7 +184,7 @@ def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Pa
 
 
 def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
-    interpreter = environment(source, python, env, f"pip=={versions.load().build.pip}")
+    interpreter = environment(source, python, env, locks.DIRECTORY / "pip.txt")
     started = time.monotonic()
     _run([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
     _run([interpreter, "-m", "pip", "check"], cwd=env)
@@ -208,14 +208,19 @@ def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
     _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
 
 
-def environment(source: TorchSource, python: Path, env: Path, *more: str) -> Path:
-    """A fresh environment with torch and the tests' own packages; uv links them from its cache."""
+def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Path:
+    """A fresh environment with torch, the tests' own packages and those of `more` locks; uv links them from its cache.
+
+    torch is what a user has: its index says which packages it needs. Everything else is locked by hash.
+    """
     _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"
     install: list[str | Path] = [_uv(), "pip", "install", "--python", interpreter]
     if source.index is not None:
         _run([*install, "--index-url", source.index, source.requirement])
-    _run([*install, source.requirement, *more, "-r", WHEEL_TESTS / "requirements.txt"])
+    _run([*install, source.requirement])
+    files = (locks.DIRECTORY / "wheel_tests.txt", *more)
+    _run([*install, "--require-hashes", *(word for file in files for word in ("-r", file))])
     return interpreter
 
 

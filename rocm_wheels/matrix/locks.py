@@ -1,0 +1,93 @@
+"""The lock files: every package that an environment of this project installs, with its version and its hashes.
+
+uv makes them, for all Pythons from the oldest that the jobs run, and leaves out releases younger than the cooldown:
+a release that somebody took over is mostly found out within days.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from rocm_wheels import tables
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import versions
+from rocm_wheels.packages import packages_of
+from rocm_wheels.paths import ROOT
+
+COOLDOWN_DAYS = 7
+COMMAND = "python -m rocm_wheels lock"
+DIRECTORY = ROOT / "locks"
+WHEEL_TESTS = "wheel_tests/requirements.txt"
+_OLDEST = "3.10"
+# Groups with packages that have no release for Python 3.10, as build_rocm.sh knows.
+_NEWER = dict.fromkeys(("benchmarks", "test", "clients-transformers-4", "clients-transformers-5"), "3.11")
+
+Groups = dict[str, list[str | dict[str, str]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """One lock file: what it is made from, as pinned requirements, and the oldest Python that installs it."""
+
+    name: str
+    requirements: tuple[str, ...]
+    python: str
+
+    @property
+    def path(self) -> Path:
+        return DIRECTORY / f"{self.name}.txt"
+
+
+def wanted() -> Iterator[Lock]:
+    """The locks that there are to be: of pip, of the wheel tests, and of each dependency group."""
+    yield Lock(name="pip", requirements=(f"pip=={versions.load().build.pip}",), python=_OLDEST)
+    lines = (ROOT / WHEEL_TESTS).read_text(encoding="utf-8").splitlines()
+    yield Lock(name="wheel_tests", requirements=tuple(filter(None, lines)), python=_OLDEST)
+    pyproject = tables.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"), "pyproject.toml")
+    groups = cast("Groups", pyproject["dependency-groups"])
+    for name in groups:
+        yield Lock(name=name, requirements=_flat(groups, name), python=_NEWER.get(name, _OLDEST))
+
+
+def write(*, today: datetime.date) -> list[str]:
+    """Makes all locks again, and returns a line for each that changed. DataError with uv's words if one fails."""
+    changes = []
+    for lock in wanted():
+        before = lock.path.read_text(encoding="utf-8") if lock.path.is_file() else ""
+        _compile(lock, before=today - datetime.timedelta(days=COOLDOWN_DAYS))
+        if lock.path.read_text(encoding="utf-8") != before:
+            changes.append(f"{lock.path.relative_to(ROOT)} is locked again")
+    return changes
+
+
+def _compile(lock: Lock, *, before: datetime.date) -> None:
+    with packages_of("build"):
+        from uv import find_uv_bin
+    # What is locked stays as it is, as long as it satisfies the requirements: uv reads the file that it is to write.
+    command = [find_uv_bin(), "pip", "compile", "--quiet", "--no-config", "--universal", "--generate-hashes"]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", lock.python]
+    command += ["--exclude-newer", before.isoformat(), "--custom-compile-command", COMMAND]
+    command += ["--output-file", str(lock.path), "-"]
+    lock.path.parent.mkdir(exist_ok=True)
+    done = subprocess.run(
+        command, input="\n".join(lock.requirements), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise DataError(
+            f"uv could not lock {lock.name}: {done.stderr.strip()}",
+            remedy=f"A pin must be at least {COOLDOWN_DAYS} days old, and exist for Python {lock.python}.",
+        )
+
+
+def _flat(groups: Groups, name: str) -> tuple[str, ...]:
+    """The requirements of a dependency group and of the groups that it includes."""
+    found: dict[str, None] = {}
+    for entry in groups[name]:
+        more = _flat(groups, entry["include-group"]) if isinstance(entry, dict) else (entry,)
+        found.update(dict.fromkeys(more))
+    return tuple(found)

@@ -1,0 +1,125 @@
+"""What an environment installs is in a lock file, with hashes, and every install of the project uses one."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import locks
+from rocm_wheels.paths import ROOT
+
+LOCKS = {lock.name: lock for lock in locks.wanted()}
+_PINNED = re.compile(
+    r"(?m)^(?P<name>[a-z0-9._-]+)==(?P<version>\S+)(?: ; .+?)? \\\n(?P<hashes>(?:    --hash=sha256:.*\n)+)"
+)
+# Images that users start from: they install a published wheel as a user does.
+_FOR_USERS = {"docker/user/Dockerfile"}
+_INSTALL = re.compile(r"\b(?:pip|uv)\b[^|;&\n]* install\b|\buvx\b|\bpipx\b|\bnpm (?:install|i|ci)\b|\bcargo install\b")
+
+
+def name_of(text: str) -> str:
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def test_every_group_has_its_lock_and_no_lock_is_left_over() -> None:
+    assert {path.stem for path in locks.DIRECTORY.iterdir()} == set(LOCKS)
+    assert {"pip", "wheel_tests", "build", "release", "test"} <= set(LOCKS)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_is_in_step_with_what_it_is_made_from(name: str) -> None:
+    """If this fails: `python -m rocm_wheels lock`, and commit what it writes."""
+    lock = LOCKS[name]
+    text = lock.path.read_text(encoding="utf-8")
+    pinned: dict[str, set[str]] = {}
+    for match in _PINNED.finditer(text):
+        pinned.setdefault(match["name"], set()).add(match["version"])
+    asked = [Requirement(each) for each in lock.requirements]
+    oldest = {"python_version": lock.python, "python_full_version": f"{lock.python}.0"}
+    wanted = {name_of(each.name): each for each in asked if each.marker is None or each.marker.evaluate(oldest)}
+    for package, requirement in wanted.items():
+        assert {f"=={version}" for version in pinned[package]} == {str(requirement.specifier)}, locks.COMMAND
+    # What stands there for no other package's sake is asked for.
+    direct = re.findall(r"(?m)^([a-z0-9._-]+)==[^\n]*\\\n(?:    --hash=[^\n]*\n)+(?!    --hash|    # via)", text)
+    assert set(direct) <= set(wanted), locks.COMMAND
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_of_a_lock_has_hashes_and_no_address(name: str) -> None:
+    text = LOCKS[name].path.read_text(encoding="utf-8")
+    assert len(_PINNED.findall(text)) == len(re.findall(r"(?m)^[^\s#]", text)) > 0
+    assert "://" not in text
+    assert not re.search(r"(?m)^\s*-(?!-hash=sha256:[0-9a-f]{64}\b)", text), "options other than hashes"
+    assert locks.COMMAND in text.splitlines()[1]
+
+
+def test_the_job_that_writes_releases_installs_little() -> None:
+    """Whatever runs there could publish: what renders pages, what speaks HTTP, and what these need."""
+    assert {match["name"] for match in _PINNED.finditer(LOCKS["release"].path.read_text(encoding="utf-8"))} == {
+        "certifi",
+        "charset-normalizer",
+        "idna",
+        "jinja2",
+        "markupsafe",
+        "packaging",
+        "requests",
+        "tomli",
+        "urllib3",
+    }
+
+
+def test_every_install_uses_a_lock() -> None:
+    scripts = [*ROOT.glob("*.sh"), ROOT / ".ci/run", *ROOT.glob("docker/*/Dockerfile"), *ROOT.glob("*/check.sh")]
+    found = 0
+    for path in [*scripts, *(ROOT / ".github/workflows").glob("*.yml")]:
+        where = str(path.relative_to(ROOT))
+        text = re.sub(r"\\\n\s*", " ", re.sub(r"(?m)(^|\s)# .*$", "", path.read_text(encoding="utf-8")))
+        for line in text.splitlines():
+            if not _INSTALL.search(line) or where in _FOR_USERS or re.search(r"uv python install|^\s*fail ", line):
+                continue
+            for command in re.split(r"&&", line):
+                if not _INSTALL.search(command):
+                    continue
+                found += 1
+                # The wheel under test and torch, which is what a user has, have no lock.
+                assert "--require-hashes" in command or re.search(r"wheels/\*\.whl\s*$|torch==", command), (where, line)
+    assert found >= 4
+    script = (ROOT / "build_rocm.sh").read_text(encoding="utf-8")
+    assert "locked=(install --quiet --disable-pip-version-check --require-hashes --requirement)" in script
+    assert len(re.findall(r'-m pip (?:--python \S+ )?"\$\{locked\[@\]\}"', script)) == 3
+    assert len(re.findall(r"-m pip ", script)) == 4, "the fourth is pip --version"
+    for command in re.findall(r"(?m)^cargo .*", (ROOT / "candle-flash-rocm/check.sh").read_text(encoding="utf-8")):
+        assert "--locked" in command or command.startswith("cargo fmt"), command
+
+
+def test_uv_makes_a_lock_with_a_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def uv(command: list[str], **options: str) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        Path(command[-2]).write_text(options["input"])
+        return subprocess.CompletedProcess(command, int("bad" in options["input"]), "", "no such version")
+
+    monkeypatch.setattr(locks, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(locks, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess, "run", uv)
+    monkeypatch.setattr(locks, "wanted", lambda: [locks.Lock(name="one", requirements=("a==1", "b==2"), python="3.10")])
+    assert locks.write(today=datetime.date(2026, 11, 24)) == ["one.txt is locked again"]
+    assert (tmp_path / "one.txt").read_text() == "a==1\nb==2"
+    (command,) = calls
+    for options in (
+        ["--exclude-newer", "2026-11-17"],
+        ["--python-version", "3.10"],
+        ["--universal", "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links"],
+    ):
+        assert " ".join(options) in " ".join(command)
+    assert locks.write(today=datetime.date(2026, 11, 24)) == []
+    monkeypatch.setattr(locks, "wanted", lambda: [locks.Lock(name="two", requirements=("bad==1",), python="3.10")])
+    with pytest.raises(DataError, match="uv could not lock two: no such version"):
+        locks.write(today=datetime.date(2026, 11, 24))
