@@ -1,8 +1,13 @@
-"""The release workflow, rehearsed on this machine: its own steps, from the matrix to a tested wheel."""
+"""The release workflow, rehearsed on this machine from the matrix to a tested wheel, and the command of the README.
+
+For Triton's kernels alone, in few sizes (fewer_kernels.py): Composable Kernel takes the better part of an hour, and its
+tests compile a few kernels.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -23,6 +28,7 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> t
         workspace=directory / "workspace",
         storage=directory / "storage",
         caches=kernel_cache / "kernels",
+        narrow=True,
         github={"event_name": "workflow_dispatch", "run_id": "1", "run_attempt": "1", "ref": "refs/heads/main"},
         environment={**base_environment(), "GITHUB_REPOSITORY": "owner/name"},
     )
@@ -81,3 +87,30 @@ def test_what_would_be_published_is_said(rehearsal: tuple[Runner, dict[str, Job]
     _, jobs = rehearsal
     assert f"{WHEEL}-cp311-manylinux" in jobs[REHEARSING].log
     assert "dry run: release v1.2.3 would hold these" in jobs[REHEARSING].log
+
+
+def test_the_command_of_the_readme_ends_with_a_tested_wheel(
+    rehearsal: tuple[Runner, dict[str, Job]], kernel_cache: Path, kernel_store: Path, tmp_path: Path
+) -> None:
+    """In the rehearsal's copy of the repository, which has the environment of a build already."""
+    asked = {"PYTORCH_ROCM_ARCH": "gfx1030", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
+    done = subprocess.run(
+        [rehearsal[0].workspace / "build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--dist", tmp_path],
+        env={**base_environment(), **asked, "ROCM_WHEELS_CACHE": str(kernel_cache)}, cwd=tmp_path, text=True,
+        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    (wheel,) = tmp_path.glob("flash_attn-*.whl")
+    assert wheel.name.startswith("flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux")
+    verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
+    assert verdict["tests"]["failed"] == 0
+    assert verdict["tests"]["passed"] >= 40
+    assert {stage: entry["status"] for stage, entry in verdict["stages"].items() if stage != "gpu"} == dict.fromkeys(
+        ["repaired", "installed with pip", "installed with uv", "code objects", "import", "cpu numerics"],
+        "passed",
+    )
+    size = "MiB" if wheel.stat().st_size >= 2**20 else "KiB"
+    for word in (str(wheel), "gfx1030", "pip install", size, "passed"):
+        assert word in done.stdout
+    with ZipFile(wheel) as archive:
+        assert archive.read("flash_attn/_kernels/gfx1030.zip") == kernel_store.read_bytes()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fewer_kernels
 import yaml
 
 from rocm_wheels import cli
@@ -194,7 +195,10 @@ class Job:
 
 @dataclass
 class Runner:
-    """Runs workflows in `workspace`; artifacts and caches live in `storage`, cached paths of any key in `caches`."""
+    """Runs workflows in `workspace`; artifacts and caches live in `storage`, cached paths of any key in `caches`.
+
+    With `narrow`, what is checked out has fewer kernels to compile.
+    """
 
     workspace: Path
     storage: Path
@@ -202,6 +206,7 @@ class Runner:
     github: dict[str, str]
     variables: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    narrow: bool = False
     ran: list[str] = field(default_factory=list)
 
     def workflow(self, name: str, inputs: Mapping[str, Any], *, only: set[str] | None = None) -> dict[str, Job]:
@@ -319,14 +324,9 @@ class Runner:
             if path.name != "build":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.rmtree(self.workspace / "build/cache", ignore_errors=True)
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
-                (self.workspace / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.workspace / name)
+        fewer_kernels.copy(self.workspace)
+        if self.narrow:
+            fewer_kernels.narrow(self.workspace)
 
     def _restore(self, inputs: Mapping[str, Any]) -> None:
         if self.caches.is_dir():

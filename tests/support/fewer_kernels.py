@@ -1,0 +1,48 @@
+"""Copies of this repository that compile fewer kernels, so that a test of the whole pipeline takes a minute or two.
+
+A copy keeps every operation, element type and kind, each in its smallest size, and the largest size of the plain bf16
+kernels, which take the most registers and shared memory. A release compiles all sizes. The kernels that remain are
+the same as in this repository, byte for byte.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from rocm_wheels.paths import ROOT
+
+_NARROWER = '''
+
+_every_size = table
+
+
+def table(target: str) -> tuple[Variant, ...]:
+    """The variants of a test: see tests/support/fewer_kernels.py."""
+    return tuple(variant for variant in _every_size(target) if variant.block_d in _sizes(variant))
+
+
+def _sizes(variant: Variant) -> tuple[int, ...]:
+    sizes = variant.operation.sizes_for(variant.kind)
+    plain = variant.dtype == "bf16" and variant.kind == variant.operation.kinds[0]
+    return (sizes[0], sizes[-1]) if plain else sizes[:1]
+'''
+
+
+def copy(root: Path) -> None:
+    """Copies the files of this repository to `root`, committed or not, without what git ignores."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+
+
+def narrow(root: Path) -> None:
+    """Leaves fewer kernels to compile in the copy at `root`."""
+    with (root / "flash_attn_src/flash_attn/kernels/variants.py").open("a", encoding="utf-8") as file:
+        file.write(_NARROWER)
