@@ -44,7 +44,7 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 def test_every_fix_says_why_and_changes_something() -> None:
     source = ck_sources.load()
-    assert len(source.fixes) == 20
+    assert len(source.fixes) == 21
     for fix in source.fixes:
         assert len(fix.why) > 40
         assert fix.find != fix.put
