@@ -3,19 +3,21 @@
 They run on the backend that serves the tensors: flash_attn.backends.select. Options, shapes and errors are the ones of
 flash_attn.flash_attn_interface, whose names the errors give; head_dim has to be a multiple of 8, as upstream.
 `zero_tensors` changes nothing: rows outside of every sequence are always zero. A generator given as `gen_` is drawn
-from instead of torch's own.
+from instead of torch's own; from 2.8.4 on it has to be None, as upstream.
 """
 
 from __future__ import annotations
 
 import torch
-from flash_attn import __version__, backends
+from flash_attn import backends
+from flash_attn.api import BEFORE_2_7, SINCE_2_8_4, parameters
 from flash_attn.arguments import (
     as_int,
     check_alike,
     check_dense,
     check_gradients,
     check_kvcache,
+    check_num_splits,
     check_per_sequence,
     check_varlen,
     check_whole,
@@ -23,12 +25,14 @@ from flash_attn.arguments import (
 )
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.custom_ops.results import complete
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
 # Before 2.7 a forward also returned q, k, v and out as padded.
-_RETURNS_INPUTS = tuple(map(int, __version__.split(".")[:2])) < (2, 7)
+_RETURNS_INPUTS = BEFORE_2_7
+_TAKES_GENERATOR = not SINCE_2_8_4
 
 
 def _check(
@@ -41,6 +45,8 @@ def _check(
         raise ValueError(f"q: got head_dim {q.shape[-1]}, wanted a multiple of 8: pad q, k and v with zeros")
     if out is not None:
         check_alike("out", out, q, "q")
+    if generator is not None and not _TAKES_GENERATOR:
+        raise RuntimeError("gen_: the `generator` argument is no longer supported: pass None, seed torch's own")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"gen_: got {type(generator).__name__}, wanted a torch.Generator or None")
 
@@ -82,6 +88,7 @@ def fwd(
     return _forward(call, gen_)
 
 
+@parameters(since={"num_splits": "2.8.4"})
 def varlen_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -104,8 +111,10 @@ def varlen_fwd(
     softcap: float,
     return_softmax: bool,
     gen_: torch.Generator | None = None,
+    num_splits: int = 0,
 ) -> list[torch.Tensor]:
-    """As `fwd`, for packed sequences."""
+    """As `fwd`, for packed sequences. num_splits: speed only; RuntimeError above 1 with block_table_, as upstream."""
+    check_num_splits(num_splits, block_table_)
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     call = AttentionCall(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=is_causal, window_size=(window_size_left, window_size_right),
@@ -228,6 +237,7 @@ def fwd_kvcache(
     check_kvcache(call, True)
     check_whole(num_splits=num_splits)
     _check(q, softmax_scale, out_)
+    check_pages(call)
     call.q = maybe_contiguous(q)
     out, softmax_lse = attend_to_cache(call)
     return [out, softmax_lse]

@@ -24,7 +24,6 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.version import InvalidVersion, Version
 
 _ROOT = Path(__file__).resolve().parent
-_DEFAULT_VERSION = "2.8.3"
 _OLDEST_TORCH = "2.5"
 
 
@@ -63,6 +62,14 @@ def _plain_errors() -> Iterator[None]:
         raise SystemExit(f"error: {error}") from None
 
 
+def _versions() -> Any:
+    """What versions.toml says."""
+    with _plain_errors():
+        from rocm_wheels.matrix import versions
+
+        return versions.load()
+
+
 def _ck_alone(env: Mapping[str, str]) -> bool:
     """Whether upstream's variable asks for Composable Kernel; unset, as with TRUE, pip compiles Triton kernels."""
     return env.get("FLASH_ATTENTION_TRITON_AMD_ENABLE", "").strip().upper() in ("0", "FALSE")
@@ -90,7 +97,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
         if (kernels is None) != (launcher is None):
             raise SystemExit("error: FLASH_ATTN_KERNELS and FLASH_ATTN_LAUNCHER go together: set both")
         return cls(
-            version=env.get("FLASH_ATTN_VERSION", _DEFAULT_VERSION),
+            version=env.get("FLASH_ATTN_VERSION") or _versions().flash_attn[-1],
             label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
             abi=env.get("FLASH_ATTN_ABI"),
@@ -125,15 +132,9 @@ class MetadataHook(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         request = _Request.from_environment()
-        with _plain_errors():
-            from rocm_wheels.errors import UnknownVersion
-            from rocm_wheels.matrix import versions
-
-            known = versions.load().flash_attn
-            if request.version not in known:
-                raise UnknownVersion(
-                    f"FLASH_ATTN_VERSION={request.version} is not known", remedy=f"known: {', '.join(known)}"
-                )
+        known = (*_versions().flash_attn, *_versions().flash_attn_unreleased)
+        if request.version not in known:
+            raise SystemExit(f"error: FLASH_ATTN_VERSION={request.version} is not known\nknown: {', '.join(known)}")
         try:
             Version(request.full_version)
         except InvalidVersion:
@@ -208,13 +209,12 @@ class BuildHook(BuildHookInterface[Any]):
 def _compiled(request: _Request, scratch: Path) -> _Request:
     """The request with kernels for the GPUs at hand and the launcher, both compiled here."""
     with _plain_errors():
-        from rocm_wheels.matrix import versions
         from rocm_wheels.matrix.machine import survey
         from rocm_wheels.matrix.plan import parallel_jobs
         from rocm_wheels.matrix.requested import from_environment
         from rocm_wheels.matrix.targets import known_targets, without_kernels
 
-        data, machine = versions.load(), survey(os.environ)
+        data, machine = _versions(), survey(os.environ)
         asked = from_environment(data, os.environ)
         requested, notes = asked.targets or (), asked.notes
         if asked.of_this_machine:
@@ -255,10 +255,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         compilers.add(f"{compiler['name']} {compiler['version']}")
     if len(compilers) > 1:
         raise SystemExit(f"error: the stores come from several compilers: {', '.join(sorted(compilers))}")
-    with _plain_errors():
-        from rocm_wheels.matrix import versions
-
-        indexes = {name: dict(torch.rocm) for name, torch in versions.load().torch.items()}
+    indexes = {name: dict(torch.rocm) for name, torch in _versions().torch.items()}
     info = {
         "version": request.version,
         "label": request.label,

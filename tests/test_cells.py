@@ -60,8 +60,8 @@ def test_properties(data: Versions) -> None:
     ("typed", "message", "remedy"),
     [
         (
-            "2.8.4 3.11 2.5.1 6.2",
-            "flash-attn '2.8.4' is not known",
+            "2.8.5 3.11 2.5.1 6.2",
+            "flash-attn '2.8.5' is not known",
             "Nearest: 2.8.3. Known: 2.6.3, 2.7.4, 2.8.3.",
         ),
         ("2 3.11 2.5.1 6.2", "flash-attn '2' is not known", "Nearest: 2.6.3."),

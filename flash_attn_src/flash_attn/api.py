@@ -1,7 +1,7 @@
 """Which release's API this installation has: one source tree serves several, and this says what differs.
 
 The functions here are written as the newest release has them. `parameters` takes away from a signature what the
-wheel's release does not have; names that a release has otherwise are chosen with `BEFORE_2_7`.
+wheel's release does not have; names that a release has otherwise are chosen with `BEFORE_2_7` and `SINCE_2_8_4`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(part) for part in version.split(".")[:3])
 
 
 RELEASE = _numbers(VERSION)
 BEFORE_2_7 = RELEASE < (2, 7)
+SINCE_2_8_4 = RELEASE >= (2, 8, 4)
 
 
 def parameters(

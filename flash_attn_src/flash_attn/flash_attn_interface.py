@@ -51,6 +51,7 @@ from flash_attn.custom_ops import (
     _wrapped_flash_attn_varlen_forward,
 )
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.dmask import _get_block_size_n
 
 if BEFORE_2_7:
@@ -378,7 +379,8 @@ def flash_attn_with_kvcache(
     rotary_cos, _sin   (places, rotary_dim / 2), q's dtype; with k only. New key i turns by the angle of place
                        cache_seqlens + i; query i too if causal or in a window, else by the angle of cache_seqlens.
                        rotary_interleaved pairs dims (0, 1), (2, 3), ..., else (i, i + rotary_dim / 2)
-    cache_seqlens      int or int32 (batch,): keys in the cache before k; default all. Required with k
+    cache_seqlens      int or int32 (batch,): keys in the cache before k; default all. Required with k. From 2.8.4 on
+                       RuntimeError where block_table has no room for them, unless a graph is captured
     cache_batch_idx    int32 (batch,): the row of the cache that each sequence uses; not with block_table
     cache_leftpad      int32 (batch,): where each sequence's keys begin
     num_splits         how many splits of the keys, 0 for a choice by shape: speed only
@@ -396,6 +398,7 @@ def flash_attn_with_kvcache(
         rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
     )  # fmt: skip
     check_kvcache(call, return_softmax_lse)
+    check_pages(call)
     call.q = maybe_contiguous(q)
     if k is not None and v is not None:
         call.k, call.v = maybe_contiguous(k), maybe_contiguous(v)

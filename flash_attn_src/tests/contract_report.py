@@ -91,7 +91,8 @@ def main() -> None:
 
     version = flash_attn.__version__
     wanted: dict[str, dict[str, str]] = {}
-    for table in (contract["all"], contract[version]):
+    tables = (contract["all"], contract.get(contract["like"].get(version), {}), contract[version])
+    for table in tables:
         for module, names in table.items():
             wanted.setdefault(module, {}).update(names)
     missing = [

@@ -104,6 +104,11 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     assert answers == f"{selected == 'TRUE'} False False False"
 
 
+def test_what_2_8_4_adds(tmp_path: Path) -> None:
+    done = run(install("2.8.4", tmp_path), str(_TESTS / "since_2_8_4.py"))
+    assert done.returncode == 0, done.stderr
+
+
 def _function(x: int, added: int = 2, removed: int = 3, last: int = 4) -> tuple[int, int, int, int]:
     return x, added, removed, last
 

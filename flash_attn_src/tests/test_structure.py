@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("kernels", "_launcher"),
     ("runtime",),
+    ("api",),
     ("calls",),
     ("arguments",),
     ("rng", "dmask", "tracing"),

@@ -76,7 +76,7 @@ Claim = Cell | Universal
 
 def universal(versions: Versions, flash_attn: str) -> Universal:
     """The claim of the universal wheel of a flash-attn version, "2.8.3" or "2.8". UnknownVersion for an unknown one."""
-    return Universal(flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn), python=versions.python[0])
+    return Universal(flash_attn=_flash_attn(versions, flash_attn), python=versions.python[0])
 
 
 def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
@@ -87,7 +87,7 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
     """
     try:
         cell = Cell(
-            flash_attn=_newest("flash-attn", flash_attn, versions.flash_attn),
+            flash_attn=_flash_attn(versions, flash_attn),
             python=_python(versions, python),
             torch=_newest("torch", torch, list(versions.torch)),
             rocm=_rocm(versions, rocm),
@@ -219,6 +219,12 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
             f" (ROCm {cell.rocm} has torch {others})"
         )
     return reasons
+
+
+def _flash_attn(versions: Versions, value: str) -> str:
+    """The known flash-attn version that `value` names; "2.8" names no unreleased one."""
+    plain = value.removeprefix("v").partition("+")[0]
+    return plain if plain in versions.flash_attn_unreleased else _newest("flash-attn", value, versions.flash_attn)
 
 
 def _newest(what: str, value: str, known: Sequence[str]) -> str:

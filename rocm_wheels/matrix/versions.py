@@ -95,6 +95,7 @@ class Versions:
     """All of versions.toml; the versions ascend in every field."""
 
     flash_attn: tuple[str, ...]
+    flash_attn_unreleased: tuple[str, ...]
     python: tuple[str, ...]
     build: Build
     jobs: Jobs
@@ -119,6 +120,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
     compilers = root.table("compilers")
     versions = Versions(
         flash_attn=flash_attn,
+        flash_attn_unreleased=root.versions("flash_attn_unreleased"),
         python=python,
         build=Build(pip=build.version("pip")),
         compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),

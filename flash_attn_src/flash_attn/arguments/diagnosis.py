@@ -145,6 +145,13 @@ def check_whole(**values: int) -> None:
             raise ValueError(f"{name}: got {value}, wanted 0 to 2**31 - 1")
 
 
+def check_num_splits(num_splits: int, block_table: torch.Tensor | None) -> None:
+    """num_splits of packed sequences, which concerns speed alone; as upstream, RuntimeError above 1 with pages."""
+    check_whole(num_splits=num_splits)
+    if num_splits > 1 and block_table is not None:
+        raise RuntimeError(f"num_splits: got {num_splits}, num_splits > 1 is not supported with block_table, pass 0")
+
+
 def check_window(window_size: tuple[int, int]) -> tuple[int, int]:
     """(left, right), -1 where open: negative, or wider than any sequence."""
     try:

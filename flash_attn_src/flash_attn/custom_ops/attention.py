@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from flash_attn import backends
-from flash_attn.arguments import check_dense, check_per_sequence, check_varlen
+from flash_attn.api import SINCE_2_8_4, parameters
+from flash_attn.arguments import check_dense, check_num_splits, check_per_sequence, check_varlen
 from flash_attn.calls import AttentionCall, maybe_contiguous
 from flash_attn.custom_ops import autograd
 from flash_attn.custom_ops.results import complete, fake_results, register_fake
@@ -19,9 +20,10 @@ _VARLEN_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     f"SymInt max_seqlen_k, {_OPTIONS}, SymInt window_size_left=-1, SymInt window_size_right=-1, "
     "float softcap=0.0, Tensor? alibi_slopes=None, bool return_softmax=False, Tensor? block_table=None, "
-    "Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False) "
+    f"Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False{', SymInt num_splits=0' * SINCE_2_8_4}) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
+_NUM_SPLITS = parameters(since={"num_splits": "2.8.4"})
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), schema=_DENSE_SCHEMA)
@@ -67,6 +69,7 @@ def _flash_attn_forward_fake(
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
+@_NUM_SPLITS
 def _flash_attn_varlen_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -87,11 +90,14 @@ def _flash_attn_varlen_forward(
     leftpad_k: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     zero_tensors: bool = False,  # noqa: ARG001 - rows outside every sequence are always zero
+    num_splits: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same for packed sequences; S_dmask is (batch, heads, max_seqlen_q, max_seqlen_k).
 
-    leftpad_k, seqused_k: int32 (batch,), where each sequence's keys begin and how many there are.
+    leftpad_k, seqused_k: int32 (batch,), where each sequence's keys begin and how many there are. num_splits: speed
+    only; RuntimeError above 1 with block_table, as upstream.
     """
+    check_num_splits(num_splits, block_table)
     call = AttentionCall(
         q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
         return_softmax=return_softmax, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
@@ -124,6 +130,7 @@ def _flash_attn_varlen_forward_fake(
     leftpad_k: torch.Tensor | None = None,  # noqa: ARG001
     seqused_k: torch.Tensor | None = None,  # noqa: ARG001
     zero_tensors: bool = False,  # noqa: ARG001
+    num_splits: int = 0,  # noqa: ARG001
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     total, heads, _ = q.shape
     batch = cu_seqlens_q.shape[0] - 1

@@ -83,8 +83,9 @@ def dense_backward(
 def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     (
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-        left, right, softcap, alibi_slopes, _return_softmax, block_table, leftpad_k, seqused_k, _zero_tensors,
+        left, right, softcap, alibi_slopes, _return_softmax, block_table, leftpad_k, seqused_k, *_,
     ) = inputs  # fmt: skip
+    ctx.others = len(inputs) - 3
     out, softmax_lse, dmask, rng_state = output
     ctx.mark_non_differentiable(dmask, rng_state)
     call = AttentionCall(
@@ -98,4 +99,4 @@ def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, .
 def varlen_backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    return *kept_gradients(ctx, dout, dlse), *(None,) * 16
+    return *kept_gradients(ctx, dout, dlse), *(None,) * ctx.others

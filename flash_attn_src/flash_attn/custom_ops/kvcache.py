@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import backends
+from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import CacheCall
@@ -94,6 +95,41 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
     )  # fmt: skip
     return (result if call.out is None else call.out.copy_(result)), softmax_lse
+
+
+def check_pages(call: CacheCall) -> None:
+    """RuntimeError where block_table has no room for a sequence's keys or names a page that the cache lacks.
+
+    From 2.8.4 on, as upstream. The lengths and the table are read, for which the host waits for the GPU: not while a
+    graph is captured or a call is traced.
+    """
+    table, lengths = call.block_table, call.lengths
+    if table is None or not SINCE_2_8_4 or call.batch == 0 or is_traced(call.q, call.k_cache, table, lengths):
+        return
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    pages, page_size = call.k_cache.shape[:2]
+    unread = ([] if lengths is None else [lengths.amax()]) + (list(torch.aminmax(table)) if table.shape[1] else [])
+    read = torch.stack(unread).tolist() if unread else []
+    longest = (call.length if lengths is None else read.pop(0)) + call.added
+    if longest > call.capacity:
+        raise RuntimeError(
+            f"block_table: got room for {call.capacity} keys a sequence, {table.shape[1]} pages of {page_size}, wanted "
+            f"{longest} or more: cache_seqlens has {longest - call.added}, k appends {call.added}"
+        )
+    if not read or (read[0] >= 0 and read[1] < pages):
+        return
+    # Entries beyond a sequence's keys may hold anything.
+    used = torch.arange(table.shape[1], device=table.device)[None] * page_size < (
+        longest if lengths is None else lengths[:, None] + call.added
+    )
+    wrong = (used & ((table < 0) | (table >= pages))).nonzero()
+    if wrong.shape[0]:
+        row, column = wrong[0].tolist()
+        raise RuntimeError(
+            f"block_table: got page {int(table[row, column])} at ({row}, {column}), wanted 0 to {pages - 1}, pages of "
+            "k_cache"
+        )
 
 
 def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 _PATH = Path(__file__).resolve().parent.parent / "_build_info.json"
+_VERSIONS = Path("rocm_wheels") / "versions.toml"
+
+
+def _newest() -> str:
+    """The version of a source tree: the newest release that versions.toml names. A wheel's is in its build info.
+
+    rocm_wheels lies beside flash_attn_src in the repository, inside it in an sdist. Python 3.10 cannot read TOML.
+    """
+    for parent in _PATH.parents[1:3]:
+        if (file := parent / _VERSIONS).is_file():
+            (listed,) = re.findall(r"^flash_attn = (\[.*\])$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            return str(json.loads(listed)[-1])
+    raise ImportError(f"{_PATH.parent} has neither {_PATH.name} nor a {_VERSIONS} beside it: install a wheel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +33,7 @@ class BuildInfo:
     torch_indexes: version of torch -> ROCm -> directory of PyTorch's wheel index, as the build knew them.
     """
 
-    version: str = "2.8.3"
+    version: str = field(default_factory=_newest)
     label: str = ""
     backend: str = "triton"
     targets: tuple[str, ...] = ()
