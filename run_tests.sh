@@ -28,7 +28,7 @@ check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.ym
 check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
-zizmor --offline --quiet --persona pedantic .
+zizmor --offline --quiet --persona auditor .
 # In CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
 if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
     candle-flash-rocm/check.sh

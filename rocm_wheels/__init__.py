@@ -4,7 +4,7 @@ Data flows downwards, and a stage imports only what stands above it:
 
 | stage | modules | it hands on |
 |-|-|-|
-| common | errors, paths, environment, tables, packages | failures with a remedy, checked input |
+| common | errors, paths, environment, tables, packages, artifacts | failures with a remedy, checked input |
 | matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
@@ -15,7 +15,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
 | wheel | verdict, verify, container | its verdict |
 | wheel | build, benchmark | the same by one call |
-| publish | links, yanks, catalogue, admission, assets, github, published | what may be published |
+| publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
 | publish | coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | cli | build, release, matrix | what people and workflows run |

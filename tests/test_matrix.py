@@ -88,7 +88,7 @@ def test_a_release_has_a_universal_wheel_for_each_flash_attn(data: Versions, who
     assert targets == set(universal(data, None)) > {"gfx942", "gfx11-generic"}
     taken = [row for row in made["kernels"] if fnmatch.fnmatchcase(str(row["artifact"]), str(first["kernels"]))]
     assert targets <= {row["target"] for row in taken}
-    artifacts = [row["artifact"] for each in made.values() for row in each]
+    artifacts = [row["artifact"] for kind in ("kernels", "wheels") for row in made[kind]]
     assert len(set(artifacts)) == len(artifacts), "what cells and universal wheels share is compiled once"
     assert str(made["wheels"][-1]["name"]).startswith("2.8.3 3.12 ")
 
@@ -157,7 +157,7 @@ def test_a_platform_can_be_switched_off(data: Versions) -> None:
 def test_an_empty_matrix_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert matrix.main({"rocm": False}, []) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
+    assert json.loads(out) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}, "gpu": {"include": []}}
     assert err == "left out: rocm: switched off\n"
 
 
@@ -194,7 +194,12 @@ def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[st
 
     path.write_text(json.dumps({"files": [*there, *verdicts, fa3]}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
-    assert json.loads(done.stdout) == {"tag": "", "kernels": {"include": []}, "wheels": {"include": []}}
+    assert json.loads(done.stdout) == {
+        "tag": "",
+        "kernels": {"include": []},
+        "wheels": {"include": []},
+        "gpu": {"include": []},
+    }
 
 
 def test_wheels_without_their_interface_are_built_again(data: Versions, whole: dict[str, list[str]]) -> None:

@@ -135,6 +135,45 @@ def test_a_release_tells_what_the_verdict_says(tmp_path: Path, monkeypatch: pyte
     assert found.beside_pypis_torch
 
 
+SELFTEST = """
+import json, sys
+checks = [{"check": "a", "ok": True}, {"check": "b", "ok": None}, {"check": "c", "ok": %s}]
+report = {"ok": %s, "checks": checks, "machine": {"device": "AMD Instinct MI300X"}}
+open(sys.argv[-1], "w").write(json.dumps(report))
+sys.exit(%d)
+"""
+
+
+@pytest.mark.parametrize(("program", "status"), [
+    (SELFTEST % (True, True, 0), "passed"),
+    (SELFTEST % (False, False, 1), "failed"),
+    ("raise SystemExit('no GPU')", "failed"),
+])  # fmt: skip
+def test_the_selftest_runs_where_a_gpu_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, status: str
+) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    source = verify.TorchSource(requirement="torch==2.5.1+rocm6.2", index="https://example.org/rocm6.2", name="rocm6.2")
+    monkeypatch.setattr(verify, "torch_source", lambda *_, **__: source)
+    _pretend(monkeypatch, _report(), _report(_test("test_smoke.py")))
+    env = tmp_path / "envs/torch2.5.1-rocm6.2-py3.11-pip"
+    (env / "flash_attn").mkdir(parents=True)
+    (env / "flash_attn/__init__.py").touch()
+    (env / "flash_attn/selftest.py").write_text(program)
+    (env / "bin").mkdir()
+    (env / "bin/python").symlink_to(sys.executable)
+    plan = fake_parts.plan("gfx90a", "gfx942")
+    if status == "failed":
+        with pytest.raises(VerifyFailed, match="selftest: failed"):
+            verify.verify(path, plan, tmp_path, require_gpu=True)
+    else:
+        verify.verify(path, plan, tmp_path, require_gpu=True)
+    found = verdict.read(path.with_name(f"{path.name}.verdict.json"))
+    assert found.stages["selftest"].status == status
+    if status == "passed":
+        assert found.stages["selftest"].details == {"checks": 3, "passed": 2, "device": "AMD Instinct MI300X"}
+
+
 @pytest.mark.usefixtures("unreachable")
 def test_failing_test_is_named_after_the_verdict_is_written(
     tmp_path: Path, repaired: Path, monkeypatch: pytest.MonkeyPatch

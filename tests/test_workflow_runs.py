@@ -13,7 +13,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
     build = load("build.yml")["jobs"]
     github = {"event_name": "pull_request", "ref": "refs/pull/1/merge", "token": "t", "ref_name": "1/merge"}
     done = {need: {"result": "success", "outputs": {"wheels-count": "2", "kernels-count": "4"}} for need in build} | {
-        name: {"result": "skipped", "outputs": {}} for name in ("create_release", "smoke", "trend")
+        name: {"result": "skipped", "outputs": {}} for name in ("create_release", "build_wheels_rocm", "smoke", "trend")
     }
     for variables in ({}, {"GPU_RUNNER": "true"}):
         contexts = {"github": github, "inputs": {}, "vars": variables, "needs": done, "status": "success"}
@@ -22,7 +22,7 @@ def test_a_pull_request_writes_nothing_and_meets_no_gpu() -> None:
         assert [key for key, runs_then in runs.items() if runs_then] == [
             "create_matrix",
             "build_kernels",
-            "build_wheels_rocm",
+            "rehearse_wheels",
             "crate",
             "rehearse",
         ]
@@ -60,20 +60,37 @@ def test_the_gate_of_publishing(
     assert holds(load("build.yml")["jobs"]["publish"]["if"], contexts) is published
 
 
-@pytest.mark.parametrize(("wheels", "attests", "takes_over"), [("success", True, False), ("skipped", False, True)])
-def test_a_run_attests_what_it_built(wheels: str, attests: bool, takes_over: bool) -> None:
-    count = "36" if wheels == "success" else "0"
+@pytest.mark.parametrize(("wheels", "built"), [("success", True), ("skipped", False)])
+def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, built: bool) -> None:
     contexts = {
         "needs": {
             "build_wheels_rocm": {"result": wheels},
-            "create_matrix": {"outputs": {"wheels-count": count}},
+            "create_matrix": {"outputs": {"wheels-count": "36" if built else "0"}},
         },
         "status": "success",
     }
     conditions = {step["name"]: step.get("if") for step in load("build.yml")["jobs"]["publish"]["steps"]}
-    assert holds(conditions["Attest where the wheels come from"], contexts) is attests
-    assert holds(conditions["Take over the wheels"], contexts) is attests
-    assert holds(conditions["Take over what the release has already"], contexts) is takes_over
+    assert holds(conditions["Take over the wheels"], contexts) is built
+    assert holds(conditions["Take over what the release has already"], contexts) is not built
+
+
+def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
+    """Its artifacts are those of the universal wheels and of the oldest and newest cell of each backend."""
+    rows = golden_rows()
+    (row,) = rows["gpu"]
+    artifacts = {wheel["artifact"]: wheel["backend"] for wheel in rows["wheels"]}
+    chosen = row["artifacts"].strip("{}").rstrip(",").split(",")
+    assert row["artifacts"] == "{" + ",".join(chosen) + ",}"
+    assert [artifacts[name] for name in chosen] == ["", "", "", "ck", "ck", "triton", "triton"]
+    assert {name for name, backend in artifacts.items() if not backend} == set(chosen[:3])
+    smoke = load("build.yml")["jobs"]["smoke"]
+    assert [
+        step["run"].split(" -m rocm_wheels ")[1] for step in smoke["steps"] if "-m rocm_wheels" in step.get("run", "")
+    ] == [
+        "merge build/artifacts dist",
+        "verify --require-gpu --cache build/cache dist/flash_attn-*.whl",
+    ]
+    assert row["gpu-timeout-minutes"] < 360
 
 
 def test_runs_for_one_tag_wait_for_each_other() -> None:

@@ -85,6 +85,7 @@ def test_these_are_the_workflows() -> None:
         "create_matrix",
         "build_kernels",
         "build_wheels_rocm",
+        "rehearse_wheels",
         "smoke",
         "trend",
         "crate",
@@ -109,15 +110,19 @@ def test_the_inputs_of_the_reusable_build() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_allowed_on_top_and_concurrent_runs_are_thought_of(name: str) -> None:
     workflow = load(name)
-    assert workflow["permissions"] == {}
+    # What is only called has its caller's permissions: a test of its own is about these.
+    assert workflow.get("permissions") == (None if set(workflow["on"]) == {"workflow_call"} else {})
     assert "concurrency" in workflow or set(workflow["on"]) == {"workflow_call"}
 
 
 @pytest.mark.parametrize(("name", "key", "job"), JOBS)
-def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[str, Any]) -> None:  # noqa: ARG001
-    assert job["permissions"]
+def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[str, Any]) -> None:
     assert "name" in job
     assert "uses" in job or "timeout-minutes" in job
+    if name == "_build_rocm.yml":
+        assert "permissions" not in job
+        return
+    assert job["permissions"]
     granted = {f"{scope}: {level}" for scope, level in job["permissions"].items()}
     if granted - READ_ONLY and "uses" not in job:
         # That a pull request runs none of these of build.yml is a test of its own.
@@ -127,9 +132,38 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
             "update_release_notes",
             "update_docs",
             "deploy",
-            "refresh",
-            "compare",
+            "propose",
         }
+
+
+def test_the_build_has_the_permissions_of_its_caller() -> None:
+    """A release signs where its wheels come from, in the job that built and tested them. Nothing else may."""
+    callers = {key: job for key, job in load("build.yml")["jobs"].items() if "_build_rocm" in job.get("uses", "")}
+    assert {key: job["permissions"] for key, job in callers.items()} == {
+        "build_wheels_rocm": {"contents": "read", "id-token": "write", "attestations": "write"},
+        "rehearse_wheels": {"contents": "read"},
+    }
+    assert callers["build_wheels_rocm"]["with"].pop("attest") is True
+    assert callers["build_wheels_rocm"]["with"].pop("published") == "published"
+    assert callers["build_wheels_rocm"]["with"] == callers["rehearse_wheels"]["with"]
+    names = [step["name"] for step in load("_build_rocm.yml")["jobs"]["build"]["steps"]]
+    order = ("Build, repair, verify", "Attest where the wheels come from", "Hand over")
+    assert [name for name in names if name in order] == list(order)
+    (attest,) = [step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")]
+    assert attest["if"] == "inputs.attest"
+    (publish,) = [step for _, step in steps() if step["name"] == "Check, upload, publish"]
+    assert "--attested-by .github/workflows/_build_rocm.yml" in publish["run"]
+    assert publish["env"]["GH_TOKEN"] == "${{ github.token }}", "gh verifies with it"
+
+
+def test_a_job_that_can_write_installs_next_to_nothing() -> None:
+    """Whatever is installed there could use the token: the packages of the group `release` (test_locks), or none."""
+    for name, key, job in jobs():
+        if "uses" not in job and job.get("permissions", {}).get("contents") == "write":
+            runs = [step["run"] for step in job["steps"] if "run" in step]
+            installed = [run for run in runs if "--setup" in run or "install" in run]
+            assert set(installed) <= {"./build_rocm.sh --setup release"}, (name, key)
+            assert not any(run.startswith("./build_rocm.sh") and "--setup" not in run for run in runs), (name, key)
 
 
 @pytest.mark.parametrize(("name", "key", "job"), JOBS)
@@ -166,7 +200,7 @@ def test_a_called_workflow_gets_its_inputs(name: str, key: str, job: dict[str, A
     inputs = (called["on"]["workflow_call"] or {}).get("inputs", {})
     given = set(job.get("with", {}))
     assert {name for name, entry in inputs.items() if entry.get("required")} <= given <= set(inputs)
-    asked = {scope: level for each in called["jobs"].values() for scope, level in each["permissions"].items()}
+    asked = {scope: level for each in called["jobs"].values() for scope, level in each.get("permissions", {}).items()}
     assert asked.items() <= job["permissions"].items()
 
 
@@ -190,13 +224,18 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
                     assert path[3] in ACTIONS[step["uses"].partition("@")[0]][2], expression
                 elif "--draft-only" in step["run"]:
                     assert path[3] == "commit", expression
+                elif "rocm_wheels publish" in step["run"]:
+                    assert path[3] == "url", expression
+                elif "git diff" in step["run"]:
+                    assert f'echo "{path[3]}=' in step["run"], expression
                 else:
                     assert "create_matrix.py --github-output" in step["run"], "known outputs: those of create_matrix.py"
                     assert path[3] in _outputs(), expression
             elif context == "inputs":
                 assert entry in inputs, expression
             elif context == "matrix":
-                rows = matrix_rows["kernels" if "outputs.kernels" in str(job["strategy"]) else "wheels"]
+                source = re.findall(r"outputs\.(kernels|gpu)\b", str(job["strategy"]))
+                rows = matrix_rows[source[0] if source else "wheels"]
                 assert all(entry in row for row in rows), f"no row has {entry}"
             elif context == "env":
                 assert entry in {**workflow.get("env", {}), **job.get("env", {})}, expression
@@ -214,11 +253,12 @@ def _inputs(event: Any) -> dict[str, Any]:
 
 def test_every_key_of_a_row_is_used() -> None:
     rows = golden_rows()
-    build = load("build.yml")["jobs"]
-    for kind, users in (("kernels", ["build_kernels"]), ("wheels", ["build_wheels_rocm", "smoke"])):
+    build = {**load("build.yml")["jobs"], **load("trend.yml")["jobs"]}
+    users_of = {"kernels": ["build_kernels"], "wheels": ["build_wheels_rocm", "measure"], "gpu": ["smoke"]}
+    for kind, users in users_of.items():
         used = {path[1] for user in users for each in expressions(build[user]) for path in references(each)
                 if path[0] == "matrix"}  # fmt: skip
-        for_people = {"kernels": {"rocm-version"}, "wheels": {"label", "torch-index"}}[kind]
+        for_people = {"kernels": {"rocm-version"}, "wheels": {"label", "torch-index"}, "gpu": set()}[kind]
         assert set(rows[kind][0]) == used | for_people
 
 

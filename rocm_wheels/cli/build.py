@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels import artifacts
 from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
@@ -112,6 +113,11 @@ def add_verbs(verbs: Any) -> None:
     )
     _add_cache(benchmark)
     benchmark.set_defaults(run=_benchmark)
+
+    merge = verbs.add_parser("merge", help="move the files of several artifacts into one directory")
+    merge.add_argument("source", type=Path, help="a directory with a directory for each artifact; there may be none")
+    merge.add_argument("target", type=Path, help="where the files go; different files of one name are refused")
+    merge.set_defaults(run=_merge)
 
     lock = verbs.add_parser("lock", help="make the lock files again from pyproject.toml, with uv")
     lock.set_defaults(run=_lock)
@@ -267,6 +273,12 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
     for change in refresh.run(dry_run=arguments.dry_run):
         print(change)
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    sources = sorted(arguments.source.iterdir()) if arguments.source.is_dir() else []
+    print(f"{arguments.target}: {artifacts.merge(sources, arguments.target)} files of {len(sources)} artifacts")
     return 0
 
 

@@ -63,9 +63,11 @@ def _newest(wheels: list[Row]) -> list[Row]:
 
 
 def _listing(made: dict[str, list[Row]], tag: str) -> str:
+    built = {name: each for name, each in made.items() if name != "gpu"}
     lines = [f"{name:<8} {row['name']:<28} {row['runner']}  {row['container'] or 'no container'}"
-             for name, each in made.items() for row in each]  # fmt: skip
-    counts = ", ".join(f"{len(each)} {name}" for name, each in made.items())
+             for name, each in built.items() for row in each]  # fmt: skip
+    lines += [f"{'gpu':<8} {row['name']:<28} {row['gpu-runner']}" for row in made["gpu"]]
+    counts = ", ".join(f"{len(each)} {name}" for name, each in built.items())
     return "\n".join([*lines, f"{counts}{f' for {tag}' if tag else ''}"])
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocm_wheels.errors import DataError
+from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
@@ -36,6 +36,14 @@ def add_verbs(verbs: Any) -> None:
     )
     publish.add_argument(
         "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
+    )
+    publish.add_argument(
+        "--attested-by",
+        metavar="WORKFLOW",
+        help="refuse wheels without an attestation of this workflow file at the commit, as `gh` verifies it",
+    )
+    publish.add_argument(
+        "--verdicts", type=Path, metavar="DIR", help="verdicts of the GPU job, which take the place of those in --dist"
     )
     publish.set_defaults(run=_publish)
 
@@ -108,9 +116,11 @@ def _published(arguments: argparse.Namespace) -> int:
 
 @packages_of("release")
 def _publish(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import index, measured, publishing, release
+    from rocm_wheels.publish import attestation, index, measured, publishing, release
 
     say = partial(print, flush=True)
+    if arguments.verdicts is not None:
+        say(f"verdicts of the GPU: {', '.join(measured.adopt(arguments.dist, arguments.verdicts)) or 'none'}")
     if arguments.benchmarks is not None:
         # A trend that did not get so far keeps no release back: the notes then hold no measurements.
         found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
@@ -123,12 +133,26 @@ def _publish(arguments: argparse.Namespace) -> int:
     commit = _commit(api, arguments.tag, arguments.commit)
     home = index.Home.of(repository=api.repository, url=arguments.url)
     if arguments.draft_only:
+        if (run := os.environ.get("GITHUB_SHA")) and run != commit:
+            raise PublishFailed(
+                f"this run is of commit {run}, the release {arguments.tag} is of {commit}",
+                remedy="Start it at the tag, so that workflow, sources and attestations are of one commit:"
+                f" gh workflow run build.yml --ref {arguments.tag} -f tag={arguments.tag} -f dry-run=false",
+            )
         tell = partial(print, file=sys.stderr, flush=True)
         draft = release.Release(api, arguments.tag, commit, tell)
         tell(f"{'draft' if draft.draft else 'release'} of {arguments.tag}: {draft.fields['html_url']}")
         say(f"commit={commit}")
         return 0
-    publishing.publish(api, arguments.tag, arguments.dist, commit=commit, index_url=home.url, say=say)
+    if arguments.attested_by is not None:
+        attested = attestation.check(
+            arguments.dist, repository=api.repository, commit=commit, workflow=arguments.attested_by
+        )
+        say(f"attested by {arguments.attested_by} at {commit}: {len(attested)} wheels")
+    url = publishing.publish(api, arguments.tag, arguments.dist, commit=commit, index_url=home.url, say=say)
+    if output := os.environ.get("GITHUB_OUTPUT"):
+        with Path(output).open("a", encoding="utf-8") as file:
+            file.write(f"url={url}\n")
     return 0
 
 

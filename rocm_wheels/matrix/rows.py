@@ -1,4 +1,4 @@
-"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard) and wheels (cells)."""
+"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard), wheels (cells), and the GPU job."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def rows(
                 f"the matrix has {count} rows, a workflow run holds {MAX_ROWS}",
                 remedy=_split(data, cells, requested, make),
             )
+    made["gpu"] = gpu_rows(data, made["wheels"])
     return made
 
 
@@ -127,9 +128,7 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
                 "gpu-options": GPU_OPTIONS,
                 "kernels": f"kernels-{cell.backend}-rocm_{rocm}-*",
                 "artifact": f"wheel-{names.stem(names.wheel_name(cell))}",
-                "verdict": f"verdict-{names.stem(names.wheel_name(cell))}",
                 "timeout-minutes": jobs.wheel_minutes,
-                "gpu-timeout-minutes": jobs.gpu_minutes,
             }
         )
     return rows
@@ -156,11 +155,35 @@ def universal_wheel_rows(
             "gpu-options": GPU_OPTIONS,
             "kernels": f"kernels-ck-rocm_{NO_ROCM}-*",
             "artifact": f"wheel-{names.stem(names.wheel_name(claim))}",
-            "verdict": f"verdict-{names.stem(names.wheel_name(claim))}",
             "timeout-minutes": jobs.wheel_minutes,
-            "gpu-timeout-minutes": jobs.gpu_minutes,
         }
         for claim in universals
+    ]
+
+
+def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
+    """The one job on the GPU runner: the universal wheels, which hold all contents, and a sample of the cells.
+
+    A job for each wheel would pull an image of 32 GB 75 times through one runner, and GitHub cancels what waits for
+    more than 24 hours. The wheels of the cells hold the same kernels and modules as the universal ones. The sample is
+    the oldest and the newest cell of each backend.
+    """
+    backends: dict[str, list[str]] = {}
+    for row in wheels:
+        backends.setdefault(str(row["backend"]), []).append(str(row["artifact"]))
+    universals = backends.pop("", [])
+    sample = [artifact for cells in backends.values() for artifact in dict.fromkeys((cells[0], cells[-1]))]
+    if not (universals or sample):
+        return []
+    return [
+        {
+            "name": f"{len(universals)} universal wheels and {len(sample)} cells",
+            "artifacts": f"{{{','.join([*universals, *sample])},}}",  # braces around one name alone are no choice
+            "image": _gpu_image(data, _gpu_rocm(data)),
+            "gpu-runner": data.jobs.gpu_runner,
+            "gpu-options": GPU_OPTIONS,
+            "gpu-timeout-minutes": data.jobs.gpu_minutes,
+        }
     ]
 
 

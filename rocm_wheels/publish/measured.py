@@ -1,4 +1,4 @@
-"""The way of benchmark results into the verdict of the wheel that was measured."""
+"""What later jobs found out about a wheel comes into its verdict: the tests on a GPU, and benchmark results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,26 @@ from pathlib import Path
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import catalogue
-from rocm_wheels.wheel import verdict
+from rocm_wheels.wheel import contents, verdict
+
+
+def adopt(dist: Path, verdicts: Path) -> list[str]:
+    """Puts the verdicts of the GPU job in the place of those in `dist`; the names of their wheels.
+
+    DataError for a verdict about another file than the wheel of that name in `dist`. Without the directory, as where
+    no GPU job ran, the list is empty.
+    """
+    found = []
+    for path in sorted(verdicts.glob(f"*{VERDICT}")) if verdicts.is_dir() else []:
+        verdict_of_gpu = verdict.read(path)
+        wheel = dist / path.name.removesuffix(VERDICT)
+        if not wheel.is_file() or verdict_of_gpu.sha256 != contents.file_sha256(wheel):
+            raise DataError(
+                f"{path} is not about {wheel}", remedy="Run the GPU job again on the wheels that are to be published."
+            )
+        verdict_of_gpu.write(wheel)
+        found.append(wheel.name)
+    return found
 
 
 def attach(dist: Path, summary: Path) -> list[str]:

@@ -23,8 +23,8 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     """Makes the release of `tag` hold the wheels of `dist`, verified, with notes, and public. Returns its URL.
 
     A wheel whose contents are public in another release stays there and is not published again. If that holds for
-    all of them, nothing is sent and the result is "". PublishFailed or DataError if something must not be published
-    (nothing is sent then) or could not be.
+    all of them, nothing is sent, no draft stays and the result is "". PublishFailed or DataError if something must not
+    be published (nothing is sent then) or could not be.
     """
     wheels, wanted = assets.collect(dist, commit=commit)
     release = Release(api, tag, commit, say)
@@ -39,7 +39,8 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
             kept.add(wheel.name)
     wanted = [asset for asset in wanted if _owner(asset.name) not in kept]
     if not listing and not any(asset.name.endswith(".whl") for asset in wanted):
-        say(f"nothing is new since the last release: {tag} needs no wheels")
+        release.drop_empty_draft()
+        say(f"nothing is new since the last release: {tag} needs no wheels, and no release")
         return ""
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     release.check(wanted, listing)

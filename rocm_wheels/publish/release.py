@@ -139,6 +139,11 @@ class Release:
         self.update(draft=False, prerelease=names.is_candidate(self.tag), target_commitish=self.commit)
         self._check_tag()
 
+    def drop_empty_draft(self) -> None:
+        """Deletes the draft, unless it is public by now or holds a file: another run may be filling it."""
+        if self.still_draft() and not any(True for _ in self.api.assets(self.fields["id"])):
+            self.api.delete_release(self.fields["id"])
+
     def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> None:
         for attempt in range(github.ATTEMPTS):
             if there is not None:

@@ -29,6 +29,8 @@ TESTED = {
     GPU: ("test_gpu.py", "test_fa3.py"),
 }
 STAGES = (REPAIRED, PIP, UV, *TESTED)
+# `python -m flash_attn.selftest`, which runs where a GPU is required.
+SELFTEST = "selftest"
 # The universal wheel is tested with further combinations, a stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
@@ -217,7 +219,7 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
             wrong += [f"{name}/{each!r}" for each in found[name] if not isinstance(each, str)]
     if checks["stages"]:
         wrong += [f"stages/{stage}" for stage, entry in found["stages"].items() if not _is_stage(entry)]
-        others = [stage for stage in found["stages"] if stage not in STAGES]
+        others = [stage for stage in found["stages"] if stage not in (*STAGES, SELFTEST)]
         wrong += [f"stages/{stage}" for stage in others if not _COMBINATION.fullmatch(stage)]
     return wrong
 

@@ -26,7 +26,7 @@ from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import combinations, contents, interpreters
 from rocm_wheels.wheel.combinations import Combination
-from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, UV, Stage, Verdict, tested_stages
+from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, SELFTEST, UV, Stage, Verdict, tested_stages
 
 WHEEL_TESTS = ROOT / "wheel_tests"
 SMOKE = "test_smoke.py"
@@ -60,7 +60,8 @@ def verify(
     """Tests `wheel` as a user would meet it and writes <wheel>.verdict.json.
 
     `combinations.of` says with which Pythons and torches, `every` asks for all of them. Wheels `beside` it are
-    installed and tested with it. With `require_gpu` torch comes from the ROCm index, else VerifyFailed at once.
+    installed and tested with it. With `require_gpu` torch comes from the ROCm index, else VerifyFailed at once, and
+    the selftest runs too.
 
     Fresh environments are made under `work`/envs. Raises VerifyFailed, after the verdict is written, with the names of
     the failing tests or the words of the installer; MissingTool without uv or Python.
@@ -77,6 +78,9 @@ def verify(
     stages[UV], uv_report, problem = _timed(_with_uv, (wheel, *beside), source, python, work / "envs" / f"{key}-uv")
     problems += [problem] if problem else []
     stages |= tested_stages(report, "the wheel could not be installed with pip")
+    if require_gpu and report is not None:
+        stages[SELFTEST], problem = _selftest(work / "envs" / f"{key}-pip")
+        problems += [problem] if problem else []
     reports = [each for each in (report, uv_report) if each is not None]
     for other in others:
         print(f"  testing it with {other}", flush=True)
@@ -235,6 +239,22 @@ def _tests(interpreter: Path, env: Path, *tests: str | Path) -> dict[str, Any]:
         raise VerifyFailed(f"pytest ended with {done.returncode}:\n{_tail(done.stdout)}")
     loaded: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return loaded
+
+
+def _selftest(env: Path) -> tuple[Stage, str]:
+    """`python -m flash_attn.selftest` in an environment with the wheel, as the owner of a GPU runs it."""
+    started, path = time.monotonic(), env / "selftest.json"
+    done = _call([env / "bin/python", "-m", "flash_attn.selftest", "--json", path], seconds=_TEST_SECONDS, cwd=env)
+    seconds = round(time.monotonic() - started, 2)
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        checks = [check["ok"] for check in report["checks"]]
+        details = {"checks": len(checks), "passed": checks.count(True), "device": report["machine"]["device"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return Stage(status=FAILED, seconds=seconds), f"the selftest wrote no report ({error!r}):\n{_tail(done.stdout)}"
+    if done.returncode == 0 and report["ok"] is True:
+        return Stage(status=PASSED, seconds=seconds, details=details), ""
+    return Stage(status=FAILED, seconds=seconds, details=details), _tail(done.stdout)
 
 
 def _uv() -> str:

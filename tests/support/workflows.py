@@ -344,7 +344,7 @@ class Runner:
         target = self.storage / "artifacts" / inputs["name"]
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        found = list(self.workspace.glob(inputs["path"]))
+        found = [path for line in inputs["path"].split("\n") if line for path in self.workspace.glob(line)]
         if len(found) == 1 and found[0].is_dir():
             found = list(found[0].iterdir())
         for path in found:
@@ -357,11 +357,16 @@ class Runner:
     def _download(self, inputs: Mapping[str, Any]) -> None:
         pattern = inputs.get("name") or inputs["pattern"]
         target = self.workspace / inputs.get("path", ".")
-        found = [path for path in (self.storage / "artifacts").iterdir() if fnmatch.fnmatchcase(path.name, pattern)]
+        choices = pattern[1:-1].split(",") if pattern[:1] == "{" else [pattern]
+        found = [
+            path
+            for path in (self.storage / "artifacts").iterdir()
+            if any(fnmatch.fnmatchcase(path.name, each) for each in choices)
+        ]
         assert found or "pattern" in inputs, inputs
-        assert "name" in inputs or inputs["merge-multiple"] is True
         for artifact in found:
-            shutil.copytree(artifact, target, dirs_exist_ok=True)
+            own = "name" in inputs or inputs.get("merge-multiple") is True
+            shutil.copytree(artifact, target if own else target / artifact.name, dirs_exist_ok=True)
 
 
 def golden_rows() -> dict[str, list[dict[str, Any]]]:

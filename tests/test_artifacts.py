@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocm_wheels import cli
+from rocm_wheels.artifacts import merge
+from rocm_wheels.errors import DataError
+
+
+def write(directory: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def test_artifacts_come_into_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "from/one", ab__kernel="1", both="same")
+    write(tmp_path / "from/two", ab__other="2", both="same")
+    into = write(tmp_path / "into", both="same", older="0")
+    assert cli.main(["merge", str(tmp_path / "from"), str(into)]) == 0
+    assert {path.relative_to(into).as_posix(): path.read_text() for path in into.rglob("*") if path.is_file()} == {
+        "ab/kernel": "1",
+        "ab/other": "2",
+        "both": "same",
+        "older": "0",
+    }
+    assert capsys.readouterr().out == f"{into}: 3 files of 2 artifacts\n"
+
+
+@pytest.mark.parametrize("where", ["another artifact", "the target"])
+def test_a_file_is_never_replaced_by_another_content(tmp_path: Path, where: str) -> None:
+    sources = [write(tmp_path / "one", wheel="here", fine="1")]
+    if where == "the target":
+        write(tmp_path / "into", wheel="othr")
+    else:
+        sources.append(write(tmp_path / "two", wheel="othr"))
+    with pytest.raises(DataError, match="have one name and different contents"):
+        merge(sources, tmp_path / "into")
+    assert not (tmp_path / "into/fine").exists(), "nothing is moved before all is checked"
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    (write(tmp_path / "one", a="1") / "link").symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match="link is no regular file"):
+        merge([tmp_path / "one"], tmp_path / "into")
+    with pytest.raises(DataError, match="is not a directory"):
+        merge([tmp_path / "none"], tmp_path / "into")
+    assert cli.main(["merge", str(tmp_path / "none"), str(tmp_path / "into")]) == 0, "no artifact came"
