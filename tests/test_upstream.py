@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import sys
 import tarfile
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parent.parent / "wheel_tests" / "upstream.py"
 TESTS = """
+import os, sys
 import pytest
+import torch
 from beside import LIMIT
 
 @pytest.mark.parametrize("dtype", ["half", "float"])
@@ -30,6 +33,25 @@ def test_none():
     raise AssertionError
 
 def test_compilation_count():
+    raise AssertionError
+
+@pytest.mark.parametrize("how", ["fail", "exit", "xfail", "die"])
+def test_ends(how):
+    if how == "die":
+        os._exit(3)
+    {"fail": pytest.fail, "exit": sys.exit, "xfail": pytest.xfail}[how]("of its own accord")
+
+@pytest.mark.skipif(True, reason="never")
+@pytest.mark.parametrize("size", [1])
+def test_elsewhere(size):
+    raise AssertionError
+
+@pytest.mark.parametrize("size", [4])
+def test_on_a_gpu(size):
+    x = torch.ones(size, device="cuda").to(torch.device("cuda", 0))
+    assert x.shape == (size,) and torch.cuda.get_device_capability("cuda") == (9, 0)
+
+def test_internals(monkeypatch):
     raise AssertionError
 """
 
@@ -57,7 +79,12 @@ def test_cases_are_drawn_and_told_apart(
     root = upstream.unpack(distribution(tmp_path, files), tmp_path)
     path = root / "tests" / "test_flash_attn.py"
     assert not (root / "hopper").exists()
-    assert upstream.names(path) == ["test_some", "test_none"]
+    told = {name: upstream.reason_left_out(path, name, "2.8.3", False) for name in upstream.names(path)}
+    assert [name for name, why in told.items() if why is None] == [
+        *("test_some", "test_none", "test_ends", "test_elsewhere", "test_on_a_gpu")
+    ]
+    assert told["test_compilation_count"] == "counts how often upstream's own kernel is compiled"
+    assert "monkeypatch" in told["test_internals"]
     outcome = upstream.run(path, "test_some", 100, 0, 60.0)
     assert (outcome.test, outcome.passed, outcome.skipped) == ("tests/test_flash_attn.py::test_some", 2, 3)
     (failure,) = outcome.failures
@@ -74,6 +101,25 @@ def test_cases_are_drawn_and_told_apart(
     assert some == list(upstream.draw(function, 3, 1))
     assert len(some) == 3
     assert upstream.run(root / "tests" / "absent.py", "test_some", 1, 0, 60.0).failures
+
+
+def test_a_test_that_fails_or_ends_its_process_is_told(
+    upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # of its modules beside it, in the other process too
+    files = {"tests/test_flash_attn.py": TESTS, "tests/beside.py": "LIMIT = 6\n"}
+    path = upstream.unpack(distribution(tmp_path, files), tmp_path) / "tests" / "test_flash_attn.py"
+    ends = upstream.run_alone(path, "test_ends", 100, 0, 60.0)
+    assert ends.failures == ("its process ended with exit code 3",)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    ends = upstream.run(path, "test_ends", 100, 0, 60.0)
+    assert (ends.passed, ends.skipped) == (0, 1)
+    assert sorted(each.partition(":")[2].split(":")[0].strip() for each in ends.failures) == [
+        *("'die'}", "'exit'}", "'fail'}")
+    ]
+    assert upstream.run(path, "test_elsewhere", 1, 0, 60.0).skipped == 1
+    assert upstream.run(path, "test_on_a_gpu", 1, 0, 60.0, True).passed == 1
 
 
 @pytest.mark.parametrize(
