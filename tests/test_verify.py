@@ -18,7 +18,8 @@ import pytest
 import wheelhouse
 
 from rocm_wheels.errors import VerifyFailed
-from rocm_wheels.matrix import locks
+from rocm_wheels.matrix import cells, locks, plan, versions
+from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.publish import catalogue
 from rocm_wheels.wheel import assemble, contents, interpreters, repair, verdict, verify
 from rocm_wheels.wheel.combinations import Combination
@@ -119,6 +120,40 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
     assert "not run: the machine that tested it has no AMD or NVIDIA GPU" in summary
     skipped = len(verdict.TESTED[verdict.GPU])  # in each of the two environments
     assert f"{2 * (len(FILES) - skipped) + 1} passed, 0 failed, {2 * skipped} skipped" in summary
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_the_packages_of_a_torch_go_before_those_of_the_next_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All torches of the universal wheel, each of gigabytes, would fill the disk."""
+    data, seen, caches = versions.load(), [], []
+
+    def install(_: object, source: verify.TorchSource, *__: object) -> tuple[float, dict[str, Any]]:
+        if source.cache is not None:
+            caches.append(source.cache)
+            source.cache.mkdir(parents=True, exist_ok=True)
+            (source.cache / source.requirement).touch()
+            seen.append(sorted(kept.name for kept in source.cache.iterdir()))
+        return 1.5, _report(_test("test_smoke.py"))
+
+    _pretend(monkeypatch, _report(), _report(_test("test_smoke.py")))
+    monkeypatch.setattr(verify, "_with_uv", install)
+    monkeypatch.setattr(interpreters, "found", lambda python: {"3.11": "there", "3.12": "there"}.get(python))
+    wheel = wheelhouse.write(tmp_path, cells.universal(data, wheelhouse.NEWEST))
+    made = plan.make_universal_plan(
+        data,
+        flash_attn=wheelhouse.NEWEST,
+        env={"PYTORCH_ROCM_ARCH": "gfx942"},
+        machine=Machine(cores=1, available_mib=4096),
+    )
+    found = verify.verify(wheel, made, tmp_path, every=True)
+    assert found.ok
+    tested = [name for name in found.stages if name.startswith("Python")]
+    assert "Python 3.11, torch 2.5.1" in tested
+    assert len(tested) == len(seen) > len({*map(tuple, seen)}) > 5
+    assert all(len(kept) == 1 for kept in seen)
+    assert not any(cache.exists() for cache in caches)
 
 
 @pytest.mark.usefixtures("unreachable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,16 @@ _NOT_INHERITED = ("PYTHON", "VIRTUAL_ENV", "CONDA", "FLASH_ATT", "TRITON_", "PYT
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSource:
-    """Where the cell's torch comes from; `index` None is PyPI, `why` says why not the ROCm index."""
+    """Where the cell's torch comes from; `index` None is PyPI, `why` says why not the ROCm index.
+
+    `cache` is the directory that uv keeps its packages in, None for the user's own cache.
+    """
 
     requirement: str
     index: str | None
     name: str
     why: str = ""
+    cache: Path | None = None
 
 
 def verify(
@@ -82,14 +87,21 @@ def verify(
         stages[SELFTEST], problem = _selftest(work / "envs" / f"{key}-pip")
         problems += [problem] if problem else []
     reports = [each for each in (report, uv_report) if each is not None]
-    for other in others:
-        print(f"  testing it with {other}", flush=True)
-        env = work / "envs" / f"torch{other.torch}-py{other.python}-uv"
-        where, interpreter = torch_source(other, require_gpu=require_gpu), interpreters.find(other.python)
-        stages[str(other)], more, problem = _timed(_with_uv, (wheel, *beside), where, interpreter, env)
-        shutil.rmtree(env, ignore_errors=True)  # each torch takes gigabytes
-        problems += [problem] if problem else []
-        reports += [more] if more is not None else []
+    # Each torch takes gigabytes: what all of them bring would fill the disk.
+    cache = work / "uv-cache" if every else None
+    for torch, group in itertools.groupby(others, key=lambda other: other.torch):
+        same = list(group)
+        where = replace(torch_source(same[0], require_gpu=require_gpu), cache=cache)
+        for other in same:
+            print(f"  testing it with {other}", flush=True)
+            env = work / "envs" / f"torch{torch}-py{other.python}-uv"
+            interpreter = interpreters.find(other.python)
+            stages[str(other)], more, problem = _timed(_with_uv, (wheel, *beside), where, interpreter, env)
+            shutil.rmtree(env, ignore_errors=True)
+            problems += [problem] if problem else []
+            reports += [more] if more is not None else []
+        if cache is not None:
+            shutil.rmtree(cache, ignore_errors=True)
 
     tests = [test for each in reports for test in each["tests"]]
     failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
@@ -220,6 +232,8 @@ def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Pa
     _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"
     install: list[str | Path] = [_uv(), "pip", "install", "--python", interpreter]
+    if source.cache is not None:
+        install += ["--cache-dir", source.cache]
     if source.index is not None:
         _run([*install, "--index-url", source.index, source.requirement])
     _run([*install, source.requirement])
