@@ -14,7 +14,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
 | wheel | verdict, verify, container | its verdict |
-| wheel | build, benchmark | the same by one call |
+| wheel | workspace, build, benchmark | the same by one call |
 | publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
 | publish | coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |

@@ -250,11 +250,12 @@ def test_compile(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[s
         "--jobs",
         "2",
         "--tiles",
+        "--prune",
     ]
     assert cli.main(["compile", *arguments, "--cache", str(tmp_path)]) == 0
     assert stages.compiled == {
         "targets": ("gfx942", "sm_90"), "cache": tmp_path, "jobs": 2, "shard": (2, 4), "only": "fwd*",
-        "backend": "triton", "toolchain": "pypi", "tiles": True, "without": [],
+        "backend": "triton", "toolchain": "pypi", "tiles": True, "without": [], "prune": True,
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[0] == f"gfx942  {tmp_path / 'gfx942.zip'}"
     assert cli.main(["compile", "--target", "gfx94a"]) == 4

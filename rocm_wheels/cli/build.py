@@ -81,6 +81,9 @@ def add_verbs(verbs: Any) -> None:
         help="compile jobs at once (default: MAX_JOBS, or by cores and memory)",
     )
     _add_cache(compile_)
+    compile_.add_argument(
+        "--prune", action="store_true", help="delete every other kernel of the cache, which this job has for itself"
+    )
     compile_.set_defaults(run=_compile)
 
     store = verbs.add_parser("store", help="write the kernel stores of GPU targets, for programs without Python")
@@ -90,7 +93,7 @@ def add_verbs(verbs: Any) -> None:
     store.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the stores (dist)")
     _add_without(store)
     _add_cache(store)
-    store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None)
+    store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None, prune=False)
 
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
@@ -234,6 +237,7 @@ def _stores(arguments: argparse.Namespace, names: list[str]) -> dict[str, Path]:
         toolchain=toolchain_of(machine, backend.name),
         tiles=arguments.tiles,
         without=arguments.without,
+        prune=arguments.prune,
     )
 
 

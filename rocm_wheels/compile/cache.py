@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from rocm_wheels.compile.compiler import Compiled, Unit
@@ -31,6 +32,18 @@ def put(unit: Unit, compiled: Compiled, cache: Path) -> None:
     held = {name: {**entry, "sha256": digest} for name, entry in compiled.entries.items()}
     write(path, compiled.image)
     write(path.with_suffix(".json"), json.dumps(held, sort_keys=True).encode())
+
+
+def prune(wanted: Iterable[Unit], cache: Path) -> int:
+    """Deletes all units of the cache but these, and what killed processes left unfinished; how many files went.
+
+    For a cache that one job has for itself: what it carries from run to run stays as large as what it needs.
+    """
+    kept = {path for unit in wanted for path in (unit.path(cache), unit.path(cache).with_suffix(".json"))}
+    others = [path for path in (cache / "kernels").glob("*/*") if path not in kept]
+    for path in others:
+        path.unlink(missing_ok=True)
+    return len(others)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rocm_wheels.compile import units
+from rocm_wheels.compile.cache import prune as pruned
 from rocm_wheels.compile.cache import read
 from rocm_wheels.compile.store import pack
 from rocm_wheels.compile.workers import compile_units
@@ -30,12 +31,13 @@ def compile_store(
     toolchain: str = "pypi",
     tiles: bool = False,
     without: Sequence[str] = (),
+    prune: bool = False,
 ) -> dict[str, Path]:
     """Compiles what the cache lacks and packs one archive a target. Returns target -> archive.
 
     One shard of several packs no archive: the result is empty, and the cache holds the units of the shard.
     With `tiles` (see `units.find`) a unit that does not compile is left out, with its reason on stdout.
-    `without` names compilers to leave out.
+    `without` names compilers to leave out. `prune` deletes every unit of the cache that is not wanted here.
     Raises CompileFailed, which names the kernel. What was compiled before stays in the cache.
     """
     find = partial(units.find, targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles, without=without)
@@ -46,6 +48,9 @@ def compile_store(
             f"no kernel for {', '.join(targets)} matches {only!r}",
             remedy=_NAMES,
         )
+    if prune:
+        # First: a job that runs out of time then saves no old unit either.
+        print(f"  {pruned(wanted, cache)} files of other units deleted", flush=True)
     missing = [unit for unit in wanted if read(unit, cache) is None]
     lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))
     print(f"  {total} kernels for {', '.join(targets)}: {total - lacking} cached", flush=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from pathlib import Path
 
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import build, combinations, interpreters, verify
+from rocm_wheels.wheel.workspace import work_directory
 
 SCRIPTS = ROOT / "benchmarks"
 # What runs, and how its results are written; defaults otherwise, so that anyone can run the same.
@@ -34,8 +34,8 @@ def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     cache.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
     written, failed = [], []
-    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
-        env = Path(work) / "env"
+    with work_directory(cache) as work:
+        env = work / "env"
         interpreter = verify.environment(verify.torch_source(wanted, require_gpu=True), python, env)
         verify.install(interpreter, [wheel], env)
         for script, flag in SUITE:

@@ -19,6 +19,7 @@ from rocm_wheels.matrix.cells import Cell, has_fa3
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
 from rocm_wheels.wheel.verdict import Verdict
+from rocm_wheels.wheel.workspace import work_directory
 
 if TYPE_CHECKING:
     from rocm_wheels.wheel.numbering import PublicWheel
@@ -82,9 +83,7 @@ def run(
 
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
-    # In the cache, since /tmp may be small or another file system than the one that uv links torch from.
-    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as temporary:
-        work = Path(temporary)
+    with work_directory(cache) as work:
         built, wheels, checks = (work / name for name in ("launcher", "wheel", "verify"))
         for directory in (built, wheels, checks):
             directory.mkdir()
@@ -133,11 +132,9 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
     from rocm_wheels.wheel import verdict, verify
 
     check_writable(cache=cache)
-    with tempfile.TemporaryDirectory(prefix="work-", dir=cache) as work:
+    with work_directory(cache) as work:
         plan = plan_of(wheel)
-        found = verify.verify(
-            wheel, plan, Path(work), beside=_beside(wheel, plan), require_gpu=require_gpu, every=every
-        )
+        found = verify.verify(wheel, plan, work, beside=_beside(wheel, plan), require_gpu=require_gpu, every=every)
     if require_gpu and found.gpu.status != verdict.PASSED:
         raise VerifyFailed(
             f"{wheel.name} was not tested on a GPU: {found.gpu.status}",
