@@ -37,10 +37,12 @@ def check_tensor(
 
 def check_number(name: str, value: float, low: float, high: float, *, below: bool = False) -> float:
     """value as a float within low..high, high excluded if `below`; NaN is never."""
-    if isinstance(value, bool) or not is_number(value):
-        raise TypeError(f"{name}: got {value!r}, wanted a number")
-    # A symbol of torch.compile passes for a float, and stays one: float() would fix its value.
-    number = value if isinstance(value, (float, torch.SymInt, torch.SymFloat)) else float(value)
+    number = value
+    if type(value) is not float:
+        if isinstance(value, bool) or not is_number(value):
+            raise TypeError(f"{name}: got {value!r}, wanted a number")
+        # A symbol of torch.compile passes for a float, and stays one: float() would fix its value.
+        number = value if isinstance(value, (float, torch.SymInt, torch.SymFloat)) else float(value)
     if not (low <= number < high if below else low <= number <= high):
         raise ValueError(f"{name}: got {value}, wanted {low} to {high}{' (excluded)' if below else ''}")
     return number

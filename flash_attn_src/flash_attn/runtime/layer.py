@@ -24,10 +24,15 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[device
         if size % unit:
             unit = 1
             break
-    kind = LAYER_KINDS[unit == 1]
-    there = OPERATIONS[op].sizes_for(kind)
-    block = next((block for block in there if width <= block), there[-1])
-    return device.kernel(tensor.get_device(), Variant(op, _DTYPES[tensor.dtype], block, kind)), unit
+    index = tensor.get_device()
+    key = (op, index, tensor.dtype, width, unit)
+    found: device.Kernel | None = device.kernels.get(key)
+    if found is None:
+        kind = LAYER_KINDS[unit == 1]
+        there = OPERATIONS[op].sizes_for(kind)
+        block = next((block for block in there if width <= block), there[-1])
+        found = device.kernels[key] = device.kernel(index, Variant(op, _DTYPES[tensor.dtype], block, kind))
+    return found, unit
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:

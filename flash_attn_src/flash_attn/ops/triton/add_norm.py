@@ -25,12 +25,12 @@ def add_norm(
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y in x's dtype, z = x + residual in kept_type, which is x's dtype or fp32, and residual's)."""
-    leaves = (x, residual, weight, bias)
-    if x.is_cuda and not is_traced(*leaves) and x.numel():
-        if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves):
-            y, z = _AddNorm.apply(*leaves, eps, kept_type, zero_centered, is_rms)
+    if x.is_cuda and not is_traced(x, residual, weight, bias) and x.numel():
+        learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        if torch.is_grad_enabled() and (learns or (residual is not None and residual.requires_grad)):
+            y, z = _AddNorm.apply(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
         else:
-            y, z, _, _ = launch_forward(*leaves, eps, kept_type, float(zero_centered), is_rms)
+            y, z, _, _ = launch_forward(x, residual, weight, bias, eps, kept_type, float(zero_centered), is_rms)
         return y, x if z is None else z
     return reference(x, residual, weight, bias, eps, kept_type, zero_centered, is_rms)
 
@@ -73,32 +73,39 @@ class _AddNorm(torch.autograd.Function):
         shift = float(zero_centered)
         y, z, mean, rstd = launch_forward(x, residual, weight, bias, eps, kept_type, shift, is_rms)
         ctx.save_for_backward(x if z is None else z, weight, mean, rstd)
-        ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
-        ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.eps, ctx.shift, ctx.is_rms = eps, shift, is_rms
+        types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.options = (types, residual is not None, eps, shift, is_rms)
         ctx.set_materialize_grads(False)
         return y, z
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         z, weight, mean, rstd = ctx.saved_tensors
-        x_type, weight_type, bias_type = ctx.types
+        (x_type, weight_type, bias_type), has_residual, eps, shift, is_rms = ctx.options
         dy = torch.zeros(z.shape, dtype=x_type, device=z.device) if dy is None else arrived(dy)
         dz = None if dz is None else arrived(dz)
         if torch.is_grad_enabled():  # for a second derivative
-            total, weight_sum, bias_sum = _gradients(z, weight, dy, dz, ctx.eps, ctx.shift, ctx.is_rms)
-            residual_part = total.to(z.dtype) if ctx.has_residual else None
-            bias_part = bias_sum.to(bias_type) if ctx.has_bias else None
-            return total.to(x_type), residual_part, weight_sum.to(weight_type), bias_part, *(None,) * 4
-        dx, dresidual, sums = launch_backward(
-            z, weight, dy, dz, mean, rstd, ctx.shift, ctx.has_bias, ctx.is_rms, x_type
-        )
+            total, weight_sum, bias_sum = _gradients(z, weight, dy, dz, eps, shift, is_rms)
+            residual_part = total.to(z.dtype) if has_residual else None
+            bias_part = None if bias_type is None else bias_sum.to(bias_type)
+            return total.to(x_type), residual_part, weight_sum.to(weight_type), bias_part, None, None, None, None
+        has_bias = bias_type is not None
+        dx, dresidual, sums = launch_backward(z, weight, dy, dz, mean, rstd, shift, has_bias, is_rms, x_type)
         dweight = dbias = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            dweight, *rest = sums.sum(0)
-            dweight = dweight.to(weight_type)
-            dbias = rest[0].to(bias_type) if rest else None
-        return dx, dresidual if ctx.has_residual else None, dweight, dbias, *(None,) * 4
+            dweight, dbias = _totals(sums, weight_type, bias_type)
+        return dx, dresidual if has_residual else None, dweight, dbias, None, None, None, None
+
+
+def _totals(
+    sums: torch.Tensor, weight_type: torch.dtype, bias_type: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias from their sums over groups of rows, in as few launches as there can be."""
+    total = sums.sum(0) if sums.shape[0] > 1 else sums.select(0, 0)
+    if bias_type is None or bias_type is weight_type:
+        total = total.to(weight_type)
+    dweight = total.select(0, 0).to(weight_type)
+    return dweight, None if bias_type is None else total.select(0, 1).to(bias_type)
 
 
 def _gradients(
@@ -135,6 +142,11 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor, tensor.stride(0)
 
 
+def _vector(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight or bias as the kernels take it."""
+    return layer.dense_rows(weight if weight.dtype is dtype else weight.to(dtype))
+
+
 def _mode(x_type: torch.dtype, kept_type: torch.dtype, weight: torch.Tensor) -> tuple[str, torch.dtype]:
     """(suffix of the operation, dtype that it takes weights in)."""
     if kept_type is not x_type:
@@ -155,15 +167,16 @@ def launch_forward(
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """(y, z or None where it is x, mean, rstd) of the kernel; statistics fp32 (rows,), mean a stand-in if is_rms."""
-    shape, dim = x.shape, x.shape[-1]
+    shape, x_type = x.shape, x.dtype
+    dim = shape[-1]
     rows = x.numel() // dim
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     x, stride_x = _rows(x)
-    suffix, weight_type = _mode(x.dtype, kept_type, weight)
-    weight = layer.dense_rows(weight.to(weight_type))
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    kept = residual is not None or kept_type is not x.dtype
-    z = torch.empty(shape, dtype=kept_type, device=x.device) if kept else None
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    suffix, weight_type = _mode(x_type, kept_type, weight)
+    weight = _vector(weight, weight_type)
+    kept = residual is not None or kept_type is not x_type
+    z = torch.empty_like(y, dtype=kept_type) if kept else None
+    rstd = x.new_empty(rows, dtype=torch.float32)
     mean = rstd if is_rms else torch.empty_like(rstd)
     flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if kept else 0)
     # What is absent is never read: a tensor of its type stands in.
@@ -173,7 +186,7 @@ def launch_forward(
         added, stride_added = _rows(residual)
         flags |= NORM_HAS_RESIDUAL
     if bias is not None:
-        offset, flags = layer.dense_rows(bias.to(weight_type)), flags | NORM_HAS_BIAS
+        offset, flags = _vector(bias, weight_type), flags | NORM_HAS_BIAS
     kernel, unit = layer.find(f"norm-fwd{suffix}", x, dim, dim, stride_x, stride_added)
     kernel.launch(
         (-(-rows // kernel.block_m), 1, 1),
@@ -204,14 +217,14 @@ def launch_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dresidual, sums): the first two one tensor where both have one dtype; sums over groups of rows of the
     gradients of weight and, with has_bias, bias, fp32 (groups, 1 or 2, dim), the same in every run."""
-    shape, dim = z.shape, z.shape[-1]
+    dim, kept_type = z.shape[-1], z.dtype
     rows = z.numel() // dim
+    twice = kept_type is not x_type
+    dx = torch.empty_like(z, dtype=x_type, memory_format=torch.contiguous_format)
+    dresidual = torch.empty_like(dx, dtype=kept_type) if twice else dx
     (z, stride_z), (dy, stride_dy) = _rows(z), _rows(dy)
-    suffix, weight_type = _mode(x_type, z.dtype, weight)
-    weight = layer.dense_rows(weight.to(weight_type))
-    dx = torch.empty(shape, dtype=x_type, device=z.device)
-    twice = z.dtype is not x_type
-    dresidual = torch.empty(shape, dtype=z.dtype, device=z.device) if twice else dx
+    suffix, weight_type = _mode(x_type, kept_type, weight)
+    weight = _vector(weight, weight_type)
     flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if twice else 0) | (NORM_HAS_BIAS if has_bias else 0)
     passed, stride_dz = z, stride_z
     if dz is not None:
@@ -223,7 +236,7 @@ def launch_backward(
     units = device.of(dx.get_device()).compute_units
     programs = units * (_AT_ONCE // (kernel.block_m * kernel.block_n))
     groups = max(1, min(-(-rows // kernel.block_m), programs // blocks))
-    sums = torch.empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32, device=z.device)
+    sums = z.new_empty((groups, 2 if has_bias else 1, dim), dtype=torch.float32)
     kernel.launch(
         (groups * blocks, 1, 1),
         (

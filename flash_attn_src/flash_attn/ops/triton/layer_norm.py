@@ -65,16 +65,18 @@ def layer_norm_fn(
         prenorm=prenorm, residual_in_fp32=residual_in_fp32, zero_centered_weight=zero_centered_weight,
         is_rms_norm=is_rms_norm, return_dropout_mask=return_dropout_mask,
     )  # fmt: skip
-    kept_type = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x.dtype
-    result_type = x.dtype if out_dtype is None else out_dtype
-    wide = torch.promote_types(x.dtype, torch.float32)
+    x_type = x.dtype
+    kept_type = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x_type
+    result_type = x_type if out_dtype is None else out_dtype
+    wide = torch.float64 if x_type is torch.float64 else torch.float32
     if rowscale is not None:
-        x = x * rowscale.reshape(*x.shape[:-1], 1).to(x.dtype)
+        x = x * rowscale.reshape(*x.shape[:-1], 1).to(x_type)
     x, mask = _dropout(x, dropout_p)
     x1, mask1 = (None, None) if x1 is None else _dropout(x1, dropout_p)
     if x1 is not None:
         residual = x1.to(wide) if residual is None else x1.to(wide) + residual.to(wide)
-    if x1 is not None or weight1 is not None or torch.promote_types(result_type, x.dtype) is not x.dtype:
+    exact = result_type is x_type or torch.promote_types(result_type, x_type) is x_type
+    if x1 is not None or weight1 is not None or not exact:
         x = x.to(wide)
     # The kernels keep z in x's dtype or in fp32.
     inner_type = x.dtype if kept_type is x.dtype else wide
