@@ -32,7 +32,7 @@ options:
 
 environment:
   PYTORCH_ROCM_ARCH or GPU_ARCHS  GPU targets: "gfx90a;gfx942", or native
-                                  (default: the GPU found here, else all common targets)
+                                  (default: the GPU found here, else some that the build prints)
   MAX_JOBS                        compile jobs at once (default: by cores and memory)
   BUILD_TRITON_BACKEND            true: the triton wheel too
   FLASH_ATTENTION_TRITON_AMD_ENABLE
@@ -61,13 +61,25 @@ find_python() {
         "Install one: apt-get install python3 python3-venv, or any other."
 }
 
+# Runs pip or what calls it. Its output goes to a log; the user gets one message.
+logged() {
+    local why="What it printed is in ${venv#"$PWD"/}.log." reached="retrying|max retries|connection|resolve|timed out"
+    if "$@" >>"$venv.log" 2>&1; then
+        return
+    fi
+    if grep -qiE "$reached" "$venv.log"; then
+        why="The package index did not answer: see the network, HTTPS_PROXY, PIP_INDEX_URL. $why"
+    fi
+    fail "pip could not make the environment ${venv#"$PWD"/}" "$why"
+}
+
 # Creates an empty environment of the Python $1 with pip in it; Debian splits venv's pip off into a package of its own.
 make_venv() {
     local base=$1
     if "$base" -I -m venv --clear "$venv" >/dev/null 2>&1; then
-        "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/pip.txt"
+        logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/pip.txt"
     elif "$python" -I -m pip --version >/dev/null 2>&1 && "$base" -I -m venv --clear --without-pip "$venv"; then
-        "$python" -I -m pip --python "$venv/bin/python" "${locked[@]}" "$root/locks/pip.txt"
+        logged "$python" -I -m pip --python "$venv/bin/python" "${locked[@]}" "$root/locks/pip.txt"
     else
         fail "$python can neither make a virtual environment with pip nor run pip" \
             "Install its venv package: apt-get install python3-venv."
@@ -88,9 +100,10 @@ environment() {
         detail="unchanged"
     else
         echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
+        : >"$venv.log"
         make_venv "$base"
         # Of byte code, which pip writes with one core, only what is imported is needed.
-        "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
+        logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
         printf '%s\n' "$stamp" >"$venv/stamp"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What the release builds. Prints the rows of the workflow's jobs as JSON; `--list` shows them to people.
 
-Needs the standard library alone, unless `--missing TAG` has to ask GitHub.
+Needs the standard library alone. `--missing FILE` reads what `python -m rocm_wheels published TAG >FILE` has asked
+GitHub.
 What exists at all is in rocm_wheels/versions.toml.
 """
 

@@ -20,3 +20,12 @@ Data flows downwards, and a stage imports only what stands above it:
 | publish | coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | cli | build, release, matrix | what people and workflows run |
 """
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 - an older Python is told so, and not which of our syntax it does not know
+    running = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(
+        f"error: this needs Python 3.10 or newer, {sys.executable} is Python {running}\n"
+        "Run it with another one, such as python3.11; ./build_rocm.sh finds one by itself."
+    )

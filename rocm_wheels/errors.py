@@ -88,8 +88,11 @@ class PublishFailed(RocmWheelsError):
     exit_code = 11
 
 
-def exit_code(run: Callable[[], int]) -> int:
-    """Runs a program and returns its exit code; a failure is one message on stderr, never a traceback."""
+def exit_code(run: Callable[[], int], *, again: str = "Run it again.") -> int:
+    """Runs a program and returns its exit code; a failure is one message on stderr, never a traceback.
+
+    `again` is a sentence for the user of a program that was interrupted.
+    """
     try:
         code = run()
         sys.stdout.flush()
@@ -103,12 +106,12 @@ def exit_code(run: Callable[[], int]) -> int:
     except OSError as error:
         print(f"error: {f'{error.filename}: {error.strerror}' if error.filename else error}", file=sys.stderr)
         if error.errno == errno.ENOSPC:
-            print("Make room for --cache, --dist and TMPDIR, then run it again: kernels are kept.", file=sys.stderr)
+            print(f"Make room where it writes: --cache, --dist, --out, TMPDIR. {again}", file=sys.stderr)
         return RocmWheelsError.exit_code
     except (UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
         print(f"error: a file cannot be read: {error}", file=sys.stderr)
         return RocmWheelsError.exit_code
     except KeyboardInterrupt:
-        print("error: interrupted\nRun it again: it goes on from the kernels that are compiled.", file=sys.stderr)
+        print(f"error: interrupted\n{again}", file=sys.stderr)
         return 130
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -12,6 +13,7 @@ from rocm_wheels.errors import DataError, MissingTool
 T = TypeVar("T")
 
 
+@functools.cache
 def version_key(version: str) -> tuple[int, ...]:
     """Sort key of a dotted version: "2.10.0" comes after "2.9.1". ValueError if it is none."""
     return tuple(int(part) for part in version.split("."))

@@ -147,6 +147,7 @@ case "$*" in
     "-I --version") echo "Python 3.11.9" ;;
     *"-m pip"* | *"rocm_wheels build"*)
         echo "$*" >>"$LOG"
+        [[ -z ${PRINT:-} ]] || echo "$PRINT"
         [[ $* != *"rocm_wheels build"* || -z ${HELD:-} ]] || readlink /proc/$$/fd/* >>"$HELD"
         sleep "${SLOW:-0}"
         [[ -z ${FAIL:-} || $* != *"build.txt"* ]] || exit 1 ;;
@@ -269,10 +270,21 @@ def test_script_makes_no_environment_of_a_group_that_is_not_there(checkout: Chec
 
 def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
     done = checkout.run(FAIL="1")
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert len(checkout.calls) == 2
     checkout.run()
     assert len(checkout.calls) == 3
+
+
+def test_of_pips_failure_the_user_gets_one_message_and_a_log(checkout: Checkout) -> None:
+    done = checkout.run(FAIL="1", PRINT="of no use")
+    printed = "What it printed is in repository/build/env.log."
+    assert done.stderr == f"error: pip could not make the environment repository/build/env\n{printed}\n"
+    assert done.stdout.count("\n") == 1
+    assert (checkout.root / "build/env.log").read_text() == "of no use\nof no use\n"
+    done = checkout.run(FAIL="1", PRINT="WARNING: Retrying (Retry(total=4)) after connection broken")
+    index = "The package index did not answer: see the network, HTTPS_PROXY, PIP_INDEX_URL."
+    assert done.stderr.splitlines()[1] == f"{index} {printed}"
 
 
 def test_scripts_that_start_together_make_one_environment(checkout: Checkout, tmp_path: Path) -> None:

@@ -114,7 +114,33 @@ def test_a_full_disk_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str])
     assert exit_code(run) == RocmWheelsError.exit_code
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ")
-    assert second.startswith("Make room for --cache, --dist and TMPDIR")
+    assert second == "Make room where it writes: --cache, --dist, --out, TMPDIR. Run it again."
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        (["compile", "--target", "gfx942"], "Run it again: it goes on from the kernels that are compiled."),
+        (["publish", "--tag", "v1.2.3"], "Run it again: it sends what the release lacks."),
+        (["coverage"], "Run it again."),
+    ],
+)
+def test_an_interrupted_verb_says_what_running_it_again_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: list[str], said: str
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"rocm_wheels.cli.{'build' if verb[0] == 'compile' else 'release'}._{verb[0]}", interrupted)
+    assert cli.main(verb) == 130
+    assert capsys.readouterr().err == f"error: interrupted\n{said}\n"
+
+
+def test_an_older_python_is_told_so() -> None:
+    code = "import sys; sys.version_info = (3, 8, 1); import rocm_wheels"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: this needs Python 3.10 or newer, {sys.executable} is Python 3.8.1\nRun it ")
 
 
 def test_every_error_has_its_own_exit_code() -> None:
@@ -145,7 +171,7 @@ def test_build_runs_the_stages_in_order(
     }  # fmt: skip
     wheel = tmp_path / f"out/flash_attn-{wheelhouse.NEWEST}+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(" for gfx90a, gfx942 (all common targets), 3 jobs")
+    assert lines[0].endswith(" for gfx90a, gfx942 (no GPU found here; PYTORCH_ROCM_ARCH chooses others), 3 jobs")
     testing_with = "  testing it in clean environments with Python 3.11, torch 2.5.1"
     (testing,) = (line for line in lines if line.startswith(testing_with))
     lines.remove(testing)

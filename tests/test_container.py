@@ -110,7 +110,10 @@ def script(*arguments: str, cwd: Path, path: str) -> subprocess.CompletedProcess
 def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status: int) -> None:
     docker = tmp_path / "bin/docker"
     docker.parent.mkdir()
-    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$*" >>"$0.log"\n[[ $1 == build ]] || exit ' + str(status))
+    docker.write_text(
+        "#!/usr/bin/env bash\n[[ $1 != version ]] || exit 0\n"
+        'printf \'%s\\n\' "$*" >>"$0.log"\n[[ $1 == build ]] || exit ' + str(status)
+    )
     docker.chmod(0o755)
     cell = ("2.8.3", "3.11", "2.5.1", "6.2")
     done = script("--dist", "out", *cell, "--docker", cwd=tmp_path, path=f"{docker.parent}:{os.environ['PATH']}")
@@ -130,6 +133,20 @@ def test_without_docker_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 5
     assert done.stderr == (
         "error: --docker: there is no docker on PATH\nInstall it, or leave --docker out: no build needs it.\n"
+    )
+
+
+def test_without_dockers_daemon_it_says_so(tmp_path: Path) -> None:
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/usr/bin/env bash\necho Client: 27\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    done = script(
+        "2.8.3", "3.11", "2.5.1", "6.2", "--docker", cwd=tmp_path, path=f"{docker.parent}:{os.environ['PATH']}"
+    )
+    assert done.returncode == 5
+    assert done.stderr.startswith(
+        "error: --docker: docker cannot reach its daemon: Cannot connect to the Docker daemon\nStart it (sudo "
     )
 
 

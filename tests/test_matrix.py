@@ -248,8 +248,9 @@ def test_a_cell_has_the_targets_that_the_script_builds(data: Versions, whole: di
     """One answer for a release and for build_rocm.sh, whatever is requested; what a cell lacks is told."""
     cells = select(data, {"rocm": whole}).cells
     names = [*data.targets, "sm_90"]
+    one_python = [cell for cell in cells if cell.python == "3.11"]  # targets do not depend on Python
     for first, second in itertools.product(names, names):
-        for cell in cells:
+        for cell in one_python:
             asked = dict.fromkeys((first, second))
             try:
                 built = rows.row_targets(data, cell, list(asked))

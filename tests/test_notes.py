@@ -11,7 +11,7 @@ import wheelhouse
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, index, notes, templates
+from rocm_wheels.publish import catalogue, hardware, index, notes, templates
 from rocm_wheels.publish.index import Home
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.wheel import contents
@@ -93,6 +93,26 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
     assert "All of them passed their tests on an AMD GPU." in render(on_amd)
     others = [wheel for wheel in wheels if not wheel.on_amd_gpu]
     assert "**None of them has been run on an AMD GPU**" in render(others)
+
+
+def test_a_selftest_on_somebodys_gpu_is_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the wheel that it was run with alone, and only where it passed."""
+    mine, on_amd, failed = wheels = catalogue.from_directory(dist)
+    run = hardware.Run(
+        date="2026-12-01", device="AMD Radeon PRO W7900", target="gfx1100", override="11.0.0", wheel=mine.name,
+        sha256=mine.sha256, flash_attn="2.8.3", python="3.11", torch="2.5.1", hip="6.2", driver="6.8", passed=81,
+        failed=(), speed=(),
+    )  # fmt: skip
+    later = replace(run, date="2026-12-02", device="AMD Radeon RX 7600", override="")
+    broken = replace(run, sha256=failed.sha256, failed=("head dims",))
+    monkeypatch.setattr(hardware, "load", lambda _: [later, run, broken])
+    where = "AMD Radeon PRO W7900 with HSA_OVERRIDE_GFX_VERSION=11.0.0 (2026-12-01), AMD Radeon RX 7600 (2026-12-02)"
+    page = render(list(wheels))
+    assert page.count(f"selftest: {templates.markdown(where)}") == 1
+    site = index.chooser(wheels, versions=versions.load(), home=HOME)
+    assert site.count(f"and its selftest on {where}; worst error") == site.count(f"; selftest: {where}</td>") == 1
+    assert "2 of 3 passed their tests on an AMD GPU" in page
+    assert on_amd.on_amd_gpu
 
 
 def test_what_was_tested_with_another_torch_is_told(dist: Path) -> None:

@@ -52,6 +52,22 @@ def test_the_time_left_weighs_the_kernels(capsys: pytest.CaptureFixture[str], mo
     ]
 
 
+def test_the_time_left_is_right_from_the_first_kernel_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three jobs end one after another: those that run are halfway on average."""
+    clock = [0.0]
+    monkeypatch.setattr("rocm_wheels.compile.progress.time.monotonic", lambda: clock[0])
+    units = [unit(str(index), "triton", 1) for index in range(30)]
+    counted = progress.Progress(units, 3)
+    for number, each in enumerate(units, start=1):
+        clock[0] = 2.0 * number
+        counted.count(each)
+    left = [int(line.split("about ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert left[0] <= 60
+    assert left == sorted(left, reverse=True)
+
+
 def test_on_a_terminal_no_line_is_wider_than_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ examples:
   python -m rocm_wheels plan 2.8.3 3.11 2.5.1 6.2
       what a build would do, as JSON; refused at once if the versions do not exist together
   python -m rocm_wheels build 2.8.3 3.11 2.5.1 6.2
-      one wheel in dist/, for the GPU of this machine or else all common targets
+      one wheel in dist/, for the GPU of this machine, else for targets that it names
   PYTORCH_ROCM_ARCH='gfx90a;gfx942' MAX_JOBS=4 python -m rocm_wheels build 2.8.3 3.11 2.5 6.2
       the same for two targets, four compile jobs at once
   python -m rocm_wheels compile --target gfx942 --shard 2/4
@@ -34,6 +34,14 @@ examples:
   python -m rocm_wheels index --dir dist --out site --repo owner/name --url http://127.0.0.1:8000/
       a package index of one's own wheels: python -m http.server --bind 127.0.0.1 --directory site
 """
+# What a verb does that was interrupted and is run again, where it goes on from where it was.
+_COMPILED = "Run it again: it goes on from the kernels that are compiled."
+AGAIN = {
+    "build": _COMPILED,
+    "compile": _COMPILED,
+    "store": _COMPILED,
+    "publish": "Run it again: it sends what the release lacks.",
+}
 SCRIPT_VERBS = ("plan", "check", "build")  # that build_rocm.sh runs
 
 
@@ -44,7 +52,7 @@ def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
     """
     arguments = _parser(usage).parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
-    return exit_code(lambda: arguments.run(arguments))
+    return exit_code(lambda: arguments.run(arguments), again=arguments.again)
 
 
 def _parser(usage: str = "") -> argparse.ArgumentParser:
@@ -57,6 +65,7 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
     release_cli.add_verbs(verbs)
     for script in (parser, *(verbs.choices[verb] for verb in SCRIPT_VERBS)) if usage else ():
         script.usage, script.prog = usage, usage.split()[0]
-    for verb in verbs.choices.values():
+    for name, verb in verbs.choices.items():
         verb.allow_abbrev = False  # build_rocm.sh looks for --plan and --docker as they are
+        verb.set_defaults(again=AGAIN.get(name, "Run it again."))
     return parser

@@ -22,8 +22,10 @@ class Progress:
         self.kernels = sum(len(unit.kernels) for unit in units)
         self.seconds = sum(map(self._seconds, units))
         self.compiled = self.spent = 0
+        self.left = len(units)
+        self.jobs = min(jobs, len(units))
         self.started = time.monotonic()
-        minutes = self.seconds / min(jobs, len(units)) / 60
+        minutes = self.seconds / self.jobs / 60
         if minutes < 1:
             return
         line = f"  {self.kernels} to compile with {jobs} jobs: about {minutes:.0f} min"
@@ -36,8 +38,12 @@ class Progress:
         before = self.spent
         self.compiled += len(unit.kernels)
         self.spent += self._seconds(unit)
+        self.left -= 1
         elapsed = time.monotonic() - self.started
-        left = elapsed / self.spent * (self.seconds - self.spent)
+        # While one job has just ended, the others are on average halfway through their units.
+        ahead = self.seconds - self.spent
+        halfway = ahead * min(self.jobs - 1, self.left) / (2 * self.left) if self.left else 0
+        left = elapsed / (self.spent + halfway) * (ahead - halfway)
         line = f"  compiled {self.compiled}/{self.kernels}, {elapsed:.0f} s, about {left:.0f} s left"
         line += f": {unit.target} {unit.name}"
         whole = self.compiled == self.kernels

@@ -35,7 +35,9 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
     pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_start, initargs=(scratch.name,))
     try:
-        futures = {pool.submit(_compile, unit, cache): unit for unit in missing}
+        # By their keys, which are digests: cheap and costly kernels mix, so the first ones tell how long all take.
+        mixed = sorted(missing, key=lambda unit: unit.key)
+        futures = {pool.submit(_compile, unit, cache): unit for unit in mixed}
         for future in as_completed(futures):
             unit = futures[future]
             try:

@@ -134,14 +134,15 @@ def has_fa3(versions: Versions, cell: Claim) -> bool:
 
 def nearest(versions: Versions, wanted: Cell) -> Cell:
     """The existing cell with the fewest versions changed; the torch version changes last."""
-    torches, pythons, rocms = list(versions.torch), list(versions.python), list(versions.rocm)
+    torches, pythons, rocms = (
+        {name: abs(place - list(names).index(own)) for place, name in enumerate(names)}
+        for names, own in (
+            (versions.torch, wanted.torch), (versions.python, wanted.python), (versions.rocm, wanted.rocm)
+        )
+    )  # fmt: skip
 
     def distance(cell: Cell) -> tuple[int, ...]:
-        steps = (
-            abs(torches.index(cell.torch) - torches.index(wanted.torch)),
-            abs(pythons.index(cell.python) - pythons.index(wanted.python)),
-            abs(rocms.index(cell.rocm) - rocms.index(wanted.rocm)),
-        )
+        steps = torches[cell.torch], pythons[cell.python], rocms[cell.rocm]
         return sum(step > 0 for step in steps), *steps
 
     cells = (

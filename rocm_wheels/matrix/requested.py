@@ -47,7 +47,7 @@ def from_environment(versions: Versions, env: Mapping[str, str]) -> Requested:
 
 
 def from_machine(versions: Versions, cell: Cell, machine: Machine, asked: Requested) -> Requested:
-    """The GPUs of this machine that the cell serves, else None, which is all common targets.
+    """The GPUs of this machine that the cell serves, else None, which is the default targets.
 
     BadTarget if the environment asks for native and this machine has no such GPU.
     """
@@ -62,4 +62,4 @@ def from_machine(versions: Versions, cell: Cell, machine: Machine, asked: Reques
     notes = (f"no kernels are built for {rest} of this machine: the cell does not serve it",) if rest else ()
     if fit:
         return Requested(fit, "GPU of this machine", notes)
-    return Requested(None, "all common targets", notes)
+    return Requested(None, "no GPU found here; PYTORCH_ROCM_ARCH chooses others", notes)

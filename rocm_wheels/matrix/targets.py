@@ -34,7 +34,7 @@ def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> 
 
 
 def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
-    """The targets of a cell's wheel: all common ones of its backend, or those requested. CUDA ones come last.
+    """The targets of a cell's wheel: the default ones of its backend, or those requested. CUDA ones come last.
 
     Every wheel holds Triton kernels. So a ck wheel may serve more targets than Composable Kernel does, as long as it
     serves one of Composable Kernel's. BadTarget for a target that does not exist.

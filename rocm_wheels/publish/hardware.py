@@ -128,6 +128,16 @@ def verified(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return found
 
 
+def by_wheel(runs: Iterable[Run]) -> dict[str, str]:
+    """sha256 of a wheel -> the GPUs on which its selftest passed, oldest run first, as part of a sentence."""
+    found: dict[str, list[str]] = {}
+    for run in sorted(runs, key=lambda each: each.date):
+        if run.ok:
+            override = f" with HSA_OVERRIDE_GFX_VERSION={run.override}" if run.override else ""
+            found.setdefault(run.sha256, []).append(f"{run.device}{override} ({run.date})")
+    return {sha256: ", ".join(devices) for sha256, devices in found.items()}
+
+
 class _Complaint:
     """Makes the error about a value of a report."""
 

@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.versions import Versions
-from rocm_wheels.publish import catalogue, which
+from rocm_wheels.paths import ROOT
+from rocm_wheels.publish import catalogue, hardware, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
 from rocm_wheels.publish.links import Link, Wheel
 from rocm_wheels.publish.templates import TEMPLATES, render
@@ -145,13 +146,15 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     """The page to choose a wheel on; it asks nothing of any other address."""
     script = (TEMPLATES / "chooser.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "chooser.css").read_text(encoding="utf-8")
+    owners = hardware.by_wheel(hardware.load(ROOT / hardware.RUNS))
     return render(
         "chooser.html.j2",
         wheels=wheels,
         home=home,
         axes=_axes(wheels, versions),
         known=Markup(_script_json(_known(versions))),
-        amd=sum(wheel.on_amd_gpu for wheel in wheels),
+        owners=owners,
+        amd=sum(wheel.on_amd_gpu or wheel.sha256 in owners for wheel in wheels),
         command=which.PASTE_COMMAND,
         script=Markup(script),
         style=Markup(style),

@@ -8,6 +8,8 @@ from itertools import groupby
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.names import FA3_VERSION, is_candidate
+from rocm_wheels.paths import ROOT
+from rocm_wheels.publish import hardware
 from rocm_wheels.publish.assets import SUMS
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.templates import render as render_template
@@ -26,6 +28,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
     grouped = sorted(wheels, key=_newest_first)
     groups = [(title, sorted(group)) for title, group in groupby(grouped, _title)]
     example = next((wheel for wheel in sorted(wheels) if wheel.yanked is None), None)
+    owners = hardware.by_wheel(hardware.load(ROOT / hardware.RUNS))
     text = render_template(
         "release_notes.md.j2",
         tag=tag,
@@ -38,7 +41,8 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         with_fa3=example is not None and example.flash_attn == versions.load().flash_attn[-1],
         fa3_version=FA3_VERSION,
         candidate=is_candidate(tag),
-        ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu],
+        owners=owners,
+        ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu or wheel.sha256 in owners],
         beside_pypis_torch=sum(wheel.beside_pypis_torch for wheel in wheels),
         sums=SUMS,
     )

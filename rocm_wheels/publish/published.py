@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.wheel.numbering import PublicWheel
+from rocm_wheels.wheel.numbering import REMEDY, PublicWheel
 
 if TYPE_CHECKING:
     from rocm_wheels.publish.github import GitHub
@@ -20,13 +20,11 @@ def files(path: Path) -> list[str]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return [str(name) for name in content["files"]]
     except OSError as error:
-        raise DataError(
-            f"--missing {path}: {error.strerror}", remedy="Make it with: python -m rocm_wheels published TAG"
-        ) from error
+        raise DataError(f"--missing {path}: {error.strerror}", remedy=REMEDY) from error
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(
             f"{path} does not describe a release: {error!r}",
-            remedy="Make it with: python -m rocm_wheels published TAG",
+            remedy=REMEDY,
         ) from error
 
 

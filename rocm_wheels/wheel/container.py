@@ -22,12 +22,19 @@ PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
 def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: Sequence[str] = ()) -> int:
     """Builds the image where it is new, then the wheel in it, into the same `dist` and with the same `cache`.
 
-    Returns the exit code of docker, which is that of the build inside. MissingTool without docker, DataError if no
-    image is known for the ROCm.
+    Returns docker's exit code, which is the exit code of the build inside. MissingTool without docker or its daemon,
+    DataError if no image is known for the ROCm.
     """
     if shutil.which("docker") is None:
         raise MissingTool(
             "--docker: there is no docker on PATH", remedy="Install it, or leave --docker out: no build needs it."
+        )
+    asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        raise MissingTool(
+            f"--docker: docker cannot reach its daemon: {(asked.stderr.strip() or 'no reason given').splitlines()[-1]}",
+            remedy="Start it (sudo systemctl start docker) and join its group (sudo usermod -aG docker $USER), "
+            "or leave --docker out: no build needs it.",
         )
     build = ROOT / "build" / "docker"
     for directory in (build, dist, cache):

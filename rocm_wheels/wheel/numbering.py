@@ -11,6 +11,8 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.wheel import contents
 
+REMEDY = "Make it with: python -m rocm_wheels published v1.2.3 --repo owner/name >published.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicWheel:
@@ -29,7 +31,7 @@ def load(path: Path) -> list[PublicWheel]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(
             f"{path} is no list of public wheels: {error!r}",
-            remedy="Make it with: python -m rocm_wheels published TAG",
+            remedy=REMEDY,
         ) from error
 
 
