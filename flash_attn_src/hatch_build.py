@@ -181,9 +181,18 @@ class BuildHook(BuildHookInterface[Any]):
         if request.planner:
             files["flash_attn/_ck_planner.so"] = request.planner
         with _plain_errors():
+            from rocm_wheels.environment import OLDEST_EPOCH, source_date_epoch
             from rocm_wheels.wheel import sbom
 
-            bill = sbom.write(scratch, request.full_version, request.requires, files)
+            subject = sbom.Subject(
+                version=request.full_version,
+                license=self.metadata.core.license_expression,
+                requires=tuple(request.requires),
+                repository=os.environ.get("FLASH_ATTN_REPOSITORY", ""),
+                commit=os.environ.get("FLASH_ATTN_COMMIT", ""),
+                epoch=source_date_epoch(os.environ) or OLDEST_EPOCH,
+            )
+            bill = sbom.write(scratch, subject, files)
         build_data["sbom_files"].append(str(bill))
         files["flash_attn/_build_info.json"] = _write_build_info(request, stores, scratch)
         build_data["force_include"].update((str(path), name) for name, path in files.items())

@@ -92,6 +92,13 @@ def test_targets_of_torch_without_kernels_are_left_out_with_a_note(data: Version
     assert alone.notes[0].startswith("PYTORCH_ROCM_ARCH: gfx900:xnack- left out")
 
 
+@pytest.mark.parametrize("python", ["311", "cp311"])
+def test_a_python_without_a_dot_is_taken_for_the_one_of_its_digits_and_told(data: Versions, python: str) -> None:
+    made = make_plan(data, flash_attn="2.8.3", python=python, torch="2.5.1", rocm="6.2", env={}, machine=BARE)
+    assert made.cell.python == "3.11"
+    assert f"Python {python!r} is taken for 3.11" in made.notes
+
+
 def test_of_both_variables_that_of_flash_attn_counts(data: Versions) -> None:
     """In an image of rocm/pytorch, where torch's is set, GPU_ARCHS=gfx942 is what upstream says to do."""
     made = plan(data, env={"PYTORCH_ROCM_ARCH": IMAGE, "GPU_ARCHS": "gfx942"})

@@ -15,7 +15,7 @@ from rocm_wheels.compile import kernels, units
 from rocm_wheels.errors import CompileFailed, DataError, VerifyFailed
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.paths import FLASH_ATTN_SRC
-from rocm_wheels.wheel import assemble, build, verdict, verify
+from rocm_wheels.wheel import assemble, build, contents, verdict, verify
 from rocm_wheels.wheel.verdict import Stage, Verdict
 
 
@@ -31,7 +31,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_its_bill_of_materials(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
         (bill,) = (name for name in archive.namelist() if "/sboms/" in name)
+        found = json.loads(archive.read(bill))["metadata"]
+        metadata = archive.read("flash_attn-2.8.3+rocm62torch2.5triton.dist-info/METADATA").decode()
+        info = json.loads(archive.read("flash_attn/_build_info.json"))
     assert bill == "flash_attn-2.8.3+rocm62torch2.5triton.dist-info/sboms/flash_attn.cdx.json"
+    assert f"License-Expression: {found['component']['licenses'][0]['expression']}\n" in metadata
+    commits = [each["value"] for each in found["component"].get("properties", ()) if each["name"] == "commit"]
+    assert commits == ([info["commit"]] if info["commit"] else [])
+    assert found["timestamp"] == "1980-01-01T00:00:00Z"
+
+
+def test_a_wheel_of_another_commit_and_time_has_the_same_contents(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bill and its build info name the commit, so the bytes differ. It is not published again."""
+    launcher = library(tmp_path / "launcher.so", "int x(void) { return 1; }")
+    stores = {target: store(tmp_path, target) for target in ("gfx90a", "gfx942")}
+    monkeypatch.setattr(assemble, "commit", lambda _: "d" * 40)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    other = assemble.assemble(plan("gfx90a", "gfx942"), stores, launcher, tmp_path / "dist")
+    assert contents.file_sha256(other) != contents.file_sha256(built)
+    assert contents.digest(other) == contents.digest(built)
 
 
 def test_the_plan_of_a_finished_wheel(built: Path, tmp_path: Path) -> None:

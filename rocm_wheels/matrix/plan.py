@@ -97,6 +97,8 @@ def make_plan(
     )
     wanted = from_environment(versions, env)
     notes = wanted.notes
+    if "." not in python:
+        notes += (f"Python {python!r} is taken for {cell.python}",)
     if not wanted.of_this_machine:
         if asked is None:
             cell, more = _serving(versions, cell, known_targets(versions, wanted.targets or ()))

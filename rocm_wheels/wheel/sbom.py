@@ -7,29 +7,61 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rocm_wheels.compile.asm import package as asm_package
 from rocm_wheels.compile.ck import sources as ck_sources
+from rocm_wheels.environment import OLDEST_EPOCH
+from rocm_wheels.matrix import versions
 
 FILE_NAME = "flash_attn.cdx.json"
 PLANNER = "flash_attn/_ck_planner.so"
+LAUNCHER = "flash_attn/_launcher.abi3.so"
+# What compiles -> its licence. A ROCm of the machine brings a clang of its own.
+_LICENCES = {
+    "clang-tidy": "Apache-2.0 WITH LLVM-exception",
+    "ROCm clang": "Apache-2.0 WITH LLVM-exception",
+    "triton": "MIT",
+    "ziglang": "MIT",
+}
 # The namespace of the serial numbers: the same contents have the same one.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flash_attn wheels for ROCm")
 
 
-def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -> dict[str, Any]:
-    """The bill of a wheel: `version` with its label, requirements, and the binary files by their place in the wheel.
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The wheel that a bill is about: its version with the label, and what its METADATA says.
+
+    `repository` is an address, `commit` the one it is built from; both are "" where the build does not know them.
+    `epoch` is the date of the wheel, in seconds since 1970.
+    """
+
+    version: str
+    license: str
+    requires: tuple[str, ...] = ()
+    repository: str = ""
+    commit: str = ""
+    epoch: int = OLDEST_EPOCH
+
+
+def document(subject: Subject, files: Mapping[str, Path]) -> dict[str, Any]:
+    """The bill of a wheel, with the binary files by their place in the wheel.
 
     The compilers come from the manifests of the kernel stores among the files; a planner among them means kernels of
-    Composable Kernel. Kernels with names in asm- are AMD's assembly. The same input gives the same bill.
+    Composable Kernel. Kernels with names in asm- are AMD's assembly. zig compiles the launcher and the planner. The
+    same input gives the same bill.
     """
+    version = subject.version
     compilers: dict[str, str] = {}
+    if LAUNCHER in files or PLANNER in files:
+        compilers["ziglang"] = versions.load().compilers["ziglang"]
     parts = [_composable_kernel()] if PLANNER in files else []
     assembly = False
     for name, path in sorted(files.items()):
@@ -55,7 +87,7 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
         parts.append({**part, "properties": properties} if properties else part)
     if assembly:
         parts.append(_assembly_kernels())
-    for requirement in sorted(requires):
+    for requirement in sorted(subject.requires):
         package = requirement.partition("=")[0].partition(">")[0].strip()
         part = {"type": "library", "bom-ref": package, "name": package, "purl": f"pkg:pypi/{package}"}
         parts.append({**part, "properties": [{"name": "requirement", "value": requirement}]})
@@ -64,18 +96,17 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
-            "tools": {
-                "components": [
-                    {"type": "application", "name": name, "version": compilers[name]} for name in sorted(compilers)
-                ]
-            },
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(subject.epoch)),
+            "tools": {"components": [_tool(name, compilers[name]) for name in sorted(compilers)]},
+            **_supplier(subject.repository),
             "component": {
                 "type": "library",
                 "bom-ref": "flash_attn",
                 "name": "flash_attn",
                 "version": version,
-                "licenses": [{"license": {"id": "BSD-3-Clause"}}],
+                "licenses": [{"expression": subject.license}],
                 "purl": f"pkg:pypi/flash-attn@{quote(version, safe='')}",
+                **({"properties": [{"name": "commit", "value": subject.commit}]} if subject.commit else {}),
             },
         },
         "components": parts,
@@ -83,6 +114,18 @@ def document(version: str, requires: Iterable[str], files: Mapping[str, Path]) -
     }
     serial = uuid.uuid5(_NAMESPACE, json.dumps(bill, sort_keys=True))
     return {**bill, "serialNumber": f"urn:uuid:{serial}"}
+
+
+def _tool(name: str, version: str) -> dict[str, Any]:
+    tool: dict[str, Any] = {"type": "application", "name": name, "version": version}
+    return tool | ({"licenses": [{"expression": _LICENCES[name]}]} if name in _LICENCES else {})
+
+
+def _supplier(repository: str) -> dict[str, Any]:
+    """Who publishes the repository, "owner" of https://github.com/owner/name; nobody where it is not known."""
+    if not repository:
+        return {}
+    return {"supplier": {"name": repository.rstrip("/").split("/")[-2], "url": [repository]}}
 
 
 def _composable_kernel() -> dict[str, Any]:
@@ -116,8 +159,8 @@ def _assembly_kernels() -> dict[str, Any]:
     }
 
 
-def write(directory: Path, version: str, requires: Iterable[str], files: Mapping[str, Path]) -> Path:
+def write(directory: Path, subject: Subject, files: Mapping[str, Path]) -> Path:
     """Writes the bill into `directory` under the name that it has in a wheel."""
     path = directory / FILE_NAME
-    path.write_text(json.dumps(document(version, requires, files), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document(subject, files), indent=1) + "\n", encoding="utf-8")
     return path

@@ -29,6 +29,7 @@ def report(facts: Facts) -> str:
     label = f"{build.version}+{build.label}" if build.label else f"{build.version}, {origin}"
     lines = [
         ("flash_attn", f"{label} in {facts.location}"),
+        *((("commit", build.commit),) if build.commit else ()),
         ("backend", f"{build.backend}, compiled by {build.compiler}" if build.compiler else build.backend),
         ("targets", ", ".join(build.targets) or "none: kernels are compiled by Triton at their first call"),
         ("python", facts.python),
