@@ -68,6 +68,7 @@ class Kernel:
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
+        self.takes_sinks = variant.takes("sinks")
         self._gpu = gpu
         self._entry = entry
         self._program = gpu.program(kernel)

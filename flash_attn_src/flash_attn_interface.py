@@ -4,7 +4,8 @@ What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_split
 changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
 -inf in rows that see no key. v may have another head dim than q and k, at the cost of the larger one, v_cache not. FP8
 inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient.
-Raise NotImplementedError: qv, and attention_chunk in FP8.
+s_aux: learnable sinks, as in flash_attn.flash_attn_func. Raise NotImplementedError: qv, and in FP8 attention_chunk and
+s_aux, which flash_attn_with_kvcache takes in FP8, too.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _result(out: torch.Tensor, softmax_lse: torch.Tensor, wanted: bool) -> _Resu
     return (out, softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)) if wanted else out
 
 
-def _keeps_gradients(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+def _keeps_gradients(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _check(
@@ -87,6 +88,8 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> _Result:
     """out, with return_attn_probs (out, softmax_lse (batch, heads, seqlen_q)): flash_attn.flash_attn_func.
 
@@ -97,26 +100,27 @@ def flash_attn_func(
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         result = flash_attn_func(
             *padded, scale, causal, qv, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
-            num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs,
+            num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs, s_aux=s_aux,
         )  # fmt: skip
         return _cut(result, v.shape[-1])
     call = AttentionCall(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
+        s_aux=s_aux,
     )  # fmt: skip
     check_dense(call)
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
     if is_fp8(q):
-        _refuse_chunk(attention_chunk)
+        _refuse_in_fp8(attention_chunk, s_aux)
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
-    elif num_splits != 1 and not _keeps_gradients(q, k, v):
+    elif num_splits != 1 and not _keeps_gradients(q, k, v, s_aux):
         out, softmax_lse = attend_to_cache(CacheCall(
             q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v),
             softmax_scale=call.softmax_scale, causal=causal, window_size=call.window_size, softcap=softcap,
-            num_splits=num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin,
+            num_splits=num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux,
         ))  # fmt: skip
     elif attention_chunk > 0:
         batch, seqlen_q, heads, head_dim = q.shape
@@ -126,20 +130,22 @@ def flash_attn_func(
         longest = seqlen_q if seqlen_q > seqlen_k else min(seqlen_q, attention_chunk)
         out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
             q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *pieces, longest, min(seqlen_k, attention_chunk), 0.0,
-            softmax_scale, causal, window_size, softcap, None, deterministic, True,
+            softmax_scale, causal, window_size, softcap, None, deterministic, True, s_aux=s_aux,
         )  # fmt: skip
         out = out.view(batch, seqlen_q, heads, head_dim)
         softmax_lse = softmax_lse.view(heads, batch, seqlen_q).transpose(0, 1)
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_func(
-            q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True
+            q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, s_aux=s_aux
         )
     return _result(out, softmax_lse, return_attn_probs)
 
 
-def _refuse_chunk(attention_chunk: int) -> None:
+def _refuse_in_fp8(attention_chunk: int, s_aux: torch.Tensor | None) -> None:
     if attention_chunk > 0:
         raise NotImplementedError("attention_chunk: attention in FP8 has none, pass fp16 or bf16")
+    if s_aux is not None:
+        raise NotImplementedError("s_aux: attention in FP8 has no sinks, pass fp16 or bf16")
 
 
 def flash_attn_qkvpacked_func(
@@ -156,6 +162,8 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> _Result:
     """flash_attn_func of qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads + 2 * heads_k, head_dim).
 
@@ -179,7 +187,7 @@ def flash_attn_qkvpacked_func(
         q, k, v = qkv.unbind(-3)
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
-        1, None, deterministic, sm_margin, return_attn_probs,
+        1, None, deterministic, sm_margin, return_attn_probs, s_aux=s_aux,
     )  # fmt: skip
 
 
@@ -207,6 +215,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> _Result:
     """flash_attn.flash_attn_varlen_func; softmax_lse is (heads, total_q).
 
@@ -219,7 +229,7 @@ def flash_attn_varlen_func(
         result = flash_attn_varlen_func(
             *padded, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, causal, qv,
             q_descale, k_descale, v_descale, window_size, attention_chunk, softcap, num_splits, pack_gqa,
-            deterministic, sm_margin, return_attn_probs,
+            deterministic, sm_margin, return_attn_probs, s_aux=s_aux,
         )  # fmt: skip
         return _cut(result, v.shape[-1])
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
@@ -227,10 +237,11 @@ def flash_attn_varlen_func(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        s_aux=s_aux,
     ))  # fmt: skip
     _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
     if is_fp8(q):
-        _refuse_chunk(attention_chunk)
+        _refuse_in_fp8(attention_chunk, s_aux)
     if seqused_q is not None or seqused_k is not None:
         if is_fp8(q):
             raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
@@ -243,7 +254,7 @@ def flash_attn_varlen_func(
     if is_fp8(q):
         out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *descales)
     else:
-        out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(*args, softcap, None, deterministic, True)
+        out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(*args, softcap, None, deterministic, True, s_aux=s_aux)
     return _result(out, softmax_lse, return_attn_probs)
 
 
@@ -278,6 +289,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """flash_attn.flash_attn_with_kvcache, page_table being its block_table; and
 
@@ -304,7 +317,7 @@ def flash_attn_with_kvcache(
         cache_leftpad=cache_leftpad, block_table=page_table, causal=causal, window_size=window_size, softcap=softcap,
         rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-        attention_chunk=attention_chunk, sm_margin=sm_margin,
+        attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux,
     )  # fmt: skip
     check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, "page_table")
     if scheduler_metadata is not None:

@@ -102,8 +102,9 @@ class Kernel:
 
     follows_pages = True
 
-    def __init__(self, name: str, constants: dict[str, Any], kept: list[tuple[str, Any, Any, Any]]) -> None:
-        self.name = name
+    def __init__(self, variant: Variant, constants: dict[str, Any], kept: list[tuple[str, Any, Any, Any]]) -> None:
+        self.name = variant.name
+        self.takes_sinks = variant.takes("sinks")
         self.block_m = constants.get("BLOCK_M", 0)
         self.block_n = constants.get("BLOCK_N", 0)
         self.num_xcds = constants.get("NUM_XCDS", 1)
@@ -131,7 +132,7 @@ class Gpu:
         self.kept: list[tuple[str, Any, Any, Any]] = []
 
     def kernel(self, variant: Variant) -> Kernel:
-        kernel = Kernel(variant.name, launches.specification(variant, self.target).constants, self.kept)
+        kernel = Kernel(variant, launches.specification(variant, self.target).constants, self.kept)
         self.tiles[variant.name] = [kernel.block_m, kernel.block_n, kernel.num_xcds]
         return kernel
 

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flash_attn.calls import AttentionCall, GradientCall, Window, maybe_contiguous, restore
-from flash_attn.custom_ops import dispatch
+from flash_attn.custom_ops import dispatch, sinks
 from flash_attn.first_derivative import Gradients, first_only
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -67,8 +67,8 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
-    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv."""
-    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, *given = saved
+    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv; and last of s_aux."""
+    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
     head_dim = ctx.head_dim
     padded = head_dim % _HEAD_DIM_STEP != 0
@@ -89,11 +89,13 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
         else:
             dq = torch.empty_like(q)
             results = (dq, joint)
-    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k), ctx.options)
-    dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
+    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux), ctx.options)
+    softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if padded:
-        return tuple(x[..., :head_dim] for x in results)
-    return results
+        results = tuple(x[..., :head_dim] for x in results)
+    if s_aux is None or not ctx.needs_input_grad[-1]:
+        return *results, None
+    return *results, sinks.gradient(s_aux, softmax_lse, softmax_d)
 
 
 class FlashAttnFunc(torch.autograd.Function):
@@ -114,16 +116,18 @@ class FlashAttnFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 9
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks
 
 
 class FlashAttnQKVPackedFunc(torch.autograd.Function):
@@ -142,17 +146,19 @@ class FlashAttnQKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 9
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks
 
 
 class FlashAttnKVPackedFunc(torch.autograd.Function):
@@ -172,17 +178,19 @@ class FlashAttnKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 9
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks
 
 
 class FlashAttnVarlenFunc(torch.autograd.Function):
@@ -208,10 +216,11 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
         return_softmax: bool,
         block_table: torch.Tensor | None,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
@@ -220,7 +229,8 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 14
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 14, dsinks
 
 
 class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
@@ -241,11 +251,12 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
@@ -253,7 +264,8 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 11
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 11, dsinks
 
 
 class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
@@ -277,11 +289,12 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
         deterministic: bool,
         return_softmax: bool,
         is_grad_enabled: bool = True,
+        s_aux: torch.Tensor | None = None,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax,
+            return_softmax, s_aux=s_aux,
         )  # fmt: skip
         call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
         call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
@@ -289,4 +302,5 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        return *_gradients(ctx, dout), *(None,) * 13
+        *gradients, dsinks = _gradients(ctx, dout)
+        return *gradients, *(None,) * 13, dsinks

@@ -15,7 +15,7 @@ Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 _Call = TypeVar("_Call", "AttentionCall", "CacheCall")
 # Tensors and options that a backward needs besides q, k and v: see AttentionCall.tensors and AttentionCall.options.
-Tensors = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Tensors = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 Options = tuple[Any, ...]
 
 
@@ -54,6 +54,8 @@ class AttentionCall:
     block_table        int32 (batch, max_pages): the pages of each sequence
     out                the result goes there; None: to a new tensor
     descales           fp32 (batch, heads) of q, k and v for attention in FP8, None for each tensor that is cast
+    s_aux              fp16, bf16 or fp32 (heads,): the sinks. A sink is a score of each query head that joins the sum
+                       of the softmax and has no value
     """
 
     q: torch.Tensor
@@ -77,6 +79,7 @@ class AttentionCall:
     block_table: torch.Tensor | None = None
     out: torch.Tensor | None = None
     descales: Descales | None = None
+    s_aux: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -107,7 +110,7 @@ class AttentionCall:
 
     def tensors(self) -> Tensors:
         """The tensors beside q, k and v that a backward needs, for `restore`."""
-        return self.alibi_slopes, self.rng_state, self.cu_seqlens_q, self.cu_seqlens_k
+        return self.alibi_slopes, self.rng_state, self.cu_seqlens_q, self.cu_seqlens_k, self.s_aux
 
     def options(self) -> Options:
         """What is no tensor and a backward needs, for `restore`."""
@@ -140,7 +143,7 @@ def attention_call(
 def restore(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: Tensors, options: Options) -> AttentionCall:
     """The call whose tensors() and options() were kept, as a backward needs it."""
     call = AttentionCall(q, k, v)
-    call.alibi_slopes, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k = tensors
+    call.alibi_slopes, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.s_aux = tensors
     (
         call.softmax_scale, call.causal, call.window_size, call.softcap, call.dropout_p, call.deterministic,
         call.max_seqlen_q, call.max_seqlen_k,
@@ -151,8 +154,8 @@ def restore(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: Tensors,
 class ForwardResult(NamedTuple):
     """What a backend's forward gives.
 
-    softmax_lse    fp32, of fp64 fp64: (batch, heads, seqlen_q), packed (heads, total_q); +inf in rows without a key,
-                   whose out is 0
+    softmax_lse    fp32, of fp64 fp64: (batch, heads, seqlen_q), packed (heads, total_q), sinks included; +inf in rows
+                   without a key and a sink. out is 0 in rows without a key
     probabilities  (batch, heads, seqlen_q, seqlen_k) in q's dtype, negative where dropped; None unless asked for
     """
 
@@ -205,6 +208,7 @@ class CacheCall:
                        alone, the most keys of a sequence where the host knows and the cache has room for more
     descales           fp32 (batch, heads_k) of q, k and v: these are FP8 tensors, whose result is bf16 and which have
                        no rotary embedding
+    s_aux              as in AttentionCall
     """
 
     q: torch.Tensor
@@ -234,6 +238,7 @@ class CacheCall:
     sm_margin: int = 0
     descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     max_seqlen_k: int | None = None
+    s_aux: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:

@@ -1,6 +1,6 @@
 """The public functions: checks, padding of the head dimension, autograd. Nothing here knows a backend.
 
-Options that all but flash_attn_with_kvcache share:
+Options that all but flash_attn_with_kvcache share (it has some of them):
 
 dropout_p        probability in [0, 1) of dropping an attention weight; drawn from torch's default generator
 softmax_scale    factor of q @ k^T; default head_dim ** -0.5
@@ -11,15 +11,19 @@ softcap          > 0, up to 4096: scores become softcap * tanh(score / softcap)
 alibi_slopes     fp32 (heads,) or (batch, heads): -slope * |i + seqlen_k - seqlen_q - j| is added to scores
 deterministic    the backward gives the same bits every time
 return_attn_probs  returns (out, softmax_lse, S_dmask); both extra results carry no gradient. softmax_lse is
-                 fp32 (of fp64 fp64), +inf in rows that see no key. S_dmask, in q's dtype and for tests only, holds the
-                 probabilities in upstream's scale (flash_attn.dmask), negative where dropped; it has shape
-                 (0,) without dropout
+                 fp32 (of fp64 fp64), +inf in rows that see no key and have no sink. S_dmask, in q's dtype and
+                 for tests only, holds the probabilities in upstream's scale (flash_attn.dmask), negative where
+                 dropped; it has shape (0,) without dropout
+s_aux            learnable sinks, fp16, bf16 or fp32 (heads,). A sink is a score of each head that joins the sum of the
+                 softmax and has no value, so the weights of a row's keys add up to less than 1. softmax_lse includes
+                 it. It has a gradient. Upstream has no sinks, so it is a keyword alone. transformers passes them by
+                 this name
 
 Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of the heads of k. Under
 torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;
 flash_attn_with_kvcache casts nothing, as it writes into the cache.
-A row that sees no key gives 0. Wrong arguments raise TypeError or ValueError naming the argument, what
-came and what was wanted.
+A row that sees no key gives 0, and its softmax_lse is +inf or its sink. Wrong arguments raise TypeError or ValueError
+naming the argument, what came and what was wanted.
 """
 
 from __future__ import annotations
@@ -122,6 +126,10 @@ def _op_has_autograd(deterministic: bool) -> bool:
     return is_compiling() and not deterministic
 
 
+def _is_learned(s_aux: torch.Tensor | None) -> bool:
+    return s_aux is not None and s_aux.requires_grad
+
+
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -134,6 +142,8 @@ def flash_attn_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
 
@@ -145,15 +155,16 @@ def flash_attn_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     check_dense(call)
     if (
         torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
         return FlashAttnFunc.apply(
             q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True,
+            return_attn_probs, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -168,6 +179,8 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim).
 
@@ -180,11 +193,12 @@ def flash_attn_qkvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     check_dense(call)
-    if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
+    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
         return FlashAttnQKVPackedFunc.apply(
             qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True,
+            return_attn_probs, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -200,6 +214,8 @@ def flash_attn_kvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_func with k, v in one tensor (batch, seqlen_k, 2, heads_k, head_dim).
 
@@ -212,11 +228,16 @@ def flash_attn_kvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     check_dense(call)
-    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
+        and not _op_has_autograd(deterministic)
+    ):
         return FlashAttnKVPackedFunc.apply(
             q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True,
+            return_attn_probs, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -238,6 +259,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """Attention of sequences end to end: q (total_q, heads, head_dim), k, v (total_k, heads_k, head_dim).
 
@@ -258,18 +281,19 @@ def flash_attn_varlen_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     call.block_table = block_table
     check_varlen(call)
     if (
         torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
         return FlashAttnVarlenFunc.apply(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True,
+            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -286,6 +310,8 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_varlen_func with q, k, v in one tensor (total, 3, heads, head_dim).
 
@@ -300,13 +326,14 @@ def flash_attn_varlen_qkvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
     check_varlen(call)
-    if torch.is_grad_enabled() and qkv.requires_grad and not _op_has_autograd(deterministic):
+    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
         return FlashAttnVarlenQKVPackedFunc.apply(
             qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
-            alibi_slopes, deterministic, return_attn_probs, True,
+            alibi_slopes, deterministic, return_attn_probs, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -326,6 +353,8 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_varlen_func with k, v in one tensor (total_k, 2, heads_k, head_dim)."""
     check_packed("kv", kv, 4, 2)
@@ -339,13 +368,18 @@ def flash_attn_varlen_kvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
+    call.s_aux = s_aux
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     check_varlen(call)
-    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad) and not _op_has_autograd(deterministic):
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
+        and not _op_has_autograd(deterministic)
+    ):
         return FlashAttnVarlenKVPackedFunc.apply(
             q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True,
+            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True, s_aux,
         )  # fmt: skip
     return attend(None, call)
 
@@ -370,6 +404,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of q (batch, seqlen_q, heads, head_dim) over a cache of keys and values; no backward.
 
@@ -396,6 +432,7 @@ def flash_attn_with_kvcache(
         rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, block_table=block_table, causal=causal, window_size=window_size, softcap=softcap,
         rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
+        s_aux=s_aux,
     )  # fmt: skip
     check_kvcache(call, return_softmax_lse)
     check_pages(call)

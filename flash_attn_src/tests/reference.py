@@ -32,6 +32,7 @@ def attention(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     kept: torch.Tensor | None = None,
     dtype: torch.dtype | None = torch.float32,
@@ -57,8 +58,12 @@ def attention(
     scores = scores.masked_fill(~mask, -torch.inf)
     # A row without keys would be NaN, in its gradient too: take it out before the softmax.
     empty = ~mask.any(-1) if seqlen_k else torch.ones(seqlen_q, dtype=torch.bool, device=device)
+    if s_aux is not None:  # one more column of scores, which has no value
+        column = s_aux.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+        empty = torch.zeros_like(empty)
     scores = scores.masked_fill(empty[:, None], 0.0)
-    probabilities = torch.softmax(scores, -1).masked_fill(empty[:, None], 0.0)
+    probabilities = torch.softmax(scores, -1).masked_fill(empty[:, None], 0.0)[..., :seqlen_k]
     lse = torch.logsumexp(scores, -1).masked_fill(empty, torch.inf)
     if kept is not None:
         probabilities = probabilities * kept.to(dtype) / (1.0 - dropout_p)

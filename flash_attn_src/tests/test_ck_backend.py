@@ -54,6 +54,15 @@ def test_dense(
     assert operations(done) == ["fwd", "dot", "dqdkdv", "convert"]
 
 
+def test_sinks(done: list[ck_planner.Launch]) -> None:
+    """The forward goes to the Triton kernels, said by a warning. The backward, which needs no sinks, does not."""
+    inputs = tensors((2, 70, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
+    sinks = torch.linspace(-1.0, 2.0, 4)
+    with pytest.warns(RuntimeWarning, match="cannot do this forward: s_aux: the kernels have none"):
+        compare(*both(lambda *x, **tail: flash_attn_func(*x, causal=True, s_aux=sinks, **tail), inputs))
+    assert operations(done) == ["triton.forward", "dot", "dqdkdv", "convert"]
+
+
 @pytest.mark.parametrize("dim", [160, 256])
 def test_large_head_dims(done: list[ck_planner.Launch], dim: int) -> None:
     inputs = tensors((1, 70, 2, dim), (1, 150, 1, dim), (1, 150, 1, dim))

@@ -46,6 +46,10 @@ SIGNATURES = {
         "has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0"
     ),
 }
+# The functions that take sinks, by keyword alone.
+WITH_SINKS = {
+    "flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func", "flash_attn_with_kvcache",
+}  # fmt: skip
 # By position as upstream; what it called otherwise before comes after, by keyword alone.
 _WINDOW = "window_size_left=-1, window_size_right=-1"
 PRIVATE_SIGNATURES = {
@@ -67,8 +71,13 @@ PRIVATE_SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str) -> None:
     parameters = inspect.signature(getattr(fa3, name)).parameters.values()
-    assert all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
-    words = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+    own = [f"{p.name}={p.default!r}" for p in parameters if p.kind is not p.POSITIONAL_OR_KEYWORD]
+    assert own == (["s_aux=None"] if name in WITH_SINKS else [])
+    words = [
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}"
+        for p in parameters
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     assert ", ".join(words) == SIGNATURES[name]
 
 

@@ -235,7 +235,7 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(jit, "interpreting", lambda: True)
     kernel = jit.Interpreter().kernel(VARIANT)
     assert "num_warps" not in kernel.options
-    kernel.function, kernel.options = Function(), {"BLOCK_M": 16}
+    kernel.function, kernel.options, kernel.absent = Function(), {"BLOCK_M": 16}, []
     q = torch.ones(3)
     for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 2, 3)):
         kernel.launch(grid, (q,), (5,))

@@ -1,4 +1,4 @@
-"""The public functions and the custom ops take what upstream's take, in its order."""
+"""The public functions and the custom ops take what upstream's take, in its order, and more by keyword alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ TAIL = (
     "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
     "deterministic=False, return_attn_probs=False"
 )
+# What upstream does not have, by keyword alone.
+OWN = {"s_aux": None}
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 SIGNATURES = {
     "flash_attn_func": f"q, k, v, {TAIL}",
@@ -52,6 +54,9 @@ OP_SIGNATURES = {
 def _signature(function: Callable[..., Any]) -> str:
     parts = []
     for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            assert parameter.default is OWN[name]
+            continue
         assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         parts.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
     return ", ".join(parts)
@@ -59,7 +64,9 @@ def _signature(function: Callable[..., Any]) -> str:
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_public_signatures(name: str) -> None:
-    assert _signature(getattr(flash_attn, name)) == SIGNATURES[name]
+    function = getattr(flash_attn, name)
+    assert _signature(function) == SIGNATURES[name]
+    assert list(inspect.signature(function).parameters)[-len(OWN) :] == list(OWN)
     assert name in flash_attn.__all__
     assert getattr(interface, name) is getattr(flash_attn, name)
 
@@ -87,4 +94,4 @@ def test_autograd_functions_take_upstream_order() -> None:
         cls = getattr(interface, f"FlashAttn{''.join(spelled[word] for word in words)}Func")
         wanted = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
         wanted[wanted.index("return_attn_probs")] = "return_softmax"
-        assert list(inspect.signature(cls.forward).parameters) == ["ctx", *wanted, "is_grad_enabled"]
+        assert list(inspect.signature(cls.forward).parameters) == ["ctx", *wanted, "is_grad_enabled", *OWN]

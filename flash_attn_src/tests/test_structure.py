@@ -33,7 +33,7 @@ LONG_SIGNATURES = {
     "autograd.py": {"forward"},
     "custom_ops/attention.py": {"_flash_attn_varlen_forward", "_flash_attn_varlen_forward_fake"},
     "custom_ops/backward.py": {"_flash_attn_backward", "_flash_attn_varlen_backward"},
-    "custom_ops/dropout.py": {"_dropout_forward"},
+    "custom_ops/extended.py": {"_extended_forward"},
     "custom_ops/kvcache.py": {"_flash_attn_with_kvcache"},
     "fa3/backward.py": {"_flash_attn_backward"},
     "fa3/split_kv.py": {"get_scheduler_metadata"},

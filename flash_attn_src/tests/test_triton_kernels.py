@@ -59,6 +59,8 @@ KINDS = {
     "two things": ({"alibi_slopes": torch.ones(1), "dropout_p": 0.1}, "any", "any"),
     "negative scale": ({"softmax_scale": -0.5}, "any", "any"),
     "dropout, scale 0": ({"softmax_scale": 0.0, "dropout_p": 0.1}, "any", "any"),
+    "sinks": ({"s_aux": torch.ones(1)}, "sink", "any"),
+    "sinks and softcap": ({"s_aux": torch.ones(1), "softcap": 2.0}, "any", "any"),
 }
 
 
@@ -67,10 +69,15 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
     options, half, single = KINDS[call]
     q = torch.empty(1, 1, 1, 8)
     attention = AttentionCall(q, q, q, **{"softmax_scale": 0.5, **options})
-    kind = triton_kernels.score_kind(attention, attention.dropout_p)
+    kind = triton_kernels.forward_kind(attention, attention.dropout_p)
     assert variants.serving("fwd", "bf16", kind) == half
-    assert variants.serving("bwd-dq", "fp32", kind) == single
+    assert variants.serving("fwd", "fp32", kind) == single
     assert variants.serving("append", "bf16", kind) == "plain"
+    # The backward knows no sinks: softmax_lse holds them.
+    kind = triton_kernels.score_kind(attention, attention.dropout_p)
+    without = {("sinks", "bf16"): "plain", ("sinks", "fp32"): "plain", ("sinks and softcap", "bf16"): "softcap"}
+    assert variants.serving("bwd-dq", "bf16", kind) == without.get((call, "bf16"), half)
+    assert variants.serving("bwd-dq", "fp32", kind) == without.get((call, "fp32"), single)
 
 
 def test_the_types_of_arguments() -> None:
@@ -114,7 +121,7 @@ def test_what_is_there_ahead_of_time() -> None:
     for variant in variants.table("gfx942"):
         if variant.op in some and variant.dtype == "bf16":
             some[variant.op].append(variant.name.removeprefix(f"{variant.op}-bf16-"))
-    assert some["fwd"][:5] == ["d32", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
+    assert some["fwd"][:6] == ["d32", "d32-sink", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
     assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256) for kind in ("", "-any")]
     assert some["norm-bwd"] == [
         *("d64", "d128", "d256", "d512", "d1024", "d1024-uneven", "d2048", "d4096", "d4096-uneven", "d8192", "d16384")

@@ -75,6 +75,9 @@ pub fn plan_forward(
     arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.lse]);
     // cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table
     arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, 0, 0, shape.alibi_slopes, 0, table]);
+    if variant::takes_sinks(&kernel) {
+        arguments.pointers(&[0]);
+    }
     arguments.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
     for (_, operand) in tensors {
         operand.push(&mut arguments, vec)?;

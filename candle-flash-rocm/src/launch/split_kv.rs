@@ -199,6 +199,9 @@ pub(super) fn plan(
     // cu_seqlens_q, cu_seqlens_k_new, seqused_k, leftpad_k, alibi_slopes, block_table, and scales of FP8 tensors
     arguments.pointers(&[shape.cu_seqlens_q, 0, call.lengths, 0, shape.alibi_slopes, table]);
     arguments.pointers(&[call.lse, call.lse, call.lse]);
+    if variant::takes_sinks(&kernel) {
+        arguments.pointers(&[0]);
+    }
     arguments.floats(&[shape.softmax_scale, shape.softcap, (unit as f64 / page_size as f64) as f32]);
     for operand in [call.q, call.k, call.v, call.out] {
         operand.push(&mut arguments, vec)?;

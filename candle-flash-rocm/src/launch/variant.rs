@@ -43,6 +43,11 @@ impl Dtype {
     }
 }
 
+/// Whether a forward kernel has a pointer to sinks, which this crate has none of: the kernels of every option have it.
+pub(super) fn takes_sinks(kernel: &str) -> bool {
+    kernel.ends_with("-any")
+}
+
 /// The name of the kernel that serves an operation for a head dim and kind.
 pub(super) fn name(operation: &str, dtype: Dtype, head_dim: usize, kind: &str) -> Result<String> {
     let buckets: &[usize] = match operation {

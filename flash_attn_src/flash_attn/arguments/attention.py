@@ -21,6 +21,7 @@ from flash_attn.arguments.diagnosis import (
     check_strided,
     check_whole,
     diagnose_options,
+    diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
 )
@@ -57,6 +58,7 @@ def check_dense(call: AttentionCall) -> None:
             and type(left) is int
             and type(right) is int
             and call.alibi_slopes is None
+            and call.s_aux is None
             and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -69,6 +71,7 @@ def check_dense(call: AttentionCall) -> None:
         if q.shape[0] != k.shape[0]:
             raise ValueError(f"k: got batch {k.shape[0]}, wanted {q.shape[0]} as q has")
         _diagnose_switches(call)
+        diagnose_sinks(call.s_aux, q)
         dim = q.shape[-1]
         left, right = diagnose_options(q, q.shape[0], dropout_p, call.window_size, softcap, call.alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
@@ -126,6 +129,7 @@ def check_varlen(call: AttentionCall) -> None:
             and type(left) is int
             and type(right) is int
             and call.alibi_slopes is None
+            and call.s_aux is None
             and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -151,6 +155,7 @@ def check_varlen(call: AttentionCall) -> None:
         if block_table is not None:
             check_block_table(block_table, q, batch)
         _diagnose_switches(call)
+        diagnose_sinks(call.s_aux, q)
         dim = q.shape[-1]
         left, right = diagnose_options(q, batch, dropout_p, call.window_size, softcap, call.alibi_slopes)
     # Wider than every row there is, not than max_seqlen_*: those may be too small, which a GPU alone can know.

@@ -119,6 +119,19 @@ def diagnose_options(
     return window
 
 
+def diagnose_sinks(s_aux: torch.Tensor | None, q: torch.Tensor) -> None:
+    """Raises unless s_aux is None or one sink for each head of q."""
+    if s_aux is None:
+        return
+    check_strided("s_aux", s_aux)
+    if s_aux.dtype not in DTYPES and not (s_aux.dtype is torch.float64 and q.dtype is torch.float64):
+        raise TypeError(f"s_aux: got {s_aux.dtype}, wanted float16, bfloat16 or float32")
+    if s_aux.dim() != 1 or s_aux.shape[0] != q.shape[-2]:
+        raise ValueError(f"s_aux: got shape {tuple(s_aux.shape)}, wanted ({q.shape[-2]},), a sink for each head of q")
+    if s_aux.device != q.device:
+        raise ValueError(f"s_aux: got a tensor on {s_aux.device}, wanted {q.device} where q is")
+
+
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
     """Raises unless softmax_scale is None or a number that fp32 holds, and every switch a bool."""
     if softmax_scale is not None:

@@ -16,6 +16,7 @@ from flash_attn.arguments.diagnosis import (
     check_per_sequence,
     check_strided,
     diagnose_options,
+    diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
 )
@@ -67,6 +68,7 @@ def check_kvcache(
             and call.rotary_sin is None
             and call.cache_leftpad is None
             and call.alibi_slopes is None
+            and call.s_aux is None
             and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.rotary_interleaved) is bool
@@ -101,6 +103,7 @@ def check_kvcache(
         right = right if 0 <= right < OPEN_WINDOW else -1
     else:
         left, right = _diagnose(call, dtypes, table)
+        diagnose_sinks(call.s_aux, q)
         diagnose_switches(
             softmax_scale, causal=call.causal, rotary_interleaved=call.rotary_interleaved,
             return_softmax_lse=return_softmax_lse,

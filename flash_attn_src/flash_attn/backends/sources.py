@@ -93,6 +93,7 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
     dropout differ from source to source.
     """
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
+    plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
     if described is None or not plain:
         return choice.DEFAULT
     return choice.find(described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q)

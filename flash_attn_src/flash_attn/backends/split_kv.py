@@ -118,5 +118,5 @@ def as_cache_call(block_m: int, call: AttentionCall) -> CacheCall | None:
         q=call.q, k_cache=k, v_cache=v, softmax_scale=call.softmax_scale, cache_seqlens=lengths, cache_batch_idx=lines,
         cache_leftpad=call.leftpad_k, block_table=call.block_table, causal=call.causal, window_size=call.window_size,
         softcap=call.softcap, alibi_slopes=call.alibi_slopes, out=call.out, cu_seqlens_q=call.cu_seqlens_q,
-        max_seqlen_q=call.longest_q, max_seqlen_k=call.longest_k,
+        max_seqlen_q=call.longest_q, max_seqlen_k=call.longest_k, s_aux=call.s_aux,
     )  # fmt: skip

@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 
 from flash_attn.calls import AttentionCall, GradientCall, replace, restore
 from flash_attn.custom_ops.backward import backward_by_op
+from flash_attn.custom_ops.sinks import sink_gradient
 
-_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def differentiate(
@@ -24,16 +25,16 @@ def differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> _Gradients:
-    """dq, dk, dv from the gradients of out and softmax_lse; None where no gradient reaches an input.
+    """dq, dk, dv and the gradient of s_aux from the gradients of out and softmax_lse; None where none reaches an input.
 
     The gradient of softmax_lse reaches the scores as p * dlse. The backward gives them
     p * (dout @ v - rowsum(dout * out)). Both are equal where the first column of dout holds dlse, the first column of v
     holds ones, and all else is zero. Dropout comes after softmax_lse.
     """
-    dq = dk = dv = None
+    dq = dk = dv = softmax_d = dsinks = None
     if dout is not None:
         dq, dk, dv = _new(call)
-        backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
+        softmax_d = backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if dlse is not None:
         columns = (0, call.q.shape[-1] - 1)
         column = pad(dlse.transpose(-1, -2)[..., None].to(call.q.dtype), columns)
@@ -42,7 +43,9 @@ def differentiate(
         undropped = replace(call, v=ones, dropout_p=0.0, rng_state=None)
         backward_by_op(GradientCall(undropped, column, torch.zeros_like(out), softmax_lse, more_q, more_k, unused))
         dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
-    return dq, dk, dv
+    if call.s_aux is not None and (dout is not None or dlse is not None):
+        dsinks = sink_gradient(call.s_aux, softmax_lse, softmax_d, dlse)
+    return dq, dk, dv, dsinks
 
 
 def _new(call: AttentionCall) -> tuple[torch.Tensor, ...]:
@@ -58,7 +61,7 @@ def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Te
 
 
 def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    """dq, dk and dv of the call that `keep` kept."""
+    """dq, dk, dv and the gradient of s_aux of the call that `keep` kept."""
     if ctx.inference:
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     q, k, v, out, softmax_lse, *tensors = ctx.saved_tensors
@@ -77,7 +80,7 @@ def keep_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ..
 def dense_backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    return *kept_gradients(ctx, dout, dlse), *(None,) * 8
+    return *kept_gradients(ctx, dout, dlse)[:3], *(None,) * 8
 
 
 def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -99,4 +102,4 @@ def keep_varlen(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, .
 def varlen_backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    return *kept_gradients(ctx, dout, dlse), *(None,) * ctx.others
+    return *kept_gradients(ctx, dout, dlse)[:3], *(None,) * ctx.others

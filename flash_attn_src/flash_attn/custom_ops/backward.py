@@ -120,8 +120,8 @@ _wrapped_flash_attn_backward = torch.ops.flash_attn._flash_attn_backward
 _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_backward
 
 
-def backward_by_op(gradients: GradientCall) -> None:
-    """Writes dq, dk and dv through a custom op, which a compiler sees."""
+def backward_by_op(gradients: GradientCall) -> torch.Tensor:
+    """Writes dq, dk and dv through a custom op, which a compiler sees; returns softmax_d."""
     call = gradients.forward
     tensors = (
         *(gradients.dout, call.q, call.k, call.v, gradients.out, gradients.softmax_lse),
@@ -131,8 +131,10 @@ def backward_by_op(gradients: GradientCall) -> None:
         *(call.dropout_p, call.softmax_scale, call.causal, *call.window_size, call.softcap, call.alibi_slopes),
         *(call.deterministic, call.rng_state),
     )
+    softmax_d: torch.Tensor
     if call.cu_seqlens_q is None:
-        _wrapped_flash_attn_backward(*tensors, *options)
+        softmax_d = _wrapped_flash_attn_backward(*tensors, *options)
     else:
         lengths = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
-        _wrapped_flash_attn_varlen_backward(*tensors, *lengths, *options)
+        softmax_d = _wrapped_flash_attn_varlen_backward(*tensors, *lengths, *options)
+    return softmax_d

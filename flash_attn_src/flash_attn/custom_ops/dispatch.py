@@ -14,7 +14,7 @@ from flash_attn import backends, dmask, rng
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.custom_ops.attention import _wrapped_flash_attn_forward, _wrapped_flash_attn_varlen_forward
 from flash_attn.custom_ops.backward import backward_by_op
-from flash_attn.custom_ops.dropout import dropout_forward
+from flash_attn.custom_ops.extended import extended_forward
 from flash_attn.tracing import is_traced
 
 # out, softmax_lse, S_dmask (None or of shape (0,) unless asked for), rng_state (None without dropout)
@@ -35,10 +35,10 @@ def forward(call: AttentionCall) -> Results:
 def _forward_by_op(call: AttentionCall) -> Results:
     options = (call.causal, *call.window_size, call.softcap, call.alibi_slopes)
     lengths = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
-    if call.rng_state is not None:
-        out, softmax_lse, s_dmask = dropout_forward(
+    if call.rng_state is not None or call.s_aux is not None:
+        out, softmax_lse, s_dmask = extended_forward(
             call.q, call.k, call.v, call.softmax_scale, *options, call.dropout_p, call.return_softmax, call.rng_state,
-            *lengths, call.block_table,
+            *lengths, call.block_table, call.s_aux,
         )  # fmt: skip
         return out, softmax_lse, s_dmask, call.rng_state
     if call.cu_seqlens_q is None:
@@ -51,10 +51,9 @@ def _forward_by_op(call: AttentionCall) -> Results:
     )  # fmt: skip
 
 
-def backward(gradients: GradientCall) -> None:
-    """Writes dq, dk and dv, eager or traced."""
+def backward(gradients: GradientCall) -> torch.Tensor:
+    """Writes dq, dk and dv, eager or traced; returns softmax_d."""
     call = gradients.forward
     if is_traced(gradients.dout, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k):
-        backward_by_op(gradients)
-    else:
-        backends.select(call.q).backward(gradients)
+        return backward_by_op(gradients)
+    return backends.select(call.q).backward(gradients)

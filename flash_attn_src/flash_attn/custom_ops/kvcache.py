@@ -20,7 +20,8 @@ _SCHEMA = (
     "Tensor? cache_leftpad, Tensor? block_table, float softmax_scale, bool causal, SymInt window_left, "
     "SymInt window_right, float softcap, bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, "
     "Tensor? cu_seqlens_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k_new, Tensor? rotary_seqlens, "
-    "SymInt attention_chunk, SymInt sm_margin, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale) "
+    "SymInt attention_chunk, SymInt sm_margin, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    "Tensor? s_aux) "
     "-> (Tensor, Tensor)"
 )
 
@@ -56,6 +57,7 @@ def _flash_attn_with_kvcache(
     q_descale: torch.Tensor | None,
     k_descale: torch.Tensor | None,
     v_descale: torch.Tensor | None,
+    s_aux: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
     out = _new_out(q)  # of the fake's strides
@@ -68,6 +70,7 @@ def _flash_attn_with_kvcache(
         (window_left, window_right), softcap, rotary_interleaved, alibi_slopes, num_splits, out=out,
         cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
         rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
+        s_aux=s_aux,
     ))  # fmt: skip
 
 
@@ -93,6 +96,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.softmax_scale, call.causal, *call.window_size, call.softcap, call.rotary_interleaved,
         call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
         call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
+        call.s_aux,
     )  # fmt: skip
     return (result if call.out is None else call.out.copy_(result)), softmax_lse
 

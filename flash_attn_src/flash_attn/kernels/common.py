@@ -16,6 +16,8 @@ HAS_CACHE_BATCH_IDX = tl.constexpr(flags.HAS_CACHE_BATCH_IDX)
 HAS_ROTARY_SEQLENS = tl.constexpr(flags.HAS_ROTARY_SEQLENS)
 HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
 HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
+HAS_SINKS = tl.constexpr(flags.HAS_SINKS)
+SINKS_LIKE_OUT = tl.constexpr(flags.SINKS_LIKE_OUT)
 PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
 ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
 ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
@@ -212,6 +214,29 @@ def sum_of_weights(b_m, b_l, values):
     b_empty = (b_l == 0.0) & (b_m == float("-inf"))
     b_lost = (b_l < least) & (b_m != float("-inf"))
     return b_empty, tl.where(b_lost, float("nan"), b_l)
+
+
+@triton.jit
+def load_sinks(sinks, heads, flags, dtype: tl.constexpr):
+    """The sinks of query heads, in the units of exp2. dtype: the element type of the result."""
+    if flags & SINKS_LIKE_OUT:
+        b_sink = tl.load(sinks.to(tl.pointer_type(dtype)) + heads).to(tl.float32)
+    else:
+        b_sink = tl.load(sinks + heads).to(tl.float32)
+    return b_sink * LOG2E
+
+
+@triton.jit
+def add_sink(b_m, b_l, b_sink):
+    """(maximum, sum of weights, factor of the accumulators) of rows after their sinks joined the softmax.
+
+    A sink is a score without a value, -inf where there is none. A row that saw no key has b_m = -inf and b_l = 0.
+    Scores are in the units of exp2.
+    """
+    b_m_new = tl.maximum(b_m, b_sink)
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new)
+    b_alpha = tl.exp2(b_m - b_m_sub)
+    return b_m_new, b_l * b_alpha + tl.exp2(b_sink - b_m_sub), b_alpha
 
 
 @triton.jit

@@ -14,11 +14,14 @@ from flash_attn.kernels.common import (
     HAS_BLOCK_TABLE,
     HAS_CU_SEQLENS_Q,
     HAS_DESCALE,
+    HAS_SINKS,
     LN2,
     LOG2E,
+    add_sink,
     alibi_bias,
     apply_softcap,
     cast,
+    load_sinks,
     query_span,
     row_stride,
     sum_of_weights,
@@ -164,7 +167,7 @@ def _spoil_beyond(
 def attn_decode(
     q, k, v, out, lse, partial, partial_lse,
     cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, block_table,
-    q_descale, k_descale, v_descale,
+    q_descale, k_descale, v_descale, sinks,
     scale, softcap, page_inverse,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
@@ -185,7 +188,8 @@ def attn_decode(
     num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim), and partial_lse, both with the layout
     of lse. partial_lse is -inf where a split holds no key.
     PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
-    from its padding on. SHAPED: there may be softcap and ALiBi.
+    from its padding on. SHAPED: there may be softcap, ALiBi and sinks, which join the first split. Without it sinks is
+    None.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -236,7 +240,12 @@ def attn_decode(
     hi = tl.minimum(hi, lo + length)
 
     lse_row = lse_offset + head.to(tl.int64) * stride_lh + query  # [BLOCK_M]
-    if (num_splits > 1) & (lo >= hi):
+    is_empty = (num_splits > 1) & (lo >= hi)
+    has_sinks = False
+    if SHAPED:
+        has_sinks = ((flags & HAS_SINKS) != 0) & (split == 0)
+        is_empty = is_empty & (has_sinks == 0)
+    if is_empty:
         tl.store(partial_lse + (split.to(tl.int64) * lse_rows + lse_row), float("-inf"), mask=real)
         return
 
@@ -307,6 +316,13 @@ def attn_decode(
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
+    if SHAPED:
+        b_sink = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
+        if has_sinks:
+            b_sink = load_sinks(sinks, head, flags, _result(out).dtype.element_ty)
+        b_m, b_l, b_alpha = add_sink(b_m, b_l, b_sink)  # [BLOCK_M] each
+        b_empty = b_l == 0.0  # [BLOCK_M]
+        b_acc = b_acc * b_alpha[:, None]
     b_acc = b_acc * (out_scale / tl.where(b_empty, 1.0, b_l))[:, None]
     b_lse = (b_m + tl.log2(b_l)) * LN2  # [BLOCK_M]
     if num_splits > 1:

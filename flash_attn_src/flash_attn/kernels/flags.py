@@ -13,6 +13,9 @@ HAS_CACHE_BATCH_IDX = 32
 HAS_ROTARY_SEQLENS = 64
 HAS_DESCALE = 128
 HAS_BLOCK_TABLE = 1024
+HAS_SINKS = 4096
+# The sinks have the element type of the result. Without it they are fp32.
+SINKS_LIKE_OUT = 8192
 
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048

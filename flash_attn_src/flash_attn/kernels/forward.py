@@ -9,15 +9,18 @@ from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
+    HAS_SINKS,
     LN2,
     LOG2E,
     RUNTIME_ARGUMENTS,
+    add_sink,
     alibi_bias,
     apply_mask,
     apply_softcap,
     cast,
     key_bounds,
     key_span,
+    load_sinks,
     query_span,
     row_stride,
     schedule,
@@ -52,7 +55,7 @@ def _attend_block(
 
     p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m is in the units of exp2.
     """
-    SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout"
+    SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
     start, limit = n, seqlen_k
@@ -125,7 +128,7 @@ def _attend_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_fwd(
     q, k, v, out, lse,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
@@ -142,7 +145,8 @@ def attn_fwd(
     PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
-    KIND: see `operation.KINDS`. Kind `any` tests for softcap and dropout when it runs.
+    KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks is None in
+    the kinds that take none.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
@@ -249,7 +253,15 @@ def attn_fwd(
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
-    b_inverse = 1.0 / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
+    if KIND == "sink" or KIND == "any":
+        sink = float("-inf")
+        if KIND == "sink" or (flags & HAS_SINKS) != 0:
+            sink = load_sinks(sinks, head, flags, out.dtype.element_ty)
+        b_m, b_l, b_alpha = add_sink(b_m, b_l, sink)  # [BLOCK_M] each
+        b_empty = b_l == 0.0  # [BLOCK_M]
+        b_inverse = b_alpha / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
+    else:
+        b_inverse = 1.0 / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     if KIND == "dropout" or KIND == "any":
         b_inverse = b_inverse / (1.0 - p_dropout)
     b_acc = b_acc * b_inverse[:, None]

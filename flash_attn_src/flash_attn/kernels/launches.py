@@ -15,11 +15,12 @@ from flash_attn.kernels.variants import Variant
 
 
 class Specification(NamedTuple):
-    """Everything but the argument types, which the operation's row has."""
+    """Everything but the argument types, which the operation's row has. absent: the arguments that the kernel lacks."""
 
     module: str
     symbol: str
     constants: dict[str, Any]
+    absent: tuple[str, ...]
     options: dict[str, int | str]
 
 
@@ -43,7 +44,7 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     if "TAIL" in constants:  # the columns of BLOCK_D and of TAIL are two tiles, since a tile's size is a power of two
         constants["BLOCK_D"] -= constants["TAIL"]
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
-    return Specification(row.module, row.function, constants | row.fixed, options)
+    return Specification(row.module, row.function, constants | row.fixed, row.absent(variant.kind), options)
 
 
 def _depth(variant: Variant, _: Target, config: Config) -> int:

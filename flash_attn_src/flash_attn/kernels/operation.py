@@ -20,6 +20,9 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 # kernel of its own in the types that training uses.
 KINDS = ("plain", "alibi", "dropout", "softcap", "any")
 
+# A forward may have sinks besides. The backward needs none: softmax_lse holds them.
+FORWARD_KINDS = ("plain", "sink", "alibi", "dropout", "softcap", "any")
+
 # Rows whose strides are multiples of 16 bytes, or any rows. `uneven` kernels compute one address for each element.
 # Larger blocks have too few registers for that, and uneven norms are rare.
 LAYER_KINDS = ("plain", "uneven")
@@ -45,6 +48,8 @@ class Operation:
     sizes_of_kind: kind -> its sizes, where it has fewer.
     kinds, fp32_kinds: what the variants do to the scores (`KINDS`), with fp32 elements and without. The last kind
     serves every call.
+    kinds_of_argument: argument -> the kinds whose kernels have it. For other kinds it is None when the kernel is
+    compiled, and the kernel lacks it. Arguments that are not mentioned here are in all kernels.
     in_pieces: whether the kernel takes head dims piece by piece, so that its one size serves all of them.
     tuning: where the tile comes from: the table of the target's family, a fixed tile, or the rules for layers. A search
     on a GPU tries other tiles only for a table.
@@ -65,6 +70,7 @@ class Operation:
     sizes_of_kind: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     kinds: tuple[str, ...]
     fp32_kinds: tuple[str, ...] | None = None
+    kinds_of_argument: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     in_pieces: bool = False
     tuning: Literal["table", "fixed", "layers"]
     tile_of: str | None = None
@@ -82,6 +88,10 @@ class Operation:
         """The kind of kernel that serves a call of a kind: the kind itself, or the last, which serves every call."""
         kinds = self.kinds_of(dtype)
         return kind if kind in kinds else kinds[-1]
+
+    def absent(self, kind: str) -> tuple[str, ...]:
+        """The arguments that kernels of a kind lack."""
+        return tuple(name for name, kinds in self.kinds_of_argument.items() if kind not in kinds)
 
     def sizes_for(self, kind: str) -> tuple[int, ...]:
         """The sizes that exist ahead of time for a kind, ascending."""

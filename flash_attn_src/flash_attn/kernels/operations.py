@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flash_attn.kernels.flags import PAGE_PER_BLOCK, PAGE_PER_KEY
-from flash_attn.kernels.operation import DTYPES, HALVES, KINDS, LAYER_KINDS, Operation
+from flash_attn.kernels.operation import DTYPES, FORWARD_KINDS, HALVES, KINDS, LAYER_KINDS, Operation
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
@@ -19,18 +19,25 @@ _FORWARD = Operation(
     name="fwd",
     module="forward",
     function="attn_fwd",
-    types={"*T": "q k v out", "*fp32": "lse alibi_slopes", "*i32": f"{_LENGTHS} block_table", **_SCORES},
+    types={"*T": "q k v out", "*fp32": "lse alibi_slopes sinks", "*i32": f"{_LENGTHS} block_table", **_SCORES},
     aligned=("q", "k", "v", "out", "lse"),
     constants=_TILE,
     fixed={"PAGED": 0},
-    kinds=KINDS,
+    kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "any"),
+    kinds_of_argument={"sinks": ("sink", "any")},
     tuning="table",
 )
 _FORWARD_PAGED = replace(
     _FORWARD, name="fwd-paged", fixed={"PAGED": PAGE_PER_KEY}, kinds=("plain", "any"), fp32_kinds=None, tile_of="fwd"
 )
-_FORWARD_PAGED_WHOLE = replace(_FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGED": PAGE_PER_BLOCK}, dtypes=HALVES)
+_FORWARD_PAGED_WHOLE = replace(
+    _FORWARD_PAGED,
+    name="fwd-paged-whole",
+    fixed={"PAGED": PAGE_PER_BLOCK},
+    dtypes=HALVES,
+    kinds=("plain", "sink", "any"),
+)
 # For debugging, so no kind has a kernel of its own.
 _PROBABILITIES = Operation(
     name="probabilities",
@@ -70,7 +77,7 @@ _DECODE = Operation(
     function="attn_decode",
     types={
         "*T": "q k v out",
-        "*fp32": "lse partial partial_lse alibi_slopes q_descale k_descale v_descale",
+        "*fp32": "lse partial partial_lse alibi_slopes q_descale k_descale v_descale sinks",
         "*i32": f"{_LENGTHS} block_table",
         "fp32": "scale softcap page_inverse",
     },
@@ -80,6 +87,7 @@ _DECODE = Operation(
     dtypes=(*DTYPES, "fp8"),
     sizes=(64, 128, 256),
     kinds=("plain", "any"),
+    kinds_of_argument={"sinks": ("any",)},
     tuning="table",
 )
 _DECODE_PAGED = replace(_DECODE, name="decode-paged", fixed={"PAGED": PAGE_PER_KEY}, tile_of="decode")

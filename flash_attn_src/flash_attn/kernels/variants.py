@@ -30,6 +30,10 @@ class Variant(NamedTuple):
         """The row of its operation."""
         return OPERATIONS[self.op]
 
+    def takes(self, argument: str) -> bool:
+        """Whether the kernel has an argument that not every kind has."""
+        return self.kind in self.operation.kinds_of_argument.get(argument, ())
+
     @property
     def name(self) -> str:
         """Unique among variants: "fwd-bf16-d128", "bwd-dq-fp16-d64-softcap"."""

@@ -22,11 +22,12 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class Kernel(Protocol):
-    """A kernel of one device. Tile sizes are 0 where the kernel has none."""
+    """A kernel of one device. Tile sizes are 0 where the kernel has none. takes_sinks: it has the pointer `sinks`."""
 
     block_m: int
     block_n: int
     num_xcds: int
+    takes_sinks: bool
 
     @property
     def follows_pages(self) -> bool:

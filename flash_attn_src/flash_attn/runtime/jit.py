@@ -38,8 +38,10 @@ class JitKernel:
         self.block_m: int = spec.constants.get("BLOCK_M", 0)
         self.block_n: int = spec.constants.get("BLOCK_N", 0)
         self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
+        self.takes_sinks = variant.takes("sinks")
         self.function = getattr(module, spec.symbol)
         self.options = dict(spec.constants)
+        self.absent = [place for place, name in enumerate(self.function.arg_names) if name in spec.absent]
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
             self.options |= spec.options | {"enable_fp_fusion": True}  # no longer the default from Triton 3.10 on
             if triton_version() == (3, 2) and not target.startswith("sm_"):
@@ -54,10 +56,13 @@ class JitKernel:
         """See `device.Kernel.launch`. Triton launches on torch's current stream by itself."""
         if 0 in grid:
             return
-        given = [self._absent(place, tensors) if x is None else x for place, x in enumerate(tensors)]
+        given = [self._stand_in(place, tensors) if x is None else x for place, x in enumerate(tensors)]
+        arguments: list[torch.Tensor | float | None] = [*given, *numbers]
+        for place in self.absent:
+            arguments.insert(place, None)
         try:
             with torch.cuda.device(self.index) if self.index >= 0 else nullcontext():
-                self.function[grid](*given, *numbers, **self.options)
+                self.function[grid](*arguments, **self.options)
         except RuntimeError as error:
             if "PassManager" not in str(error):
                 raise
@@ -68,10 +73,12 @@ class JitKernel:
                 "a wheel with kernels for this GPU, where there is one, needs no Triton"
             ) from error
 
-    def _absent(self, place: int, tensors: Tensors) -> torch.Tensor:
-        """What stands for an absent pointer. Triton types a kernel by its arguments; the kernel never reads it."""
+    def _stand_in(self, place: int, tensors: Tensors) -> torch.Tensor:
+        """What stands for a pointer that the call lacks. Triton types a kernel by its arguments; the kernel never reads
+        it."""
         given = next(x for x in tensors if x is not None)
-        type_ = self.variant.operation.argument_type(self.function.arg_names[place], self.variant.dtype)
+        taken = [name for place, name in enumerate(self.function.arg_names) if place not in self.absent]
+        type_ = self.variant.operation.argument_type(taken[place], self.variant.dtype)
         return torch.empty(1, dtype=_POINTERS.get(type_, given.dtype), device=given.device)
 
 

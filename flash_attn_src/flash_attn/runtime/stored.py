@@ -16,10 +16,10 @@ _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawSt
 class StoreKernel:
     """A kernel of the store for the device with torch's index."""
 
-    __slots__ = ("_index", "_launch", "block_m", "block_n", "num_xcds")
+    __slots__ = ("_index", "_launch", "block_m", "block_n", "num_xcds", "takes_sinks")
     follows_pages = True
 
-    def __init__(self, archive: store.Store, name: str, index: int) -> None:
+    def __init__(self, archive: store.Store, name: str, index: int, *, takes_sinks: bool = False) -> None:
         try:
             from flash_attn import _launcher
         except ImportError as error:
@@ -34,6 +34,7 @@ class StoreKernel:
         self.block_m: int = entry["constants"].get("BLOCK_M", 0)
         self.block_n: int = entry["constants"].get("BLOCK_N", 0)
         self.num_xcds: int = entry["constants"].get("NUM_XCDS", 1)
+        self.takes_sinks = takes_sinks
 
     def launch(
         self, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor | None], numbers: Sequence[int | float]

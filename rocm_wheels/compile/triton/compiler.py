@@ -56,9 +56,9 @@ def translate(
     function = getattr(sources.module(f"kernels.{spec.module}"), spec.symbol)
     signature, constants, attributes, letters = {}, {}, {}, ""
     for position, name in enumerate(function.arg_names):
-        if name in spec.constants:
+        if name in spec.constants or name in spec.absent:
             signature[name] = "constexpr"
-            constants[(position,)] = spec.constants[name]
+            constants[(position,)] = spec.constants.get(name)
             continue
         signature[name] = operation.argument_type(name, variant.dtype)
         letters += launch_letter(signature[name])

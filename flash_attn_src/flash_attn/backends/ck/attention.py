@@ -64,8 +64,9 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
 
 def _unsupported_reason(call: AttentionCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    if call.leftpad_k is not None:
-        return "leftpad_k: the kernels have none"
+    for option in ("leftpad_k", "s_aux"):
+        if getattr(call, option) is not None:
+            return f"{option}: the kernels have none"
     reason = unsupported_reason(call.q)
     if call.dropout_p > 0.0 and reason is None:
         reason = dropout.unsupported_reason(call)

@@ -69,7 +69,7 @@ def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Ten
 
 def unsupported_reason(call: CacheCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    for option in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad"):
+    for option in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad", "s_aux"):
         if getattr(call, option) is not None:
             return f"{option}: the kernels have none"
     if call.attention_chunk > 0:

@@ -18,6 +18,8 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     reason = unsupported_reason(call.q)
     if reason is None and call.dropout_p > 0.0:
         reason = dropout.unsupported_reason(call)
+        if call.s_aux is not None:  # the forward drew its numbers in the pattern of the Triton kernels
+            reason = "s_aux: not together with dropout_p"
     elif reason is None and call.softcap > 0.0:  # before there is a workspace
         reason = "softcap: the backward has none"
     if reason is not None:

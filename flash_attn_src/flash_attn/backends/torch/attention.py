@@ -27,7 +27,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         varlen = call.cu_seqlens_q is not None
         if not varlen and not call.is_inference:
             lse = torch.empty((batch, heads, q.shape[1]), dtype=lse_dtype, device=q.device)
-            tiles.forward(tiles.Inputs(q, k, v, slopes), options, out, lse, dmask)
+            tiles.forward(tiles.Inputs(q, k, v, slopes, call.s_aux), options, out, lse, dmask)
             return ForwardResult(out, lse, dmask, rng_state)
         flat_q, flat_out = (x if varlen else x.reshape(-1, *x.shape[2:]) for x in (q, out))
         flat_out.zero_()
@@ -37,7 +37,7 @@ def forward(call: AttentionCall) -> ForwardResult:
             keys, values = (sequences.keys_of(x, rows, call.block_table, index) for x in (flat_k, flat_v))
             queries = slice(rows.q0, rows.q1)
             tiles.forward(
-                tiles.Inputs(flat_q[None, queries], keys[None], values[None], _of_sequence(slopes, index)),
+                tiles.Inputs(flat_q[None, queries], keys[None], values[None], _of_sequence(slopes, index), call.s_aux),
                 options,
                 flat_out[None, queries],
                 lse[None, :, queries],

@@ -64,7 +64,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
                 for cache in (call.k_cache, call.v_cache)
             )
             inputs = tiles.Inputs(
-                queries[None], keys[None], values[None], None if slopes is None else slopes[index, None]
+                queries[None], keys[None], values[None], None if slopes is None else slopes[index, None], call.s_aux
             )
             tiles.forward(inputs, options, flat_out[None, q0:q1], lse[None, :, q0:q1])
         out.copy_(flat_out.view(out.shape))

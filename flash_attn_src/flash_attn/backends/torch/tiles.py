@@ -70,12 +70,13 @@ def _grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
 
 
 class Inputs(NamedTuple):
-    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h)."""
+    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h), sinks (h,)."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 class Given(NamedTuple):
@@ -99,7 +100,7 @@ class _Block:
     """One chunk of the batch in (b, heads_k, group, s, d) layout, and the scores of its tiles."""
 
     def __init__(self, inputs: Inputs, options: Options, coordinates: tuple[int, int]) -> None:
-        q, k, v, slopes = inputs
+        q, k, v, slopes, sinks = inputs
         heads_k = k.shape[2]
         self.q = _grouped(q, heads_k)
         self.k = k.transpose(1, 2)
@@ -110,6 +111,7 @@ class _Block:
         self.shift = self.seqlen_k - self.seqlen_q
         self.dtype = accumulation_dtype(q.dtype)
         self.slopes = None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
+        self.sinks = None if sinks is None else sinks.to(self.dtype).view(heads_k, self.group, 1, 1)
         self.options = options
         self.coordinates = coordinates
         self.generator = torch.Generator(device=q.device) if options.dropout_p > 0.0 else None
@@ -166,12 +168,12 @@ class _Block:
 
 def _blocks(inputs: Inputs, options: Options, sequence: int) -> Iterator[tuple[slice, _Block]]:
     """Chunks of the batch small enough for MAX_TILE_ELEMENTS."""
-    q, k, v, slopes = inputs
+    q, k, v, slopes, sinks = inputs
     per_sequence = q.shape[2] * min(QUERY_TILE, q.shape[1]) * min(KEY_TILE, k.shape[1])
     step = max(1, MAX_TILE_ELEMENTS // max(1, per_sequence))
     for b0, b1 in _spans(0, q.shape[0], step):
         chunk = slice(b0, b1)
-        part = Inputs(q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk])
+        part = Inputs(q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk], sinks)
         yield chunk, _Block(part, options, (sequence, b0))
 
 
@@ -185,8 +187,8 @@ def forward(
 ) -> None:
     """Fills out (b, sq, h, d), lse (b, h, sq) and, if given, dmask (b, h, sq, sk).
 
-    A row without keys gets out 0, lse +inf. dmask gets the probabilities, negative where dropped. `sequence` tells
-    dropout masks apart.
+    A row without keys gets out 0, lse +inf or its sink. dmask gets the probabilities, negative where dropped.
+    `sequence` tells dropout masks apart.
     """
     for chunk, block in _blocks(inputs, options, sequence):
         block_out = _grouped(out[chunk], block.heads_k)
@@ -209,6 +211,13 @@ def forward(
                 if options.dropout_p > 0.0:
                     weights = weights * block.kept(q0, q1, k0, k1)
                 summed = summed * correction + block.ungroup(weights.flatten(2, 3) @ values)
+                maximum = new_maximum
+            if block.sinks is not None:  # scores without values
+                new_maximum = torch.maximum(maximum, block.sinks)
+                origin = new_maximum.masked_fill(new_maximum == -torch.inf, 0.0)
+                correction = torch.exp(maximum - origin)
+                total = total * correction + torch.exp(block.sinks - origin)
+                summed = summed * correction
                 maximum = new_maximum
             empty = total == 0.0
             factor = torch.where(empty, 1.0, 1.0 / total) / (1.0 - options.dropout_p)

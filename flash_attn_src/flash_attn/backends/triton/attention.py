@@ -13,10 +13,11 @@ from flash_attn.backends.triton.kernels import (
     chunk_of,
     find,
     flags_of,
+    forward_kind,
     grid_of,
     is_even,
     rows,
-    score_kind,
+    sinks_of,
     window_of,
 )
 from flash_attn.calls import AttentionCall, ForwardResult, replace
@@ -53,7 +54,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q
         total_q, nheads, head_dim = q.shape
     dtype, index = q.dtype, q.get_device()
-    kind = score_kind(call, dropout_p)
+    kind = forward_kind(call, dropout_p)
     ops = _FORWARD if block_table is None else forward_ops(call, kind)
     (kernel,) = find(ops, index, dtype, head_dim, kind)
     vec = VEC[dtype]
@@ -84,6 +85,10 @@ def forward(call: AttentionCall) -> ForwardResult:
         result.zero_()
         lse.fill_(float("inf"))
     flags = packed | flags_of(call)
+    more: tuple[torch.Tensor | None, ...] = (block_table,)
+    if kernel.takes_sinks:
+        sinks, sink_flags = sinks_of(call.s_aux, dtype)
+        more, flags = (block_table, sinks), flags | sink_flags
     group = nheads // k.shape[-2]
     table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
     kernel.launch(
@@ -91,7 +96,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         (
             q, k, v,  # inputs
             result, lse,  # outputs
-            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, alibi_slopes, rng_state, block_table,
+            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, alibi_slopes, rng_state, *more,
         ),
         (
             scale, softcap, dropout_p,  # options

@@ -28,7 +28,7 @@ from flash_attn.backends.triton import attention, combine, fp8_format, fp8_forwa
 from flash_attn.backends.triton import backward as untuned_backward
 from flash_attn.backends.triton import forward as untuned_forward
 from flash_attn.backends.triton.gradients import BACKWARD
-from flash_attn.backends.triton.kernels import find, remember, score_kind, variants
+from flash_attn.backends.triton.kernels import find, forward_kind, remember, score_kind, variants
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, replace
 from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
@@ -63,7 +63,7 @@ def forward(call: AttentionCall) -> ForwardResult:
     """As `triton.forward`, with the kernel that is fastest here."""
     if call.dropout_p > 0.0 and call.rng_state is None:  # drawn once: the search must not advance torch's generator
         call = replace(call, rng_state=rng.draw(call.q.device))
-    kind = score_kind(call, call.dropout_p)
+    kind = forward_kind(call, call.dropout_p)
     ops = attention.forward_ops(call, kind)
     (kernel,) = find(ops, call.q.get_device(), call.q.dtype, call.q.shape[-1], kind)
     # A call in splits of the keys has other kernels.
@@ -88,7 +88,8 @@ def _shape_class(call: AttentionCall) -> str:
 
 def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]) -> None:
     """Makes the kernels of the shape class the ones that `kernels.find` gives; searches where none are known."""
-    index, dtype, head_dim, kind = call.q.get_device(), call.q.dtype, call.q.shape[-1], score_kind(call, call.dropout_p)
+    index, dtype, head_dim = call.q.get_device(), call.q.dtype, call.q.shape[-1]
+    kind = (score_kind if ops == BACKWARD else forward_kind)(call, call.dropout_p)
     key, shape = (ops, index, dtype, head_dim, kind), _shape_class(call)
     tuned = (*key, shape)
     with _lock:

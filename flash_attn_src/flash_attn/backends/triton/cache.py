@@ -13,7 +13,7 @@ from flash_attn.backends.split_kv import DECODE_ROWS, are_faster
 from flash_attn.backends.triton.append import append
 from flash_attn.backends.triton.attention import forward
 from flash_attn.backends.triton.decode import attend_split
-from flash_attn.backends.triton.kernels import VEC, aligned, find, score_kind
+from flash_attn.backends.triton.kernels import VEC, aligned, find, forward_kind
 from flash_attn.calls import AttentionCall, CacheCall, replace
 from flash_attn.runtime import device
 
@@ -51,7 +51,7 @@ def _keeps_whole(call: CacheCall) -> bool:
     heads, heads_k, index, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
     if call.seqlen_q * heads <= DECODE_ROWS * heads_k:
         return False
-    (kernel,) = find(("fwd",), index, call.q.dtype, head_dim, score_kind(call))
+    (kernel,) = find(("fwd",), index, call.q.dtype, head_dim, forward_kind(call))
     length = min(call.length + call.added, call.capacity)
     units = device.of(index).compute_units
     return not are_faster(call.batch, call.seqlen_q, length, heads, heads_k, head_dim, kernel.block_m, units)
@@ -78,7 +78,7 @@ def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         q=call.q, k=k_cache, v=v_cache, softmax_scale=call.softmax_scale, causal=call.causal,
         window_size=call.window_size, softcap=call.softcap, alibi_slopes=call.alibi_slopes,
         cu_seqlens_q=call.cu_seqlens_q, max_seqlen_q=call.seqlen_q, max_seqlen_k=length, seqused_k=lengths,
-        leftpad_k=call.cache_leftpad, block_table=block_table, out=call.out,
+        leftpad_k=call.cache_leftpad, block_table=block_table, out=call.out, s_aux=call.s_aux,
     ))  # fmt: skip
     return result.out, result.softmax_lse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton.kernels import VEC, alibi_stride_of, find_one, rows, strides_of, window_of
+from flash_attn.backends.triton.kernels import VEC, alibi_stride_of, find_one, rows, sinks_of, strides_of, window_of
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
@@ -82,10 +82,13 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         partial_lse = lse.new_empty((num_splits, *lse.shape))
     result = q.new_empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype) if out is None else out
     result, out_strides = rows(result, vec)
-    descales = (lse, lse, lse)
+    more: tuple[torch.Tensor | None, ...] = (lse, lse, lse)
     if call.descales is not None:
         flags |= HAS_DESCALE
-        descales = call.descales[0].contiguous(), call.descales[1].contiguous(), call.descales[2].contiguous()
+        more = call.descales[0].contiguous(), call.descales[1].contiguous(), call.descales[2].contiguous()
+    if kernel.takes_sinks:
+        sinks, sink_flags = sinks_of(call.s_aux, result.dtype)
+        more, flags = (*more, sinks), flags | sink_flags
     if cu_seqlens_q is not None:  # no program writes rows outside of every sequence
         partial_lse.fill_(float("inf"))
         if num_splits == 1:
@@ -96,7 +99,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             q, k_cache, v_cache,  # inputs
             result, lse, partial, partial_lse,  # outputs
             cu_seqlens_q, call.cu_seqlens_k_new, lengths, call.cache_leftpad, alibi_slopes, table,  # optional inputs
-            *descales,
+            *more,
         ),
         (
             call.scale, call.softcap, unit / page_size,  # options
@@ -128,7 +131,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     """The kernel for so many rows of a key head, the table in which it looks for pages, and their size. A cache without
     pages has one to a line, and no table where the lines are in order."""
     key = call.q.get_device(), call.q.dtype, call.q.shape[-1]
-    kind = "plain" if call.softcap == 0.0 and call.alibi_slopes is None else "any"
+    kind = "plain" if call.softcap == 0.0 and call.alibi_slopes is None and call.s_aux is None else "any"
     table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
     padded = table is not None and call.cache_leftpad is not None
     if table is None:

@@ -15,9 +15,11 @@ from flash_attn.kernels.flags import (
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
     HAS_SEQUSED_K,
+    HAS_SINKS,
     MAX_ROW_STRIDE,
     OPEN_WINDOW,
     PACKED_BLOCKS,
+    SINKS_LIKE_OUT,
 )
 from flash_attn.kernels.variants import Variant, bucket, serving
 from flash_attn.runtime import device
@@ -36,7 +38,7 @@ Strides = tuple[int, int, int]
 
 
 def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
-    """The kind of kernel that a call needs, one of `operation.KINDS`."""
+    """The kind of kernel that a call needs for its scores, one of `operation.KINDS`."""
     scale, softcap, alibi_slopes = call.scale, call.softcap, call.alibi_slopes
     if softcap == 0.0 and dropout_p == 0.0 and alibi_slopes is None:
         # Plain kernels take the maximum of the scores before they scale them.
@@ -44,6 +46,23 @@ def score_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
     if (softcap > 0.0) + (dropout_p > 0.0) + (alibi_slopes is not None) > 1 or scale <= 0.0:
         return "any"
     return "softcap" if softcap > 0.0 else "dropout" if dropout_p > 0.0 else "alibi"
+
+
+def forward_kind(call: AttentionCall | CacheCall, dropout_p: float = 0.0) -> str:
+    """The kind of forward kernel that a call needs, one of `operation.FORWARD_KINDS`."""
+    kind = score_kind(call, dropout_p)
+    if call.s_aux is None:
+        return kind
+    return "sink" if kind == "plain" else "any"
+
+
+def sinks_of(s_aux: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, int]:
+    """The sinks as the kernels with a result of type dtype take them, and their flags."""
+    if s_aux is None:
+        return None, 0
+    if s_aux.dtype is dtype:
+        return s_aux.contiguous(), HAS_SINKS | SINKS_LIKE_OUT
+    return s_aux.to(torch.float32).contiguous(), HAS_SINKS
 
 
 def variants(ops: tuple[str, ...], dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Variant, ...]:

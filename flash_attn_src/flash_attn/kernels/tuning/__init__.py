@@ -37,7 +37,11 @@ def config(target: str, variant: Variant) -> Config:
     if operation.tuning == "layers":
         return layers.config(target, variant)
     configs = _row(rows(target), variant)
-    return configs[-1] if variant.kind == "any" else configs[min(KINDS.index(variant.kind), len(configs) - 1)]
+    if variant.kind == "any":
+        return configs[-1]
+    # Sinks join after the loop over the keys.
+    kind = "plain" if variant.kind == "sink" else variant.kind
+    return configs[min(KINDS.index(kind), len(configs) - 1)]
 
 
 def _row(table: Rows, variant: Variant) -> tuple[Config, ...]:
