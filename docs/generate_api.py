@@ -77,10 +77,11 @@ def _paged() -> None:
         flash_attn_varlen_func(_draw(8, 2, DIM), k, v, ends, ends, 5, 5, block_table=table)
 
 
-def _cache(paged: bool = False, new: bool = False) -> Probe:
+def _cache(paged: bool = False, new: bool = False, sinks: bool = False) -> Probe:
     def probe() -> None:
         k_cache, v_cache = torch.randn(2, 2, PAGE_SIZE, 2, DIM)
         call: dict[str, Any] = {"block_table": torch.tensor([[1], [0]], dtype=torch.int32)} if paged else {}
+        call |= {"s_aux": torch.randn(2)} if sinks else {}
         call |= {"k": torch.randn(2, 1, 2, DIM), "v": torch.randn(2, 1, 2, DIM)} if new else {}
         flash_attn_with_kvcache(torch.randn(2, 1, 2, DIM), k_cache, v_cache, cache_seqlens=5, **call)
 
@@ -117,6 +118,8 @@ FEATURES: dict[str, Probe] = {
     "sliding window": _attention(backward=True, window_size=(3, 0)),
     "softcap": _attention(backward=True, softcap=5.0),
     "ALiBi": _attention(backward=True, alibi_slopes=torch.tensor([0.5, 0.25])),
+    "sinks (`s_aux`)": _attention(backward=True, causal=True, s_aux=torch.tensor([0.5, -0.5])),
+    "sinks with softcap": _attention(backward=True, softcap=5.0, s_aux=torch.tensor([0.5, -0.5])),
     "dropout": _attention(backward=True, dropout_p=0.2),
     "`return_attn_probs` with dropout": _attention(dropout_p=0.2, return_attn_probs=True),
     "grouped heads (GQA, MQA)": _attention(backward=True, heads_k=1),
@@ -128,6 +131,7 @@ FEATURES: dict[str, Probe] = {
     "cache": _cache(),
     "cache, new keys and values": _cache(new=True),
     "cache, pages": _cache(paged=True),
+    "cache, pages, sinks": _cache(paged=True, sinks=True),
     "rotary embedding": _rotary(),
     "rotary embedding, interleaved": _rotary(interleaved=True),
     "layer norm with residual": _norm(layer_norm.layer_norm_fn),

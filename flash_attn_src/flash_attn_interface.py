@@ -145,7 +145,7 @@ def _refuse_in_fp8(attention_chunk: int, s_aux: torch.Tensor | None) -> None:
     if attention_chunk > 0:
         raise NotImplementedError("attention_chunk: attention in FP8 has none, pass fp16 or bf16")
     if s_aux is not None:
-        raise NotImplementedError("s_aux: attention in FP8 has no sinks, pass fp16 or bf16")
+        raise NotImplementedError("s_aux: got sinks and FP8 tensors, wanted q, k and v in fp16 or bf16 with sinks")
 
 
 def flash_attn_qkvpacked_func(

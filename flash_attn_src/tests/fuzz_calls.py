@@ -18,17 +18,23 @@ from fuzz_tensors import bytes8, floats, halves, ints
 
 def _tail() -> dict[str, Any]:
     return {"dropout_p": 0.0, "softmax_scale": 0.3, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
-            "alibi_slopes": floats(4).abs(), "deterministic": False, "return_attn_probs": False}  # fmt: skip
+            "alibi_slopes": floats(4).abs(), "deterministic": False, "return_attn_probs": False,
+            "s_aux": floats(4)}  # fmt: skip
+
+
+def _fp8_tail() -> dict[str, Any]:
+    return _without(_tail(), "s_aux")
 
 
 def _cache_tail() -> dict[str, Any]:
-    return {"softmax_scale": 0.3, "causal": False, "rotary_interleaved": True, "return_softmax_lse": False}
+    return {"softmax_scale": 0.3, "causal": False, "rotary_interleaved": True, "return_softmax_lse": False,
+            "s_aux": floats(4)}  # fmt: skip
 
 
 def _fa3_tail() -> dict[str, Any]:
     return {"softmax_scale": 0.3, "causal": False, "window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0,
             "num_splits": 1, "pack_gqa": False, "deterministic": False, "sm_margin": 0,
-            "return_attn_probs": False}  # fmt: skip
+            "return_attn_probs": False, "s_aux": halves(4)}  # fmt: skip
 
 
 def _descales() -> dict[str, torch.Tensor]:
@@ -102,26 +108,26 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "flash_attn_fp8_func": (
         flash_attn.flash_attn_fp8_func,
         lambda: {
-            "q": floats(2, 3, 4, 16), "k": floats(2, 5, 2, 16), "v": floats(2, 5, 2, 16), **_tail(),
+            "q": floats(2, 3, 4, 16), "k": floats(2, 5, 2, 16), "v": floats(2, 5, 2, 16), **_fp8_tail(),
             "descale_q": floats(2, 4).abs(), "descale_k": floats(2, 2).abs(), "descale_v": floats(2, 2).abs(),
         },
     ),
     "flash_attn_qkvpacked_fp8_func": (
         flash_attn.flash_attn_qkvpacked_fp8_func,
-        lambda: {"qkv": floats(2, 3, 3, 4, 16), **_tail()},
+        lambda: {"qkv": floats(2, 3, 3, 4, 16), **_fp8_tail()},
     ),
     "flash_attn_varlen_fp8_func": (
         flash_attn.flash_attn_varlen_fp8_func,
         lambda: {
             "q": floats(6, 4, 16), "k": floats(9, 2, 16), "v": floats(9, 2, 16),
             **{name: ints(*ends) for name, ends in LENGTHS.items()},
-            "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(),
+            "max_seqlen_q": 3, "max_seqlen_k": 5, **_fp8_tail(),
             "descale_q": floats(2, 4).abs(), "descale_k": floats(2, 2).abs(), "descale_v": floats(2, 2).abs(),
         },
     ),
     "flash_attn_varlen_qkvpacked_fp8_func": (
         flash_attn.flash_attn_varlen_qkvpacked_fp8_func,
-        lambda: {"qkv": floats(6, 3, 4, 16), "cu_seqlens": ints(0, 3, 6), "max_seqlen": 3, **_tail()},
+        lambda: {"qkv": floats(6, 3, 4, 16), "cu_seqlens": ints(0, 3, 6), "max_seqlen": 3, **_fp8_tail()},
     ),
     "fa3.flash_attn_func": (
         fa3.flash_attn_func,
@@ -256,7 +262,7 @@ def _plainer(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]
 
 
 # Without these a call takes the short way through the checks.
-PLAIN_WITHOUT = ("alibi_slopes", "rotary_cos", "rotary_sin", "cache_leftpad", "leftpad_k")
+PLAIN_WITHOUT = ("alibi_slopes", "s_aux", "rotary_cos", "rotary_sin", "cache_leftpad", "leftpad_k")
 _CALLS |= fuzz_private_calls.CALLS
 CALLS = (
     _CALLS

@@ -158,6 +158,7 @@ RIGHT = {
     *((f"flash_attn_{kind}qkvpacked_fp8_func", "qkv", change) for kind in ("", "varlen_")
       for change in ("one row more", "one column more", "another float")),
     ("flash_attn_varlen_qkvpacked_fp8_func", "cu_seqlens", "one element more"),
+    *((function, "s_aux", "another float") for function in CALLS),
     # Only shapes are worked out on this device; ALiBi slopes of another one are refused.
     ("flash_attn_qkvpacked_func, plain", "qkv", "another device"),
     ("flash_attn_qkvpacked_fp8_func, plain", "qkv", "another device"),
