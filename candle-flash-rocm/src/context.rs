@@ -1,17 +1,13 @@
 //! A GPU for CPU tensors: candle has no ROCm device, so tensors go there and back.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::raw::host::Session;
 use crate::raw::Workspace;
 use crate::store::{Store, Stores};
-
-/// The environment variable that names a store, a wheel or a directory of stores.
-const STORE: &str = "CANDLE_FLASH_ROCM_STORE";
 
 thread_local! {
     static CURRENT: RefCell<Option<RocmContext>> = const { RefCell::new(None) };
@@ -40,6 +36,17 @@ struct Inner {
     workspace: Mutex<Workspace>,
 }
 
+/// The kernels of a GPU by its number, from the store of its target. A planner beside the store comes along.
+pub(crate) fn open_kernels(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Kernels> {
+    let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
+    let store = stores.for_gpu(gpu.target())?;
+    let kernels = Kernels::new(gpu, store)?;
+    match stores.planner() {
+        Some(path) => Ok(kernels.with_planner(Planner::open(&path)?)),
+        None => Ok(kernels),
+    }
+}
+
 impl RocmContext {
     /// The AMD GPU of a number, with the store that the environment variable `CANDLE_FLASH_ROCM_STORE` names: a file
     /// `gfx942.zip`, a wheel of `flash_attn`, or a directory of stores.
@@ -48,13 +55,7 @@ impl RocmContext {
     ///
     /// Where the variable is not set, the driver does not open, there is no such GPU, or no store for it.
     pub fn new(ordinal: usize) -> Result<Self> {
-        let Some(path) = std::env::var_os(STORE) else {
-            return Err(Error::Store(format!(
-                "{STORE} is not set: let it name a kernel store such as gfx942.zip, a wheel of flash_attn or a directory \
-                 of stores; ./build_rocm.sh --store gfx942 writes a store. Or call RocmContext::with_stores"
-            )));
-        };
-        Self::with_stores(ordinal, &Stores::open(PathBuf::from(path))?)
+        Self::with_stores(ordinal, &Stores::from_environment()?)
     }
 
     /// The AMD GPU of a number, with its store among these.
@@ -66,13 +67,7 @@ impl RocmContext {
     ///
     /// As [`RocmContext::new`].
     pub fn with_stores(ordinal: usize, stores: &Stores) -> Result<Self> {
-        let gpu = Gpu::open(Driver::open(Platform::Hip)?, ordinal)?;
-        let store = stores.for_gpu(gpu.target())?;
-        let mut kernels = Kernels::new(gpu, store)?;
-        if let Some(path) = stores.planner() {
-            kernels = kernels.with_planner(Planner::open(&path)?);
-        }
-        Self::with_kernels(kernels)
+        Self::with_kernels(open_kernels(Platform::Hip, ordinal, stores)?)
     }
 
     fn with_kernels(kernels: Kernels) -> Result<Self> {

@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 use crate::arguments::Options;
-use crate::operation::Attention;
+use crate::operation::{attend, Attention};
 
 /// Attention as an operation for [`Tensor::apply_op3`]: `q.apply_op3(k, v, FlashAttn { .. })`.
 ///
@@ -53,6 +53,32 @@ impl CustomOp3 for FlashAttn {
         self.operation().cpu_fwd(s1, l1, s2, l2, s3, l3)
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        s1: &candle_core::CudaStorage,
+        l1: &Layout,
+        s2: &candle_core::CudaStorage,
+        l2: &Layout,
+        s3: &candle_core::CudaStorage,
+        l3: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        self.operation().cuda_fwd(s1, l1, s2, l2, s3, l3)
+    }
+
+    #[cfg(feature = "rocm-device")]
+    fn rocm_fwd(
+        &self,
+        s1: &candle_core::RocmStorage,
+        l1: &Layout,
+        s2: &candle_core::RocmStorage,
+        l2: &Layout,
+        s3: &candle_core::RocmStorage,
+        l3: &Layout,
+    ) -> Result<(candle_core::RocmStorage, Shape)> {
+        self.operation().rocm_fwd(s1, l1, s2, l2, s3, l3)
+    }
+
     fn bwd(
         &self,
         arg1: &Tensor,
@@ -71,7 +97,7 @@ pub(crate) fn causal_window(causal: bool) -> Option<usize> {
 }
 
 fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: Options) -> Result<Tensor> {
-    q.apply_op3(k, v, Attention::new(options, None))
+    attend(q, k, v, options, None)
 }
 
 /// Attention, `softmax(softmax_scale * q k^T) v`, with a backward.

@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor};
 
 use crate::arguments::{Options, Pages, Varlen};
 use crate::dense::causal_window;
-use crate::operation::Attention;
+use crate::operation::attend;
 
 fn plain(softmax_scale: f32, window_size_left: Option<usize>, window_size_right: Option<usize>) -> Options {
     Options { softmax_scale, alibi_slopes: None, window_size_left, window_size_right, softcap: None }
@@ -18,7 +18,7 @@ fn packed(seqlens_q: &Tensor, seqlens_k: &Tensor, max_seqlen_q: usize, max_seqle
 }
 
 fn call(q: &Tensor, k: &Tensor, v: &Tensor, varlen: Varlen, options: Options) -> Result<Tensor> {
-    q.apply_op3(k, v, Attention::new(options, Some(varlen)))
+    attend(q, k, v, options, Some(varlen))
 }
 
 /// Attention of packed sequences, each within itself, with a backward.

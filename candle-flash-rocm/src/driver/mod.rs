@@ -21,7 +21,7 @@ pub use kernels::Kernels;
 pub use planner::Planner;
 
 /// Whose driver it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Platform {
     /// AMD's HIP runtime.
     Hip,

@@ -2,16 +2,13 @@
 
 use candle_core::{Tensor, WithDType};
 
-use super::Attention;
+use super::{Attention, HEAD_DIM_MULTIPLE};
 use crate::arguments::Sizes;
 use crate::context::RocmContext;
 use crate::cpu::{Element, View};
 use crate::error::{Error, Result};
 use crate::launch::Shape;
 use crate::raw::host::{HostBackward, HostForward};
-
-/// Head dims of the kernels are multiples of this number; others are padded with zeros.
-const HEAD_DIM_MULTIPLE: usize = 8;
 
 /// A call's tensors as the device takes them: dense, with padded head dims, and the index tensors' values.
 struct Inputs<T> {

@@ -1,6 +1,8 @@
 //! Attention as an operation of candle: forward and backward, dense or over packed sequences.
 
 mod gpu;
+#[cfg(any(feature = "cuda", feature = "rocm-device"))]
+mod resident;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,6 +13,27 @@ use crate::context::RocmContext;
 use crate::cpu::{self, Element, Strides, View};
 use crate::error::{argument, Error, Result};
 
+/// Head dims of the GPU kernels are multiples of this number; others are padded with zeros.
+const HEAD_DIM_MULTIPLE: usize = 8;
+
+const NO_PAGED_BACKWARD: &str =
+    "block_table: a paged cache has no backward, call flash_attn_varlen with packed keys instead";
+
+/// Attention as the functions of this crate call it.
+pub(crate) fn attend(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: Options,
+    varlen: Option<Varlen>,
+) -> candle_core::Result<Tensor> {
+    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    if !q.device().is_cpu() {
+        return resident::attend(q, k, v, options, varlen);
+    }
+    q.apply_op3(k, v, Attention::new(options, varlen))
+}
+
 /// One call of attention. It is used for one call alone, because it keeps what the backward needs of its forward.
 pub(crate) struct Attention {
     options: Options,
@@ -19,6 +42,9 @@ pub(crate) struct Attention {
     rocm: Option<RocmContext>,
     /// In the layout of who computes.
     lse: Mutex<Option<Vec<f32>>>,
+    /// The same of tensors on a GPU of candle, which stays there.
+    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    lse_there: Mutex<Option<Tensor>>,
 }
 
 /// The gradients of q, k and v.
@@ -26,7 +52,14 @@ type Gradients = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
 
 impl Attention {
     pub fn new(options: Options, varlen: Option<Varlen>) -> Self {
-        Self { options, varlen, rocm: RocmContext::current(), lse: Mutex::new(None) }
+        Self {
+            options,
+            varlen,
+            rocm: RocmContext::current(),
+            lse: Mutex::new(None),
+            #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+            lse_there: Mutex::new(None),
+        }
     }
 
     /// Sizes of a call, with every check that needs no values of index tensors.
@@ -116,8 +149,7 @@ impl Attention {
         let [q, k, v, _, dout] = tensors;
         let sizes = self.sizes(q.shape(), k.shape(), v.shape())?;
         if sizes.pages > 0 {
-            let reason = "block_table: a paged cache has no backward, call flash_attn_varlen with packed keys instead";
-            return Err(Error::Unsupported(reason.into()));
+            return Err(Error::Unsupported(NO_PAGED_BACKWARD.into()));
         }
         let stored = tensors.map(Tensor::storage_and_layout);
         let mut views = Vec::with_capacity(tensors.len());
@@ -193,8 +225,42 @@ impl CustomOp3 for Attention {
         Ok((result, q_l.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &candle_core::CudaStorage,
+        q_l: &Layout,
+        k: &candle_core::CudaStorage,
+        k_l: &Layout,
+        v: &candle_core::CudaStorage,
+        v_l: &Layout,
+    ) -> candle_core::Result<(candle_core::CudaStorage, Shape)> {
+        self.resident_forward([(q, q_l), (k, k_l), (v, v_l)])
+    }
+
+    #[cfg(feature = "rocm-device")]
+    fn rocm_fwd(
+        &self,
+        q: &candle_core::RocmStorage,
+        q_l: &Layout,
+        k: &candle_core::RocmStorage,
+        k_l: &Layout,
+        v: &candle_core::RocmStorage,
+        v_l: &Layout,
+    ) -> candle_core::Result<(candle_core::RocmStorage, Shape)> {
+        self.resident_forward([(q, q_l), (k, k_l), (v, v_l)])
+    }
+
     fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor, dout: &Tensor) -> candle_core::Result<Gradients> {
         let tensors = [q, k, v, out, dout];
+        #[cfg(feature = "cuda")]
+        if q.device().is_cuda() {
+            return self.resident_backward::<candle_core::CudaStorage>(tensors);
+        }
+        #[cfg(feature = "rocm-device")]
+        if matches!(q.device(), candle_core::Device::Rocm(_)) {
+            return self.resident_backward::<candle_core::RocmStorage>(tensors);
+        }
         Ok(match q.dtype() {
             DType::F16 => self.backward::<half::f16>(tensors)?,
             DType::BF16 => self.backward::<half::bf16>(tensors)?,

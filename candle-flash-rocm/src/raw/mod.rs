@@ -39,7 +39,13 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod host;
+#[cfg(any(feature = "cuda", feature = "rocm-device"))]
+pub(crate) mod resident;
+#[cfg(feature = "rocm-device")]
+mod rocm;
 mod workspace;
 
 use crate::driver::{Kernels, Stream};

@@ -21,6 +21,9 @@ pub use manifest::{Kernel, Parameter};
 /// The manifest format that this crate reads.
 pub const FORMAT: u64 = 2;
 
+/// The environment variable that names a store, a wheel or a directory of stores.
+const VARIABLE: &str = "CANDLE_FLASH_ROCM_STORE";
+
 /// Where a wheel keeps its stores.
 const IN_A_WHEEL: &str = "flash_attn/_kernels/";
 
@@ -39,6 +42,21 @@ enum Place {
 }
 
 impl Stores {
+    /// The stores in what the environment variable `CANDLE_FLASH_ROCM_STORE` names.
+    ///
+    /// # Errors
+    ///
+    /// Where it is not set, and as [`Stores::open`].
+    pub fn from_environment() -> Result<Self> {
+        let Some(path) = std::env::var_os(VARIABLE) else {
+            return Err(Error::Store(format!(
+                "{VARIABLE} is not set: let it name a kernel store such as gfx942.zip, a wheel of flash_attn or a \
+                 directory of stores; ./build_rocm.sh --store gfx942 writes a store"
+            )));
+        };
+        Self::open(PathBuf::from(path))
+    }
+
     /// Finds the stores in `path`: a store `<target>.zip`, a wheel `*.whl`, or a directory of stores.
     ///
     /// # Errors

@@ -1,0 +1,288 @@
+//! Attention of tensors that candle keeps on a GPU, launched on candle's stream.
+//!
+//! [`GpuStorage`] is what a device of candle has to offer. `cuda` implements it for candle's CUDA device, `rocm` for the
+//! ROCm device of candle's pull request 3801.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::op::BackpropOp;
+use candle_core::{DType, Device, Layout, Storage, Tensor};
+
+use super::{run, Workspace};
+use crate::arguments::{Options, Sizes, Varlen};
+use crate::context::open_kernels;
+use crate::driver::{Kernels, Platform};
+use crate::error::{argument, Error, Result};
+use crate::launch::{
+    self, plan_backward_with, plan_forward_with, Backward, Dtype, Forward, Memory, Operand, Pages, Shape, Step,
+};
+use crate::store::Stores;
+
+/// Storage of candle in a GPU's memory.
+pub(crate) trait GpuStorage: BackendStorage<Device: BackendDevice<Storage = Self>> {
+    /// Whose driver launches.
+    const PLATFORM: Platform;
+
+    /// The number of its GPU.
+    fn ordinal(&self) -> usize;
+
+    /// The stream on which candle computes with it, as a number.
+    fn stream(&self) -> usize;
+
+    /// Device address of its first element. Work of the stream from here on waits for those who write there, and those
+    /// who write there later wait for what the stream has been given.
+    fn address(&self) -> Result<u64>;
+
+    /// Tells candle that the stream has been given work that writes there.
+    fn written(&mut self) -> Result<()>;
+
+    /// The storage of a tensor, if it is of this kind.
+    fn of(storage: &Storage) -> Option<&Self>;
+
+    /// As the storage of a tensor.
+    fn into_storage(self) -> Storage;
+
+    /// Its device, as candle's functions take it.
+    fn candle_device(&self) -> Device;
+}
+
+/// A GPU with its kernels, and the workspace of each stream.
+struct Open {
+    kernels: Kernels,
+    workspaces: Mutex<BTreeMap<usize, Workspace>>,
+}
+
+/// The kernels of a GPU from the store that the environment names. A GPU is opened once.
+fn open(platform: Platform, ordinal: usize) -> Result<Arc<Open>> {
+    static OPEN: Mutex<BTreeMap<(Platform, usize), Arc<Open>>> = Mutex::new(BTreeMap::new());
+    let mut opened = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = opened.get(&(platform, ordinal)) {
+        return Ok(found.clone());
+    }
+    let kernels = open_kernels(platform, ordinal, &Stores::from_environment()?)?;
+    let found = Arc::new(Open { kernels, workspaces: Mutex::default() });
+    opened.insert((platform, ordinal), found.clone());
+    Ok(found)
+}
+
+/// Plans steps and launches them on the stream of a tensor.
+///
+/// # Safety
+///
+/// The addresses of the plan are of tensors that live until the stream has come there; candle frees memory in the order
+/// of the stream.
+unsafe fn launch<S: GpuStorage>(
+    near: &S,
+    plan: impl FnOnce(&Kernels, launch::Device, &mut dyn Memory) -> Result<Vec<Step>>,
+) -> Result<()> {
+    let open = open(S::PLATFORM, near.ordinal())?;
+    let gpu = open.kernels.gpu();
+    let stream = gpu.foreign_stream(near.stream());
+    let mut workspaces = open.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+    let workspace = workspaces.entry(near.stream()).or_insert_with(|| Workspace::new(gpu.clone()));
+    workspace.reset();
+    let steps = plan(&open.kernels, launch::Device { compute_units: gpu.compute_units() }, workspace)?;
+    // SAFETY: the caller's promise; the workspace is as large as the plan asked for.
+    unsafe { run(&open.kernels, &stream, &steps) }
+}
+
+/// A call without its tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub sizes: &'a Sizes,
+    pub options: &'a Options,
+    pub varlen: Option<&'a Varlen>,
+}
+
+/// The tensors of a call's options, on its GPU and dense.
+struct Indices {
+    slopes: Option<Tensor>,
+    seqlens: Option<(Tensor, Tensor)>,
+    /// The block table and the lengths of the sequences of keys.
+    pages: Option<(Tensor, Tensor)>,
+}
+
+impl Indices {
+    fn new(call: Call<'_>, device: &Device) -> Result<Self> {
+        let there = |tensor: &Tensor| -> Result<Tensor> { Ok(tensor.to_device(device)?.force_contiguous()?) };
+        let slopes = call.options.alibi_slopes.as_ref().map(there).transpose()?;
+        let Some(varlen) = call.varlen else { return Ok(Self { slopes, seqlens: None, pages: None }) };
+        let table = varlen.pages.as_ref().map(|pages| &pages.block_table);
+        let on_the_host = |tensor: &Tensor| tensor.device().is_cpu();
+        if [&varlen.seqlens_q, &varlen.seqlens_k].into_iter().chain(table).all(on_the_host) {
+            varlen.sequences(call.sizes)?; // checks values, which costs no wait for the GPU
+        }
+        let pages = match table {
+            None => None,
+            Some(table) => {
+                let batch = varlen.batch()?;
+                let ends = varlen.seqlens_k.narrow(0, 1, batch)?;
+                let lengths = (ends - varlen.seqlens_k.narrow(0, 0, batch)?)?;
+                Some((there(table)?, there(&lengths)?))
+            }
+        };
+        Ok(Self { slopes, seqlens: Some((there(&varlen.seqlens_q)?, there(&varlen.seqlens_k)?)), pages })
+    }
+
+    /// The call's shape, with the addresses of the index tensors.
+    fn shape<S: GpuStorage>(&self, call: Call<'_>, dtype: Dtype) -> Result<Shape> {
+        let Sizes { batch, seqlen_q, seqlen_k, heads, heads_k, dim, .. } = *call.sizes;
+        let scale = call.options.softmax_scale;
+        let mut shape = Shape::dense(dtype, batch, (seqlen_q, seqlen_k), (heads, heads_k), dim, scale);
+        shape.softcap = call.options.cap();
+        if let Some(slopes) = &self.slopes {
+            shape.alibi_slopes = address::<S>(slopes)?;
+        }
+        if let (Some(varlen), Some((starts_q, starts_k))) = (call.varlen, &self.seqlens) {
+            shape.batch = varlen.batch()?;
+            (shape.total_q, shape.total_k) = (seqlen_q, seqlen_k);
+            (shape.seqlen_q, shape.seqlen_k) = (varlen.max_seqlen_q, varlen.max_seqlen_k);
+            (shape.cu_seqlens_q, shape.cu_seqlens_k) = (address::<S>(starts_q)?, address::<S>(starts_k)?);
+        }
+        (shape.window_left, shape.window_right) = call.options.window(shape.seqlen_k);
+        Ok(shape)
+    }
+}
+
+/// Device address of a dense tensor.
+fn address<S: GpuStorage>(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    stored::<S>(&storage)?
+        .address()
+        .map(|start| start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
+}
+
+fn stored<S: GpuStorage>(storage: &Storage) -> Result<&S> {
+    S::of(storage).ok_or_else(|| Error::Unsupported("q, k, v and their gradients have to be on one device".into()))
+}
+
+/// A tensor `(batch, rows, heads, head_dim)` or `(rows, heads, head_dim)` as kernels take it.
+fn operand<S: GpuStorage>(name: &'static str, storage: &S, layout: &Layout) -> Result<Operand> {
+    let (batch, row, head) = match *layout.stride() {
+        [batch, row, head, 1] => (batch, row, head),
+        [row, head, 1] => (0, row, head),
+        _ => {
+            let found = format!("shape {:?} with strides {:?}", layout.shape(), layout.stride());
+            return argument(name, found, "rank 3 or 4 and a dense head dim: call contiguous()");
+        }
+    };
+    let start = layout.start_offset() * storage.dtype().size_in_bytes();
+    Ok(Operand { address: storage.address()? + start as u64, batch, row, head })
+}
+
+/// A new tensor beside another one, whose elements a kernel has to write.
+fn empty<S: GpuStorage>(near: &S, shape: &candle_core::Shape, dtype: DType) -> Result<S> {
+    // SAFETY: the caller launches a kernel that writes every element before anybody reads one.
+    Ok(unsafe { near.device().alloc_uninit(shape, dtype)? })
+}
+
+fn dtype_of(dtypes: [DType; 3]) -> Result<Dtype> {
+    match dtypes {
+        [DType::F16, DType::F16, DType::F16] => Ok(Dtype::F16),
+        [DType::BF16, DType::BF16, DType::BF16] => Ok(Dtype::Bf16),
+        [DType::F32, DType::F32, DType::F32] => Ok(Dtype::F32),
+        [q, k, v] => {
+            let found = format!("dtypes {q:?}, {k:?} and {v:?}");
+            argument("q, k and v", found, "one of F16, BF16 and F32, the same for all")
+        }
+    }
+}
+
+/// The forward: the result, dense, and the logarithms of the sums in the layout of the kernels.
+pub(crate) fn forward<S: GpuStorage>(call: Call<'_>, tensors: [(&S, &Layout); 3]) -> Result<(S, Tensor)> {
+    let [(q, q_l), (k, k_l), (v, v_l)] = tensors;
+    if call.varlen.and_then(|varlen| varlen.pages.as_ref()).is_some_and(|pages| pages.mm_prefix_ranges.is_some()) {
+        let reason = "mm_prefix_ranges: the GPU kernels have none. Leave them out, or pass CPU tensors";
+        return Err(Error::Unsupported(reason.into()));
+    }
+    let dtype = dtype_of([q.dtype(), k.dtype(), v.dtype()])?;
+    let indices = Indices::new(call, &q.candle_device())?;
+    let shape = indices.shape::<S>(call, dtype)?;
+    let mut out = empty(q, q_l.shape(), q.dtype())?;
+    let mut lse = empty(q, &shape.lse_elements().into(), DType::F32)?;
+    let pages = match &indices.pages {
+        None => None,
+        Some((table, _)) => {
+            let columns = table.dims()[1];
+            Some(Pages { table: address::<S>(table)?, stride: columns, columns, size: call.sizes.page_size })
+        }
+    };
+    let planned = Forward {
+        shape,
+        q: operand("q", q, q_l)?,
+        k: operand("k", k, k_l)?,
+        v: operand("v", v, v_l)?,
+        out: operand("out", &out, &Layout::contiguous(q_l.shape()))?,
+        lse: lse.address()?,
+        pages,
+        lengths: indices.pages.as_ref().map_or(Ok(0), |(_, lengths)| address::<S>(lengths))?,
+    };
+    // SAFETY: every address is of a tensor above. Each is as large as the shape says, which `Sizes` has checked; starts
+    // of sequences and pages that lie on the GPU are the caller's, as in candle-flash-attn.
+    unsafe {
+        launch(q, |kernels, device, memory| plan_forward_with(&planned, kernels, kernels.planner(), device, memory))?;
+    }
+    out.written()?;
+    lse.written()?;
+    for (storage, _) in tensors {
+        storage.address()?; // those who write there later wait
+    }
+    let elements = shape.lse_elements();
+    Ok((out, Tensor::from_storage(lse.into_storage(), elements, BackpropOp::none(), false)))
+}
+
+/// The gradients of q, k and v. `tensors` are q, k, v, the result and its gradient.
+pub(crate) fn backward<S: GpuStorage>(
+    call: Call<'_>,
+    tensors: [&Tensor; 5],
+    lse: Option<Tensor>,
+) -> Result<[Tensor; 3]> {
+    let locked = tensors.map(Tensor::storage_and_layout);
+    let mut found = Vec::with_capacity(tensors.len());
+    for (storage, layout) in &locked {
+        found.push((stored::<S>(storage)?, *layout));
+    }
+    let [(q, q_l), (k, k_l), (v, v_l), (out, out_l), (dout, dout_l)] =
+        [found[0], found[1], found[2], found[3], found[4]];
+    let lse = match lse {
+        Some(lse) => lse,
+        None => forward(call, [(q, q_l), (k, k_l), (v, v_l)])?.1,
+    };
+    let dtype = dtype_of([q.dtype(), k.dtype(), dout.dtype()])?;
+    let indices = Indices::new(call, &q.candle_device())?;
+    let shape = indices.shape::<S>(call, dtype)?;
+    let dense = |near: &S, layout: &Layout| -> Result<(S, Operand)> {
+        let made = empty(near, layout.shape(), near.dtype())?;
+        let operand = operand("gradient", &made, &Layout::contiguous(layout.shape()))?;
+        Ok((made, operand))
+    };
+    let ((dq, dq_o), (dk, dk_o), (dv, dv_o)) = (dense(q, q_l)?, dense(k, k_l)?, dense(v, v_l)?);
+    let planned = Backward {
+        shape,
+        dout: operand("dout", dout, dout_l)?,
+        q: operand("q", q, q_l)?,
+        k: operand("k", k, k_l)?,
+        v: operand("v", v, v_l)?,
+        out: operand("out", out, out_l)?,
+        lse: address::<S>(&lse)?,
+        dq: dq_o,
+        dk: dk_o,
+        dv: dv_o,
+        may_split: false,
+    };
+    // SAFETY: as in `forward`.
+    unsafe {
+        launch(q, |kernels, device, memory| plan_backward_with(&planned, kernels, kernels.planner(), device, memory))?;
+    }
+    for (storage, _) in found {
+        storage.address()?;
+    }
+    let finished = [(dq, q_l), (dk, k_l), (dv, v_l)].map(|(mut storage, layout)| -> Result<Tensor> {
+        storage.written()?;
+        Ok(Tensor::from_storage(storage.into_storage(), layout.shape().clone(), BackpropOp::none(), false))
+    });
+    let [dq, dk, dv] = finished;
+    Ok([dq?, dk?, dv?])
+}
