@@ -31,29 +31,34 @@ def test_the_licence_is_the_repositorys() -> None:
     assert (CRATE / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    """The crate's example `simulated`, a library. Raises what `tools.missing` raises without cargo or AMD's runtime."""
+def build(*words: str, **variables: str) -> Path:
+    """A library that cargo builds. Raises what `tools.missing` raises without cargo or AMD's runtime."""
     if shutil.which("cargo") is None:
         tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
     try:
         hip.fetch("6.4")
     except UnavailableError as problem:
         tools.missing(str(problem))
-    command = ["cargo", "build", "--locked", "--example", "simulated", "--message-format", "json"]
-    done = subprocess.run(command, cwd=CRATE, capture_output=True, text=True, check=False)
+    command = ["cargo", "build", *words, "--message-format", "json"]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=CRATE, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     messages = [json.loads(line) for line in done.stdout.splitlines()]
-    (found,) = (one for one in messages if one.get("target", {}).get("name") == "simulated" and one.get("filenames"))
+    libraries = (one for one in messages if "cdylib" in one.get("target", {}).get("crate_types", ()))
+    (found,) = (one for one in libraries if one.get("filenames"))
     return Path(found["filenames"][0])
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx1100"])
-def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
-    """Forward and backward: Rust reads a store, plans, loads and launches by AMD's runtime, the simulator executes."""
-    script = [str(CRATE / "tests" / "simulated_calls.py"), str(library), target]
-    command, environment = hip.command("6.4", target, script)
-    output = tmp_path / "output"
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The crate's example `simulated`."""
+    return build("--locked", "--example", "simulated")
+
+
+def run(script: str, library: Path, target: str, directory: Path) -> str:
+    """What a script of the crate prints, run with AMD's runtime over a pretended GPU."""
+    command, environment = hip.command("6.4", target, [str(CRATE / "tests" / script), str(library), target])
+    output = directory / "output"
     with output.open("w") as file:  # its children have it too: one that outlives it would hold a pipe open
         running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
         try:
@@ -63,4 +68,21 @@ def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Pa
                 os.killpg(running.pid, signal.SIGKILL)
     text = output.read_text(encoding="utf-8", errors="replace")
     assert running.returncode == 0, text
-    assert f"3 calls on {target}" in text
+    return text
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx1100"])
+def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
+    """Forward and backward: Rust reads a store, plans, loads and launches by AMD's runtime, the simulator executes."""
+    assert f"3 calls on {target}" in run("simulated_calls.py", library, target, tmp_path)
+
+
+def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
+    """Feature `rocm-device`, with a candle that has a stand-in for the device: candle's autograd, then as above."""
+    package = ROOT / "build" / "rocm-candle"
+    make = [sys.executable, str(CRATE / "tests" / "rocm_candle" / "make.py"), str(package)]
+    subprocess.run(make, check=True)
+    manifest = str(package / "Cargo.toml")
+    artifacts = os.environ.get("CARGO_TARGET_DIR", str(CRATE / "target"))  # the crate's, most of which it shares
+    built = build("--manifest-path", manifest, CARGO_TARGET_DIR=artifacts)
+    assert "2 calls on gfx942" in run("resident_calls.py", built, "gfx942", tmp_path)

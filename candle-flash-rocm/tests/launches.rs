@@ -6,8 +6,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::{
-    plan_backward_with, plan_forward_with, Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand,
-    Pages, Planner, Shape, Step, Tile,
+    plan_backward, plan_backward_by, plan_backward_with, plan_forward, plan_forward_by, plan_forward_with, Argument,
+    Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand, Pages, Planner, Shape, Source, Step,
+    Tile,
 };
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
@@ -18,19 +19,34 @@ const OTHERS: u64 = 100;
 const NAMES: [&str; 13] =
     ["q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_k", "alibi", "table"];
 
+/// A kernel, its grid, and its arguments in hexadecimal.
+type Launched = (String, [u32; 3], String);
+
 #[derive(Deserialize)]
 struct Recorded {
     cases: Vec<Case>,
     /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
     composable: Vec<Vec<(String, String)>>,
+    /// Which sources Python's table gives each case.
+    sources: Vec<Sources>,
     targets: BTreeMap<String, Target>,
 }
 
 #[derive(Deserialize)]
+struct Sources {
+    target: String,
+    compute_units: usize,
+    /// The sources of forward and backward, and the launch of AMD's assembly for the forward.
+    calls: Vec<(String, String, Option<Launched>)>,
+}
+
+#[derive(Deserialize)]
 struct Target {
+    #[serde(default)]
+    name: String,
     compute_units: usize,
     tiles: BTreeMap<String, [usize; 3]>,
-    launches: Vec<Vec<(String, [u32; 3], String)>>,
+    launches: Vec<Vec<Launched>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,6 +67,7 @@ struct Case {
     page_size: usize,
     columns: usize,
     backward: bool,
+    shares_starts: bool,
 }
 
 impl Catalogue for Target {
@@ -59,6 +76,14 @@ impl Catalogue for Target {
             Some(&[block_m, block_n, num_xcds]) => Ok(Tile { block_m, block_n, num_xcds }),
             None => Err(Error::Unsupported(format!("Python's backend never asked for {kernel}"))),
         }
+    }
+
+    fn has(&self, kernel: &str) -> bool {
+        kernel.starts_with("asm-") || self.tiles.contains_key(kernel)
+    }
+
+    fn target(&self) -> &str {
+        &self.name
     }
 }
 
@@ -108,7 +133,8 @@ impl Case {
         }
         if self.is_packed() {
             (shape.total_q, shape.total_k) = self.rows();
-            (shape.cu_seqlens_q, shape.cu_seqlens_k) = (address("cu_seqlens_q"), address("cu_seqlens_k"));
+            let starts_q = if self.shares_starts { "cu_seqlens_k" } else { "cu_seqlens_q" };
+            (shape.cu_seqlens_q, shape.cu_seqlens_k) = (address(starts_q), address("cu_seqlens_k"));
         }
         shape
     }
@@ -132,9 +158,9 @@ impl Case {
         }
     }
 
-    fn plan(&self, target: &Target, planner: Option<&dyn Planner>) -> Result<Vec<Step>> {
+    /// The forward, and the addresses that are free after it.
+    fn forward(&self) -> (Forward, Fresh) {
         let shape = self.shape();
-        let device = Device { compute_units: target.compute_units };
         let mut memory = Fresh(APART * 1000);
         let pages = (self.page_size > 0).then(|| Pages {
             table: address("table"),
@@ -143,40 +169,21 @@ impl Case {
             size: self.page_size,
         });
         // Python computes the lengths of a paged cache into a tensor of its own.
-        let lengths = if pages.is_some() { memory.allocate(4 * self.batch)? } else { 0 };
+        let lengths = if pages.is_some() { memory.allocate(4 * self.batch).expect("an address") } else { 0 };
         let lse = if shape.lse_elements() == 0 { 0 } else { address("lse") };
         let (q, k, v, out) = (self.operand("q"), self.operand("k"), self.operand("v"), self.operand("out"));
-        let mut steps = plan_forward_with(
-            &Forward { shape, q, k, v, out, lse, pages, lengths },
-            target,
-            planner,
-            device,
-            &mut memory,
-        )?;
-        if self.backward {
-            let backward = Backward {
-                shape,
-                dout: self.operand("dout"),
-                q,
-                k,
-                v,
-                out,
-                lse,
-                dq: self.operand("dq"),
-                dk: self.operand("dk"),
-                dv: self.operand("dv"),
-                may_split: true,
-            };
-            steps.extend(plan_backward_with(&backward, target, planner, device, &mut memory)?);
-        }
-        Ok(steps)
+        (Forward { shape, q, k, v, out, lse, pages, lengths }, memory)
+    }
+
+    fn backward(&self) -> Backward {
+        let (Forward { shape, q, k, v, out, lse, .. }, _) = self.forward();
+        let [dout, dq, dk, dv] = ["dout", "dq", "dk", "dv"].map(|name| self.operand(name));
+        Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: true }
     }
 }
 
 /// The launches with addresses that are no tensor's as numbers in the order of their first appearance.
-fn launched(steps: &[Step]) -> Vec<(String, [u32; 3], String)> {
-    use candle_flash_rocm::launch::Argument;
-
+fn launched(steps: &[Step]) -> Vec<Launched> {
     let mut known: BTreeMap<u64, u64> = NAMES.iter().map(|name| (address(name), address(name))).collect();
     known.insert(0, 0);
     let first = known.len();
@@ -196,15 +203,31 @@ fn launched(steps: &[Step]) -> Vec<(String, [u32; 3], String)> {
     found
 }
 
+fn recorded() -> Recorded {
+    let mut recorded: Recorded =
+        serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    for (name, target) in &mut recorded.targets {
+        target.name.clone_from(name);
+    }
+    recorded
+}
+
 #[test]
 fn every_launch_is_that_of_python() {
-    let recorded: Recorded = serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    let recorded = recorded();
     let mut compared = 0;
     for (name, target) in &recorded.targets {
         assert_eq!(target.launches.len(), recorded.cases.len());
+        let device = Device { compute_units: target.compute_units };
         for (case, wanted) in recorded.cases.iter().zip(&target.launches) {
-            let steps = case.plan(target, None).unwrap_or_else(|error| panic!("{name}, {case:?}: {error}"));
-            let planned = launched(&steps);
+            let (forward, mut memory) = case.forward();
+            let planned = plan_forward(&forward, target, device, &mut memory).and_then(|mut steps| {
+                if case.backward {
+                    steps.extend(plan_backward(&case.backward(), target, device, &mut memory)?);
+                }
+                Ok(steps)
+            });
+            let planned = launched(&planned.unwrap_or_else(|error| panic!("{name}, {case:?}: {error}")));
             assert_eq!(&planned, wanted, "{name}, {case:?}");
             compared += planned.len();
         }
@@ -245,12 +268,18 @@ fn renumbered(call: Call, parameters: &[u8]) -> String {
 
 #[test]
 fn the_planner_of_composable_kernel_is_asked_as_by_python() {
-    let recorded: Recorded = serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
+    let recorded = recorded();
     let target = &recorded.targets["gfx942"];
+    let device = Device { compute_units: target.compute_units };
     let mut compared = 0;
     for (case, wanted) in recorded.cases.iter().zip(&recorded.composable) {
         let asked = Asked::default();
-        case.plan(target, Some(&asked)).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        let (forward, mut memory) = case.forward();
+        let by = Source::ComposableKernel;
+        plan_forward_by(by, &forward, target, &asked, device, &mut memory).expect("a plan");
+        if case.backward {
+            plan_backward_by(by, &case.backward(), target, &asked, device, &mut memory).expect("a plan");
+        }
         let asked: Vec<(String, String)> = asked
             .0
             .take()
@@ -265,4 +294,62 @@ fn the_planner_of_composable_kernel_is_asked_as_by_python() {
     }
     println!("{compared} calls of the planner");
     assert!(compared > 100, "{compared}");
+}
+
+/// The source of a plan, by its kernels' names and what the planner was asked.
+fn source_of(steps: &[Step], asked: &Asked) -> &'static str {
+    let is_asm = |step: &Step| matches!(step, Step::Launch(launch) if launch.kernel.starts_with("asm-"));
+    match (steps.iter().any(is_asm), asked.0.take().is_empty()) {
+        (true, _) => "asm",
+        (false, true) => "triton",
+        (false, false) => "ck",
+    }
+}
+
+#[test]
+fn the_source_of_each_call_is_that_of_python() {
+    let mut recorded = recorded();
+    let mut target = recorded.targets.remove("gfx942").expect("gfx942");
+    let mut by_assembly = 0;
+    for sources in &recorded.sources {
+        target.name.clone_from(&sources.target);
+        let device = Device { compute_units: sources.compute_units };
+        for (case, (forward_by, backward_by, launch)) in recorded.cases.iter().zip(&sources.calls) {
+            let asked = Asked::default();
+            let planner: Option<&dyn Planner> = Some(&asked);
+            let (forward, mut memory) = case.forward();
+            let what = format!("{} of {} units, {case:?}", sources.target, sources.compute_units);
+            let steps = plan_forward_with(&forward, &target, planner, device, &mut memory).expect("a plan");
+            let found = source_of(&steps, &asked);
+            // Python mends rows without a key after a kernel of assembly. Here other kernels serve calls that may have some.
+            let may_lack_keys = if case.is_packed() {
+                !case.shares_starts
+            } else {
+                case.seqlen_q > case.seqlen_k && case.window[1] == 0
+            };
+            match launch {
+                Some(_) if may_lack_keys => assert_eq!(found, "triton", "{what}"),
+                Some((kernel, grid, bytes)) => {
+                    assert_eq!(found, "asm", "{what}");
+                    let planned = launched(&steps);
+                    assert_eq!(planned, [(kernel.clone(), *grid, bytes.clone())], "{what}");
+                    by_assembly += 1;
+                }
+                // Composable Kernel has none for pages, fp32 and decoding here, and then Triton's serve the call.
+                None if forward_by == "ck" => assert_ne!(found, "asm", "{what}"),
+                None => assert_eq!(found, forward_by, "{what}"),
+            }
+            if case.backward {
+                let steps =
+                    plan_backward_with(&case.backward(), &target, planner, device, &mut memory).expect("a plan");
+                let found = source_of(&steps, &asked);
+                match backward_by.as_str() {
+                    "ck" => assert_ne!(found, "asm", "{what}"),
+                    _ => assert_eq!(found, "triton", "{what}"), // assembly has no backward here
+                }
+            }
+        }
+    }
+    println!("{by_assembly} launches of assembly");
+    assert!(by_assembly > 30, "{by_assembly}");
 }

@@ -1,4 +1,4 @@
-"""Records what flash_attn's Triton backend launches for a list of calls, for tests/launches.rs to compare with.
+"""Records what flash_attn's backends launch for a list of calls, for tests/launches.rs to compare with.
 
     python candle-flash-rocm/tests/record_launches.py           writes tests/data/launches.json
     python candle-flash-rocm/tests/record_launches.py --check   fails where the file is not what it would write
@@ -22,9 +22,11 @@ from unittest import mock
 
 import torch
 from flash_attn.backends import triton as triton_backend
+from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.ck import ComposableKernel
+from flash_attn.backends.sources import Sources
 from flash_attn.calls import AttentionCall, GradientCall
-from flash_attn.kernels import launches
+from flash_attn.kernels import assembly, launches
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, device
 
@@ -47,7 +49,7 @@ def cases() -> Iterator[Case]:
     base: Case = {
         "dtype": "bf16", "batch": 2, "seqlen_q": 300, "seqlen_k": 300, "heads": 4, "heads_k": 2, "head_dim": 64,
         "scale": 0.125, "softcap": 0.0, "window": [-1, -1], "alibi": False, "lengths_q": [], "lengths_k": [],
-        "page_size": 0, "columns": 0, "backward": True,
+        "page_size": 0, "columns": 0, "backward": True, "shares_starts": False,
     }  # fmt: skip
     for dtype, head_dim in product(DTYPES, (32, 64, 96, 128, 192, 256, 40)):
         yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0]}
@@ -88,6 +90,19 @@ def cases() -> Iterator[Case]:
     for lengths, dtype, head_dim in product(([], [100, 200, 3]), ("fp16", "bf16"), (32, 64, 128, 256)):
         sizes = {"heads_k": 4, "lengths_q": lengths, "lengths_k": lengths, "batch": len(lengths) or 2}
         yield base | sizes | {"dtype": dtype, "head_dim": head_dim, "alibi": head_dim == 64, "window": [-1, 0]}
+    # AMD's assembly: tiles by heads and not, sequences of as many keys as queries.
+    wide = base | {"head_dim": 128}
+    for heads, lengths, window in product((4, 8), ([], [300, 140]), ([-1, -1], [-1, 0], [50, 0])):
+        sizes = {"heads": heads, "lengths_q": lengths, "lengths_k": lengths, "shares_starts": bool(lengths)}
+        yield wide | sizes | {"window": window}
+    for more in (
+        {"dtype": "fp16"},
+        {"seqlen_q": 100},
+        {"seqlen_q": 129},
+        {"heads": 8, "seqlen_q": 20000},
+        {"scale": 0.0},
+    ):
+        yield wide | {"window": [-1, 0], "seqlen_k": 20000, "backward": False} | more
     grouped = {"lengths_q": [3000, 2500], "lengths_k": [3000, 2500], "heads": 16, "heads_k": 1}
     yield base | grouped
     # Pages: of whole blocks and not; few queries over many keys.
@@ -124,12 +139,13 @@ class Kernel:
 class Gpu:
     """A GPU of a target that launches nothing."""
 
-    def __init__(self, target: str, *, composable: bool = False) -> None:
+    def __init__(self, target: str, *, composable: bool = False, compute_units: int = 0) -> None:
         self.target = target
         self.composable = composable
-        self.compute_units = TARGETS[target]
+        self.compute_units = compute_units or TARGETS[target]
         self.tiles: dict[str, list[int]] = {}
         self.kept: list[tuple[str, Any, Any, Any]] = []
+        self.planned: list[Any] = []
 
     def kernel(self, variant: Variant) -> Kernel:
         kernel = Kernel(variant, launches.specification(variant, self.target).constants, self.kept)
@@ -139,8 +155,12 @@ class Gpu:
     def has_composable_kernel(self) -> bool:
         return self.composable
 
-    def run(self, planned: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> None:
-        """What Composable Kernel's planner was asked for is kept, see `asked_of_the_planner`."""
+    def has_stored(self, name: str) -> bool:
+        return any((kernel.name, kernel.target) == (name, self.target) for kernel in assembly.KERNELS)
+
+    def run(self, planned: Sequence[Any], _tensors: Sequence[torch.Tensor | None]) -> None:
+        """Keeps planned launches. What Composable Kernel's planner was asked for: see `asked_of_the_planner`."""
+        self.planned.extend(planned)
 
 
 def starts(lengths: list[int]) -> torch.Tensor:
@@ -154,7 +174,8 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor]:
     if case["lengths_q"]:
         shape_q = (sum(case["lengths_q"]) + 5, heads, dim)
         shape_k = (sum(case["lengths_k"]) + 5, heads_k, dim)
-        found["cu_seqlens_q"], found["cu_seqlens_k"] = starts(case["lengths_q"]), starts(case["lengths_k"])
+        found["cu_seqlens_q"] = starts(case["lengths_q"])
+        found["cu_seqlens_k"] = found["cu_seqlens_q"] if case["shares_starts"] else starts(case["lengths_k"])
     else:
         shape_q = (case["batch"], case["seqlen_q"], heads, dim)
         shape_k = (case["batch"], case["seqlen_k"], heads_k, dim)
@@ -256,6 +277,26 @@ def asked_of_the_planner(case: Case) -> list[list[str]]:
     return found
 
 
+def chosen(case: Case, gpu: Gpu) -> list[Any]:
+    """The sources of a case's forward and backward, and the launch of assembly of the forward: name, grid, bytes."""
+    backend = Sources(ComposableKernel(triton_backend), triton_backend)
+    tensors = tensors_of(case)
+    call = call_of(case, tensors)
+    sources = [backend.decide(call, op).source for op in ("fwd", "bwd")]
+    if sources[0] != "asm":
+        return [*sources, None]
+    gpu.planned.clear()
+    result = backend.forward(call)
+    addresses = Addresses(tensors | {"out": result.out, "lse": result.softmax_lse})
+    (launch,) = gpu.planned
+    content = bytearray(launch.argument)
+    fields = LAYOUTS["forward"].offsets
+    for name in ("out", "q", "k", "v", "lse", "starts_q", "starts_k", "room_starts_q", "room_starts_k"):
+        (address,) = struct.unpack_from("<Q", content, fields[name])
+        struct.pack_into("<Q", content, fields[name], addresses(address))
+    return [*sources, [launch.kernel, list(launch.grid), content.hex()]]
+
+
 def record() -> str:
     """The file's content."""
     every = list(cases())
@@ -272,9 +313,16 @@ def record() -> str:
     with device.using(Gpu("gfx942", composable=True)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what goes to the Triton kernels
         planned = [asked_of_the_planner(case) for case in every]
+    sources = []
+    for target, units in (("gfx942", 304), ("gfx942", 80), ("gfx950", 256)):
+        gpu = Gpu(target, composable=True, compute_units=units)
+        with device.using(gpu):
+            found = ",\n".join(json.dumps(chosen(case, gpu), separators=(",", ":")) for case in every)
+        sources.append(f'{{"target": "{target}", "compute_units": {units}, "calls": [\n{found}\n]}}')
     composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
-    head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n"targets": {{\n'
+    head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n'
+    head += f'"sources": [{", ".join(sources)}],\n"targets": {{\n'
     return head + ",\n".join(lines) + "\n}}\n"
 
 

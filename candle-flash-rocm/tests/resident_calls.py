@@ -55,7 +55,13 @@ def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
         ran.append(kernel.name)
         content = packet.content()
         machine.launch(
-            kernel.program, packet.blocks, packet.block[0], content, mapped(content), shared=packet.shared, complete=True
+            kernel.program,
+            packet.blocks,
+            packet.block[0],
+            content,
+            mapped(content),
+            shared=packet.shared,
+            complete=True,
         )
 
     answer = ctypes.create_string_buffer(CAPACITY)
@@ -68,7 +74,7 @@ def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
         ("out", "dq", "dk", "dv"), (found["out"], *found["gradients"]), wanted(tensors, case), strict=True
     ):
         error = float((torch.tensor(values).view(exact.shape) - exact).abs().max() / exact.abs().max())
-        if not error < 2e-2:  # noqa: PLR2004 - as in simulated_calls.py
+        if not error < 2e-2:
             raise AssertionError(f"{case}: {name} is off by {error}")
     return ran
 

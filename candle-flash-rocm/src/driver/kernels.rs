@@ -175,6 +175,22 @@ impl Kernels {
             }
             addresses.push((&raw mut *slot).cast());
         }
+        let block = match (&kernel.parameters[..], &launch.arguments[..]) {
+            ([Parameter::Block(_)], [Argument::Structure(bytes)]) => Some(bytes),
+            _ => None,
+        };
+        let mut size = block.map_or(0, Vec::len);
+        let mut extra: [*mut c_void; 5] = [
+            std::ptr::without_provenance_mut(1), // the block's address comes next
+            block.map_or(std::ptr::null_mut(), |bytes| bytes.as_ptr().cast_mut().cast()),
+            std::ptr::without_provenance_mut(2), // the address of its size comes next
+            (&raw mut size).cast(),
+            self.gpu.platform().end_of_extra(),
+        ];
+        let (addresses, extra) = match block {
+            Some(_) => (std::ptr::null_mut(), extra.as_mut_ptr()),
+            None => (addresses.as_mut_ptr(), std::ptr::null_mut()),
+        };
         let [x, y, z] = launch.grid;
         self.gpu.with(|| {
             // SAFETY: the arguments are as many and as large as the manifest of the checked code object says; the caller
@@ -190,8 +206,8 @@ impl Kernels {
                     1,
                     function.shared,
                     stream.handle() as Handle,
-                    addresses.as_mut_ptr(),
-                    std::ptr::null_mut(),
+                    addresses,
+                    extra,
                 )
             };
             self.gpu.check(&format!("launching {name}"), code)
@@ -224,6 +240,14 @@ impl Catalogue for Kernels {
     fn tile(&self, kernel: &str) -> Result<Tile> {
         self.store.tile(kernel)
     }
+
+    fn has(&self, kernel: &str) -> bool {
+        self.store.has(kernel)
+    }
+
+    fn target(&self) -> &str {
+        self.store.target()
+    }
 }
 
 /// Compares arguments with what the manifest says that the kernel takes.
@@ -233,7 +257,7 @@ fn check_arguments(name: &str, kernel: &Kernel, arguments: &[Argument]) -> Resul
         (Argument::Pointer(_), Parameter::Pointer)
         | (Argument::I32(_), Parameter::I32)
         | (Argument::F32(_), Parameter::F32) => true,
-        (Argument::Structure(bytes), Parameter::Structure(size)) => bytes.len() == *size,
+        (Argument::Structure(bytes), Parameter::Structure(size) | Parameter::Block(size)) => bytes.len() == *size,
         _ => false,
     };
     if arguments.len() == wanted.len() && arguments.iter().zip(&wanted).all(fits) {

@@ -10,7 +10,7 @@ mod gpu;
 mod kernels;
 mod planner;
 
-use std::ffi::{c_char, CStr};
+use std::ffi::{c_char, c_void, CStr};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -45,6 +45,14 @@ impl Platform {
         match self {
             Self::Hip => &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"],
             Self::Cuda => &["libcuda.so.1"],
+        }
+    }
+
+    /// What ends the list of a launch whose arguments are one block.
+    fn end_of_extra(self) -> *mut c_void {
+        match self {
+            Self::Hip => std::ptr::without_provenance_mut(3),
+            Self::Cuda => std::ptr::null_mut(),
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
-use super::plan::{Catalogue, Device, Fill, Launch, Memory, Step};
-use super::{plan_backward, plan_forward, split_kv, Backward, Dtype, Forward, Operand, Shape};
+use super::plan::{Fill, Launch, Memory, Step};
+use super::{Backward, Dtype, Forward, Operand, Shape};
 use crate::error::Result;
 
 /// Head dims of the kernels of the backward.
@@ -78,54 +78,6 @@ impl Fields {
 /// Whether Composable Kernel may have a kernel for a shape.
 fn serves(shape: &Shape) -> bool {
     shape.dtype != Dtype::F32
-}
-
-/// Queries in a tile of the forward kernels.
-const FORWARD_ROWS: usize = 128;
-
-/// The plan of a forward by Composable Kernel where it has a kernel, else by this project's own.
-///
-/// Few queries of many keys, as in decoding, are split over the keys by this project's kernels.
-///
-/// # Errors
-///
-/// As [`plan_forward`].
-pub fn plan_forward_with(
-    call: &Forward,
-    kernels: &dyn Catalogue,
-    planner: Option<&dyn Planner>,
-    device: Device,
-    memory: &mut dyn Memory,
-) -> Result<Vec<Step>> {
-    if let Some(planner) = planner {
-        let few = split_kv::is_few(&call.shape) && split_kv::is_profitable(&call.shape, FORWARD_ROWS, device);
-        if !few {
-            if let Some(steps) = plan_forward_ck(call, planner)? {
-                return Ok(steps);
-            }
-        }
-    }
-    plan_forward(call, kernels, device, memory)
-}
-
-/// The plan of a backward by Composable Kernel where it has a kernel, else by this project's own.
-///
-/// # Errors
-///
-/// As [`plan_backward`].
-pub fn plan_backward_with(
-    call: &Backward,
-    kernels: &dyn Catalogue,
-    planner: Option<&dyn Planner>,
-    device: Device,
-    memory: &mut dyn Memory,
-) -> Result<Vec<Step>> {
-    if let Some(planner) = planner {
-        if let Some(steps) = plan_backward_ck(call, planner, memory)? {
-            return Ok(steps);
-        }
-    }
-    plan_backward(call, kernels, device, memory)
 }
 
 /// The plan of a forward by Composable Kernel; None where this project's own kernels have to do it.

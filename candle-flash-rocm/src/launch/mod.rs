@@ -3,17 +3,22 @@
 //! Nothing here touches a GPU. A plan is computed from device addresses, strides and what the store says of its
 //! kernels; [`crate::driver`] launches it.
 
+mod assembly;
 mod backward;
+mod choice;
 mod composable;
 mod forward;
 mod plan;
+mod sources;
 mod split_kv;
 mod variant;
 
 pub use backward::{plan_backward, Backward};
-pub use composable::{plan_backward_ck, plan_backward_with, plan_forward_ck, plan_forward_with, Call, Planner};
+pub use choice::Source;
+pub use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub use forward::{plan_forward, Forward};
 pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Tile};
+pub use sources::{plan_backward_by, plan_backward_with, plan_forward_by, plan_forward_with};
 pub use variant::Dtype;
 
 use crate::error::{argument, Error, Result};

@@ -11,7 +11,7 @@ pub enum Argument {
     I32(i32),
     /// A float of 32 bits.
     F32(f32),
-    /// A structure, passed by value.
+    /// A structure, passed by value; or all arguments as one block.
     Structure(Vec<u8>),
 }
 
@@ -99,9 +99,23 @@ pub trait Catalogue {
     ///
     /// Where the kernel is not there, with how to build it.
     fn tile(&self, kernel: &str) -> Result<Tile>;
+
+    /// Whether a kernel is there.
+    fn has(&self, kernel: &str) -> bool;
+
+    /// The GPU target of the kernels.
+    fn target(&self) -> &str;
 }
 
 impl Catalogue for crate::store::Store {
+    fn has(&self, kernel: &str) -> bool {
+        self.get(kernel).is_some()
+    }
+
+    fn target(&self) -> &str {
+        self.target()
+    }
+
     fn tile(&self, kernel: &str) -> Result<Tile> {
         let found = self.kernel(kernel)?;
         Ok(Tile { block_m: found.block_m, block_n: found.block_n, num_xcds: found.num_xcds })

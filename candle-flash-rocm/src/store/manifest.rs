@@ -30,6 +30,8 @@ pub enum Parameter {
     Null,
     /// The kernel's one argument, a structure of so many bytes.
     Structure(usize),
+    /// All arguments of the kernel as a block of so many bytes: AMD's assembly kernels.
+    Block(usize),
 }
 
 /// What a store says of one kernel.
@@ -101,8 +103,6 @@ pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
     let entries: BTreeMap<String, Entry> = serde_json::from_value(manifest.kernels).map_err(broken)?;
     entries
         .into_iter()
-        // AMD's assembly kernels: Python plans their launches, this crate does not.
-        .filter(|(_, entry)| !entry.params.starts_with('K'))
         .map(|(name, entry)| {
             let parameters = parameters(&entry.params).map_err(|reason| format!("kernel {name}: {reason}"))?;
             if !(1..=MAX_THREADS).contains(&entry.threads) {
@@ -129,13 +129,15 @@ pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
         .collect()
 }
 
-/// From letters, or from B and a number of bytes, to parameters.
+/// From letters, or from B or K and a number of bytes, to parameters.
 fn parameters(letters: &str) -> Result<Vec<Parameter>, String> {
-    if let Some(size) = letters.strip_prefix('B') {
-        return match size.parse() {
-            Ok(size) if (1..=MAX_STRUCTURE).contains(&size) => Ok(vec![Parameter::Structure(size)]),
-            _ => Err(format!("params {letters:?}, B wants a number of bytes from 1 to {MAX_STRUCTURE}")),
-        };
+    for (letter, one) in [('B', Parameter::Structure as fn(usize) -> Parameter), ('K', Parameter::Block)] {
+        if let Some(size) = letters.strip_prefix(letter) {
+            return match size.parse() {
+                Ok(size) if (1..=MAX_STRUCTURE).contains(&size) => Ok(vec![one(size)]),
+                _ => Err(format!("params {letters:?}, {letter} wants a number of bytes from 1 to {MAX_STRUCTURE}")),
+            };
+        }
     }
     if letters.len() > MAX_PARAMETERS {
         return Err(format!("{} params, at most {MAX_PARAMETERS}", letters.len()));
@@ -167,22 +169,10 @@ mod tests {
     fn letters_become_parameters() {
         assert_eq!(parameters("B200"), Ok(vec![Parameter::Structure(200)]));
         assert_eq!(parameters("Pf0"), Ok(vec![Parameter::Pointer, Parameter::F32, Parameter::Null]));
-        for wrong in ["B0", "B", "B-1", "Px", "0P", "B5000"] {
+        assert_eq!(parameters("K512"), Ok(vec![Parameter::Block(512)]));
+        for wrong in ["B0", "B", "K", "K0", "B-1", "Px", "0P", "B5000"] {
             assert!(parameters(wrong).is_err(), "{wrong}");
         }
         assert!(parameters(&"P".repeat(65)).is_err());
-    }
-
-    #[test]
-    fn assembly_kernels_are_left_out() {
-        let entry = |params: &str| {
-            format!(
-                r#"{{"symbol": "s", "params": "{params}", "shared": 0, "threads": 64, "sha256": "", "group": "g",
-                "offset": 0, "size": 1}}"#
-            )
-        };
-        let text =
-            format!(r#"{{"format": {FORMAT}, "kernels": {{"asm-fwd": {}, "fwd": {}}}}}"#, entry("K512"), entry("Pi"));
-        assert_eq!(parse(text.as_bytes()).unwrap().into_keys().collect::<Vec<_>>(), ["fwd"]);
     }
 }

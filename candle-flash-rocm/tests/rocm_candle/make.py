@@ -1,4 +1,4 @@
-"""Makes a candle that has a ROCm device: a copy of candle-core as the crate locks it, with the stand-in beside this file.
+"""Makes a candle that has a ROCm device: a copy of candle-core as the crate locks it, with a stand-in for the device.
 
     python candle-flash-rocm/tests/rocm_candle/make.py DIRECTORY && cargo build --manifest-path DIRECTORY/Cargo.toml
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 HERE = Path(__file__).resolve().parent
 CRATE = HERE.parents[1]

@@ -1,0 +1,139 @@
+//! AMD's assembly kernels: which one serves a forward, and its arguments (`flash_attn/backends/asm` of the
+//! repository).
+//!
+//! A backward of theirs needs sums before and after it that no kernel of a store computes, so Triton's kernels do it.
+
+use super::choice::Mask;
+use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step};
+use super::{Dtype, Forward, Operand, Shape};
+use crate::error::Result;
+
+/// The head dim that the kernels serve, and the queries of a tile.
+const HEAD_DIM: usize = 128;
+const ROWS: usize = 256;
+/// Compute units of an MI308X, whole and partitioned. Its programs go to four dies in turn instead of eight.
+const MI308_UNITS: [usize; 2] = [80, 64];
+/// The kernels add up bytes in unsigned 32 bits, and multiply row strides as signed 24 bits.
+const MAX_BYTES: usize = 1 << 32;
+const MAX_ROW_BYTES: usize = 1 << 23;
+const BYTES: usize = 2;
+/// Queries up to which heads come before tiles.
+const BY_HEADS: usize = 16384;
+
+/// All arguments of a kernel; each has 16 bytes.
+#[derive(Default)]
+struct Block(Vec<u8>);
+
+impl Block {
+    fn slot(&mut self, content: &[u8]) {
+        self.0.extend(content);
+        self.0.resize(self.0.len().next_multiple_of(16), 0);
+    }
+
+    fn addresses(&mut self, addresses: &[u64]) {
+        for address in addresses {
+            self.slot(&address.to_le_bytes());
+        }
+    }
+
+    fn numbers(&mut self, numbers: &[usize]) {
+        for &number in numbers {
+            self.slot(&(number as u32).to_le_bytes());
+        }
+    }
+}
+
+/// The kernel of a forward; None where there is none, or where it would leave something to do after it.
+fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(String, Mask)> {
+    let shape = &call.shape;
+    let mask = Mask::of(shape);
+    let has_option = shape.softcap > 0.0 || shape.alibi_slopes != 0 || call.pages.is_some() || call.lengths != 0;
+    // Rows without a key: a causal kernel gives them the logarithm of 0, a plain one not a number.
+    let every_row_has_a_key = if shape.is_packed() {
+        shape.cu_seqlens_q == shape.cu_seqlens_k
+    } else {
+        mask == Mask::Plain || shape.seqlen_q <= shape.seqlen_k
+    };
+    if has_option
+        || !every_row_has_a_key
+        || mask == Mask::Window
+        || (shape.dtype, shape.head_dim) != (Dtype::Bf16, HEAD_DIM)
+        || shape.softmax_scale < 0.0
+        || [("q", call.q), ("k", call.k), ("v", call.v)]
+            .iter()
+            .any(|(name, operand)| is_too_large(name, operand, shape))
+    {
+        return None;
+    }
+    let form = if shape.is_packed() { "-varlen" } else { "" };
+    let name = format!("asm-fwd-bf16-d128-{}{form}", if mask == Mask::Causal { "causal" } else { "plain" });
+    let of_mi308 = format!("{name}-mi308");
+    let own = if MI308_UNITS.contains(&device.compute_units) { [of_mi308, name] } else { [name, of_mi308] };
+    own.into_iter().find(|name| kernels.has(name)).map(|name| (name, mask))
+}
+
+/// Whether a tensor reaches over more bytes than the kernels can address, with a head to spare.
+fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
+    let (rows, heads) = match (name, shape.is_packed()) {
+        ("q", true) => (shape.total_q, shape.heads),
+        ("q", false) => (shape.seqlen_q, shape.heads),
+        (_, true) => (shape.total_k, shape.heads_k),
+        (_, false) => (shape.seqlen_k, shape.heads_k),
+    };
+    let last =
+        shape.batch.saturating_sub(1) * operand.batch + rows.saturating_sub(1) * operand.row + heads * operand.head;
+    operand.row * BYTES >= MAX_ROW_BYTES || last * BYTES >= MAX_BYTES
+}
+
+/// The plan of a forward by AMD's assembly; None where it has no kernel.
+///
+/// # Errors
+///
+/// Where sizes, addresses or strides do not fit.
+pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Result<Option<Vec<Step>>> {
+    let shape = &call.shape;
+    shape.check()?;
+    for (name, operand) in [("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)] {
+        operand.check(name, shape.dtype)?;
+    }
+    let Some((kernel, mask)) = kernel(call, kernels, device) else { return Ok(None) };
+    let is_empty = [shape.batch, shape.seqlen_q, shape.seqlen_k, shape.rows_q()].contains(&0);
+    let mut steps = Vec::new();
+    if shape.is_packed() || is_empty {
+        // Rows outside of every sequence, or without a key.
+        let count = shape.rows_q() * shape.heads * shape.head_dim * BYTES / 4;
+        steps.push(Step::Fill(Fill { address: call.out.address, pattern: 0, count }));
+        let pattern = f32::INFINITY.to_bits();
+        steps.push(Step::Fill(Fill { address: call.lse, pattern, count: shape.lse_elements() }));
+    }
+    if is_empty {
+        return Ok(Some(steps));
+    }
+    let tiles = shape.seqlen_q.div_ceil(ROWS);
+    // A program of a causal kernel serves a tile near the start and one near the end.
+    let tiles = if mask == Mask::Causal { tiles.div_ceil(2) } else { tiles } as u32;
+    let (heads, batch) = (shape.heads as u32, shape.batch as u32);
+    let grid = if shape.is_packed() { [heads, batch, tiles] } else { [tiles, heads, batch] };
+    steps.push(Step::Launch(Launch { kernel, grid, arguments: vec![Argument::Structure(arguments(call, mask))] }));
+    Ok(Some(steps))
+}
+
+fn arguments(call: &Forward, mask: Mask) -> Vec<u8> {
+    let Forward { shape, q, k, v, out, lse, .. } = call;
+    let bytes = |operand: &Operand| [operand.row, operand.head, operand.batch].map(|stride| stride * BYTES);
+    let ([q_row, q_head, q_batch], [k_row, k_head, k_batch]) = (bytes(q), bytes(k));
+    // The order of the tiles: by heads where every die gets equally many of them, else and for long sequences by tiles.
+    let by_heads = mask == Mask::Plain || (shape.heads.is_multiple_of(8) && shape.seqlen_q <= BY_HEADS);
+    let stores_lse = 1;
+    let mut block = Block::default();
+    block.addresses(&[out.address, q.address, k.address, v.address, *lse]);
+    block.slot(&shape.softmax_scale.to_le_bytes());
+    block.numbers(&[shape.seqlen_q, q_row, ROWS * q_row, q_head, q_batch, shape.group(), k_row, k_head, k_batch]);
+    block.numbers(&[if by_heads { 5 } else { 3 }, stores_lse, shape.seqlen_k, HEAD_DIM, HEAD_DIM, shape.heads]);
+    block.numbers(&bytes(v));
+    block.numbers(&bytes(out));
+    block.addresses(&[shape.cu_seqlens_q, shape.cu_seqlens_k]);
+    block.numbers(&[4 * shape.lse_strides().1]);
+    block.addresses(&[shape.cu_seqlens_q, shape.cu_seqlens_k]);
+    block.0
+}
