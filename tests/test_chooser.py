@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
 from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Wheel
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -60,7 +61,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         for name, content in (("full", wheels), ("empty", [])):
-            home = index.Home(url=f"{url}{name}/", repository=REPOSITORY)
+            home = Home(url=f"{url}{name}/", repository=REPOSITORY)
             index.build(Catalogue(wheels=tuple(content)), root / name, versions=versions.load(), home=home)
         yield Sites(full=f"{url}full/", empty=f"{url}empty/", wheels=wheels)
         server.shutdown()
@@ -327,7 +328,7 @@ def contrast(text: tuple[float, ...], ground: tuple[float, ...]) -> float:
 def test_two_thousand_wheels(browser: Browser, sites: Sites, tmp_path: Path) -> None:
     """The page of a large project filters them all, and stays below 2 MB."""
     many = [replace(wheel, name=f"{wheel.name}-{copy}") for copy in range(84) for wheel in sites.wheels]
-    home = index.Home(url="https://example.org/", repository=REPOSITORY)
+    home = Home(url="https://example.org/", repository=REPOSITORY)
     page_file = tmp_path / "index.html"
     page_file.write_text(index.chooser(many, versions=versions.load(), home=home), encoding="utf-8")
     assert page_file.stat().st_size < 2_000_000

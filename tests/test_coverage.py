@@ -15,6 +15,7 @@ from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, coverage, index
 from rocm_wheels.publish.coverage import Published
+from rocm_wheels.publish.home import Home
 
 MATRIX = """
 ROCM_MATRIX = {
@@ -144,7 +145,7 @@ def test_after_a_release(root: Path, data: Versions) -> None:
         ("2.8.3 3.10 2.10.0 7.1", "triton", None),
     ):
         wheelhouse.write(dist, wheelhouse.cell(text, backend), device=device)
-    home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
+    home = Home(url="https://example.org/", repository="https://github.com/owner/name")
     wheels = tuple(catalogue.from_directory(dist))
     index.build(catalogue.Catalogue(wheels=wheels), root / "site", versions=data, home=home)
     listed = coverage.from_site(root / "site" / "metadata.json")

@@ -24,7 +24,7 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import cells, versions
 from rocm_wheels.publish import assets, catalogue, github, index, notes, yanks
 from rocm_wheels.publish.catalogue import Catalogue
-from rocm_wheels.publish.index import Home
+from rocm_wheels.publish.home import Home
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, hardware, index, notes, templates
-from rocm_wheels.publish.index import Home
+from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import GPU, PASSED, Stage

@@ -26,6 +26,7 @@ from rocm_wheels.matrix.plan import Plan, make_plan
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import catalogue, index, which
 from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.templates import TEMPLATES
 from rocm_wheels.publish.which import Machine
 
@@ -49,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for text in CELLS:
         for backend, targets in TARGETS.items():
             wheelhouse.write(dist, wheelhouse.cell(text, backend), targets=targets)
-    home = index.Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
+    home = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
     index.build(
         Catalogue(wheels=tuple(catalogue.from_directory(dist))), out, versions=versions_of_this_repository(), home=home
     )
@@ -177,7 +178,7 @@ def test_a_withdrawn_wheel_is_named_with_its_reason(
 
 
 def test_without_any_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    home = index.Home(url="https://example.org/", repository="https://github.com/owner/name")
+    home = Home(url="https://example.org/", repository="https://github.com/owner/name")
     index.build(Catalogue(), tmp_path / "site", versions=versions_of_this_repository(), home=home)
     code, out, err = run(tmp_path / "site", MI300X, monkeypatch, capsys)
     assert (code, out) == (1, "")

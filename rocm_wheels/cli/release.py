@@ -20,6 +20,7 @@ from rocm_wheels.matrix import names, versions
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import published, which, yanks
+from rocm_wheels.publish.home import Home
 from rocm_wheels.wheel import assemble
 
 if TYPE_CHECKING:
@@ -101,9 +102,25 @@ def add_verbs(verbs: Any) -> None:
             "--commit", metavar="SHA", help="of the release (default: the tag's, else GITHUB_SHA, else git's)"
         )
 
+    tried = verbs.add_parser("tryout", help="install from the public index in a clean environment, run the selftest")
+    tried.add_argument("--installer", choices=("pip", "uv"), default="pip", help="(pip)")
+    tried.add_argument("--python", default="newest", metavar="X.Y", help="or oldest, newest (default) of versions.toml")
+    tried.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
+    tried.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
+    tried.set_defaults(run=_tryout)
+
     found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
     which.add_options(found)
     found.set_defaults(run=which.run)
+
+
+@packages_of("build")
+def _tryout(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import tryout
+
+    home = Home.of(repository=arguments.repo, url=arguments.url)
+    print(tryout.run(home.url, installer=arguments.installer, python=arguments.python))
+    return 0
 
 
 @packages_of("release")
@@ -116,7 +133,7 @@ def _published(arguments: argparse.Namespace) -> int:
 
 @packages_of("release")
 def _publish(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import attestation, index, measured, publishing, release
+    from rocm_wheels.publish import attestation, measured, publishing, release
 
     say = partial(print, flush=True)
     if arguments.verdicts is not None:
@@ -126,12 +143,12 @@ def _publish(arguments: argparse.Namespace) -> int:
         found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
         say(f"benchmarks: {', '.join(found) or 'of none of these wheels'}")
     if arguments.dry_run:
-        home = index.Home.of(repository=arguments.repo, url=arguments.url)
+        home = Home.of(repository=arguments.repo, url=arguments.url)
         publishing.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
         return 0
     api = _github(arguments, writes=True)
     commit = _commit(api, arguments.tag, arguments.commit)
-    home = index.Home.of(repository=api.repository, url=arguments.url)
+    home = Home.of(repository=api.repository, url=arguments.url)
     if arguments.draft_only:
         if (run := os.environ.get("GITHUB_SHA")) and run != commit:
             raise PublishFailed(
@@ -180,14 +197,14 @@ def _yank(arguments: argparse.Namespace) -> int:
 
 @packages_of("release")
 def _notes(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import catalogue, index, notes, publishing
+    from rocm_wheels.publish import catalogue, notes, publishing
 
     if arguments.update:
         api = _github(arguments, writes=True)
-        home = index.Home.of(repository=api.repository, url=arguments.url)
+        home = Home.of(repository=api.repository, url=arguments.url)
         publishing.update_notes(api, arguments.tag, index_url=home.url, say=partial(print, flush=True))
         return 0
-    home = index.Home.of(repository=arguments.repo, url=arguments.url)
+    home = Home.of(repository=arguments.repo, url=arguments.url)
     new = _read(arguments.new) if arguments.new else ""
     wheels = catalogue.from_directory(arguments.dist)
     print(notes.render(wheels, tag=arguments.tag, index_url=home.url, new=new, repository=home.name), end="")
@@ -198,7 +215,7 @@ def _notes(arguments: argparse.Namespace) -> int:
 def _index(arguments: argparse.Namespace) -> int:
     from rocm_wheels.publish import catalogue, index
 
-    home = index.Home.of(repository=arguments.repo, url=arguments.url)
+    home = Home.of(repository=arguments.repo, url=arguments.url)
     if arguments.dir is not None:
         found = catalogue.Catalogue(
             wheels=tuple(catalogue.from_directory(arguments.dir)), fa3=tuple(catalogue.fa3_wheels_in(arguments.dir))

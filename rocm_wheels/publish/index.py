@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from markupsafe import Markup
 from packaging.utils import canonicalize_name
@@ -22,6 +21,7 @@ from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, hardware, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
+from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Link, Wheel
 from rocm_wheels.publish.templates import TEMPLATES, render
 from rocm_wheels.tables import version_key
@@ -44,39 +44,6 @@ class Anchor:
     text: str
     href: str
     data: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Home:
-    """Where the site and its repository are, as absolute URLs."""
-
-    url: str
-    repository: str
-
-    @property
-    def name(self) -> str:
-        """owner/name"""
-        return "/".join(self.repository.split("/")[-2:])
-
-    @classmethod
-    def of(cls, *, repository: str | None, url: str | None) -> Home:
-        """From owner/name, else GITHUB_REPOSITORY; the URL is that of GitHub Pages unless given."""
-        name = repository or os.environ.get("GITHUB_REPOSITORY") or ""
-        owner, slash, project = name.partition("/")
-        if not (owner and slash and project) or "/" in project:
-            raise DataError(
-                f"the repository is {name!r}, not owner/name",
-                remedy="Give --repo owner/name, or set GITHUB_REPOSITORY.",
-            )
-        pages = f"{owner.lower()}.github.io"
-        given = url or f"https://{pages}/{'' if project.lower() == pages else f'{project}/'}"
-        parts = urlsplit(given)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise DataError(
-                f"{given!r} is not the URL of a site", remedy="Give one such as https://example.org/wheels/"
-            )
-        server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
-        return cls(url=given.rstrip("/") + "/", repository=f"{server}/{name}")
 
 
 def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:

@@ -10,7 +10,7 @@ import wheelhouse
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
 from rocm_wheels.publish.catalogue import Catalogue
-from rocm_wheels.publish.index import Home
+from rocm_wheels.publish.home import Home
 
 HOME = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
 CELLS = [
