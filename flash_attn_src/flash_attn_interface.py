@@ -2,10 +2,11 @@
 
 What only concerns speed (pack_gqa, sm_margin, scheduler_metadata, and num_splits where gradients are kept) never
 changes a result: query heads are always packed where it pays, and nothing has to be planned ahead. softmax_lse is
--inf in rows that see no key. v may have another head dim than q and k, at the cost of the larger one, v_cache not. FP8
-inputs come with q_descale, k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient.
-s_aux: learnable sinks, as in flash_attn.flash_attn_func. Raise NotImplementedError: qv, and in FP8 attention_chunk and
-s_aux, which flash_attn_with_kvcache takes in FP8, too.
+-inf in rows that see no key. v may have another head dim than q and k, but not in FP8. FP8 inputs come with q_descale,
+k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient. s_aux: learnable sinks, as in
+flash_attn.flash_attn_func. qv, shaped as the result, is a second query, for which the values are keys: the scores are
+softmax_scale * (q @ k + qv @ v). On a GPU q and k then have at most 64 columns and v at most 512. There is no gradient
+with qv. In FP8 these raise NotImplementedError: qv, and outside of flash_attn_with_kvcache attention_chunk and s_aux.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.fa3 import chunks
+from flash_attn.fa3 import chunks, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
-from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_head_dim, one_window, used_rows
+from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
 
 __all__ = [
@@ -57,17 +58,9 @@ def _keeps_gradients(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def _check(
-    qv: torch.Tensor | None, attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int
-) -> None:
-    if qv is not None:
-        raise NotImplementedError("qv: attention with a second query is not there, pass None")
+def _check(attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int) -> None:
     check_whole(attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin)
     diagnose_switches(None, pack_gqa=False if pack_gqa is None else pack_gqa)
-
-
-def _cut(result: _Result, head_dim: int) -> _Result:
-    return result[..., :head_dim] if isinstance(result, torch.Tensor) else (result[0][..., :head_dim], result[1])
 
 
 def flash_attn_func(
@@ -96,21 +89,19 @@ def flash_attn_func(
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
     q, k, v = cast(q, k, v)
-    if (padded := one_head_dim(q, k, v)) is not None:
-        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        result = flash_attn_func(
-            *padded, scale, causal, qv, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
-            num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs, s_aux=s_aux,
-        )  # fmt: skip
-        return _cut(result, v.shape[-1])
+    qv = None if qv is None else cast(qv)[0]
     call = AttentionCall(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
         s_aux=s_aux,
     )  # fmt: skip
     check_dense(call)
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
+    _check(attention_chunk, num_splits, pack_gqa, sm_margin)
     descales = factors(q, k, q.shape[0], (q_descale, k_descale, v_descale))
+    if qv is not None:
+        call.q, call.k, call.v = q, k, v
+        found = second_query.attend(call, qv, softmax_scale, attention_chunk, num_splits, sm_margin)
+        return _result(*found, return_attn_probs)
     if is_fp8(q):
         _refuse_in_fp8(attention_chunk, s_aux)
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(
@@ -123,7 +114,7 @@ def flash_attn_func(
             num_splits=num_splits, attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux,
         ))  # fmt: skip
     elif attention_chunk > 0:
-        batch, seqlen_q, heads, head_dim = q.shape
+        batch, seqlen_q, heads, _ = q.shape
         seqlen_k = k.shape[1]
         starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
         pieces = chunks.split(starts * seqlen_q, starts * seqlen_k, seqlen_k, attention_chunk)
@@ -132,7 +123,7 @@ def flash_attn_func(
             q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *pieces, longest, min(seqlen_k, attention_chunk), 0.0,
             softmax_scale, causal, window_size, softcap, None, deterministic, True, s_aux=s_aux,
         )  # fmt: skip
-        out = out.view(batch, seqlen_q, heads, head_dim)
+        out = out.view(batch, seqlen_q, heads, v.shape[-1])
         softmax_lse = softmax_lse.view(heads, batch, seqlen_q).transpose(0, 1)
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_func(
@@ -224,22 +215,16 @@ def flash_attn_varlen_func(
     gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
     q, k, v = cast(q, k, v)
-    if (padded := one_head_dim(q, k, v)) is not None:
-        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        result = flash_attn_varlen_func(
-            *padded, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, causal, qv,
-            q_descale, k_descale, v_descale, window_size, attention_chunk, softcap, num_splits, pack_gqa,
-            deterministic, sm_margin, return_attn_probs, s_aux=s_aux,
-        )  # fmt: skip
-        return _cut(result, v.shape[-1])
+    qv = None if qv is None else cast(qv)[0]
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
-    check_varlen(AttentionCall(
+    call = AttentionCall(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, deterministic=deterministic, return_softmax=return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         s_aux=s_aux,
-    ))  # fmt: skip
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
+    )  # fmt: skip
+    check_varlen(call)
+    _check(attention_chunk, num_splits, pack_gqa, sm_margin)
     if is_fp8(q):
         _refuse_in_fp8(attention_chunk, s_aux)
     if seqused_q is not None or seqused_k is not None:
@@ -250,6 +235,11 @@ def flash_attn_varlen_func(
     if attention_chunk > 0:
         cu_seqlens_q, cu_seqlens_k = chunks.split(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, attention_chunk)
         max_seqlen_k = min(max_seqlen_k, attention_chunk)
+    if qv is not None:
+        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k = q, k, v, cu_seqlens_q, cu_seqlens_k
+        call.max_seqlen_k = max_seqlen_k
+        found = second_query.attend(call, qv, softmax_scale, 0, num_splits, sm_margin)
+        return _result(*found, return_attn_probs)
     args = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size)
     if is_fp8(q):
         out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *descales)
@@ -302,7 +292,7 @@ def flash_attn_with_kvcache(
 
     Returns out, with return_softmax_lse (out, softmax_lse, out_partial, lse_partial), the last two empty.
     """
-    _check(qv, attention_chunk, num_splits, pack_gqa, sm_margin)
+    _check(attention_chunk, num_splits, pack_gqa, sm_margin)
     if page_table is not None and cache_batch_idx is not None:
         page_table, cache_batch_idx = chosen_rows(q, page_table, cache_batch_idx), None
     if max_seqlen_q is not None:
@@ -317,7 +307,7 @@ def flash_attn_with_kvcache(
         cache_leftpad=cache_leftpad, block_table=page_table, causal=causal, window_size=window_size, softcap=softcap,
         rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-        attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux,
+        attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux, qv=qv,
     )  # fmt: skip
     check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, "page_table")
     if scheduler_metadata is not None:
@@ -328,8 +318,9 @@ def flash_attn_with_kvcache(
         if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := backends.select(q).fp8_format(q)):
             raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
         call.descales = descales_of(q, k_cache, call.batch, (q_descale, k_descale, v_descale))
-    call.q = maybe_contiguous(q)
-    call.k = None if k is None else maybe_contiguous(k)
+    call.q = maybe_contiguous(call.q)
+    call.qv = None if call.qv is None else maybe_contiguous(call.qv)
+    call.k = None if call.k is None else maybe_contiguous(call.k)
     call.v = None if v is None else maybe_contiguous(v)
     out, softmax_lse = attend_to_cache(call)
     if not return_softmax_lse:

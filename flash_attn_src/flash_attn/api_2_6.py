@@ -40,7 +40,7 @@ def _flash_attn_forward(
     )
     check_dense(call)
     left, right = call.window_size
-    head_dim = q.shape[-1]
+    head_dim = v.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_forward(
         q, k, v, dropout_p, softmax_scale, causal, left, right, softcap, alibi_slopes, return_softmax
@@ -76,7 +76,7 @@ def _flash_attn_varlen_forward(
     )  # fmt: skip
     check_varlen(call)
     left, right = call.window_size
-    head_dim = q.shape[-1]
+    head_dim = v.shape[-1]
     q, k, v = _padded(q), _padded(k), _padded(v)
     out, softmax_lse, dmask, rng_state = custom_ops._flash_attn_varlen_forward(
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
@@ -109,7 +109,7 @@ def _flash_attn_backward(
     call = AttentionCall(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic)
     check_dense(call)
     left, right = call.window_size
-    dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
+    dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, left, right),
@@ -149,7 +149,7 @@ def _flash_attn_varlen_backward(
     )  # fmt: skip
     check_varlen(call)
     left, right = call.window_size
-    dout, out = (_padded(x, q.shape[-1]) for x in (dout, out))
+    dout, out = (_padded(x, v.shape[-1]) for x in (dout, out))
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip((q, k, v), (dq, dk, dv), strict=True))
     softmax_d = custom_ops._flash_attn_varlen_backward(
         *(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),

@@ -33,10 +33,14 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     packed: what autograd knows of q, k, v, where they are views of it: (qkv,) or (q, kv).
     """
     q, k, v = call.q, call.k, call.v
-    head_dim = q.shape[-1]
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     given = packed or (q, k, v)
     wanted = call.return_softmax
-    if head_dim % _HEAD_DIM_STEP or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+    if (
+        head_dim % _HEAD_DIM_STEP
+        or head_dim_v % _HEAD_DIM_STEP
+        or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    ):
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
     if call.softmax_scale is None:
         call.softmax_scale = head_dim**-0.5
@@ -45,9 +49,8 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     if ctx is not None:
         ctx.save_for_backward(padded, softmax_lse, *call.tensors(), *given)
         ctx.options = call.options()
-        ctx.head_dim = head_dim
         ctx.paged = call.block_table is not None
-    out = padded[..., :head_dim] if head_dim % _HEAD_DIM_STEP else padded
+    out = padded[..., :head_dim_v] if head_dim_v % _HEAD_DIM_STEP else padded
     if not wanted:
         return out
     if dmask is None:
@@ -70,8 +73,7 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv; and last of s_aux."""
     out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
-    head_dim = ctx.head_dim
-    padded = head_dim % _HEAD_DIM_STEP != 0
+    padded = any(x.shape[-1] % _HEAD_DIM_STEP for x in given)
     parts = given if packed == 1 else [*given[:-1], *given[-1].unbind(-3)]
     if padded or not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
         dout, *parts = (_served(x) for x in (dout, *parts))
@@ -92,7 +94,7 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux), ctx.options)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if padded:
-        results = tuple(x[..., :head_dim] for x in results)
+        results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
     if s_aux is None or not ctx.needs_input_grad[-1]:
         return *results, None
     return *results, sinks.gradient(s_aux, softmax_lse, softmax_d)

@@ -24,6 +24,12 @@ def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous() if x.stride(-1) != 1 else x
 
 
+def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A tensor for the result of attention of q: shaped as q, with the head dim of v. A result of FP8 is bf16."""
+    dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+    return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
+
+
 def replace(call: _Call, **changes: Any) -> _Call:
     """A copy of a call with some fields changed. dataclasses.replace takes twice as long."""
     copy = object.__new__(type(call))
@@ -41,7 +47,8 @@ class AttentionCall:
 
     q                  (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q
     k, v               (batch, seqlen_k, heads_k, head_dim), or (total_k, heads_k, head_dim) with cu_seqlens_k, or
-                       pages (pages, page_size, heads_k, head_dim) with block_table
+                       pages (pages, page_size, heads_k, head_dim) with block_table; v may have a head dim of its own,
+                       which out has too
     softmax_scale      None stands for head_dim ** -0.5 until the checks put it in
     window_size        (left, right), -1 where open
     alibi_slopes       fp32 (heads,) or (batch, heads)
@@ -198,7 +205,8 @@ class CacheCall:
 
     q                  (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q and
                        max_seqlen_q
-    k, v               (batch, seqlen_new, heads_k, head_dim), or (total_new, heads_k, head_dim) with cu_seqlens_k_new
+    k, v               (batch, seqlen_new, heads_k, head_dim), or (total_new, heads_k, head_dim) with cu_seqlens_k_new;
+                       v and v_cache may have a head dim of their own, which out has too
     softmax_scale      None stands for head_dim ** -0.5 until the checks put it in
     window_size        (left, right), -1 where open
     out                written where given, else new
@@ -209,6 +217,7 @@ class CacheCall:
     descales           fp32 (batch, heads_k) of q, k and v: these are FP8 tensors, whose result is bf16 and which have
                        no rotary embedding
     s_aux              as in AttentionCall
+    qv                 shaped as out: a second query, for which the values are keys: the scores are q k^T + qv v^T
     """
 
     q: torch.Tensor
@@ -239,6 +248,7 @@ class CacheCall:
     descales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     max_seqlen_k: int | None = None
     s_aux: torch.Tensor | None = None
+    qv: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 # Keys of a block without and with dropout, up to a head dim: upstream's kernel for its largest GPUs.
-_BLOCKS = ((32, 128, 128), (64, 128, 64), (96, 64, 64), (128, 64, 32), (256, 64, 64))
+_BLOCKS = ((32, 128, 128), (64, 128, 64), (96, 64, 64), (128, 64, 32), (512, 64, 64))
 
 
 def _get_block_size_n(
@@ -19,7 +19,7 @@ def _get_block_size_n(
     is_dropout: bool,
     is_causal: bool,  # noqa: ARG001
 ) -> int:
-    """How many keys of S_dmask have one scale. The same for every device. ValueError beyond head_dim 256."""
+    """How many keys of S_dmask have one scale. The same for every device. ValueError beyond head_dim 512."""
     for largest, without, with_dropout in _BLOCKS:
         if head_dim <= largest:
             return with_dropout if is_dropout else without

@@ -19,7 +19,7 @@ s_aux            learnable sinks, fp16, bf16 or fp32 (heads,). A sink is a score
                  it. It has a gradient. Upstream has no sinks, so it is a keyword alone. transformers passes them by
                  this name
 
-Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 256, heads of q a multiple of the heads of k. Under
+Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 512, heads of q a multiple of the heads of k. Under
 torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;
 flash_attn_with_kvcache casts nothing, as it writes into the cache.
 A row that sees no key gives 0, and its softmax_lse is +inf or its sink. Wrong arguments raise TypeError or ValueError
@@ -421,7 +421,11 @@ def flash_attn_with_kvcache(
     cache_leftpad      int32 (batch,): where each sequence's keys begin
     num_splits         how many splits of the keys, 0 for a choice by shape: speed only
 
-    Returns out, shaped as q; with return_softmax_lse also softmax_lse (batch, heads, seqlen_q), fp32.
+    head_dim may be larger, 576 for multi-head latent attention, where v_cache is the view k_cache[..., :512] and v the
+    view k[..., :512]: at most 64 columns more than v_cache has.
+
+    Returns out, shaped as q with the head dim of v_cache; with return_softmax_lse also softmax_lse
+    (batch, heads, seqlen_q), fp32.
     The other options and errors: the module's docstring.
     """
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
@@ -436,8 +440,8 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     check_kvcache(call, return_softmax_lse)
     check_pages(call)
-    call.q = maybe_contiguous(q)
-    if k is not None and v is not None:
-        call.k, call.v = maybe_contiguous(k), maybe_contiguous(v)
+    call.q = maybe_contiguous(call.q)
+    if call.k is not None and v is not None:
+        call.k, call.v = maybe_contiguous(call.k), maybe_contiguous(v)
     out, softmax_lse = attend_to_cache(call)
     return (out, softmax_lse) if return_softmax_lse else out

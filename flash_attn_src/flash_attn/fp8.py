@@ -37,6 +37,7 @@ from flash_attn.first_derivative import Gradients, first_only
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16
+_MAX_HEAD_DIM = 256
 
 
 class _Attention(torch.autograd.Function):
@@ -118,6 +119,14 @@ def _attend(call: AttentionCall, descales: Descales) -> Result:
     if call.return_softmax and call.dropout_p > 0.0:
         raise NotImplementedError("return_attn_probs with dropout: S_dmask of attention in FP8 is not there")
     head_dim = q.shape[-1]
+    if v.shape[-1] != head_dim:
+        raise ValueError(
+            f"v: got head_dim {v.shape[-1]}, wanted {head_dim} as q has: FP8 has no value dims of their own"
+        )
+    if head_dim > _MAX_HEAD_DIM:
+        raise NotImplementedError(
+            f"q: got head_dim {head_dim}, wanted at most {_MAX_HEAD_DIM} in FP8; pass fp16 or bf16"
+        )
     if head_dim % _HEAD_DIM_STEP:
         if is_fp8(q):
             raise ValueError(f"q: got head_dim {head_dim}, wanted a multiple of {_HEAD_DIM_STEP} for FP8 inputs")

@@ -41,6 +41,19 @@ def test_compile_dense(dim: int, options: dict[str, Any]) -> None:
     _same_compiled(block, tensors)
 
 
+def test_compile_values_with_a_head_dim_of_their_own() -> None:
+    q, k, v = qkv(dim=16)
+    v = v[..., :12].contiguous()
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        cached = flash_attn.flash_attn_with_kvcache(q.detach(), k.detach(), v.detach(), cache_seqlens=5)
+        return flash_attn.flash_attn_func(q * 2, k, v).cos() + cached
+
+    _same_compiled(block, [x.requires_grad_() for x in (q, k, v)])
+    dropped = in_one_graph(lambda *x: flash_attn.flash_attn_func(*x, 0.2))(q, k, v)
+    assert dropped.shape == (*q.shape[:-1], 12)
+
+
 def _same_compiled(block: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> None:
     results = []
     for function in (block, in_one_graph(block)):

@@ -463,15 +463,42 @@ def test_private_functions_refuse_what_they_cannot_do() -> None:
         fa3._flash_attn_backward(q, q, k, v, q, None)
 
 
+@pytest.mark.parametrize("varlen", [False, True])
+def test_a_second_query(varlen: bool) -> None:
+    """The values are its keys: as attention of q beside qv and of k beside v."""
+    q, k, _ = _qkv()
+    v, qv = _draw(2, k.shape[1], 2, 24), _draw(*q.shape[:-1], 24)
+    wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
+    wanted, lse = fa3.flash_attn_func(wide_q, wide_k, v, causal=True, softcap=3.0, return_attn_probs=True)
+    assert wanted.shape == qv.shape
+    if varlen:
+        lengths_q, lengths_k = (_index(0, x.shape[1], 2 * x.shape[1]) for x in (q, k))
+        rows = [x.flatten(0, 1) for x in (q, k, v, qv)]
+        out, found = fa3.flash_attn_varlen_func(
+            *rows[:3], lengths_q, lengths_k, q.shape[1], k.shape[1], causal=True, qv=rows[3], softcap=3.0,
+            return_attn_probs=True,
+        )  # fmt: skip
+        out, found = out.view_as(qv), found.view(4, 2, -1).transpose(0, 1)
+    else:
+        out, found = fa3.flash_attn_func(q, k, v, causal=True, qv=qv, softcap=3.0, return_attn_probs=True)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(found, lse)
+    cached = fa3.flash_attn_with_kvcache(q, k, v, qv=qv, causal=True, softcap=3.0, num_splits=2)
+    torch.testing.assert_close(cached, wanted)
+
+
 def test_what_has_no_meaning_here_is_refused() -> None:
     q, k, v = _qkv()
-    with pytest.raises(NotImplementedError, match="qv"):
-        fa3.flash_attn_func(q, k, v, qv=q)
+    with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
+        fa3.flash_attn_func(q.requires_grad_(), k, v, qv=q)
+    q = q.detach()
+    with pytest.raises(ValueError, match=r"qv: got torch\.float32"):
+        fa3.flash_attn_func(q, k, v, qv=q[..., :8])
     small = q.to(torch.float8_e4m3fn)
     with pytest.raises(NotImplementedError, match="attention_chunk: attention in FP8 has none"):
         fa3.flash_attn_func(small, small[:, :, :2], small[:, :, :2], attention_chunk=4)
-    with pytest.raises(ValueError, match="v: got head_dim 512, wanted 1 to 256"):
-        fa3.flash_attn_func(q, k, _draw(2, 9, 2, 512))
+    with pytest.raises(ValueError, match="v: got head_dim 520, wanted 1 to 512"):
+        fa3.flash_attn_func(q, k, _draw(2, 9, 2, 520))
     with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):
         fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
     with pytest.raises(ValueError, match="num_splits: got -1"):

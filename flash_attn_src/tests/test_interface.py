@@ -76,8 +76,8 @@ def test_dense_errors(case: str) -> None:
 @pytest.mark.parametrize(
     ("heads", "heads_k", "head_dim", "match"),
     [
-        (2, 2, 0, "q: got head_dim 0, wanted 1 to 256"),
-        (2, 2, 257, "q: got head_dim 257, wanted 1 to 256"),
+        (2, 2, 0, "q: got head_dim 0, wanted 1 to 512"),
+        (2, 2, 513, "q: got head_dim 513, wanted 1 to 512"),
         (0, 2, 16, "q: got 0 heads, wanted a positive multiple of the 2"),
         (2, 0, 16, "q: got 2 heads, wanted a positive multiple of the 0"),
         (3, 2, 16, "q: got 3 heads, wanted a positive multiple of the 2"),

@@ -6,9 +6,11 @@ import itertools
 from typing import Any
 from unittest import mock
 
+import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
+from flash_attn import backends
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton as backend
 from flash_attn.backends.triton import cache as triton_cache
@@ -41,7 +43,7 @@ def _small_tiles(
             return real(target, variant)
         if variant.operation.in_pieces:
             return real(target, variant)._replace(block_n=4)
-        return tuning.Config(32 if variant.op.startswith("extend") else 16, 32, 4, 1, depth=depth)
+        return tuning.Config(32 if "extend" in variant.op else 16, 32, 4, 1, depth=depth)
 
     monkeypatch.setattr(tuning, "config", config)
 
@@ -69,7 +71,9 @@ PAIRS = [
 ]
 
 
-def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, heads_k: int) -> None:
+def _call(
+    chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, heads_k: int, dim_v: int | None = None
+) -> None:
     """Both backends under the chosen options; out, lse and both caches have to agree."""
     generator = torch.Generator().manual_seed(len("".join(chosen)) + dim)
 
@@ -79,6 +83,7 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
     def index(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
+    widths = {"k": dim, "v": dim_v or dim}
     rotary = {"rotary", "rotary halves", "rotary_seqlens"}.intersection(chosen)
     seqlen_q = 13 if "many queries" in chosen else 37 if "whole keys" in chosen else 3
     seqlen_new = 3 if rotary or {"append", "varlen k"}.intersection(chosen) else 0
@@ -92,10 +97,12 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         q = draw(seqlen_q + 4, heads, dim)
         options |= {"cu_seqlens_q": index(0, 2, 2 + seqlen_q), "max_seqlen_q": seqlen_q}
     new: dict[str, torch.Tensor] = {}
+    if "second query" in chosen:
+        new = {"qv": draw(*q.shape[:-1], widths["v"])}
     if seqlen_new:
-        new = {name: draw(BATCH, seqlen_new, heads_k, dim) for name in "kv"}
+        new |= {name: draw(BATCH, seqlen_new, heads_k, wide) for name, wide in widths.items()}
     if "varlen k" in chosen:
-        new = {name: draw(5, heads_k, dim) for name in "kv"}
+        new |= {name: draw(5, heads_k, wide) for name, wide in widths.items()}
         options["cu_seqlens_k_new"] = index(0, 4, 5)
     tables: dict[str, torch.Tensor] = {}
     if rotary:
@@ -119,16 +126,16 @@ def _call(chosen: tuple[str, ...], dtype: torch.dtype, dim: int, heads: int, hea
         options["cache_seqlens"] = 50
     if "whole cache" in chosen:
         options["cache_seqlens"] = None
-    shape = (BATCH, CAPACITY, heads_k, dim)
+    shape = (BATCH, CAPACITY, heads_k)
     if "lines" in chosen:
-        shape = (4, CAPACITY, heads_k, dim)
+        shape = (4, CAPACITY, heads_k)
         options["cache_batch_idx"] = index(3, 1)
     if pages:
         count = -(-CAPACITY // pages)
-        shape = (BATCH * count + 1, pages, heads_k, dim)
+        shape = (BATCH * count + 1, pages, heads_k)
         order = torch.randperm(BATCH * count + 1, generator=generator)[:-1]
         options["block_table"] = order.view(BATCH, count).int().to(DEVICE)
-    caches = [draw(*shape) for _ in range(2)]
+    caches = [draw(*shape, wide) for wide in widths.values()]
 
     def run(function: Any, compute: torch.dtype) -> list[torch.Tensor]:
         copies = [cache.to(compute, copy=True) for cache in caches]
@@ -167,6 +174,63 @@ def test_grouped_heads(heads: int, heads_k: int, option: str) -> None:
 def test_head_dims(dim: int, option: str) -> None:
     """Also one that is no multiple of 8: the caches still change in place."""
     _call((option, "append", "splits"), torch.float32, dim, 2, 1)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(192, 128), (24, 40), (20, 12), (64, 512)])
+@pytest.mark.parametrize("option", ["rotary", "pages of 32", "pages of 7", "many queries"])
+def test_values_with_a_head_dim_of_their_own(dim: int, dim_v: int, option: str) -> None:
+    _call((option, "append", "splits", "causal"), torch.float32, dim, 4, 2, dim_v)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(192, 128), (40, 24)])
+def test_many_queries_of_values_with_a_head_dim_of_their_own(dim: int, dim_v: int) -> None:
+    """The forward kernel serves the pair that it has. The split kernels serve every other pair without a copy."""
+    _call(("pages of 32", "append", "whole keys", "causal"), torch.float32, dim, 4, 2, dim_v)
+
+
+@pytest.mark.parametrize(
+    ("options", "heads", "dim", "dim_v"),
+    [
+        (("append", "splits", "causal"), 16, 64, 512), (("pages of 32", "rotary", "many queries"), 4, 24, 40),
+        (("pages of 7", "append", "splits"), 4, 20, 12), (("varlen q", "softcap", "window"), 4, 16, 24),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_second_query(options: tuple[str, ...], heads: int, dim: int, dim_v: int) -> None:
+    """Multi-head latent attention: the values are keys, too."""
+    _call((*options, "second query"), torch.float32, dim, heads, 1, dim_v)
+
+
+@pytest.mark.parametrize("_small_tiles", [16], indirect=True)
+def test_a_second_query_in_pieces() -> None:
+    _call(("pages of 32", "causal", "second query"), torch.float32, 64, 4, 2, 48)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_absorbed_form(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache of 576 columns, whose first 512 are the values: the kernel of a second query reads it once."""
+    asked: list[str] = []
+    monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[0]) or triton_kernels.find_one(*key))
+    generator = torch.Generator().manual_seed(3)
+    cache, table = torch.randn(6, 32, 1, 576, generator=generator), None
+    if paged:
+        table = torch.tensor([[3, 1, 0], [5, 4, 2]], dtype=torch.int32)
+    else:
+        cache = cache.view(2, 96, 1, 576)
+    q, k = torch.randn(2, 1, 16, 576, generator=generator), torch.randn(2, 5, 1, 576, generator=generator)
+    lengths = torch.tensor([60, 50], dtype=torch.int32, device=DEVICE)
+    results = []
+    for place in (backend, oracle):
+        copy, new = cache.to(DEVICE, copy=True), k.to(DEVICE)
+        with backends.using(place):
+            out = flash_attn.flash_attn_with_kvcache(
+                q.to(DEVICE), copy, copy[..., :512], new, new[..., :512], cache_seqlens=lengths,
+                block_table=None if table is None else table.to(DEVICE), num_splits=2,
+            )  # fmt: skip
+        results.append((out, copy))
+    assert asked == ["latent", "combine"]
+    for got, wanted in zip(*results, strict=True):
+        assert_close("absorbed", got, wanted, tiny=2e-5)
 
 
 @pytest.mark.parametrize("_small_tiles", [16], indirect=True)

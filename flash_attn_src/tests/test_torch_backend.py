@@ -20,10 +20,17 @@ torch.set_num_threads(2)
 
 
 def _tensors(
-    batch: int, seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype
+    batch: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_k: int,
+    dim: int,
+    dtype: torch.dtype,
+    dim_v: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(seqlen_q * 1000 + seqlen_k * 10 + dim)
-    shapes = [(batch, seqlen_q, heads, dim)] + [(batch, seqlen_k, heads_k, dim)] * 2
+    shapes = [(batch, seqlen_q, heads, dim), *((batch, seqlen_k, heads_k, wide) for wide in (dim, dim_v or dim))]
     return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
 
 
@@ -69,6 +76,11 @@ def test_masks(mask: str, seqlen_q: int, seqlen_k: int) -> None:
 @pytest.mark.parametrize("dim", [1, 12, 40, 64, 256])
 def test_dtypes_and_head_dims(dtype: torch.dtype, dim: int) -> None:
     _check(_tensors(2, 70, 90, 3, 3, dim, dtype), {"causal": True}, {"causal": True})
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(192, 128), (20, 12), (12, 40)])
+def test_values_with_a_head_dim_of_their_own(dim: int, dim_v: int) -> None:
+    _check(_tensors(2, 70, 90, 4, 2, dim, torch.float16, dim_v), {"causal": True}, {"causal": True})
 
 
 @pytest.mark.parametrize(("heads", "heads_k"), [(6, 1), (6, 2), (6, 3), (4, 4)])

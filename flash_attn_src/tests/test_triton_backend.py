@@ -53,15 +53,23 @@ def _wanted(
 
 
 def _check(
-    batch: int, sq: int, sk: int, heads: int, heads_k: int, dim: int, dtype: torch.dtype, options: Options
+    batch: int,
+    sq: int,
+    sk: int,
+    heads: int,
+    heads_k: int,
+    dim: int,
+    dtype: torch.dtype,
+    options: Options,
+    dim_v: int | None = None,
 ) -> None:
     generator = torch.Generator().manual_seed(sq * 1000 + sk * 10 + dim)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
-    q, dout = draw(batch, sq, heads, dim), draw(batch, sq, heads, dim)
-    k, v = draw(batch, sk, heads_k, dim), draw(batch, sk, heads_k, dim)
+    q, dout = draw(batch, sq, heads, dim), draw(batch, sq, heads, dim_v or dim)
+    k, v = draw(batch, sk, heads_k, dim), draw(batch, sk, heads_k, dim_v or dim)
     slopes = None
     if options.alibi:
         shape = (heads,) if options.alibi == 1 else (batch, heads)
@@ -96,9 +104,22 @@ def test_masks_and_lengths(sq: int, sk: int, mask: str) -> None:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 160, 200, 256])
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 160, 200, 256, 264, 512])
 def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
     _check(1, 41, 50, 1, 1, dim, dtype, Options(causal=True))
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("options", [Options(causal=True), Options(softcap=3.0, alibi=1)], ids=["causal", "any"])
+@pytest.mark.parametrize(("dim", "dim_v"), [(192, 128), (128, 64), (160, 96), (40, 24), (24, 40), (64, 512)])
+def test_values_with_a_head_dim_of_their_own(dim: int, dim_v: int, options: Options) -> None:
+    _check(1, 41, 50, 2, 1, dim, torch.float16, options, dim_v)
+
+
+@pytest.mark.usefixtures("_deep_tiles")
+@pytest.mark.parametrize(("dim", "dim_v"), [(192, 128), (128, 64)])
+def test_values_with_a_head_dim_of_their_own_in_pieces(dim: int, dim_v: int) -> None:
+    _check(1, 20, 35, 2, 1, dim, torch.float32, Options(causal=True), dim_v)
 
 
 @pytest.mark.usefixtures("_deep_tiles")

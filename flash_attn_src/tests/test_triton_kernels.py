@@ -11,7 +11,7 @@ import pytest
 import torch
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.calls import AttentionCall
-from flash_attn.kernels import flags, launches, targets, variants
+from flash_attn.kernels import flags, launches, targets, value_dims, variants
 from flash_attn.kernels.operation import launch_letter
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
@@ -70,14 +70,15 @@ def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str
     q = torch.empty(1, 1, 1, 8)
     attention = AttentionCall(q, q, q, **{"softmax_scale": 0.5, **options})
     kind = triton_kernels.forward_kind(attention, attention.dropout_p)
-    assert variants.serving("fwd", "bf16", kind) == half
-    assert variants.serving("fwd", "fp32", kind) == single
-    assert variants.serving("append", "bf16", kind) == "plain"
+    assert variants.serving("fwd", "bf16", kind, 128) == half
+    assert variants.serving("fwd", "bf16", kind, 512) == single
+    assert variants.serving("fwd", "fp32", kind, 128) == single
+    assert variants.serving("append", "bf16", kind, 64) == "plain"
     # The backward knows no sinks: softmax_lse holds them.
     kind = triton_kernels.score_kind(attention, attention.dropout_p)
     without = {("sinks", "bf16"): "plain", ("sinks", "fp32"): "plain", ("sinks and softcap", "bf16"): "softcap"}
-    assert variants.serving("bwd-dq", "bf16", kind) == without.get((call, "bf16"), half)
-    assert variants.serving("bwd-dq", "fp32", kind) == without.get((call, "fp32"), single)
+    assert variants.serving("bwd-dq", "bf16", kind, 128) == without.get((call, "bf16"), half)
+    assert variants.serving("bwd-dq", "fp32", kind, 128) == without.get((call, "fp32"), single)
 
 
 def test_the_types_of_arguments() -> None:
@@ -98,36 +99,53 @@ def test_the_types_of_arguments() -> None:
 
 
 def test_the_bucket_of_a_head_dim() -> None:
-    sizes = (8, 32, 33, 64, 65, 128, 129, 192, 193, 256)
-    assert [variants.bucket(size) for size in sizes] == [32, 32, 64, 64, 96, 128, 192, 192, 256, 256]
-    assert [variants.bucket(size, "decode") for size in sizes] == [*[64] * 4, *[128] * 2, *[256] * 4]
+    sizes = (8, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 512)
+    assert [variants.bucket(size) for size in sizes] == [32, 32, 64, 64, 96, 128, 192, 192, 256, 256, 512, 512]
+    assert [variants.bucket(size, "decode") for size in sizes] == [*[64] * 4, *[128] * 2, *[256] * 4, *[512] * 2]
     assert [variants.bucket(size, op) for size in sizes for op in ("append", "combine")] == [64, 128] * len(sizes)
-    with pytest.raises(ValueError, match="head_dim 257 is larger than 256, the largest supported"):
-        variants.bucket(257)
+    with pytest.raises(ValueError, match="head_dim 513 is larger than 512, the largest supported"):
+        variants.bucket(513)
+
+
+@pytest.mark.parametrize(
+    ("pair", "served"),
+    [
+        ((64, 64), (64, 64)), ((192, 128), (192, 128)), ((160, 96), (160, 128)), ((136, 8), (136, 128)),
+        ((128, 64), (128, 64)), ((72, 40), (72, 64)), ((64, 40), (64, 64)), ((128, 72), (128, 128)),
+        ((200, 128), (200, 200)), ((24, 40), (40, 40)), ((64, 512), (512, 512)),
+    ],
+)  # fmt: skip
+def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[int, int]) -> None:
+    """The first pair with a kernel of its own that holds it, else the larger of both."""
+    assert value_dims.served_pair(*pair) == served
+    if served[0] != served[1]:
+        size = variants.bucket(served[0], "fwd-v")
+        assert OPERATIONS["fwd-v"].value_dims[size] == served[1]
 
 
 def test_what_is_there_ahead_of_time() -> None:
     small = ("fp16", "bf16")
     wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
-    wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole"))], small)
+    wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small)
     wanted |= dict.fromkeys([op for op in wanted if op.startswith("fp8-")], ())
     assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == wanted
     wanted |= dict.fromkeys((*of_a_cache, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
     wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",)}
     assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == wanted
 
-    some = {op: [] for op in ("fwd", "fwd-paged", "norm-bwd", "combine", "probabilities")}
+    some = {op: [] for op in ("fwd", "fwd-paged", "bwd-dq-v", "norm-bwd", "combine", "probabilities")}
     for variant in variants.table("gfx942"):
         if variant.op in some and variant.dtype == "bf16":
             some[variant.op].append(variant.name.removeprefix(f"{variant.op}-bf16-"))
     assert some["fwd"][:6] == ["d32", "d32-sink", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
-    assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256) for kind in ("", "-any")]
+    assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256, 512) for kind in ("", "-any")]
+    assert some["bwd-dq-v"] == ["d128", "d128-any", "d192", "d192-any"]
     assert some["norm-bwd"] == [
         *("d64", "d128", "d256", "d512", "d1024", "d1024-uneven", "d2048", "d4096", "d4096-uneven", "d8192", "d16384")
     ]
     assert some["combine"] == ["d128", "d128-wide"]
-    assert some["probabilities"] == ["d32", "d64", "d128", "d256"]
+    assert some["probabilities"] == ["d32", "d64", "d128", "d256", "d512"]
 
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1030", "gfx1201", "sm_90"])
@@ -171,6 +189,8 @@ def _specified(target: str, name: str) -> launches.Specification:
             "fwd-paged-fp16-d192-any",
             {"VEC": 8, "BLOCK_D": 128, "TAIL": 64, "PAGED": 1, "NUM_XCDS": 1, "SHARED": 0b10111},
         ),
+        ("gfx942", "bwd-dq-v-bf16-d192", {"BLOCK_D": 128, "TAIL": 64, "VALUE_DIM": 128}),
+        ("gfx942", "fwd-paged-v-fp32-d128-any", {"BLOCK_D": 128, "TAIL": 0, "VALUE_DIM": 64, "PAGED": 1}),
         ("gfx1100", "fwd-paged-whole-bf16-d64", {"BLOCK_D": 64, "TAIL": 0, "DEPTH": 64, "PAGED": 2, "SHARED": 0b11110}),
         ("gfx1030", "bwd-dq-bf16-d64-softcap", {"KIND": "softcap", "DEPTH": 16, "SHARED": 0b1111, "HALF_UP": True}),
         ("gfx90a", "probabilities-fp32-d32", {"BLOCK_M": 32, "BLOCK_N": 32, "DEPTH": 16, "BLOCK_D": 32}),
@@ -201,6 +221,8 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
         ("sm_90", "fwd-paged-bf16-d64-any", nvidia.ROWS["fwd-paged", 16, 64][1]),
         ("sm_90", "fwd-paged-whole-bf16-d96-any", nvidia.ROWS["fwd", 16, 96][2]),
         ("gfx1201", "fwd-paged-bf16-d96-any", rdna3.ROWS["fwd-paged", 16, 96][0]),
+        ("gfx1201", "fwd-paged-whole-v-fp16-d192", rdna3.ROWS["fwd", 16, 192][0]),
+        ("gfx1201", "fwd-paged-v-fp16-d128", rdna3.ROWS["fwd-paged", 16, 128][0]),
         ("gfx1201", "fwd-paged-whole-fp16-d128", rdna3.ROWS["fwd-paged-whole", 16, 128][0]),
         ("gfx1030", "decode-paged-fp32-d128", cached["rdna2"]["decode-paged", 32, 128][0]),
         ("gfx1030", "decode-paged-fp32-d256", cached["rdna2"]["decode", 32, 256][0]),

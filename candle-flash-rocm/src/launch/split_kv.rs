@@ -207,7 +207,8 @@ pub(super) fn plan(
         operand.push(&mut arguments, vec)?;
     }
     arguments.sizes(&[lse_b, lse_h, 0, table_stride, page_size, if unit == PAGE_UNIT { 4 } else { 0 }])?;
-    arguments.sizes(&[shape.heads_k, shape.group(), shape.seqlen_q, length, 0, capacity, shape.head_dim / vec])?;
+    let dim = shape.head_dim / vec; // of q and k, and of v
+    arguments.sizes(&[shape.heads_k, shape.group(), shape.seqlen_q, length, 0, capacity, dim, dim])?;
     arguments.ints(&[left, right, 0]);
     arguments.sizes(&[elements, blocks_m, num_splits])?;
     arguments.ints(&[bits]);

@@ -19,6 +19,7 @@ from flash_attn.arguments.diagnosis import (
 )
 from flash_attn.arguments.gradients import check_gradients
 from flash_attn.arguments.kvcache import check_kvcache, check_places, check_tables
+from flash_attn.arguments.latent import check_second_query
 
 __all__ = [
     "as_int",
@@ -31,6 +32,7 @@ __all__ = [
     "check_packed",
     "check_per_sequence",
     "check_places",
+    "check_second_query",
     "check_strided",
     "check_tables",
     "check_varlen",

@@ -34,13 +34,13 @@ def check_dense(call: AttentionCall) -> None:
     dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
     try:
         batch, seqlen_q, heads, dim = q.shape
-        shape_k = k.shape
+        shape_k, shape_v = k.shape, v.shape
         batch_k, seqlen_k, heads_k, dim_k = shape_k
         left, right = call.window_size
         dtype = q.dtype
         device = q.device
         fine = (
-            shape_k == v.shape
+            (shape_k == shape_v or (shape_k[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
             and batch == batch_k
             and dim == dim_k
             and 0 < dim <= MAX_HEAD_DIM
@@ -95,14 +95,14 @@ def check_varlen(call: AttentionCall) -> None:
     dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
     try:
         _, heads, dim = q.shape
-        shape_k = k.shape
+        shape_k, shape_v = k.shape, v.shape
         _, heads_k, dim_k = shape_k
         left, right = call.window_size
         dtype = q.dtype
         device = q.device
         shape_cu = cu_seqlens_q.shape
         fine = (
-            shape_k == v.shape
+            (shape_k == shape_v or (shape_k[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
             and dim == dim_k
             and 0 < dim <= MAX_HEAD_DIM
             and heads_k > 0

@@ -8,7 +8,7 @@ import torch
 
 from flash_attn.kernels.flags import OPEN_WINDOW
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 INT32_MAX = 0x7FFFFFFF
 # Kernels compute in fp32. It holds these sizes of a scale or a cap, with room for a factor of log2(e), and rounds a
 # probability from BELOW_ONE on to 1.
@@ -75,12 +75,15 @@ def diagnose_tensors(
             raise TypeError(f"{name}: got {x.dtype}, wanted {q.dtype} as q has")
         if x.device != q.device:
             raise ValueError(f"{name}: got a tensor on {x.device}, wanted {q.device} where q is")
-        if x.shape[-1] != q.shape[-1]:
-            raise ValueError(f"{name}: got head_dim {x.shape[-1]}, wanted {q.shape[-1]} as q has")
-    if not 0 < q.shape[-1] <= MAX_HEAD_DIM:
-        raise ValueError(f"q: got head_dim {q.shape[-1]}, wanted 1 to {MAX_HEAD_DIM}")
-    if v.shape != k.shape:
-        raise ValueError(f"{name_v}: got shape {tuple(v.shape)}, wanted {tuple(k.shape)} as {name_k} has")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{name_k}: got head_dim {k.shape[-1]}, wanted {q.shape[-1]} as q has")
+    for name, x in (("q", q), (name_v, v)):
+        if not 0 < x.shape[-1] <= MAX_HEAD_DIM:
+            view = f", or {name_v} as a view of the first columns of {name_k}" if "cache" in name_k else ""
+            raise ValueError(f"{name}: got head_dim {x.shape[-1]}, wanted 1 to {MAX_HEAD_DIM}{view}")
+    if v.shape[:-1] != k.shape[:-1]:
+        wanted = (*k.shape[:-1], v.shape[-1])
+        raise ValueError(f"{name_v}: got shape {tuple(v.shape)}, wanted {wanted}: all but head_dim as {name_k} has")
     heads, heads_k = q.shape[-2], k.shape[-2]
     if heads == 0 or heads_k == 0 or heads % heads_k:
         raise ValueError(f"q: got {heads} heads, wanted a positive multiple of the {heads_k} of {name_k}")
@@ -202,11 +205,12 @@ def check_per_sequence(q: torch.Tensor, count: int, **indexes: torch.Tensor | No
                 raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {count}, as the batch of q says")
 
 
-def check_alike(name: str, x: torch.Tensor, like: torch.Tensor, like_name: str) -> None:
-    """x is dense, with the shape, dtype and device of `like`."""
+def check_alike(name: str, x: torch.Tensor, like: torch.Tensor, like_name: str, head_dim: int | None = None) -> None:
+    """x is dense, with the shape, dtype and device of `like`, but for its last dimension where a head_dim is given."""
     check_strided(name, x)
-    if x.dtype is not like.dtype or x.shape != like.shape or x.device != like.device:
+    shape = tuple(like.shape) if head_dim is None else (*like.shape[:-1], head_dim)
+    if x.dtype is not like.dtype or tuple(x.shape) != shape or x.device != like.device:
         raise ValueError(
-            f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {like.dtype} {tuple(like.shape)} "
+            f"{name}: got {x.dtype} {tuple(x.shape)} on {x.device}, wanted {like.dtype} {shape} "
             f"on {like.device} as {like_name} is"
         )

@@ -20,8 +20,9 @@ def check_gradients(
     rng_state is read, and checked, with dropout only.
     """
     q, rng_state = forward.q, forward.rng_state
-    check_alike("dout", dout, q, "q")
-    check_alike("out", out, q, "q")
+    head_dim_v = forward.v.shape[-1]
+    check_alike("dout", dout, q, "q", head_dim_v)
+    check_alike("out", out, q, "q", head_dim_v)
     inputs = (q, forward.k, forward.v)
     for name, gradient, like in zip(("dq", "dk", "dv"), given, inputs, strict=True):
         if gradient is not None:

@@ -20,6 +20,7 @@ from flash_attn.arguments.diagnosis import (
     diagnose_switches,
     diagnose_tensors,
 )
+from flash_attn.arguments.latent import check_second_query, split_absorbed
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import OPEN_WINDOW
 
@@ -36,18 +37,19 @@ def check_kvcache(
 
     dtypes, table: the types that the interface takes, and its name of block_table.
     """
+    split_absorbed(call)
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
     cache_seqlens, cache_batch_idx, block_table = call.cache_seqlens, call.cache_batch_idx, call.block_table
     softcap, softmax_scale, cu_seqlens_q = call.softcap, call.softmax_scale, call.cu_seqlens_q
     try:
         left, right = call.window_size
         batch, _, heads, dim = q.shape
-        shape = k_cache.shape
+        shape, shape_v = k_cache.shape, v_cache.shape
         batch_cache, _, heads_k, dim_k = shape
         dtype = q.dtype
         device = q.device
         fine = (
-            shape == v_cache.shape
+            (shape == shape_v or (shape[:-1] == shape_v[:-1] and 0 < shape_v[-1] <= MAX_HEAD_DIM))
             and dim == dim_k
             and 0 < dim <= MAX_HEAD_DIM
             and heads_k > 0
@@ -87,7 +89,8 @@ def check_kvcache(
                 v is None
                 if k is None
                 else v is not None
-                and k.shape == v.shape
+                and k.shape[:-1] == v.shape[:-1]
+                and v.shape[-1] == shape_v[-1]
                 and k.layout is v.layout is DENSE
                 and k.dtype is dtype
                 and v.dtype is dtype
@@ -109,8 +112,10 @@ def check_kvcache(
             return_softmax_lse=return_softmax_lse,
         )  # fmt: skip
     call.window_size = (left, right)
+    if call.qv is not None:
+        check_second_query(call)
     if softmax_scale is None:
-        call.softmax_scale = q.shape[-1] ** -0.5
+        call.softmax_scale = (q.shape[-1] + (0 if call.qv is None else call.qv.shape[-1])) ** -0.5
 
 
 def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], table: str) -> tuple[int, int]:
@@ -154,6 +159,8 @@ def _check_new(call: CacheCall, axes_q: tuple[str, ...], batch: int, dtypes: tup
         return
     axes_new = _AXES if cu_seqlens_k_new is None else ("total_new", "heads", "head_dim")
     diagnose_tensors(q, k, v, axes_q, axes_new, dtypes=dtypes)
+    if v.shape[-1] != call.v_cache.shape[-1]:
+        raise ValueError(f"v: got head_dim {v.shape[-1]}, wanted {call.v_cache.shape[-1]} as v_cache has")
     if call.cache_seqlens is None:
         raise ValueError("cache_seqlens: got None, wanted the place where k and v go")
     if cu_seqlens_k_new is not None:

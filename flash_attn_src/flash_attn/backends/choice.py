@@ -51,6 +51,9 @@ ROWS = (
     Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8552, triton 16312, ck 36992*"),
 )
 # fmt: on
+# Head dims above 256, and values with a head dim of their own.
+LARGEST = 256
+TRITON_ALONE = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone have these head dims")
 DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
 
 

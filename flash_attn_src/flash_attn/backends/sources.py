@@ -74,7 +74,8 @@ class Sources:
         return self._triton if source == TRITON else self._ck
 
     def kvcache(self, call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._ck.kvcache(call)
+        alone = self.forced is None and (call.qv is not None or _for_triton_alone(call.q, call.v_cache))
+        return (self._triton if alone else self._ck).kvcache(call)
 
     def fp8_forward(self, call: AttentionCall) -> Fp8Result:
         return self._ck.fp8_forward(call)
@@ -86,12 +87,19 @@ class Sources:
         return self._ck.combine(partial, partial_lse, out)
 
 
+def _for_triton_alone(q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether no other source has kernels for the head dims."""
+    return q.shape[-1] != v.shape[-1] or q.shape[-1] > choice.LARGEST
+
+
 def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
     """The table's row for a call.
 
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
+    if _for_triton_alone(call.q, call.v):
+        return choice.TRITON_ALONE
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
     plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
     if described is None or not plain:

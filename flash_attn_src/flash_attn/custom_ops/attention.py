@@ -7,7 +7,7 @@ import torch
 from flash_attn import backends
 from flash_attn.api import SINCE_2_8_4, parameters
 from flash_attn.arguments import check_dense, check_num_splits, check_per_sequence, check_varlen
-from flash_attn.calls import AttentionCall, maybe_contiguous
+from flash_attn.calls import AttentionCall, maybe_contiguous, new_out
 from flash_attn.custom_ops import autograd
 from flash_attn.custom_ops.results import complete, fake_results, register_fake
 
@@ -53,7 +53,7 @@ def _flash_attn_forward(
 def _flash_attn_forward_fake(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,  # noqa: ARG001
+    v: torch.Tensor,
     dropout_p: float,
     softmax_scale: float,  # noqa: ARG001
     causal: bool,  # noqa: ARG001
@@ -65,7 +65,7 @@ def _flash_attn_forward_fake(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, seqlen_q, heads, _ = q.shape
     dmask_shape = (batch, heads, seqlen_q, k.shape[1]) if return_softmax and dropout_p > 0.0 else (0,)
-    return fake_results(q, (batch, heads, seqlen_q), dmask_shape)
+    return fake_results(q, v, (batch, heads, seqlen_q), dmask_shape)
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), schema=_VARLEN_SCHEMA)
@@ -113,7 +113,7 @@ def _flash_attn_varlen_forward(
 def _flash_attn_varlen_forward_fake(
     q: torch.Tensor,
     k: torch.Tensor,  # noqa: ARG001
-    v: torch.Tensor,  # noqa: ARG001
+    v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,  # noqa: ARG001
     max_seqlen_q: int,
@@ -135,12 +135,12 @@ def _flash_attn_varlen_forward_fake(
     total, heads, _ = q.shape
     batch = cu_seqlens_q.shape[0] - 1
     dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax and dropout_p > 0.0 else (0,)
-    return fake_results(q, (heads, total), dmask_shape)
+    return fake_results(q, v, (heads, total), dmask_shape)
 
 
 def _run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     call.q, call.k, call.v = maybe_contiguous(call.q), maybe_contiguous(call.k), maybe_contiguous(call.v)
-    call.out = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)  # of the fake's strides
+    call.out = new_out(call.q, call.v)  # of the fake's strides
     return complete(call.q, backends.select(call.q).forward(call))
 
 

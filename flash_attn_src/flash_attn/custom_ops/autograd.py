@@ -36,7 +36,7 @@ def differentiate(
         dq, dk, dv = _new(call)
         softmax_d = backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
     if dlse is not None:
-        columns = (0, call.q.shape[-1] - 1)
+        columns = (0, call.v.shape[-1] - 1)
         column = pad(dlse.transpose(-1, -2)[..., None].to(call.q.dtype), columns)
         ones = pad(torch.ones_like(call.v[..., :1]), columns)
         more_q, more_k, unused = _new(call)

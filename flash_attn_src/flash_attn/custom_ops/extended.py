@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flash_attn import backends
-from flash_attn.calls import AttentionCall
+from flash_attn.calls import AttentionCall, new_out
 from flash_attn.custom_ops.autograd import keep, kept_gradients
 from flash_attn.custom_ops.results import complete, fake_results
 
@@ -51,18 +51,20 @@ def _extended_forward(
         return_softmax=return_softmax, rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table, s_aux=s_aux,
     )  # fmt: skip
-    call.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # of the fake's strides
+    call.out = new_out(q, v)  # of the fake's strides
     return complete(q, backends.select(q).forward(call))[:3]
 
 
 @_extended_forward.register_fake
-def _fake(q: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake(
+    q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *more: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     *_, return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, _table, _s_aux = more
     *outer, heads, _dim = q.shape
     batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
     lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
     dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax else (0,)
-    return fake_results(q, lse_shape, dmask_shape)[:3]
+    return fake_results(q, v, lse_shape, dmask_shape)[:3]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

@@ -11,7 +11,7 @@ from flash_attn import backends
 from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
-from flash_attn.calls import CacheCall
+from flash_attn.calls import CacheCall, new_out
 from flash_attn.tracing import is_traced
 
 _SCHEMA = (
@@ -21,7 +21,7 @@ _SCHEMA = (
     "SymInt window_right, float softcap, bool rotary_interleaved, Tensor? alibi_slopes, SymInt num_splits, "
     "Tensor? cu_seqlens_q, SymInt max_seqlen_q, Tensor? cu_seqlens_k_new, Tensor? rotary_seqlens, "
     "SymInt attention_chunk, SymInt sm_margin, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
-    "Tensor? s_aux) "
+    "Tensor? s_aux, Tensor? qv) "
     "-> (Tensor, Tensor)"
 )
 
@@ -58,9 +58,10 @@ def _flash_attn_with_kvcache(
     k_descale: torch.Tensor | None,
     v_descale: torch.Tensor | None,
     s_aux: torch.Tensor | None,
+    qv: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
-    out = _new_out(q)  # of the fake's strides
+    out = new_out(q, v_cache)  # of the fake's strides
     descales = None
     if q_descale is not None and k_descale is not None and v_descale is not None:
         descales = q_descale, k_descale, v_descale
@@ -70,19 +71,17 @@ def _flash_attn_with_kvcache(
         (window_left, window_right), softcap, rotary_interleaved, alibi_slopes, num_splits, out=out,
         cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new,
         rotary_seqlens=rotary_seqlens, attention_chunk=attention_chunk, sm_margin=sm_margin, descales=descales,
-        s_aux=s_aux,
+        s_aux=s_aux, qv=qv,
     ))  # fmt: skip
 
 
 @_flash_attn_with_kvcache.register_fake
-def _fake(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    q: torch.Tensor, _k_cache: torch.Tensor, v_cache: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     *outer, heads, _dim = q.shape
     rows = (heads, outer[0]) if len(outer) == 1 else (outer[0], heads, outer[1])
-    return _new_out(q), torch.empty(rows, dtype=accumulation_dtype(q.dtype), device=q.device)
-
-
-def _new_out(q: torch.Tensor) -> torch.Tensor:
-    return torch.empty(q.shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
+    return new_out(q, v_cache), torch.empty(rows, dtype=accumulation_dtype(q.dtype), device=q.device)
 
 
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +95,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.softmax_scale, call.causal, *call.window_size, call.softcap, call.rotary_interleaved,
         call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
         call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
-        call.s_aux,
+        call.s_aux, call.qv,
     )  # fmt: skip
     return (result if call.out is None else call.out.copy_(result)), softmax_lse
 

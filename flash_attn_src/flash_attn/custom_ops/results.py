@@ -10,7 +10,7 @@ import torch
 
 from flash_attn import dmask
 from flash_attn.backends.torch.tiles import accumulation_dtype
-from flash_attn.calls import ForwardResult
+from flash_attn.calls import ForwardResult, new_out
 
 _Fake = TypeVar("_Fake", bound=Callable[..., Any])
 
@@ -28,10 +28,10 @@ def complete(q: torch.Tensor, results: ForwardResult) -> tuple[torch.Tensor, tor
 
 
 def fake_results(
-    q: torch.Tensor, lse_shape: tuple[int, ...], dmask_shape: tuple[int, ...]
+    q: torch.Tensor, v: torch.Tensor, lse_shape: tuple[int, ...], dmask_shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
-        torch.empty(q.shape, dtype=q.dtype, device=q.device),
+        new_out(q, v),
         torch.empty(lse_shape, dtype=accumulation_dtype(q.dtype), device=q.device),
         torch.empty(dmask_shape, dtype=q.dtype, device=q.device),
         torch.empty((2,), dtype=torch.int64, device=q.device),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
 
-from flash_attn.arguments import as_int, check_alike, check_whole
+from flash_attn.arguments import as_int, check_whole
 from flash_attn.calls import Window
 from flash_attn.custom_ops import _flash_attn_backward as _dense
 from flash_attn.custom_ops import _flash_attn_varlen_backward as _varlen
-from flash_attn.fa3.inputs import one_head_dim, one_window, used_rows
+from flash_attn.fa3.inputs import one_window, used_rows
 
 
 def _flash_attn_backward(
@@ -52,19 +51,6 @@ def _flash_attn_backward(
     is_causal = is_causal if causal is None else causal
     left, right = one_window(window_size_left, window_size_right, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    if (padded := one_head_dim(q, k, v)) is not None:
-        columns = (0, padded[0].shape[-1] - v.shape[-1])
-        wide_dq, wide_dk, wide_dv = wide = [torch.empty_like(x) for x in padded]
-        softmax_d = _flash_attn_backward(
-            pad(dout, columns), *padded, pad(out, columns), softmax_lse, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k,
-            max_seqlen_q, max_seqlen_k, wide_dq, wide_dk, wide_dv, scale, is_causal, left, right, softcap,
-            deterministic, sm_margin,
-        )  # fmt: skip
-        for name, given, like, found in zip(("dq", "dk", "dv"), (dq, dk, dv), (q, k, v), wide, strict=True):
-            if given is not None:
-                check_alike(name, given, like, name[1])
-                given.copy_(found[..., : like.shape[-1]])
-        return softmax_d
     # A row without keys has -inf here, and +inf in flash_attn.
     lse = softmax_lse.masked_fill(softmax_lse == -torch.inf, torch.inf)
     options = (0.0, scale, is_causal, left, right, softcap, None, deterministic)

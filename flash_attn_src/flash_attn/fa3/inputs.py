@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
 
 from flash_attn.arguments import check_index, check_window
-from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import Descales, Window
 from flash_attn.tracing import is_traced
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def one_head_dim(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> _Three | None:
-    """q, k and v with zeros up to the largest head dim, which change no score and only columns that are cut off; None
-    where all have one, or are wrong in other ways."""
-    for x in (q, k, v):
-        if not isinstance(x, torch.Tensor) or x.is_nested or x.layout is not torch.strided or not x.dim():
-            return None
-    if q.shape[-1] == v.shape[-1] or q.shape[-1] != k.shape[-1] or is_fp8(q):
-        return None
-    width = max(q.shape[-1], v.shape[-1])
-    if width > MAX_HEAD_DIM:
-        raise ValueError(f"{'q' if q.shape[-1] == width else 'v'}: got head_dim {width}, wanted 1 to {MAX_HEAD_DIM}")
-    return pad(q, (0, width - q.shape[-1])), pad(k, (0, width - k.shape[-1])), pad(v, (0, width - v.shape[-1]))
 
 
 def one_window(left: int, right: int, window_size: Window | None) -> Window:

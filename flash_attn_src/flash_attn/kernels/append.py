@@ -49,16 +49,16 @@ def attn_append(
     stride_nb, stride_nm, stride_nh, stride_wb, stride_wm, stride_wh,
     stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_qb, stride_qm, stride_qh, stride_rb, stride_rm, stride_rh, stride_cm, stride_tb, page_size,
-    nheads, nheads_k, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, rotary_half, places,
+    nheads, nheads_k, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, head_dim_v, rotary_half, places,
     k_blocks, q_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows, (new key, key head) or (query, query head), and BLOCK_D columns.
 
-    Grid: ((k_blocks + q_blocks) * batch, head_dim / BLOCK_D). q_blocks is 0 where q gets no rotary embedding. Strides
-    of k_new (n), v_new (w), k, v, q and q_turned (r), and head_dim, are in units of VEC elements (16 bytes). Strides of
-    cos and sin (places, rotary_half) are in elements. page_size is 0 for a cache without pages. Keys outside of the
-    cache are not written.
+    Grid: ((k_blocks + q_blocks) * batch, larger head dim / BLOCK_D). q_blocks is 0 where q gets no rotary embedding.
+    Strides of k_new (n), v_new (w), k, v, q and q_turned (r), and head dims, are in units of VEC elements (16 bytes).
+    Strides of cos and sin (places, rotary_half) are in elements. page_size is 0 for a cache without pages. Keys outside
+    of the cache are not written.
     """
     pid = tl.program_id(0)
     block = pid % (k_blocks + q_blocks)
@@ -101,6 +101,7 @@ def attn_append(
         p_to = k + (line * stride_kb + place * stride_kn + head * stride_kh)  # [BLOCK_M]
         tl.store(p_to[:, None] + offs_d[None, :], b_k.to(k.dtype.element_ty), mask=inside)
         p_rows = v_new + (source * stride_wb + row * stride_wm + head * stride_wh)  # [BLOCK_M]
+        inside = real[:, None] & (offs_d < head_dim_v * VEC)[None, :]  # [BLOCK_M, BLOCK_D]
         b_v = tl.load(p_rows[:, None] + offs_d[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
         p_to = v + (line * stride_vb + place * stride_vn + head * stride_vh)  # [BLOCK_M]
         tl.store(p_to[:, None] + offs_d[None, :], b_v.to(v.dtype.element_ty), mask=inside)

@@ -35,9 +35,11 @@ def _dkdv_block(
     b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
     p_q, p_do, p_lse, p_delta, m, first, pos_n,
     seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+    head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -46,8 +48,8 @@ def _dkdv_block(
         p_q, m, offs_m, stride_qm, seqlen_q, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
     )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
     b_do, b_do_tail = load_pair(
-        p_do, m, offs_m, stride_gm, seqlen_q, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
-    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
+        p_do, m, offs_m, stride_gm, seqlen_q, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
+    )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
     if MASK:
         b_lse = tl.load(p_lse + pos_m, mask=pos_m < seqlen_q, other=float("inf"))  # [BLOCK_M]
         b_delta = tl.load(p_delta + pos_m, mask=pos_m < seqlen_q, other=0.0)  # [BLOCK_M]
@@ -61,17 +63,17 @@ def _dkdv_block(
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_N, BLOCK_M]
             p_v, 0, pos_n - first, stride_vn, seqlen_k - first, p_do, m, offs_m, stride_gm, seqlen_q,
-            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
+            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH,
         )  # fmt: skip
     else:
         b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
-        b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL)  # [BLOCK_N, BLOCK_M]
+        b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL_V)  # [BLOCK_N, BLOCK_M]
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
         b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
-    b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL)
+    b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL_V)
     b_dk, b_dk_tail = add_product(cast(b_ds, b_q.dtype, HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TAIL)
     return b_dk, b_dk_tail, b_dv, b_dv_tail
 
@@ -88,13 +90,17 @@ def attn_bwd_dkdv(
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
 
     Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
-    at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units as in `attn_fwd`.
+    at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units and VALUE_DIM as in
+    `attn_fwd`.
     """
+    BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
+    TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
     heads = nheads // group
     n_block, blocks, batch, part = schedule(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, NUM_XCDS)
     if (n_block < 0) | (n_block >= blocks):
@@ -119,13 +125,14 @@ def attn_bwd_dkdv(
             )  # fmt: skip
             clear_outside(
                 dv + dv_offset, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step,
-                head_dim * VEC, BLOCK_N, BLOCK_D, TAIL,
+                VALUE_DIM if VALUE_DIM else head_dim * VEC, BLOCK_N, BLOCK_V, TAIL_V,
             )  # fmt: skip
         else:
             dk_part = dk.to(tl.pointer_type(tl.float32)) + dk_offset
             dv_part = dv.to(tl.pointer_type(tl.float32)) + dv_offset
             spoil_beyond(dk_part, stride_dkn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, TAIL)
-            spoil_beyond(dv_part, stride_dvn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, TAIL)
+            columns = VALUE_DIM if VALUE_DIM else head_dim * VEC
+            spoil_beyond(dv_part, stride_dvn, k_start, sk, first, step, columns, BLOCK_N, BLOCK_V, TAIL_V)
     if first >= sk:
         return
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
@@ -150,14 +157,18 @@ def attn_bwd_dkdv(
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = first + offs_n  # [BLOCK_N]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
+    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
+    if VALUE_DIM:
+        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, TAIL_V)
     b_k, b_k_tail = load_pair(
         p_k, 0, offs_n, stride_kn, sk - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
     )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
     b_v, b_v_tail = load_pair(
-        p_v, 0, offs_n, stride_vn, sk - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
-    )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+        p_v, 0, offs_n, stride_vn, sk - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
+    )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
     b_dk, b_dk_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
-    b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+    b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_V, TAIL_V)  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
     skipped = full_hi - full_lo
     for head in range(part * group, part * group + group):
@@ -175,8 +186,9 @@ def attn_bwd_dkdv(
                 b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
                 p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+                head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -184,8 +196,9 @@ def attn_bwd_dkdv(
                 b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
                 p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+                head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
             )  # fmt: skip
     scale_v = 1.0
     if KIND == "dropout" or KIND == "any":
@@ -197,7 +210,7 @@ def attn_bwd_dkdv(
         p_dk = dk.to(tl.pointer_type(tl.float32)) + dk_offset
         p_dv = dv.to(tl.pointer_type(tl.float32)) + dv_offset
         store_pair(p_dk, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(p_dv, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(p_dv, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, TAIL_V)
     else:
         store_pair(dk + dk_offset, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(dv + dv_offset, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim, BLOCK_D, TAIL)
+        store_pair(dv + dv_offset, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, TAIL_V)

@@ -35,10 +35,11 @@ from flash_attn.kernels.tiles import (
 def _dq_block(
     b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
     n, first, pos_m, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to dq of a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -53,14 +54,14 @@ def _dq_block(
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
             p_do, 0, pos_m - first, stride_gm, seqlen_q - first, p_v, n, offs_n, stride_vn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
+            head_dim_v, BLOCK_M, BLOCK_N, BLOCK_V, TAIL_V, DEPTH,
         )  # fmt: skip
     else:
         b_v, b_v_tail = load_pair(
-            p_v, n, offs_n, stride_vn, seqlen_k, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
-        )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+            p_v, n, offs_n, stride_vn, seqlen_k, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
+        )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
         b_s = dot_pair(b_q, b_q_tail, tl.trans(b_k), tl.trans(b_k_tail), TAIL)  # [BLOCK_M, BLOCK_N]
-        b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TAIL)  # [BLOCK_M, BLOCK_N]
+        b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TAIL_V)  # [BLOCK_M, BLOCK_N]
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
         b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
@@ -80,9 +81,12 @@ def attn_bwd_dq(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program: dq and delta of BLOCK_M query rows of one head. Grid and units as in `attn_fwd`."""
+    """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`."""
+    BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
+    TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
         return
@@ -130,22 +134,26 @@ def attn_bwd_dq(
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
+    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
+    if VALUE_DIM:
+        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, TAIL_V)
     b_q, b_q_tail = load_pair(
         p_q, 0, offs_m, stride_qm, sq - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
     )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
     b_do, b_do_tail = load_pair(
-        p_do, 0, offs_m, stride_gm, sq - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
-    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
+        p_do, 0, offs_m, stride_gm, sq - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
+    )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
     if DEPTH < BLOCK_D + TAIL:
         b_delta = deep_row_sums(  # [BLOCK_M]
-            p_o, stride_om, p_do, stride_gm, offs_m, sq - first, head_dim, BLOCK_M, BLOCK_D, TAIL, DEPTH
+            p_o, stride_om, p_do, stride_gm, offs_m, sq - first, head_dim_v, BLOCK_M, BLOCK_V, TAIL_V, DEPTH
         )
     else:
         b_o, b_o_tail = load_pair(
-            p_o, 0, offs_m, stride_om, sq - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
-        )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
+            p_o, 0, offs_m, stride_om, sq - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
+        )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
         b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)  # [BLOCK_M]
-        if TAIL:
+        if TAIL_V:
             b_delta += tl.sum(b_o_tail.to(tl.float32) * b_do_tail.to(tl.float32), 1)
     tl.store(p_delta + offs_m, b_delta, mask=pos_m < sq)
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
@@ -155,9 +163,9 @@ def attn_bwd_dq(
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
             n, first, pos_m, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     if DEPTH >= BLOCK_D + TAIL:
         if head_dim < BLOCK_D + TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
@@ -173,9 +181,9 @@ def attn_bwd_dq(
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
             n, first, pos_m, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
+            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     if KIND == "dropout" or KIND == "any":
         scale /= 1.0 - p_dropout

@@ -33,8 +33,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 # The JIT must not fold these arguments into a kernel when they are 1 or a multiple of 16, because it would compile the
 # kernel again for each such value.
 RUNTIME_ARGUMENTS = (
-    "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "window_left", "window_right",
-    "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
+    "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "head_dim_v", "window_left",
+    "window_right", "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bmnh"),
 )  # fmt: skip

@@ -73,15 +73,41 @@ def _visible_keys(diagonal, sk, window_left, window_right, chunk):
 
 
 @triton.jit
+def _add_pieces(
+    b_s, p_q, real, p_k, start, limit, inside, table, position, page_size, page_shift, page_inverse,
+    stride_kp, stride_kn, head_dim,
+    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
+):  # fmt: skip
+    """b_s plus the products of queries and keys of up to WIDTH columns, by pieces of DEPTH columns."""
+    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    for d in tl.range(0, WIDTH, DEPTH):
+        offs_d = d + tl.arange(0, DEPTH)  # [DEPTH]
+        b_q = tl.load(  # [BLOCK_M, DEPTH]
+            p_q[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d[None, :] < head_dim), other=0.0
+        )
+        if PAGED == PAGE_PER_KEY:
+            b_k = _load_paged(  # [BLOCK_N, DEPTH]
+                p_k + d, table, position, inside, page_size, page_shift, page_inverse,
+                stride_kp, stride_kn, head_dim - d, DEPTH,
+            )  # fmt: skip
+        else:
+            b_k = load_tile(p_k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)  # [BLOCK_N, DEPTH]
+        b_s = tl.dot(_widen(b_q), tl.trans(_widen(b_k)), b_s, input_precision="ieee")
+    return b_s
+
+
+@triton.jit
 def _attend_block(
-    b_acc, b_m, b_l, b_q, p_q, real, diagonal, first, last, p_k, p_v, n, sk, stride_kn, stride_vn, head_dim,
+    b_acc, b_m, b_l, b_q, b_qv, p_q, p_qv, real, diagonal, first, last, p_k, p_v,
+    n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
     page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr,
     MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `first` to `last`.
 
-    Without MASK all keys exist and every row sees every key.
+    Without MASK all keys exist and every row sees every key. LATENT: the values are keys of b_qv too.
     """
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
@@ -95,19 +121,15 @@ def _attend_block(
         p_v += page.to(tl.int64) * stride_vp
     if DEPTH < BLOCK_D:
         b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
-        for d in tl.range(0, BLOCK_D, DEPTH):
-            offs_d = d + tl.arange(0, DEPTH)  # [DEPTH]
-            b_q_part = tl.load(  # [BLOCK_M, DEPTH]
-                p_q[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d[None, :] < head_dim), other=0.0
-            )
-            if PAGED == PAGE_PER_KEY:
-                b_k_part = _load_paged(  # [BLOCK_N, DEPTH]
-                    p_k + d, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
-                    stride_kp, stride_kn, head_dim - d, DEPTH,
-                )  # fmt: skip
-            else:
-                b_k_part = load_tile(p_k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)  # [BLOCK_N, DEPTH]
-            b_s = tl.dot(_widen(b_q_part), tl.trans(_widen(b_k_part)), b_s, input_precision="ieee")
+        b_s = _add_pieces(
+            b_s, p_q, real, p_k, start, limit, inside, table, pos_n + leftpad, page_size, page_shift, page_inverse,
+            stride_kp, stride_kn, head_dim, BLOCK_N, BLOCK_D, DEPTH, PAGED,
+        )  # fmt: skip
+        if LATENT:
+            b_s = _add_pieces(
+                b_s, p_qv, real, p_v, start, limit, inside, table, pos_n + leftpad, page_size, page_shift, page_inverse,
+                stride_vp, stride_vn, head_dim_v, BLOCK_N, BLOCK_V, DEPTH, PAGED,
+            )  # fmt: skip
     else:
         if PAGED == PAGE_PER_KEY:
             b_k = _load_paged(  # [BLOCK_D, BLOCK_N]
@@ -118,13 +140,15 @@ def _attend_block(
             b_k = load_tile(p_k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)  # [BLOCK_D, BLOCK_N]
         b_s = tl.dot(_widen(b_q), _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if PAGED == PAGE_PER_KEY:
-        b_v = _load_paged(  # [BLOCK_N, BLOCK_D]
+        b_v = _load_paged(  # [BLOCK_N, BLOCK_V]
             p_v, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
-            stride_vp, stride_vn, head_dim, BLOCK_D,
+            stride_vp, stride_vn, head_dim_v, BLOCK_V,
         )  # fmt: skip
     else:
-        b_v = load_tile(p_v, start, offs_n, stride_vn, limit, head_dim, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        b_v = load_tile(p_v, start, offs_n, stride_vn, limit, head_dim_v, BLOCK_V)  # [BLOCK_N, BLOCK_V]
     b_v = _widen(b_v)
+    if LATENT and DEPTH >= BLOCK_D:
+        b_s = tl.dot(b_qv, tl.trans(b_v), b_s, input_precision="ieee")
     b_s *= scale
     if SHAPED:
         # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
@@ -172,20 +196,22 @@ def attn_decode(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size, page_shift,
-    nheads_k, group, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, window_left, window_right, chunk,
+    nheads_k, group, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, head_dim_v, window_left, window_right, chunk,
     lse_rows, m_blocks, num_splits, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPTH: tl.constexpr, PAGED: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
     Grid: m_blocks * nheads_k * num_splits * batch. Row r is query r // group of query head key_head * group +
-    r % group.
-    The keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head_dim,
+    r % group. head_dim_v: the head dim of v and out, at most BLOCK_V.
+    LATENT: multi-head latent attention. A score is the product of query and key plus the product of a second query and
+    the value. A row of q has the second query, head_dim_v columns, and then the query, head_dim columns.
+    The keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head dims,
     are in units of VEC elements (16 bytes), other strides in elements. Windows are finite.
     chunk > 0: a query sees only the keys in its own chunk of so many keys.
     FP8 numbers are cast to fp16, which represents all of them. descales are (batch, nheads_k), and out is bf16.
-    num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim), and partial_lse, both with the layout
+    num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v), and partial_lse, both with the layout
     of lse. partial_lse is -inf where a split holds no key.
     PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
     from its padding on. SHAPED: there may be softcap, ALiBi and sinks, which join the first split. Without it sinks is
@@ -203,6 +229,7 @@ def attn_decode(
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first_row = m_block * BLOCK_M
     head_dim *= VEC
+    head_dim_v *= VEC
     stride_om = row_stride(stride_om, VEC)
     batch64 = batch.to(tl.int64)
     lse_offset = batch64 * stride_lb + q_start
@@ -211,7 +238,8 @@ def attn_decode(
     if flags & HAS_CU_SEQLENS_Q:
         _spoil_beyond(
             out, partial_lse, out_offset, lse_offset + split.to(tl.int64) * lse_rows, first_row, m_blocks * BLOCK_M,
-            sq * group, group, key_head, stride_om, stride_oh, stride_lh, head_dim, num_splits, VEC, BLOCK_M, BLOCK_D,
+            sq * group, group, key_head, stride_om, stride_oh, stride_lh, head_dim_v, num_splits,
+            VEC, BLOCK_M, BLOCK_V,
         )  # fmt: skip
     if first_row >= sq * group:
         return
@@ -250,13 +278,21 @@ def attn_decode(
         return
 
     offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    offs_v = tl.arange(0, BLOCK_V)  # [BLOCK_V]
     p_q = q + (
         batch64 * stride_qb * VEC + q_start.to(tl.int64) * stride_qm + (key_head * group * VEC).to(tl.int64) * stride_qh
     )
     query64, member64 = query.to(tl.int64), (offs_m % group * VEC).to(tl.int64)
     p_q_rows = p_q + (query64 * stride_qm + member64 * stride_qh)  # [BLOCK_M]
     in_q = real[:, None] & (offs_d[None, :] < head_dim)  # [BLOCK_M, BLOCK_D]
+    in_out = real[:, None] & (offs_v[None, :] < head_dim_v)  # [BLOCK_M, BLOCK_V]
+    p_qv_rows = p_q_rows
+    if LATENT:
+        b_qv = tl.load(p_qv_rows[:, None] + offs_v[None, :], mask=in_out, other=0.0)  # [BLOCK_M, BLOCK_V]
+        p_q_rows += head_dim_v
     b_q = tl.load(p_q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)  # [BLOCK_M, BLOCK_D]
+    if not LATENT:
+        b_qv = b_q
     kv_head = (key_head * VEC).to(tl.int64)
     p_k = k + kv_head * stride_kh
     p_v = v + kv_head * stride_vh
@@ -276,7 +312,7 @@ def attn_decode(
         kv_plane = batch * nheads_k + key_head
         scale *= tl.load(q_descale + kv_plane) * tl.load(k_descale + kv_plane)
         out_scale = tl.load(v_descale + kv_plane)
-    b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)  # [BLOCK_M, BLOCK_D]
+    b_acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)  # [BLOCK_M, BLOCK_V]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
     b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     # Blocks in [full_lo, full_hi) need no mask, because every row sees all of their keys. Rows past the last query
@@ -297,10 +333,10 @@ def attn_decode(
             ahead = n + BLOCK_N
             next_page = tl.load(p_table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, p_q_rows, real, diagonal, first, last, p_k, p_v,
-            n, sk, stride_kn, stride_vn, head_dim,
+            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
+            n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, False, SHAPED, HALF_UP,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, False, SHAPED, HALF_UP,
         )  # fmt: skip
         page = next_page
     skipped = full_hi - full_lo
@@ -309,10 +345,10 @@ def attn_decode(
         if PAGED == PAGE_PER_BLOCK:
             page = tl.load(p_table + n // page_size, mask=in_pages, other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, p_q_rows, real, diagonal, first, last, p_k, p_v,
-            n, sk, stride_kn, stride_vn, head_dim,
+            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
+            n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, DEPTH, PAGED, True, SHAPED, HALF_UP,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, True, SHAPED, HALF_UP,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
@@ -328,8 +364,8 @@ def attn_decode(
     if num_splits > 1:
         lse_row += split.to(tl.int64) * lse_rows
         tl.store(partial_lse + lse_row, tl.where(b_empty, float("-inf"), b_lse), mask=real)
-        tl.store(partial + (lse_row[:, None] * head_dim + offs_d[None, :]), b_acc, mask=in_q)
+        tl.store(partial + (lse_row[:, None] * head_dim_v + offs_v[None, :]), b_acc, mask=in_out)
     else:
         p_out = _result(out) + out_offset + (query64 * stride_om + member64 * stride_oh)  # [BLOCK_M]
         tl.store(lse + lse_row, tl.where(b_empty, float("inf"), b_lse), mask=real)
-        tl.store(p_out[:, None] + offs_d[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_q)
+        tl.store(p_out[:, None] + offs_v[None, :], b_acc.to(p_out.dtype.element_ty), mask=in_out)

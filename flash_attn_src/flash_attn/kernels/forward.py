@@ -46,9 +46,11 @@ from flash_attn.kernels.tiles import (
 @triton.jit
 def _attend_block(
     b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, p_q, p_k, p_v, n, first, pos_m, seqlen_q, seqlen_k,
-    stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, scale, shift, window_left, window_right,
+    stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
+    scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
+    BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
@@ -86,13 +88,13 @@ def _attend_block(
         )
         b_s = dot_pair(b_q, b_q_tail, b_k, b_k_tail, TAIL)  # [BLOCK_M, BLOCK_N]
     if PAGED == PAGE_PER_KEY:
-        b_v, b_v_tail = load_paged_pair(  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
-            p_v, table, pos_n, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim, BLOCK_D, TAIL
+        b_v, b_v_tail = load_paged_pair(  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
+            p_v, table, pos_n, leftpad, page_size, stride_vp, stride_vn, seqlen_k, head_dim_v, BLOCK_V, TAIL_V
         )
     else:
         b_v, b_v_tail = load_pair(
-            p_v, start, offs_n, stride_vn, limit, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
-        )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
+            p_v, start, offs_n, stride_vn, limit, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
+        )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
     if SHAPED:
         b_s = b_s * (scale * LOG2E)
         if KIND != "alibi":
@@ -113,7 +115,7 @@ def _attend_block(
     b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     b_acc = b_acc * b_alpha[:, None]
-    if TAIL:
+    if TAIL_V:
         b_acc_tail = b_acc_tail * b_alpha[:, None]
     if KIND == "dropout" or KIND == "any":
         if KIND == "dropout" or p_dropout > 0.0:
@@ -121,7 +123,7 @@ def _attend_block(
                 rng_state, p_dropout, plane, first, n, BLOCK_M, BLOCK_N, SHARED, False
             )  # [BLOCK_M, BLOCK_N]
             b_p = apply_dropout(b_p, b_keep, p_dropout)
-    b_acc, b_acc_tail = add_product(cast(b_p, b_v.dtype, HALF_UP), b_v, b_v_tail, b_acc, b_acc_tail, TAIL)
+    b_acc, b_acc_tail = add_product(cast(b_p, b_v.dtype, HALF_UP), b_v, b_v_tail, b_acc, b_acc_tail, TAIL_V)
     return b_acc, b_acc_tail, b_m_new, b_l
 
 
@@ -135,8 +137,8 @@ def attn_fwd(
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    TAIL: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, NUM_XCDS: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
+    NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -145,6 +147,7 @@ def attn_fwd(
     PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
+    VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
     KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks is None in
     the kinds that take none.
     """
@@ -154,6 +157,8 @@ def attn_fwd(
     # With a causal mask the last rows see the most keys. They start first, so that short programs fill the end.
     m_block = blocks - 1 - m_block
     plane = batch * nheads + head
+    BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
+    TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
 
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     first = m_block * BLOCK_M
@@ -165,8 +170,8 @@ def attn_fwd(
         is_last = batch == planes // nheads - 1
         step = blocks * BLOCK_M
         clear_outside(
-            p_out, 0.0, stride_om, q_start, sq, stride_lh, batch == 0, is_last, first, step, head_dim * VEC,
-            BLOCK_M, BLOCK_D, TAIL,
+            p_out, 0.0, stride_om, q_start, sq, stride_lh, batch == 0, is_last, first, step,
+            VALUE_DIM if VALUE_DIM else head_dim * VEC, BLOCK_M, BLOCK_V, TAIL_V,
         )  # fmt: skip
         clear_outside(
             p_lse, float("inf"), 1, q_start, sq, stride_lh, batch == 0, is_last, first, step, 1, BLOCK_M, 1, 0
@@ -208,11 +213,15 @@ def attn_fwd(
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
+    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
+    if VALUE_DIM:
+        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, TAIL_V)
     b_q, b_q_tail = load_pair(
         p_q, 0, offs_m, stride_qm, sq - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
     )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
 
-    b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
+    b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_V, TAIL_V)  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
     b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
@@ -225,9 +234,10 @@ def attn_fwd(
             next_page = tl.load(p_table + (n + BLOCK_N) // page_size, mask=n + BLOCK_N < full_hi, other=0)
         b_acc, b_acc_tail, b_m, b_l = _attend_block(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, p_q, p_k, p_v, n, first, pos_m, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, scale, shift, window_left, window_right,
+            stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
+            scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
         page = next_page
     if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
@@ -235,7 +245,7 @@ def attn_fwd(
         # is NaN. Then all blocks are done once more, by the loop for masked ones, which loads zeros there.
         if head_dim < BLOCK_D + TAIL:
             if tl.max((b_l != b_l).to(tl.int32), 0) > 0:
-                b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)
+                b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_V, TAIL_V)
                 b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
                 b_l = tl.zeros((BLOCK_M,), tl.float32)
                 full_hi = full_lo
@@ -247,9 +257,10 @@ def attn_fwd(
             page = tl.load(p_table + n // page_size)
         b_acc, b_acc_tail, b_m, b_l = _attend_block(
             b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, p_q, p_k, p_v, n, first, pos_m, sq, sk,
-            stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, scale, shift, window_left, window_right,
+            stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
+            scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
@@ -266,6 +277,6 @@ def attn_fwd(
         b_inverse = b_inverse / (1.0 - p_dropout)
     b_acc = b_acc * b_inverse[:, None]
     b_acc_tail = b_acc_tail * b_inverse[:, None]
-    store_pair(p_out, b_acc, b_acc_tail, offs_m, stride_om, sq - first, head_dim, BLOCK_D, TAIL)
+    store_pair(p_out, b_acc, b_acc_tail, offs_m, stride_om, sq - first, head_dim_v, BLOCK_V, TAIL_V)
     b_lse = tl.where(b_empty, float("inf"), (b_m + tl.log2(b_l)) * LN2)  # [BLOCK_M]
     tl.store(p_lse + offs_m, b_lse, mask=pos_m < sq)

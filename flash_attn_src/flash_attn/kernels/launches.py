@@ -59,6 +59,8 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "BLOCK_N": lambda _variant, _gpu, config: config.block_n,
     "BLOCK_D": lambda variant, *_: variant.block_d,
     "TAIL": lambda variant, *_: variant.block_d - (1 << (variant.block_d.bit_length() - 1)),
+    "VALUE_DIM": lambda variant, *_: variant.operation.value_dims.get(variant.block_d, 0),
+    "BLOCK_V": lambda variant, *_: variant.block_d,
     "DEPTH": _depth,
     "KIND": lambda variant, *_: variant.kind,
     "SHAPED": lambda variant, *_: variant.kind != "plain",

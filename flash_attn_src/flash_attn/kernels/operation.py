@@ -13,12 +13,14 @@ from flash_attn.kernels.targets import Target
 
 DTYPES = ("fp16", "bf16", "fp32")
 HALVES = ("fp16", "bf16")
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256, 512)
 
 # What a kernel does to the scores: nothing, one thing, or everything that the call asks for, which `any` finds out
 # when it runs. Such a test in the main loop keeps loads from running under the arithmetic. So each single thing has a
 # kernel of its own in the types that training uses.
 KINDS = ("plain", "alibi", "dropout", "softcap", "any")
+# Kernels of large head dims exist for plain calls, and for every other call in one kernel.
+SIZES_OF_KINDS = dict.fromkeys(("sink", "alibi", "dropout", "softcap"), HEAD_DIMS[:-1])
 
 # A forward may have sinks besides. The backward needs none: softmax_lse holds them.
 FORWARD_KINDS = ("plain", "sink", "alibi", "dropout", "softcap", "any")
@@ -48,12 +50,13 @@ class Operation:
     sizes_of_kind: kind -> its sizes, where it has fewer.
     kinds, fp32_kinds: what the variants do to the scores (`KINDS`), with fp32 elements and without. The last kind
     serves every call.
+    value_dims: size -> the head dim of v, where it is not the one of q and k.
     kinds_of_argument: argument -> the kinds whose kernels have it. For other kinds it is None when the kernel is
     compiled, and the kernel lacks it. Arguments that are not mentioned here are in all kernels.
     in_pieces: whether the kernel takes head dims piece by piece, so that its one size serves all of them.
     tuning: where the tile comes from: the table of the target's family, a fixed tile, or the rules for layers. A search
     on a GPU tries other tiles only for a table.
-    tile_of: the operation whose tile serves a size without a row in the table.
+    tile_of: the operation whose tile serves a size without a row in the table, and so on from that operation.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Operation:
     needs_fp8: bool = False
     sizes: tuple[int, ...] = HEAD_DIMS
     sizes_of_kind: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    value_dims: Mapping[int, int] = field(default_factory=dict)
     kinds: tuple[str, ...]
     fp32_kinds: tuple[str, ...] | None = None
     kinds_of_argument: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,10 +88,11 @@ class Operation:
         """The kinds that exist ahead of time for an element type."""
         return self.fp32_kinds if dtype == "fp32" and self.fp32_kinds else self.kinds
 
-    def serving(self, dtype: str, kind: str) -> str:
-        """The kind of kernel that serves a call of a kind: the kind itself, or the last, which serves every call."""
+    def serving(self, dtype: str, kind: str, size: int) -> str:
+        """The kind of kernel that serves a call of a kind and a size: the kind itself, or the last, which serves every
+        call."""
         kinds = self.kinds_of(dtype)
-        return kind if kind in kinds else kinds[-1]
+        return kind if kind in kinds and size in self.sizes_for(kind) else kinds[-1]
 
     def absent(self, kind: str) -> tuple[str, ...]:
         """The arguments that kernels of a kind lack."""

@@ -9,11 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flash_attn.kernels.flags import PAGE_PER_BLOCK, PAGE_PER_KEY
-from flash_attn.kernels.operation import DTYPES, FORWARD_KINDS, HALVES, KINDS, LAYER_KINDS, Operation
+from flash_attn.kernels.operation import (
+    DTYPES,
+    FORWARD_KINDS,
+    HALVES,
+    KINDS,
+    LAYER_KINDS,
+    SIZES_OF_KINDS,
+    Operation,
+)
+from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
-_TILE = ("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "TAIL", "DEPTH", "KIND", "NUM_XCDS", "HALF_UP", "SHARED")
+_TILE = (
+    *("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "TAIL", "VALUE_DIM", "DEPTH", "KIND", "NUM_XCDS", "HALF_UP", "SHARED"),
+)
 
 _FORWARD = Operation(
     name="fwd",
@@ -25,6 +36,7 @@ _FORWARD = Operation(
     fixed={"PAGED": 0},
     kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "any"),
+    sizes_of_kind=SIZES_OF_KINDS,
     kinds_of_argument={"sinks": ("sink", "any")},
     tuning="table",
 )
@@ -46,7 +58,7 @@ _PROBABILITIES = Operation(
     types={"*T": "q k dmask", "*fp32": "lse alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "lse"),
     constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "SHARED"),
-    sizes=(32, 64, 128, 256),
+    sizes=(32, 64, 128, 256, 512),
     kinds=("any",),
     tuning="fixed",
 )
@@ -59,6 +71,7 @@ _BACKWARD_DKDV = Operation(
     constants=_TILE,
     kinds=KINDS,
     fp32_kinds=("plain", "any"),
+    sizes_of_kind=SIZES_OF_KINDS,
     tuning="table",
 )
 _BACKWARD_DQ = replace(
@@ -69,6 +82,15 @@ _BACKWARD_DQ = replace(
     types={"*T": "q k v out dout dq", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "out", "dout", "dq", "lse", "delta"),
 )
+
+
+def _with_value_dims(row: Operation) -> Operation:
+    """The operation for values with a head dim of their own, for which only plain calls have a kernel of their own."""
+    return replace(
+        row, name=f"{row.name}-v", value_dims=VALUE_DIMS, sizes=tuple(VALUE_DIMS), kinds=("plain", "any"),
+        fp32_kinds=None, sizes_of_kind={}, tile_of=row.name,
+    )  # fmt: skip
+
 
 # Decoding waits for memory. It does not load masked columns, so few sizes are enough.
 _DECODE = Operation(
@@ -82,17 +104,29 @@ _DECODE = Operation(
         "fp32": "scale softcap page_inverse",
     },
     aligned=("q", "k", "v", "out", "lse", "partial"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "SHAPED", "HALF_UP"),
-    fixed={"PAGED": PAGE_PER_BLOCK},
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_V", "DEPTH", "SHAPED", "HALF_UP"),
+    fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": False},
     dtypes=(*DTYPES, "fp8"),
-    sizes=(64, 128, 256),
+    sizes=(64, 128, 256, 512),
     kinds=("plain", "any"),
     kinds_of_argument={"sinks": ("any",)},
     tuning="table",
 )
-_DECODE_PAGED = replace(_DECODE, name="decode-paged", fixed={"PAGED": PAGE_PER_KEY}, tile_of="decode")
+_DECODE_PAGED = replace(_DECODE, name="decode-paged", fixed={"PAGED": PAGE_PER_KEY, "LATENT": False}, tile_of="decode")
 _EXTEND = replace(_DECODE, name="extend")
 _EXTEND_PAGED = replace(_DECODE_PAGED, name="extend-paged", tile_of="extend")
+# Multi-head latent attention: keys of up to LATENT_DIM columns, and values that are keys of a second query too.
+_LATENT = replace(
+    _DECODE,
+    name="latent",
+    constants=tuple(name for name in _DECODE.constants if name != "BLOCK_D"),
+    fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": True, "BLOCK_D": LATENT_DIM},
+    dtypes=DTYPES,
+    sizes=(512,),
+)
+_LATENT_PAGED = replace(_LATENT, name="latent-paged", fixed=_LATENT.fixed | {"PAGED": PAGE_PER_KEY}, tile_of="latent")
+_LATENT_EXTEND = replace(_LATENT, name="latent-extend")
+_LATENT_EXTEND_PAGED = replace(_LATENT_PAGED, name="latent-extend-paged", tile_of="latent-extend")
 # `wide`: few rows with many splits.
 _COMBINE = Operation(
     name="combine",
@@ -236,10 +270,15 @@ OPERATIONS: dict[str, Operation] = {
         _PROBABILITIES,
         _BACKWARD_DKDV,
         _BACKWARD_DQ,
+        *map(_with_value_dims, (_FORWARD, _FORWARD_PAGED, _FORWARD_PAGED_WHOLE, _BACKWARD_DKDV, _BACKWARD_DQ)),
         _DECODE,
         _DECODE_PAGED,
         _EXTEND,
         _EXTEND_PAGED,
+        _LATENT,
+        _LATENT_PAGED,
+        _LATENT_EXTEND,
+        _LATENT_EXTEND_PAGED,
         _COMBINE,
         _APPEND,
         _FP8_AMAX,

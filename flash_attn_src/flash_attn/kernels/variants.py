@@ -59,6 +59,6 @@ def bucket(head_dim: int, op: str = "fwd") -> int:
     return OPERATIONS[op].bucket(head_dim)
 
 
-def serving(op: str, dtype: str, kind: str) -> str:
-    """The kind of kernel of an operation that serves a call of a kind."""
-    return OPERATIONS[op].serving(dtype, kind)
+def serving(op: str, dtype: str, kind: str, size: int) -> str:
+    """The kind of kernel of an operation that serves a call of a kind and a size."""
+    return OPERATIONS[op].serving(dtype, kind, size)

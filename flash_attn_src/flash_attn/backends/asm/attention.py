@@ -29,6 +29,8 @@ def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> 
     ):
         if given:
             return f"{name}: the kernels have none"
+    if call.v.shape[-1] != call.q.shape[-1]:
+        return f"v: head_dim {call.v.shape[-1]} is not the {call.q.shape[-1]} of q and k"
     if described is None:
         return f"dtype: {call.q.dtype} is neither float16 nor bfloat16"
     if (kernel := planning.find(described, op)) is not None and not has_kernel(call.q.get_device(), kernel.name):

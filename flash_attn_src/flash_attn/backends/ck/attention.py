@@ -67,7 +67,7 @@ def _unsupported_reason(call: AttentionCall) -> str | None:
     for option in ("leftpad_k", "s_aux"):
         if getattr(call, option) is not None:
             return f"{option}: the kernels have none"
-    reason = unsupported_reason(call.q)
+    reason = unsupported_reason(call.q, call.v)
     if call.dropout_p > 0.0 and reason is None:
         reason = dropout.unsupported_reason(call)
     if reason is None and call.block_table is not None and (call.dropout_p > 0.0 or call.q.shape[-1] not in DIMS):

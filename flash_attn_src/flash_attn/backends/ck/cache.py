@@ -69,7 +69,7 @@ def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Ten
 
 def unsupported_reason(call: CacheCall) -> str | None:
     """Why no kernel takes a call, or None."""
-    for option in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad", "s_aux"):
+    for option in ("qv", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "descales", "cache_leftpad", "s_aux"):
         if getattr(call, option) is not None:
             return f"{option}: the kernels have none"
     if call.attention_chunk > 0:
@@ -87,7 +87,7 @@ def unsupported_reason(call: CacheCall) -> str | None:
         return "q, k_cache: an empty one"
     if call.num_splits > ck_planner.MAX_SPLITS:
         return f"num_splits: {call.num_splits} is above {ck_planner.MAX_SPLITS}"
-    return ck_parameters.unsupported_reason(call.q)
+    return ck_parameters.unsupported_reason(call.q, call.v_cache)
 
 
 def num_splits_of(q: torch.Tensor, blocks: int, seqlen_k: int) -> int:

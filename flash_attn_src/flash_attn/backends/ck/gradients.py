@@ -15,7 +15,7 @@ from flash_attn.runtime.ck_planner import UnsupportedError
 def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     """See `protocol.Backend.backward`."""
     call = gradients.forward
-    reason = unsupported_reason(call.q)
+    reason = unsupported_reason(call.q, call.v)
     if reason is None and call.dropout_p > 0.0:
         reason = dropout.unsupported_reason(call)
         if call.s_aux is not None:  # the forward drew its numbers in the pattern of the Triton kernels
@@ -74,7 +74,7 @@ def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
     """Fills delta, laid out as softmax_lse and zero in rows outside of sequences, with rowsum(dout * out), by the first
     kernel of CK's backward. False where CK has none for these tensors."""
     call = gradients.forward
-    if call.q.shape[-1] not in DIMS or unsupported_reason(call.q) is not None:
+    if call.q.shape[-1] not in DIMS or unsupported_reason(call.q, call.v) is not None:
         return False
     q, k, v, out, dout = (aligned(x) for x in (call.q, call.k, call.v, gradients.out, gradients.dout))
     packed = call.cu_seqlens_q is not None

@@ -82,10 +82,14 @@ def batch_stride(alibi_slopes: torch.Tensor | None) -> int:
     return alibi_slopes.stride(0) if alibi_slopes is not None and alibi_slopes.dim() == 2 else 0
 
 
-def unsupported_reason(tensor: torch.Tensor) -> str | None:
-    """Why no CK kernel takes tensors like this one at all, or None."""
+def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
+    """Why no CK kernel takes q, k or v like this tensor with such a v at all, or None."""
     if tensor.dtype not in DTYPES:
         return f"dtype: {tensor.dtype} is neither float16 nor bfloat16"
+    if tensor.shape[-1] > DIMS[-1]:
+        return f"head_dim: {tensor.shape[-1]} is above {DIMS[-1]}, the largest"
+    if v.shape[-1] != tensor.shape[-1]:
+        return f"v: head_dim {v.shape[-1]} is not the {tensor.shape[-1]} of q and k"
     index = tensor.get_device()
     found: bool | None = device.kernels.get((index, "ck"))
     if found is None:

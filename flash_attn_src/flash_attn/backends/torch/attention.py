@@ -6,7 +6,7 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends.torch import sequences, tiles
-from flash_attn.calls import AttentionCall, ForwardResult, GradientCall
+from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, new_out
 
 
 def forward(call: AttentionCall) -> ForwardResult:
@@ -18,7 +18,7 @@ def forward(call: AttentionCall) -> ForwardResult:
             rng_state = rng.draw(q.device)
         options = _options_of(call, rng_state)
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            out = new_out(q, v)
         batch, heads = call.batch, q.shape[-2]
         dmask_dtype = q.dtype if call.return_softmax and call.dropout_p > 0.0 else None
         dmask = _zeros((batch, heads, call.longest_q, call.longest_k), dmask_dtype, q.device)

@@ -7,7 +7,7 @@ import torch
 from flash_attn.backends.torch import sequences, tiles
 from flash_attn.backends.torch.attention import in_own_types, slopes_of
 from flash_attn.backends.torch.fp8 import round_trip, sequence_of_rows
-from flash_attn.calls import CacheCall, replace
+from flash_attn.calls import CacheCall, new_out, replace
 
 
 def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,14 +47,17 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
                 sequences.pages_of(call.k_cache, block_table, index, length + stop - first)
         if block_table is None:
             sequences.check_range("cache_batch_idx", lines, 0, call.k_cache.shape[0] - 1)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if call.out is None else call.out
+        out = new_out(q, call.v_cache) if call.out is None else call.out
         flat_q, flat_out = (x if varlen else x.flatten(0, 1) for x in (q, torch.zeros_like(out)))
+        flat_qv = call.qv if call.qv is None or varlen else call.qv.flatten(0, 1)
         lse = torch.full((heads, flat_q.shape[0]), torch.inf, dtype=tiles.accumulation_dtype(q.dtype), device=q.device)
         turned = _turned(call, spans, new, lengths)  # Before anything is written, as it may raise.
         for index, ((q0, q1), (k0, k1)) in enumerate(zip(spans, new, strict=True)):
             start, added = lengths[index], k1 - k0
             rows = sequences.Sequence(q0, q1, leftpads[index], start + added)
             queries, new_keys = (flat_q[q0:q1], None) if turned is None else turned[index]
+            if flat_qv is not None:
+                queries = torch.cat((queries, flat_qv[q0:q1]), -1)
             if k is not None and v is not None:
                 rows_k, rows_v = ((x if cu_seqlens_k_new is not None else x.flatten(0, 1))[k0:k1] for x in (k, v))
                 for cache, fresh in ((call.k_cache, rows_k if new_keys is None else new_keys), (call.v_cache, rows_v)):
@@ -63,6 +66,8 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
                 sequences.keys_of(cache if block_table is not None else cache[lines[index]], rows, block_table, index)
                 for cache in (call.k_cache, call.v_cache)
             )
+            if flat_qv is not None:
+                keys = torch.cat((keys, values), -1)
             inputs = tiles.Inputs(
                 queries[None], keys[None], values[None], None if slopes is None else slopes[index, None], call.s_aux
             )

@@ -23,7 +23,8 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Writes k and v into the caches of a call, whose rows start on 16 bytes; returns its q, turned where there is
     rotary embedding."""
     check_tables(call)
-    q, head_dim = call.q, call.q.shape[-1]
+    q, head_dim, head_dim_v = call.q, call.q.shape[-1], v.shape[-1]
+    width = max(head_dim, head_dim_v)
     nheads, nheads_k = q.shape[-2], call.k_cache.shape[2]
     added, seqlen_q, lengths = call.added, call.seqlen_q, call.lengths
     rotary_cos, rotary_sin, block_table = call.rotary_cos, call.rotary_sin, call.block_table
@@ -52,7 +53,7 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q_blocks = -(-seqlen_q * nheads // kernel.block_m)
     k_blocks = -(-added * nheads_k // kernel.block_m)
     kernel.launch(
-        ((k_blocks + q_blocks) * call.batch, -(-head_dim // bucket(head_dim, "append")), 1),
+        ((k_blocks + q_blocks) * call.batch, -(-width // bucket(width, "append")), 1),
         (
             k, v,  # inputs
             call.k_cache, call.v_cache,  # outputs
@@ -64,7 +65,7 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             *k_strides, *v_strides, *strides_of(call.k_cache, vec), *strides_of(call.v_cache, vec),
             *strides_of(q, vec), *strides_of(turned, vec), table_row,  # strides
             0 if block_table is None else block_table.stride(0), 0 if block_table is None else call.k_cache.shape[1],
-            nheads, nheads_k, seqlen_q, call.length, added, call.capacity, head_dim // vec,  # shapes
+            nheads, nheads_k, seqlen_q, call.length, added, call.capacity, head_dim // vec, head_dim_v // vec,  # shapes
             half, places,  # rotary
             k_blocks, q_blocks, flags,  # grid
         ),

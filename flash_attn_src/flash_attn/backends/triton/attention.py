@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn import rng
-from flash_attn.backends.split_kv import as_cache_call
+from flash_attn.backends.split_kv import as_cache_call, cache_call_of
 from flash_attn.backends.triton.decode import MAX_PAGE_UNITS, attend_split
 from flash_attn.backends.triton.kernels import (
     VEC,
@@ -20,24 +20,31 @@ from flash_attn.backends.triton.kernels import (
     sinks_of,
     window_of,
 )
-from flash_attn.calls import AttentionCall, ForwardResult, replace
+from flash_attn.backends.triton.value_dims import padded
+from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
 
-_FORWARD = ("fwd",)
-_PAGED = ("fwd-paged",)
-_PAGED_BY_BLOCK = ("fwd-paged-whole",)
+# Where v has the head dim of q and k, and where it has its own.
+_FORWARD = (("fwd",), ("fwd-v",))
+_PAGED = (("fwd-paged",), ("fwd-paged-v",))
+_PAGED_BY_BLOCK = (("fwd-paged-whole",), ("fwd-paged-whole-v",))
 _PROBABILITIES = ("probabilities",)
 
 
 def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
     """The op of a forward. Over pages, the faster one where no block of keys crosses a page."""
-    if call.block_table is None:
-        return _FORWARD
     q = call.q
+    own = call.v.shape[-1] != q.shape[-1]
+    if call.block_table is None:
+        return _FORWARD[own]
     if call.leftpad_k is None and q.dtype is not torch.float32:
-        (kernel,) = find(_PAGED_BY_BLOCK, q.get_device(), q.dtype, q.shape[-1], kind)
+        (kernel,) = find(_PAGED_BY_BLOCK[own], q.get_device(), q.dtype, q.shape[-1], kind)
         if call.k.shape[1] % kernel.block_n == 0 and kernel.follows_pages:
-            return _PAGED_BY_BLOCK
-    return _PAGED
+            return _PAGED_BY_BLOCK[own]
+    return _PAGED[own]
+
+
+def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q) if v.shape[-1] == q.shape[-1] else new_out(q, v)
 
 
 def forward(call: AttentionCall) -> ForwardResult:
@@ -53,21 +60,28 @@ def forward(call: AttentionCall) -> ForwardResult:
     else:
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q
         total_q, nheads, head_dim = q.shape
-    dtype, index = q.dtype, q.get_device()
+    dtype, index, head_dim_v = q.dtype, q.get_device(), v.shape[-1]
+    splits = dropout_p == 0.0 and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS)
+    if head_dim_v != head_dim and (wide := padded(call)) is not None:
+        # The split kernels take any pair, so a paged cache is not copied.
+        if block_table is not None and splits:
+            return ForwardResult(*attend_split(cache_call_of(call)), None, call.rng_state)
+        found = forward(wide)
+        result = found.out[..., :head_dim_v]
+        return found._replace(out=result if out is None else out.copy_(result))
     kind = forward_kind(call, dropout_p)
-    ops = _FORWARD if block_table is None else forward_ops(call, kind)
-    (kernel,) = find(ops, index, dtype, head_dim, kind)
+    (kernel,) = find(forward_ops(call, kind), index, dtype, head_dim, kind)
     vec = VEC[dtype]
     q, q_strides = rows(q, vec)
     k, k_strides = rows(k, vec)
     v, v_strides = rows(v, vec)
     if q is not call.q or k is not call.k or v is not call.v:
         call = replace(call, q=q, k=k, v=v)
-    if dropout_p == 0.0 and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS):
+    if splits:
         cached = as_cache_call(kernel.block_m, call)
         if cached is not None:
             return ForwardResult(*attend_split(cached), None, call.rng_state)
-    result, out_strides = rows(torch.empty_like(q) if out is None else out, vec)
+    result, out_strides = rows(_new_out(q, v) if out is None else out, vec)
     if cu_seqlens_q is None:
         lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
         lse_b, lse_h = nheads * seqlen_q, seqlen_q

@@ -27,8 +27,9 @@ from flash_attn.backends.split_kv import as_cache_call
 from flash_attn.backends.triton import attention, combine, fp8_format, fp8_forward, kvcache
 from flash_attn.backends.triton import backward as untuned_backward
 from flash_attn.backends.triton import forward as untuned_forward
-from flash_attn.backends.triton.gradients import BACKWARD
+from flash_attn.backends.triton.gradients import backward_ops
 from flash_attn.backends.triton.kernels import find, forward_kind, remember, score_kind, variants
+from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, replace
 from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
@@ -63,6 +64,8 @@ def forward(call: AttentionCall) -> ForwardResult:
     """As `triton.forward`, with the kernel that is fastest here."""
     if call.dropout_p > 0.0 and call.rng_state is None:  # drawn once: the search must not advance torch's generator
         call = replace(call, rng_state=rng.draw(call.q.device))
+    if padded(call) is not None:
+        return untuned_forward(call)
     kind = forward_kind(call, call.dropout_p)
     ops = attention.forward_ops(call, kind)
     (kernel,) = find(ops, call.q.get_device(), call.q.dtype, call.q.shape[-1], kind)
@@ -74,7 +77,8 @@ def forward(call: AttentionCall) -> ForwardResult:
 
 def backward(gradients: GradientCall) -> torch.Tensor:
     """As `triton.backward`, with the kernels that are fastest here."""
-    _choose(BACKWARD, gradients.forward, lambda: untuned_backward(gradients))
+    if padded(gradients.forward) is None:
+        _choose(backward_ops(gradients.forward), gradients.forward, lambda: untuned_backward(gradients))
     return untuned_backward(gradients)
 
 
@@ -89,7 +93,7 @@ def _shape_class(call: AttentionCall) -> str:
 def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]) -> None:
     """Makes the kernels of the shape class the ones that `kernels.find` gives; searches where none are known."""
     index, dtype, head_dim = call.q.get_device(), call.q.dtype, call.q.shape[-1]
-    kind = (score_kind if ops == BACKWARD else forward_kind)(call, call.dropout_p)
+    kind = (score_kind if ops == backward_ops(call) else forward_kind)(call, call.dropout_p)
     key, shape = (ops, index, dtype, head_dim, kind), _shape_class(call)
     tuned = (*key, shape)
     with _lock:

@@ -15,6 +15,7 @@ from flash_attn.backends.triton.attention import forward
 from flash_attn.backends.triton.decode import attend_split
 from flash_attn.backends.triton.kernels import VEC, aligned, find, forward_kind
 from flash_attn.calls import AttentionCall, CacheCall, replace
+from flash_attn.kernels.value_dims import LATENT_DIM, LATENT_VALUE_DIM, served_pair
 from flash_attn.runtime import device
 
 
@@ -26,7 +27,9 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     kernels, ValueError where pages or rotary tables do not fit.
     """
     vec = VEC[call.q.dtype]
-    if call.q.shape[-1] % max(vec, 8):
+    if call.qv is not None and (reason := _unsupported_latent(call)) is not None:
+        raise NotImplementedError(reason)
+    if (call.q.shape[-1] | call.v_cache.shape[-1]) % max(vec, 8):
         return _padded(call, max(vec, 8))
     given_k, given_v = call.k_cache, call.v_cache
     q, k_cache, v_cache = aligned(call.q, vec), aligned(given_k, vec), aligned(given_v, vec)
@@ -46,15 +49,18 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _keeps_whole(call: CacheCall) -> bool:
     """Whether the forward kernel takes each sequence's keys as a whole."""
-    if call.num_splits > 1 or call.attention_chunk > 0 or call.descales is not None:
+    if call.num_splits > 1 or call.attention_chunk > 0 or call.descales is not None or call.qv is not None:
         return False
     heads, heads_k, index, head_dim = call.q.shape[-2], call.k_cache.shape[2], call.q.get_device(), call.q.shape[-1]
-    if call.seqlen_q * heads <= DECODE_ROWS * heads_k:
+    head_dim_v = call.v_cache.shape[-1]
+    if call.seqlen_q * heads <= DECODE_ROWS * heads_k or served_pair(head_dim, head_dim_v) != (head_dim, head_dim_v):
         return False
     (kernel,) = find(("fwd",), index, call.q.dtype, head_dim, forward_kind(call))
     length = min(call.length + call.added, call.capacity)
     units = device.of(index).compute_units
-    return not are_faster(call.batch, call.seqlen_q, length, heads, heads_k, head_dim, kernel.block_m, units)
+    return not are_faster(
+        call.batch, call.seqlen_q, length, heads, heads_k, max(head_dim, head_dim_v), kernel.block_m, units
+    )
 
 
 def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +89,21 @@ def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     return result.out, result.softmax_lse
 
 
-def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:
+def _unsupported_latent(call: CacheCall) -> str | None:
+    """Why no kernel takes a call with qv, or None."""
+    if call.descales is not None:
+        return "qv: not in FP8, pass fp16 or bf16"
+    head_dim, head_dim_v = call.q.shape[-1], call.v_cache.shape[-1]
+    if head_dim > LATENT_DIM or head_dim_v > LATENT_VALUE_DIM:
+        return (
+            f"qv: got head dims {head_dim} of q and {head_dim_v} of v, wanted at most {LATENT_DIM} and "
+            f"{LATENT_VALUE_DIM}"
+        )
+    return None
+
+
+def _with_zeros(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    columns = -x.shape[-1] % multiple
     if x.element_size() > 1:
         return pad(x, (0, columns))
     return pad(x.view(torch.uint8), (0, columns)).view(x.dtype)
@@ -91,13 +111,12 @@ def _with_zeros(x: torch.Tensor, columns: int) -> torch.Tensor:
 
 def _padded(call: CacheCall, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`kvcache` with a head_dim that is no multiple of what the kernels take, through padded copies."""
-    head_dim = call.q.shape[-1]
-    columns = -head_dim % multiple
-    q, k_cache, v_cache = (_with_zeros(x, columns) for x in (call.q, call.k_cache, call.v_cache))
-    k, v = (None if x is None else _with_zeros(x, columns) for x in (call.k, call.v))
-    result, lse = kvcache(replace(call, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, out=None))
+    head_dim, head_dim_v = call.q.shape[-1], call.v_cache.shape[-1]
+    q, k_cache, v_cache = (_with_zeros(x, multiple) for x in (call.q, call.k_cache, call.v_cache))
+    k, v, qv = (None if x is None else _with_zeros(x, multiple) for x in (call.k, call.v, call.qv))
+    result, lse = kvcache(replace(call, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, qv=qv, out=None))
     if k is not None:
         call.k_cache.copy_(k_cache[..., :head_dim])
-        call.v_cache.copy_(v_cache[..., :head_dim])
-    result = result[..., :head_dim]
+        call.v_cache.copy_(v_cache[..., :head_dim_v])
+    result = result[..., :head_dim_v]
     return (result if call.out is None else call.out.copy_(result)), lse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.backends.triton.kernels import VEC, alibi_stride_of, find_one, rows, sinks_of, strides_of, window_of
-from flash_attn.calls import CacheCall
+from flash_attn.calls import CacheCall, new_out
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
     HAS_BLOCK_TABLE,
@@ -34,9 +34,11 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
-    dtype, index, head_dim = q.dtype, q.get_device(), q.shape[-1]
+    dtype, index, head_dim, head_dim_v = q.dtype, q.get_device(), q.shape[-1], v_cache.shape[-1]
     batch = call.batch
     vec = VEC[dtype]
+    if call.qv is not None:
+        q = _joined(call.qv, q)
     nheads, nheads_k = q.shape[-2], k_cache.shape[2]
     if cu_seqlens_q is None:
         lse = q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
@@ -76,11 +78,11 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse
     if num_splits > 1:
-        if lse.numel() * head_dim >= 1 << 31:
-            raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim}")
-        partial = lse.new_empty((num_splits, *lse.shape, head_dim))
+        if lse.numel() * head_dim_v >= 1 << 31:
+            raise ValueError(f"num_splits: got {num_splits}, wanted 1 for {lse.numel()} rows of {head_dim_v}")
+        partial = lse.new_empty((num_splits, *lse.shape, head_dim_v))
         partial_lse = lse.new_empty((num_splits, *lse.shape))
-    result = q.new_empty(q.shape, dtype=torch.bfloat16 if vec == 16 else dtype) if out is None else out
+    result = new_out(q, v_cache) if out is None else out
     result, out_strides = rows(result, vec)
     more: tuple[torch.Tensor | None, ...] = (lse, lse, lse)
     if call.descales is not None:
@@ -106,7 +108,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
             *strides_of(q, vec), *strides_of(k_cache, vec), *strides_of(v_cache, vec), *out_strides,
             lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride,  # strides
             page_size, 4 if unit == _PAGE_UNIT else 0,  # pages
-            nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec,  # shapes
+            nheads_k, group, seqlen_q, length, added, capacity, head_dim // vec, head_dim_v // vec,  # shapes
             left, right, call.attention_chunk,  # mask
             lse.numel(), m_blocks, num_splits, flags,  # grid
         ),
@@ -117,29 +119,38 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         _join(
             partial, partial_lse, result, lse,
             (
-                lse.numel() * head_dim, *(stride * head_dim for stride in per_row), lse.numel(), *per_row, *outer,
+                lse.numel() * head_dim_v, *(stride * head_dim_v for stride in per_row), lse.numel(), *per_row, *outer,
                 *per_row,
             ),
-            nheads, q.shape[-3], head_dim, num_splits,
+            nheads, q.shape[-3], head_dim_v, num_splits,
         )  # fmt: skip
     if out is not None and result is not out:
         result = out.copy_(result)
     return result, lse
 
 
+def _joined(qv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Rows of qv and then of q: as they lie in memory where both are views of such rows, else a copy."""
+    ends = qv.data_ptr() + qv.shape[-1] * qv.element_size()
+    if ends == q.data_ptr() and qv.stride() == q.stride() and qv.untyped_storage()._cdata == q.untyped_storage()._cdata:
+        return qv.as_strided((*q.shape[:-1], qv.shape[-1] + q.shape[-1]), q.stride())
+    return torch.cat((qv, q), -1)
+
+
 def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, int]:
     """The kernel for so many rows of a key head, the table in which it looks for pages, and their size. A cache without
     pages has one to a line, and no table where the lines are in order."""
-    key = call.q.get_device(), call.q.dtype, call.q.shape[-1]
+    few, many = ("decode", "extend") if call.qv is None else ("latent", "latent-extend")
+    key = call.q.get_device(), call.q.dtype, max(call.q.shape[-1], call.v_cache.shape[-1])
     kind = "plain" if call.softcap == 0.0 and call.alibi_slopes is None and call.s_aux is None else "any"
     table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
     padded = table is not None and call.cache_leftpad is not None
     if table is None:
         table, page_size = call.cache_batch_idx, _ENDLESS
-    op = "decode"
+    op = few
     kernel = find_one(op, *key, kind)
     if m_rows > kernel.block_m:
-        op = "extend"
+        op = many
         kernel = find_one(op, *key, kind)
     if page_size % kernel.block_n or padded or not kernel.follows_pages:
         kernel = find_one(f"{op}-paged", *key, kind)

@@ -136,7 +136,7 @@ def fp8_forward(call: AttentionCall) -> Fp8Result:
     if dropout_p > 0.0 and rng_state is None:
         rng_state = rng.draw(q.device)
     kernel = find_one(
-        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call, dropout_p))
+        "fp8-fwd", index, dtype, head_dim, serving("fp8-fwd", FP8_TYPES[dtype], score_kind(call, dropout_p), head_dim)
     )
     left, right = window_of(call)
     m_blocks, planes, packed = grid_of(kernel.block_m, seqlen_q, batch, nheads, q.numel() // (nheads * head_dim))

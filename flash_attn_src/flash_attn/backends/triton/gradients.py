@@ -20,14 +20,25 @@ from flash_attn.backends.triton.kernels import (
     strides_of,
     window_of,
 )
-from flash_attn.calls import GradientCall
+from flash_attn.backends.triton.value_dims import cut, padded_gradients
+from flash_attn.calls import AttentionCall, GradientCall
 
-BACKWARD = ("bwd-dq", "bwd-dkdv")
+# Where v has the head dim of q and k, and where it has its own.
+_BACKWARD = (("bwd-dq", "bwd-dkdv"), ("bwd-dq-v", "bwd-dkdv-v"))
+
+
+def backward_ops(call: AttentionCall) -> tuple[str, ...]:
+    """The ops of a backward."""
+    return _BACKWARD[call.v.shape[-1] != call.q.shape[-1]]
 
 
 def backward(gradients: GradientCall) -> torch.Tensor:
     """See `protocol.Backend.backward`. Every sum here has a fixed order, so it is always deterministic."""
     call = gradients.forward
+    if call.v.shape[-1] != call.q.shape[-1] and (wide := padded_gradients(gradients)) is not None:
+        delta = backward(wide)
+        cut(wide, gradients)
+        return delta
     cu_seqlens_q, cu_seqlens_k, alibi_slopes = call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes
     scale, softcap, dropout_p, rng_state = call.scale, call.softcap, call.dropout_p, call.rng_state
     if cu_seqlens_q is None:
@@ -41,7 +52,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         total_k, nheads_k, _ = call.k.shape
         lse_b, lse_h = 0, total_q
     dtype, index = call.q.dtype, call.q.get_device()
-    dq_kernel, dkdv_kernel = find(BACKWARD, index, dtype, head_dim, score_kind(call, dropout_p))
+    dq_kernel, dkdv_kernel = find(backward_ops(call), index, dtype, head_dim, score_kind(call, dropout_p))
     vec = VEC[dtype]
     q, q_strides = rows(call.q, vec)
     k, k_strides = rows(call.k, vec)
@@ -89,8 +100,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         dk, dv = aligned(gradients.dk, vec), aligned(gradients.dv, vec)
     else:
         create = torch.empty if cu_seqlens_k is None else torch.zeros
-        sums = create((2, *k.shape[:-1], splits, head_dim), dtype=torch.float32, device=q.device)
-        dk, dv = sums.flatten(-3, -2)
+        shapes = ((*x.shape[:-1], splits, x.shape[-1]) for x in (k, v))
+        sums = [create(shape, dtype=torch.float32, device=q.device) for shape in shapes]
+        dk, dv = (x.flatten(-3, -2) for x in sums)
     if n_blocks * planes == 0:
         dk.zero_()
         dv.zero_()

@@ -71,7 +71,9 @@ def variants(ops: tuple[str, ...], dtype: torch.dtype, head_dim: int, kind: str)
         raise TypeError(f"the Triton backend takes float16, bfloat16 or float32 on a GPU, got {dtype}")
     if head_dim % 8:
         raise ValueError(f"head_dim must be a multiple of 8 here, got {head_dim}: pad q, k and v with zeros")
-    return tuple(Variant(op, DTYPES[dtype], bucket(head_dim, op), serving(op, DTYPES[dtype], kind)) for op in ops)
+    sizes = [bucket(head_dim, op) for op in ops]
+    name = DTYPES[dtype]
+    return tuple(Variant(op, name, size, serving(op, name, kind, size)) for op, size in zip(ops, sizes, strict=True))
 
 
 def find(ops: tuple[str, ...], index: int, dtype: torch.dtype, head_dim: int, kind: str) -> tuple[Kernel, ...]:

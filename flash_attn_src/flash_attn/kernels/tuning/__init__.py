@@ -11,6 +11,7 @@ from functools import cache
 
 from flash_attn.kernels import targets
 from flash_attn.kernels.operation import KINDS
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2, rdna3, rdna4
 from flash_attn.kernels.tuning.config import Config, Rows
 from flash_attn.kernels.variants import Variant
@@ -45,11 +46,13 @@ def config(target: str, variant: Variant) -> Config:
 
 
 def _row(table: Rows, variant: Variant) -> tuple[Config, ...]:
-    """The first row that there is: of the operation, of the operation whose tile it takes, of the next power of two."""
-    op, size = variant.op, variant.block_d
-    other = variant.operation.tile_of or op
+    """The first row that there is: of the operation, of those whose tile it takes, of the last at the next power of
+    two."""
+    size, names = variant.block_d, [variant.op]
+    while (other := OPERATIONS[names[-1]].tile_of) is not None:
+        names.append(other)
     bits = {"fp32": (32,), "fp16": (16,), "bf16": (16,)}.get(variant.dtype, (8, 16))
-    for name, largest in ((op, size), (other, size), (other, 1 << size.bit_length())):
+    for name, largest in (*((name, size) for name in names), (names[-1], 1 << size.bit_length())):
         for width in bits:
             if (name, width, largest) in table:
                 return table[name, width, largest]

@@ -33,6 +33,10 @@ ROWS: Rows = {
     ),
     ("fwd", 16, 192): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
     ("fwd", 16, 256): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
+    # fwd, 16 bits: registers, 2026-11-24.
+    ("fwd", 16, 512): (C(64, 32, 4, options=ROWS_OF_16),),
+    # fwd, 32 bits: registers, 2026-11-24.
+    ("fwd", 32, 512): (C(32, 16, 4),),
     # fwd, 32 bits: registers, 2026-11-21.
     ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
     ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
@@ -55,6 +59,9 @@ ROWS: Rows = {
     ),
     ("bwd-dkdv", 16, 192): (C(16, 64, 4, 2, options=BOTH_ORDERS),),
     ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4), C(16, 64, 4, options=BOTH_ORDERS), C(16, 64, 4)),
+    # bwd-dkdv: registers, 2026-11-24.
+    ("bwd-dkdv", 16, 512): (C(16, 32, 4), C(16, 16, 4)),
+    ("bwd-dkdv", 32, 512): (C(16, 16, 4),),
     # bwd-dkdv, 32 bits: registers, 2026-11-21.
     ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
     ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
@@ -71,6 +78,9 @@ ROWS: Rows = {
     ),
     ("bwd-dq", 16, 192): (*(C(128, 32, 4, 2, options=BOTH_ORDERS),) * 4, C(64, 32, 2, 2, options=BOTH_ORDERS)),
     ("bwd-dq", 16, 256): (C(128, 16, 4, 2, options=BOTH_ORDERS),),
+    # bwd-dq: registers, 2026-11-24.
+    ("bwd-dq", 16, 512): (C(32, 16, 4),),
+    ("bwd-dq", 32, 512): (C(16, 16, 4),),
     # bwd-dq, 32 bits: registers, 2026-11-21.
     ("bwd-dq", 32, 32): (C(64, 64, 4),),
     ("bwd-dq", 32, 64): (C(64, 32, 4),),

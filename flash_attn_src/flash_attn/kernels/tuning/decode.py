@@ -49,6 +49,16 @@ _NVIDIA: Rows = {
     ("fp8-fwd", 8, 64): (C(128, 64, 4, 3), C(128, 64, 4, 3)),
     ("fp8-fwd", 8, 128): (C(64, 128, 4, 3), C(64, 64, 4, 3)),
     ("fp8-fwd", 8, 256): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+    # head dim 512: by size, 2026-11-24.
+    ("decode", 16, 512): (C(16, 32, 4, 2),),
+    ("decode", 32, 512): (C(16, 16, 8, 2),),
+    ("extend", 16, 512): (C(64, 32, 8),),
+    ("extend", 32, 512): (C(32, 16, 8),),
+    # latent: by size, 2026-11-24.
+    ("latent", 16, 512): (C(16, 32, 4, 4),),
+    ("latent", 32, 512): (C(16, 16, 8, 2),),
+    ("latent-extend", 16, 512): (C(64, 32, 8, 2),),
+    ("latent-extend", 32, 512): (C(16, 16, 8),),
 }
 
 _CDNA: Rows = {
@@ -72,6 +82,16 @@ _CDNA: Rows = {
     ("fp8-fwd", 8, 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 4)),
     ("fp8-fwd", 8, 128): (C(128, 64, 4, 2), C(128, 64, 8, options=ROWS_OF_16)),
     ("fp8-fwd", 8, 256): (C(128, 64, 8, 2, options=ROWS_OF_16), C(128, 64, 8, options=ROWS_OF_16)),
+    # head dim 512: registers, 2026-11-24.
+    ("decode", 16, 512): (C(16, 16, 4, 2),),
+    ("decode", 32, 512): (C(16, 16, 4),),
+    ("extend", 16, 512): (C(64, 16, 4, options=ROWS_OF_16),),
+    ("extend", 32, 512): (C(16, 16, 4),),
+    # latent: registers, 2026-11-24.
+    ("latent", 16, 512): (C(16, 16, 4, 2),),
+    ("latent", 32, 512): (C(16, 16, 4),),
+    ("latent-extend", 16, 512): (C(64, 16, 4, options=ROWS_OF_16),),
+    ("latent-extend", 32, 512): (C(16, 16, 4),),
 }
 
 _RDNA2: Rows = {
@@ -95,6 +115,16 @@ _RDNA2: Rows = {
     ("extend", 32, 64): (C(32, 16, 16, depth=16),),
     ("extend", 32, 128): (C(16, 16, 16, depth=16),),
     ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+    # head dim 512: registers, 2026-11-24.
+    ("decode", 16, 512): (C(16, 16, 8, depth=16),),
+    ("decode", 32, 512): (C(16, 16, 8, depth=16),),
+    ("extend", 16, 512): (C(16, 16, 16, depth=16),),
+    ("extend", 32, 512): (C(16, 16, 16, depth=16),),
+    # latent: registers, 2026-11-24.
+    ("latent", 16, 512): (C(16, 16, 8, depth=16),),
+    ("latent", 32, 512): (C(16, 16, 8, depth=16),),
+    ("latent-extend", 16, 512): (C(16, 16, 16, depth=16),),
+    ("latent-extend", 32, 512): (C(16, 16, 16, depth=16),),
 }
 
 _RDNA3: Rows = {
@@ -117,6 +147,16 @@ _RDNA3: Rows = {
     ("extend", 32, 64): (C(64, 32, 8, depth=16),),
     ("extend", 32, 128): (C(16, 16, 16, depth=16),),
     ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+    # head dim 512: registers, 2026-11-24.
+    ("decode", 16, 512): (C(16, 16, 8, depth=32),),
+    ("decode", 32, 512): (C(16, 16, 16, depth=16),),
+    ("extend", 16, 512): (C(32, 16, 16, depth=16),),
+    ("extend", 32, 512): (C(16, 16, 16, depth=16),),
+    # latent: registers, 2026-11-24.
+    ("latent", 16, 512): (C(16, 16, 8, depth=32),),
+    ("latent", 32, 512): (C(16, 16, 16, depth=16),),
+    ("latent-extend", 16, 512): (C(32, 16, 16, depth=16),),
+    ("latent-extend", 32, 512): (C(16, 16, 16, depth=16),),
 }
 
 # RDNA 4 takes the tiles of RDNA 3 (2026-11-21).

@@ -1,0 +1,43 @@
+"""Calls whose v has another head dim than q and k, for the kernels that there are: see `kernels.value_dims`."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn.calls import AttentionCall, GradientCall, replace
+from flash_attn.kernels.value_dims import served_pair
+
+
+def padded(call: AttentionCall) -> AttentionCall | None:
+    """The call with zeros up to the head dims of a kernel. None where a kernel serves the call as it is."""
+    pair = call.q.shape[-1], call.v.shape[-1]
+    served = served_pair(*pair)
+    if served == pair:
+        return None
+    width, width_v = served
+    return replace(call, q=widened(call.q, width), k=widened(call.k, width), v=widened(call.v, width_v), out=None)
+
+
+def padded_gradients(gradients: GradientCall) -> GradientCall | None:
+    """The same for a backward. Its dq, dk and dv are new: `cut` writes the given ones."""
+    call = padded(gradients.forward)
+    if call is None:
+        return None
+    width_v = call.v.shape[-1]
+    return GradientCall(
+        call, widened(gradients.dout, width_v), widened(gradients.out, width_v), gradients.softmax_lse,
+        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v),
+    )  # fmt: skip
+
+
+def cut(wide: GradientCall, gradients: GradientCall) -> None:
+    """Writes the gradients of a call from the gradients of the padded call."""
+    for narrow, computed in ((gradients.dq, wide.dq), (gradients.dk, wide.dk), (gradients.dv, wide.dv)):
+        narrow.copy_(computed[..., : narrow.shape[-1]])
+
+
+def widened(x: torch.Tensor, width: int) -> torch.Tensor:
+    """x with zeros up to so many columns."""
+    missing = width - x.shape[-1]
+    return pad(x, (0, missing)) if missing else x

@@ -1,0 +1,41 @@
+"""Attention of whole sequences with a second query, for which the values are keys: as over a cache of them."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.arguments import check_second_query
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+
+
+def attend(
+    call: AttentionCall,
+    qv: torch.Tensor,
+    softmax_scale: float | None,
+    attention_chunk: int,
+    num_splits: int,
+    sm_margin: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) of a checked call. softmax_scale: the caller's, None for its default with qv.
+
+    Raises NotImplementedError where a gradient is wanted.
+    """
+    q, k, v = call.q, call.k, call.v
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, qv)):
+        raise NotImplementedError("qv: attention with a second query has no backward, call it under torch.no_grad()")
+    table = lengths = None
+    if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
+        places = torch.arange(call.max_seqlen_k, dtype=torch.int32, device=k.device)
+        table = (call.cu_seqlens_k[:-1, None] + places).clamp(max=max(k.shape[0] - 1, 0))
+        lengths = call.cu_seqlens_k.diff()
+        k, v = k[:, None], v[:, None]
+    scale = (q.shape[-1] + v.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
+    cached = CacheCall(
+        q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v), qv=maybe_contiguous(qv),
+        softmax_scale=scale, cache_seqlens=lengths, block_table=table, causal=call.causal,
+        window_size=call.window_size, softcap=call.softcap, cu_seqlens_q=call.cu_seqlens_q,
+        max_seqlen_q=call.max_seqlen_q, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin,
+    )  # fmt: skip
+    check_second_query(cached)
+    return attend_to_cache(cached)
