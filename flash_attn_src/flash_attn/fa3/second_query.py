@@ -36,6 +36,7 @@ def attend(
         softmax_scale=scale, cache_seqlens=lengths, block_table=table, causal=call.causal,
         window_size=call.window_size, softcap=call.softcap, cu_seqlens_q=call.cu_seqlens_q,
         max_seqlen_q=call.max_seqlen_q, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin,
+        s_aux=call.s_aux,
     )  # fmt: skip
     check_second_query(cached)
     return attend_to_cache(cached)
