@@ -17,7 +17,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | workspace, build, benchmark | the same by one call |
 | publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
-| publish | home, coverage, hardware, index, which, measured, tryout | package indexes, the page to choose a wheel on |
+| publish | home, coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |
+| publish | tryout, settings | whether the index serves, and the repository is set up |
 | cli | build, release, matrix | what people and workflows run |
 """
 

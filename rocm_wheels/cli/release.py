@@ -102,6 +102,10 @@ def add_verbs(verbs: Any) -> None:
             "--commit", metavar="SHA", help="of the release (default: the tag's, else GITHUB_SHA, else git's)"
         )
 
+    ready = verbs.add_parser("ready", help="check a GitHub repository for all that the workflows need")
+    ready.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
+    ready.set_defaults(run=_ready)
+
     tried = verbs.add_parser("tryout", help="install from the public index in a clean environment, run the selftest")
     tried.add_argument("--installer", choices=("pip", "uv"), default="pip", help="(pip)")
     tried.add_argument("--python", default="newest", metavar="X.Y", help="or oldest, newest (default) of versions.toml")
@@ -112,6 +116,20 @@ def add_verbs(verbs: Any) -> None:
     found = verbs.add_parser("which", help="print the line that installs flash_attn on this machine")
     which.add_options(found)
     found.set_defaults(run=which.run)
+
+
+@packages_of("release")
+def _ready(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.publish import settings
+
+    api = _github(arguments, writes=True)
+    server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
+    found = settings.check(settings.Repository(api, server))
+    for finding in found:
+        print(finding.line())
+    missing = [finding for finding in found if finding.state in (settings.MISSING, settings.UNSEEN)]
+    print(f"\n{len(missing)} to be set" if missing else f"\n{api.repository} is ready for a tag")
+    return 1 if missing else 0
 
 
 @packages_of("build")

@@ -68,6 +68,11 @@ class GitHub:
         api_url = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
         return cls(name, token=token, api_url=api_url, say=say)
 
+    def get(self, path: str) -> Any:
+        """What is at a path below the repository, None if there is nothing."""
+        response = self._send("GET", f"{self._url}{path}", gone=True, is_json=True)
+        return None if response.status_code == 404 else response.json()
+
     def releases(self) -> Iterator[dict[str, Any]]:
         """All releases, drafts too where the token may see them."""
         return self._pages("/releases", RELEASES_PER_PAGE)

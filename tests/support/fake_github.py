@@ -38,6 +38,7 @@ class Hub:
     digests: bool = True
     corrupt: bool = False  # the next upload arrives with other bytes of the same size
     tags: dict[str, str] = field(default_factory=dict)  # to the commit; "tag:..." is an annotated tag's own object
+    settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer, an int is a status
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -194,6 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/upload/"):
             return self._upload(hub.releases[int(path.split("/")[2])], body, starter=starter)
         path = path.removeprefix(f"/repos/{REPOSITORY}")
+        if path in hub.settings and self.command == "GET":
+            answer = hub.settings[path]
+            return (answer, {"message": "no"}, {}) if isinstance(answer, int) else (200, answer, {})
         if match := re.fullmatch(r"/git/ref/tags/(.+)", path):
             commit = hub.tags.get(match[1], "")
             kind, _, sha = commit.rpartition(":")

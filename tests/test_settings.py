@@ -1,0 +1,141 @@
+"""`ready`: what a repository lacks for the workflows, each with the page where it is set."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from fake_github import Hub
+from workflows import ROOT, WORKFLOWS
+
+from rocm_wheels import cli
+from rocm_wheels.publish import settings
+
+RULES = [{"type": "deletion"}, {"type": "update"}]
+
+
+def ready() -> dict[str, Any]:
+    """The settings of a repository that has everything."""
+    return {
+        "": {"default_branch": "main", "has_issues": True, "private": False},
+        "/actions/permissions": {"enabled": True, "allowed_actions": "all"},
+        "/actions/permissions/workflow": {
+            "default_workflow_permissions": "read",
+            "can_approve_pull_request_reviews": True,
+        },
+        "/actions/permissions/artifact-and-log-retention": {"days": 90},
+        "/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "all_external_contributors"},
+        "/actions/workflows": {
+            "workflows": [
+                {"path": f".github/workflows/{path.name}", "state": "active"} for path in WORKFLOWS.glob("[a-z]*.yml")
+            ]
+        },
+        "/actions/variables/GPU_RUNNER": {"name": "GPU_RUNNER", "value": "true"},
+        "/actions/runners": {"runners": [{"status": "online", "labels": [{"name": "mi300x"}]}]},
+        "/pages": {"build_type": "workflow", "html_url": "https://owner.github.io/name/", "https_enforced": True},
+        "/environments/github-pages": {"deployment_branch_policy": {"custom_branch_policies": True}},
+        "/environments/github-pages/deployment-branch-policies": {"branch_policies": [{"name": "main"}]},
+        "/environments/release": {
+            "protection_rules": [{"type": "required_reviewers", "reviewers": [{"type": "User"}]}],
+            "deployment_branch_policy": {"custom_branch_policies": True},
+        },
+        "/environments/release/deployment-branch-policies": {"branch_policies": [{"name": "v*", "type": "tag"}]},
+        "/rulesets": [{"id": 1, "target": "tag", "enforcement": "active"}],
+        "/rulesets/1": {"conditions": {"ref_name": {"include": ["refs/tags/v*"], "exclude": []}}, "rules": RULES},
+    }
+
+
+def test_a_repository_with_everything_is_ready(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.settings = ready()
+    assert cli.main(["ready"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("\nowner/name is ready for a tag\n")
+    assert not re.search("(?m)^(missing|note|not seen)", said)
+
+
+def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """As GitHub makes it: Actions on, with a token that writes; no Pages, environment, rules, variable."""
+    hub.settings = {
+        "": {"default_branch": "main", "has_issues": True},
+        "/actions/permissions": {"enabled": True, "allowed_actions": "all"},
+        "/actions/permissions/workflow": {
+            "default_workflow_permissions": "write",
+            "can_approve_pull_request_reviews": False,
+        },
+        "/rulesets": [],
+    }
+    assert cli.main(["ready"]) == 1
+    said = capsys.readouterr().out
+    found = dict(re.findall(r"(?m)^(?:missing|note) +([\w ]+): .*\n +(https://github.com/owner/name/\S+)$", said))
+    home = "https://github.com/owner/name"
+    assert found == {
+        "workflows": f"{home}/actions",
+        "pull requests of Actions": f"{home}/settings/actions",
+        "token of a workflow": f"{home}/settings/actions",
+        "Pages": f"{home}/settings/pages",
+        "environment release": f"{home}/settings/environments",
+        "rules for tags": f"{home}/settings/rules",
+        "GPU runner": f"{home}/settings/variables/actions",
+    }
+    assert said.endswith("\n5 to be set\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "words"),
+    [
+        ("/actions/permissions", {"enabled": False}, "Actions: switch them on"),
+        ("/actions/permissions", {"enabled": True, "allowed_actions": "local_only"}, "allowed are local_only"),
+        ("/actions/permissions/artifact-and-log-retention", {"days": 5}, "artifacts: they live 5 days"),
+        ("/pages", {"build_type": "legacy"}, "choose the source GitHub Actions"),
+        ("/pages", {"build_type": "workflow", "https_enforced": False}, "Pages over https"),
+        (
+            "/environments/github-pages/deployment-branch-policies",
+            {"branch_policies": []},
+            "let the branch main deploy",
+        ),
+        ("/environments/release", {"protection_rules": [{"type": "wait_timer"}]}, "name reviewers"),
+        (
+            "/environments/release/deployment-branch-policies",
+            {"branch_policies": [{"name": "v*", "type": "branch"}]},
+            "allow the tags v*",
+        ),
+        ("/rulesets", [{"id": 1, "target": "tag", "enforcement": "evaluate"}], "forbid deletion and update of v*"),
+        ("/rulesets/1", {"conditions": {"ref_name": {"include": ["~ALL"]}}, "rules": RULES[:1]}, "forbid update of v*"),
+        (
+            "/rulesets/1",
+            {"conditions": {"ref_name": {"include": ["~ALL"], "exclude": ["refs/tags/v1*"]}}, "rules": RULES},
+            "forbid deletion and update of v*",
+        ),
+        (
+            "/actions/runners",
+            {"runners": [{"status": "offline", "labels": [{"name": "mi300x"}]}]},
+            "no runner labelled",
+        ),
+        (
+            "/actions/permissions/fork-pr-contributor-approval",
+            {"approval_policy": "first_time_contributors"},
+            "approval of forks",
+        ),
+        ("", {"default_branch": "main", "has_issues": False}, "issues: switch them on"),
+        ("/rulesets", 403, "rules for tags: GET /repos/owner/name/rulesets: 403"),
+    ],
+)
+def test_one_thing_that_is_wrong_is_named(
+    hub: Hub, capsys: pytest.CaptureFixture[str], path: str, answer: Any, words: str
+) -> None:
+    hub.settings = {**ready(), path: answer}
+    assert cli.main(["ready"]) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_no_repository_is_one_message(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.settings = {"": 404}
+    assert cli.main(["ready"]) != 0
+    assert "there is no repository owner/name" in capsys.readouterr().err
+
+
+def test_the_workflows_that_must_be_active_are_those_with_triggers() -> None:
+    assert sorted(settings.WORKFLOWS) == sorted(path.stem for path in WORKFLOWS.glob("[a-z]*.yml"))
+    checklist = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
+    assert "python -m rocm_wheels ready" in checklist
