@@ -100,6 +100,28 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     return *results, sinks.gradient(s_aux, softmax_lse, softmax_d)
 
 
+class _Attention(torch.autograd.Function):
+    """Autograd of a checked call. inputs: see `differentiable`; the last one is s_aux."""
+
+    @staticmethod
+    def forward(ctx: Any, call: AttentionCall, *inputs: torch.Tensor) -> Result:
+        return attend(ctx, call, inputs[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return None, *_gradients(ctx, dout)
+
+
+def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
+    """The forward of a checked call with its gradient; given: q, k, v, or the tensors that they are views of.
+
+    For eager mode. Dynamo cannot trace a call that is made outside of an autograd function: it takes the classes below,
+    which make the call within. To make it twice takes 2 us more.
+    """
+    result: Result = _Attention.apply(call, *given, call.s_aux)
+    return result
+
+
 class FlashAttnFunc(torch.autograd.Function):
     """Autograd of flash_attn_func, without its checks."""
 

@@ -46,6 +46,7 @@ from flash_attn.autograd import (
     FlashAttnVarlenQKVPackedFunc,
     Result,
     attend,
+    differentiable,
 )
 from flash_attn.calls import CacheCall, Window, attention_call, maybe_contiguous
 from flash_attn.custom_ops import (
@@ -162,6 +163,8 @@ def flash_attn_func(
         and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
+        if not is_compiling():
+            return differentiable(call, q, k, v)
         return FlashAttnFunc.apply(
             q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True, s_aux,
@@ -196,6 +199,8 @@ def flash_attn_qkvpacked_func(
     call.s_aux = s_aux
     check_dense(call)
     if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
+        if not is_compiling():
+            return differentiable(call, qkv)
         return FlashAttnQKVPackedFunc.apply(
             qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True, s_aux,
@@ -235,6 +240,8 @@ def flash_attn_kvpacked_func(
         and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
+        if not is_compiling():
+            return differentiable(call, q, kv)
         return FlashAttnKVPackedFunc.apply(
             q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs, True, s_aux,
@@ -291,6 +298,8 @@ def flash_attn_varlen_func(
         and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
+        if not is_compiling():
+            return differentiable(call, q, k, v)
         return FlashAttnVarlenFunc.apply(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
             call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True, s_aux,
@@ -331,6 +340,8 @@ def flash_attn_varlen_qkvpacked_func(
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
     check_varlen(call)
     if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
+        if not is_compiling():
+            return differentiable(call, qkv)
         return FlashAttnVarlenQKVPackedFunc.apply(
             qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
             alibi_slopes, deterministic, return_attn_probs, True, s_aux,
@@ -377,6 +388,8 @@ def flash_attn_varlen_kvpacked_func(
         and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
         and not _op_has_autograd(deterministic)
     ):
+        if not is_compiling():
+            return differentiable(call, q, kv)
         return FlashAttnVarlenKVPackedFunc.apply(
             q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
             call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True, s_aux,
