@@ -24,6 +24,16 @@ def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
     assert order == [f"{fa3.name}.metadata", fa3.name, *own]
 
 
+def test_kernel_stores_and_the_crate_go_along(tmp_path: Path) -> None:
+    wheelhouse.write(tmp_path, CELL)
+    names = ["candle-flash-rocm-2.8.3.crate", "gfx942.zip"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    found = {asset.name: asset for asset in assets.collect(tmp_path)[1]}
+    assert [name for name in found if name in names] == names
+    assert found[names[0]].content_type == "application/gzip"
+
+
 def _unverified(path: Path) -> None:
     wheelhouse.write(path, CELL)
     next(path.glob("*.verdict.json")).unlink()

@@ -55,9 +55,9 @@ def library() -> Path:
     return build("--locked", "--example", "simulated")
 
 
-def run(script: str, library: Path, target: str, directory: Path) -> str:
+def run(script: str, library: Path, target: str, directory: Path, *more: str) -> str:
     """What a script of the crate prints, run with AMD's runtime over a pretended GPU."""
-    command, environment = hip.command("6.4", target, [str(CRATE / "tests" / script), str(library), target])
+    command, environment = hip.command("6.4", target, [str(CRATE / "tests" / script), str(library), target, *more])
     output = directory / "output"
     with output.open("w") as file:  # its children have it too: one that outlives it would hold a pipe open
         running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -75,6 +75,11 @@ def run(script: str, library: Path, target: str, directory: Path) -> str:
 def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
     """Forward and backward: Rust reads a store, plans, loads and launches by AMD's runtime, the simulator executes."""
     assert f"3 calls on {target}" in run("simulated_calls.py", library, target, tmp_path)
+
+
+def test_amds_kernels_from_rust_to_the_packets(library: Path, tmp_path: Path) -> None:
+    """A forward of Composable Kernel, planned by its library within Rust, and one of AMD's assembly."""
+    assert "2 calls on gfx942" in run("simulated_calls.py", library, "gfx942", tmp_path, "amd")
 
 
 def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:

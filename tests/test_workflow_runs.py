@@ -47,6 +47,11 @@ def test_the_gate_of_publishing(
     release: str, wheels: str, count: str, smoke: str, variable: str, published: bool
 ) -> None:
     results = {"create_release": release, "create_matrix": "success", "build_wheels_rocm": wheels, "smoke": smoke}
+    for crate in ("success", "failure"):
+        assert _publishes({**results, "crate": crate}, count, variable) is (published and crate == "success")
+
+
+def _publishes(results: dict[str, str], count: str, variable: str) -> bool:
     contexts = {
         "needs": {
             name: {"result": result, "outputs": {"wheels-count": count} if name == "create_matrix" else {}}
@@ -57,7 +62,7 @@ def test_the_gate_of_publishing(
         "inputs": {},
         "status": "success",
     }
-    assert holds(load("build.yml")["jobs"]["publish"]["if"], contexts) is published
+    return holds(load("build.yml")["jobs"]["publish"]["if"], contexts)
 
 
 @pytest.mark.parametrize(("wheels", "built"), [("success", True), ("skipped", False)])

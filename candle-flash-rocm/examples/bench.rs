@@ -82,7 +82,7 @@ fn measure(method: &str, size: Size) -> Result<()> {
     let backward = if method == "candle-nn" {
         String::from("none")
     } else {
-        let q = Var::from_tensor(&q)?;
+        let (q, k, v) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
         let both = best(|| {
             let out = attention(method, &q, &k, &v, size)?;
             out.to_dtype(DType::F32)?.sum_all()?.backward().map(|_| ())

@@ -5,9 +5,9 @@
 
 use std::ffi::{c_char, c_int, CStr};
 
-use candle_flash_rocm::driver::{Driver, Gpu, Kernels, Platform, Stream};
+use candle_flash_rocm::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
 use candle_flash_rocm::launch::{
-    plan_backward, plan_forward, Backward, Device, Dtype, Fill, Forward, Memory, Operand, Shape, Step,
+    plan_backward_with, plan_forward_with, Backward, Device, Dtype, Fill, Forward, Memory, Operand, Shape, Step,
 };
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
@@ -70,7 +70,11 @@ impl Request {
 
     fn run(&self) -> Result<usize> {
         let gpu = Gpu::open(Driver::open(Platform::Hip)?, 0)?;
-        let kernels = Kernels::new(gpu.clone(), Stores::open(&self.store)?.for_gpu(gpu.target())?)?;
+        let stores = Stores::open(&self.store)?;
+        let mut kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target())?)?;
+        if let Some(path) = stores.planner() {
+            kernels = kernels.with_planner(Planner::open(&path)?);
+        }
         let stream = gpu.foreign_stream(0);
         let device = Device { compute_units: gpu.compute_units() };
         let mut memory = Given { next: self.workspace[0], end: self.workspace[0] + self.workspace[1] };
@@ -87,11 +91,12 @@ impl Request {
         let [q, k, v, out, lse, dout, dq, dk, dv] = self.tensors;
         let (q, k, v, out) = (of_q(q), of_k(k), of_k(v), of_q(out));
         let forward = Forward { shape, q, k, v, out, lse, pages: None, lengths: 0 };
-        let mut launches = carry_out(&kernels, &stream, &plan_forward(&forward, &kernels, device, &mut memory)?)?;
+        let steps = plan_forward_with(&forward, &kernels, kernels.planner(), device, &mut memory)?;
+        let mut launches = carry_out(&kernels, &stream, &steps)?;
         if dout != 0 {
             let (dout, dq, dk, dv) = (of_q(dout), of_q(dq), of_k(dk), of_k(dv));
             let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: false };
-            let steps = plan_backward(&backward, &kernels, device, &mut memory)?;
+            let steps = plan_backward_with(&backward, &kernels, kernels.planner(), device, &mut memory)?;
             launches += carry_out(&kernels, &stream, &steps)?;
         }
         Ok(launches)

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::LazyLock;
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -9,6 +11,7 @@ use candle_flash_rocm::{
     flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed, flash_attn_windowed, FlashAttn,
 };
 use common::{assert_close, attention, gradients, rows, Random, Rows, Wanted};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Sizes of a dense call.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +38,25 @@ fn slopes(heads: usize) -> Result<(Tensor, Vec<f64>)> {
     let values: Vec<f32> = (0..heads).map(|head| 0.5 / (head + 1) as f32).collect();
     let exact = values.iter().map(|&value| f64::from(value)).collect();
     Ok((Tensor::from_vec(values, heads, &Device::Cpu)?, exact))
+}
+
+/// The gradients of a result. Of one thread and of many, which get them by different kernels; both agree.
+fn gradients_of(out: &Tensor, dout: &Tensor, inputs: [&Var; 3]) -> Result<(Tensor, Tensor, Tensor)> {
+    static POOLS: LazyLock<[ThreadPool; 2]> = LazyLock::new(|| {
+        [1, 64].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().expect("threads"))
+    });
+    let loss = (out * dout)?.sum_all()?;
+    let [by_heads, by_blocks] = POOLS.each_ref().map(|pool| pool.install(|| loss.backward()));
+    let (by_heads, by_blocks) = (by_heads?, by_blocks?);
+    let mut found = Vec::new();
+    for input in inputs {
+        let (one, other) = (by_heads.get(input).expect("a gradient"), by_blocks.get(input).expect("a gradient"));
+        let apart = (one - other)?.abs()?.to_dtype(DType::F32)?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+        assert!(apart < 2e-2, "kernels by heads and by blocks are {apart} apart");
+        found.push(one.clone());
+    }
+    let [dq, dk, dv] = <[Tensor; 3]>::try_from(found).expect("three");
+    Ok((dq, dk, dv))
 }
 
 fn check(
@@ -71,9 +93,7 @@ fn check(
     if !backward {
         return Ok(());
     }
-    let grads = (out * &dout)?.sum_all()?.backward()?;
-    let found = |var: &Var| grads.get(var).cloned().expect("a gradient");
-    let (dq, dk, dv) = (found(&q), found(&k), found(&v));
+    let (dq, dk, dv) = gradients_of(&out, &dout, [&q, &k, &v])?;
     for index in 0..batch {
         let mut all_q = Vec::new();
         let mut all_k = vec![vec![vec![0.0; dim]; len_k]; heads_k];
@@ -245,9 +265,7 @@ fn check_varlen(wanted: &Wanted, dtype: DType, call: impl Fn(Packed<'_>) -> Resu
     let v = Var::from_tensor(&random.tensor(&[rows_k, heads_k, dim], dtype)?)?;
     let dout = random.tensor(&[rows_q, heads, dim], dtype)?;
     let out = call((&q, &k, &v, &starts_q, &starts_k))?;
-    let grads = (&out * &dout)?.sum_all()?.backward()?;
-    let found = |var: &Var| grads.get(var).cloned().expect("a gradient");
-    let (dq, dk, dv) = (found(&q), found(&k), found(&v));
+    let (dq, dk, dv) = gradients_of(&out, &dout, [&q, &k, &v])?;
     let (mut at_q, mut at_k) = (0, 0);
     for (len_q, len_k) in LENGTHS {
         let mut exact = (Vec::new(), Vec::new());

@@ -22,7 +22,12 @@ SUMS = "SHA256SUMS"
 MAX_ASSETS = 1000  # of one GitHub release
 # GitHub stores other characters as dots.
 _NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*[A-Za-z0-9_+-]")
-_TYPES = {".whl": "application/zip", ".zip": "application/zip", ".json": "application/json"}
+_TYPES = {
+    ".whl": "application/zip",
+    ".zip": "application/zip",
+    ".json": "application/json",
+    ".crate": "application/gzip",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
             Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
         ]
-    assets += [_of_file(path, final=False) for path in sorted(dist.glob("*.zip"))]
+    assets += [_of_file(path, final=False) for path in sorted((*dist.glob("*.zip"), *dist.glob("*.crate")))]
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)
     return wheels, assets
@@ -109,7 +114,7 @@ def _check_files(dist: Path, taken: set[str]) -> None:
     if others:
         raise PublishFailed(
             f"{dist} holds what is no part of a release: {', '.join(others)}",
-            remedy="A release is made of wheels, their verdicts and kernel stores (*.zip): move the rest away.",
+            remedy="A release has wheels, their verdicts, kernel stores (*.zip) and the crate: move the rest away.",
         )
 
 

@@ -1,4 +1,5 @@
-//! The backward kernels: dq by blocks of queries, dk and dv by blocks of keys. Each sum has a fixed order.
+//! The backward kernels: all gradients by heads of keys where these keep every thread busy, else dq by blocks of queries,
+//! and dk and dv by blocks of keys, which computes the scores twice. Each sum has a fixed order.
 //!
 //! With `p = exp(s - lse)` and `delta = rowsum(dout * out)`: `dv = p^T dout`, `ds = p * (dout v^T - delta)`,
 //! `dq = scale * ds k`, `dk = scale * ds^T q`.
@@ -90,26 +91,64 @@ pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_, T>, 
     });
 }
 
-/// Tiles that turn scores into their gradients.
-struct Tiles {
-    width: usize,
-    scores: Vec<f32>,  // [BLOCK_N, width]
-    weights: Vec<f32>, // [BLOCK_N, width]
-    capped: Vec<f32>,  // [BLOCK_N, width], used with softcap alone
+/// The gradients of q, k and v, as of [`gradient_of_queries`] and [`gradients_of_keys`], where there are so many heads of
+/// keys that each thread has two. False, and nothing done, where there are fewer.
+pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_, T>, [dq, dk, dv]: [&mut [T]; 3]) -> bool {
+    if dk.is_empty() || call.sequences.len() * call.heads_k < 2 * rayon::current_num_threads() {
+        return false;
+    }
+    let mut queries: Vec<Option<&mut [T]>> = dq.chunks_mut(call.dim).map(Some).collect();
+    let mut keys: Vec<Option<(&mut [T], &mut [T])>> =
+        dk.chunks_mut(call.dim).zip(dv.chunks_mut(call.dim)).map(Some).collect();
+    let mut tasks = Vec::new();
+    for sequence in &call.sequences {
+        for head in 0..call.heads_k {
+            let place = |query| call.out_row(sequence, query) * call.heads;
+            let heads = head * call.group()..(head + 1) * call.group();
+            let of_queries: Vec<_> = heads
+                .flat_map(|head| (0..sequence.q.len()).map(move |query| (head, query)))
+                .filter_map(|(head, query)| queries[place(query) + head].take())
+                .collect();
+            let place = |key| call.key_row(sequence, key) * call.heads_k + head;
+            let of_keys: Vec<_> = (0..sequence.k.len()).filter_map(|key| keys[place(key)].take()).collect();
+            tasks.push((sequence, head, of_queries, of_keys));
+        }
+    }
+    tasks.into_par_iter().for_each(|(sequence, head, of_queries, of_keys)| {
+        Arch::new().dispatch(HeadKernel { call, inputs, sequence, head, of_queries, of_keys });
+    });
+    true
+}
+
+/// Logarithms of the sums, and delta, of rows.
+struct Statistics {
     lse: Vec<f32>,
     delta: Vec<f32>,
 }
 
-impl Tiles {
+impl Statistics {
     fn new(call: &Call, inputs: &Inputs<'_, impl Element>, sequence: &Sequence, rows: &Rows, width: usize) -> Self {
         let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
         let mut lse: Vec<f32> = rows.each.iter().map(|row| inputs.lse[place(row)]).collect();
         let mut delta: Vec<f32> = rows.each.iter().map(|row| inputs.delta[place(row)]).collect();
         lse.resize(width, f32::INFINITY);
         delta.resize(width, 0.0);
+        Self { lse, delta }
+    }
+}
+
+/// Tiles that turn scores into their gradients, of at most so many rows.
+struct Tiles {
+    scores: Vec<f32>,  // [BLOCK_N, width]
+    weights: Vec<f32>, // [BLOCK_N, width]
+    capped: Vec<f32>,  // [BLOCK_N, width], used with softcap alone
+}
+
+impl Tiles {
+    fn new(call: &Call, width: usize) -> Self {
         let tile = || vec![0.0; BLOCK_N * width];
         let capped = if call.softcap > 0.0 { tile() } else { Vec::new() };
-        Self { width, scores: tile(), weights: tile(), capped, lse, delta }
+        Self { scores: tile(), weights: tile(), capped }
     }
 
     /// From tiles of k and v, and q and dout turned, to p in `weights` and ds in `scores`.
@@ -121,8 +160,9 @@ impl Tiles {
         rows: &Rows,
         keys: &Range<usize>,
         [k, v, q, dout]: [&[f32]; 4],
+        statistics: &Statistics,
     ) {
-        let (width, columns) = (self.width, call.columns());
+        let (width, columns) = (statistics.lse.len(), call.columns());
         let size = (keys.len(), width, call.dim);
         let used = keys.len() * width;
         let scores = &mut self.scores[..used];
@@ -132,14 +172,14 @@ impl Tiles {
         let capped = self.capped.get_mut(..used);
         rows.transform(call, sequence, keys, weights, width, capped);
         for line in weights.chunks_exact_mut(width) {
-            for (score, &lse) in line.iter_mut().zip(&self.lse) {
+            for (score, &lse) in line.iter_mut().zip(&statistics.lse) {
                 *score = if lse == f32::INFINITY { 0.0 } else { exp(*score - lse) };
             }
         }
         scores.fill(0.0);
         add_product::<FMA>(scores, Left::Rows(v, columns), dout, size);
         for (line, weights) in scores.chunks_exact_mut(width).zip(weights.chunks_exact(width)) {
-            for ((score, &p), &delta) in line.iter_mut().zip(weights).zip(&self.delta) {
+            for ((score, &p), &delta) in line.iter_mut().zip(weights).zip(&statistics.delta) {
                 *score = p * (*score - delta);
             }
         }
@@ -184,13 +224,14 @@ impl<T: Element> QueryKernel<'_, T> {
         let mut k = vec![0.0; BLOCK_N * columns];
         let mut v = vec![0.0; BLOCK_N * columns];
         let mut sums = vec![0.0; count * columns];
-        let mut tiles = Tiles::new(call, &inputs, sequence, &rows, width);
+        let statistics = Statistics::new(call, &inputs, sequence, &rows, width);
+        let mut tiles = Tiles::new(call, width);
         let all = rows.keys(sequence);
         for start in all.clone().step_by(BLOCK_N) {
             let keys = start..(start + BLOCK_N).min(all.end);
             call.read_keys(inputs.k, sequence, keys.clone(), head_k, &mut k);
             call.read_keys(inputs.v, sequence, keys.clone(), head_k, &mut v);
-            tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &q, &dout]);
+            tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &q, &dout], &statistics);
             add_product::<FMA>(&mut sums, Left::Columns(&tiles.scores, width), &k, (count, columns, keys.len()));
         }
         for (line, target) in sums.chunks_exact_mut(columns).zip(targets) {
@@ -233,6 +274,7 @@ impl<T: Element> KeyKernel<'_, T> {
         call.read_keys(inputs.v, sequence, keys.clone(), head, &mut v);
         let mut dk = vec![0.0; count * columns];
         let mut dv = vec![0.0; count * columns];
+        let mut tiles = Tiles::new(call, BLOCK_M);
         let group = call.group();
         for head in head * group..(head + 1) * group {
             for start in (0..sequence.q.len()).step_by(BLOCK_M) {
@@ -247,8 +289,9 @@ impl<T: Element> KeyKernel<'_, T> {
                 let mut turned_dout = vec![0.0; dim * width];
                 let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q);
                 let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout);
-                let mut tiles = Tiles::new(call, &inputs, sequence, &rows, width);
-                tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &turned_q, &turned_dout]);
+                let statistics = Statistics::new(call, &inputs, sequence, &rows, width);
+                let factors = [k.as_slice(), &v, &turned_q, &turned_dout];
+                tiles.compute::<FMA>(call, sequence, &rows, &keys, factors, &statistics);
                 let size = (count, columns, rows.len());
                 add_product::<FMA>(&mut dv, Left::Rows(&tiles.weights, width), &dout, size);
                 add_product::<FMA>(&mut dk, Left::Rows(&tiles.scores, width), &q, size);
@@ -258,6 +301,104 @@ impl<T: Element> KeyKernel<'_, T> {
             scale(dk, call.scale);
             T::narrow(&dk[..dim], to_k);
             T::narrow(&dv[..dim], to_v);
+        }
+    }
+}
+
+/// A head of keys of a sequence, and the heads of queries that share it.
+struct HeadKernel<'a, T> {
+    call: &'a Call,
+    inputs: Inputs<'a, T>,
+    sequence: &'a Sequence,
+    head: usize,
+    /// Rows of dq, head by head.
+    of_queries: Vec<&'a mut [T]>,
+    /// Rows of dk and dv.
+    of_keys: Vec<(&'a mut [T], &'a mut [T])>,
+}
+
+/// Queries of a head and what is computed for them, kept while the keys go by.
+struct QueryTile {
+    rows: Rows,
+    seen: Range<usize>,
+    q: Vec<f32>,
+    dout: Vec<f32>,
+    turned_q: Vec<f32>,
+    turned_dout: Vec<f32>,
+    statistics: Statistics,
+    dq: Vec<f32>,
+}
+
+impl QueryTile {
+    fn new<T: Element>(call: &Call, inputs: &Inputs<'_, T>, sequence: &Sequence, head: usize, start: usize) -> Self {
+        let queries = start..(start + BLOCK_M).min(sequence.q.len());
+        let rows = Rows::new(call, sequence, head..head + 1, &queries);
+        let width = rows.len().next_multiple_of(LANES);
+        let (mut turned_q, mut turned_dout) = (vec![0.0; call.dim * width], vec![0.0; call.dim * width]);
+        let q = rows_and_turned(call, inputs.q, sequence, &rows, width, &mut turned_q);
+        let dout = rows_and_turned(call, inputs.dout, sequence, &rows, width, &mut turned_dout);
+        let statistics = Statistics::new(call, inputs, sequence, &rows, width);
+        let dq = vec![0.0; rows.len() * call.columns()];
+        Self { seen: rows.keys(sequence), rows, q, dout, turned_q, turned_dout, statistics, dq }
+    }
+}
+
+impl<T: Element> WithSimd for HeadKernel<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        if S::F32_LANES > 1 {
+            self.run::<true>();
+        } else {
+            self.run::<false>();
+        }
+    }
+}
+
+impl<T: Element> HeadKernel<'_, T> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Self { call, inputs, sequence, head, of_queries, of_keys } = self;
+        let (dim, columns) = (call.dim, call.columns());
+        let starts = (0..sequence.q.len()).step_by(BLOCK_M);
+        let mut queries: Vec<QueryTile> = (head * call.group()..(head + 1) * call.group())
+            .flat_map(|head| starts.clone().map(move |start| (head, start)))
+            .map(|(head, start)| QueryTile::new(call, &inputs, sequence, head, start))
+            .collect();
+        let mut tiles = Tiles::new(call, BLOCK_M);
+        let [mut k, mut v, mut dk, mut dv] = std::array::from_fn(|_| vec![0.0; BLOCK_N * columns]);
+        let mut of_keys = of_keys.into_iter();
+        for start in (0..sequence.k.len()).step_by(BLOCK_N) {
+            let keys = start..(start + BLOCK_N).min(sequence.k.len());
+            call.read_keys(inputs.k, sequence, keys.clone(), head, &mut k);
+            call.read_keys(inputs.v, sequence, keys.clone(), head, &mut v);
+            dk.fill(0.0);
+            dv.fill(0.0);
+            for tile in &mut queries {
+                if tile.seen.end <= keys.start || keys.end <= tile.seen.start {
+                    continue;
+                }
+                let factors = [k.as_slice(), &v, &tile.turned_q, &tile.turned_dout];
+                tiles.compute::<FMA>(call, sequence, &tile.rows, &keys, factors, &tile.statistics);
+                let (width, rows) = (tile.statistics.lse.len(), tile.rows.len());
+                let size = (keys.len(), columns, rows);
+                add_product::<FMA>(&mut dv, Left::Rows(&tiles.weights, width), &tile.dout, size);
+                add_product::<FMA>(&mut dk, Left::Rows(&tiles.scores, width), &tile.q, size);
+                let size = (rows, columns, keys.len());
+                add_product::<FMA>(&mut tile.dq, Left::Columns(&tiles.scores, width), &k, size);
+            }
+            for (dk, dv) in dk.chunks_exact_mut(columns).zip(dv.chunks_exact(columns)).take(keys.len()) {
+                let Some((to_k, to_v)) = of_keys.next() else { return };
+                scale(dk, call.scale);
+                T::narrow(&dk[..dim], to_k);
+                T::narrow(&dv[..dim], to_v);
+            }
+        }
+        let lines = queries.iter_mut().flat_map(|tile| tile.dq.chunks_exact_mut(columns));
+        for (line, target) in lines.zip(of_queries) {
+            scale(line, call.scale);
+            T::narrow(&line[..dim], target);
         }
     }
 }

@@ -140,8 +140,10 @@ impl Attention {
         let inputs = cpu::Inputs { q, k, v, dout, lse: &lse, delta: &delta };
         let size_k = sizes.batch * sizes.seqlen_k * sizes.heads_k * sizes.dim;
         let [mut dq, mut dk, mut dv] = [size_q, size_k, size_k].map(|size| vec![T::default(); size]);
-        cpu::gradient_of_queries(&call, inputs, &mut dq);
-        cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        if !cpu::gradients(&call, inputs, [&mut dq, &mut dk, &mut dv]) {
+            cpu::gradient_of_queries(&call, inputs, &mut dq);
+            cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
+        }
         Ok([dq, dk, dv])
     }
 
