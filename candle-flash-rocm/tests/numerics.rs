@@ -43,7 +43,7 @@ fn slopes(heads: usize) -> Result<(Tensor, Vec<f64>)> {
 /// The gradients of a result. Of one thread and of many, which get them by different kernels; both agree.
 fn gradients_of(out: &Tensor, dout: &Tensor, inputs: [&Var; 3]) -> Result<(Tensor, Tensor, Tensor)> {
     static POOLS: LazyLock<[ThreadPool; 2]> = LazyLock::new(|| {
-        [1, 64].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().expect("threads"))
+        [1, 16].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().expect("threads"))
     });
     let loss = (out * dout)?.sum_all()?;
     let [by_heads, by_blocks] = POOLS.each_ref().map(|pool| pool.install(|| loss.backward()));

@@ -53,6 +53,12 @@ def cases() -> Iterator[Case]:
     }  # fmt: skip
     for dtype, head_dim in product(DTYPES, (32, 64, 96, 128, 192, 256, 40)):
         yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0]}
+    for dtype, head_dim, score in product(DTYPES, (512, 264), ({}, {"alibi": True})):
+        yield base | {"dtype": dtype, "head_dim": head_dim, "window": [-1, 0], "seqlen_q": 90, "seqlen_k": 90} | score
+    for dtype, page_size in product(DTYPES, (0, 16)):
+        keys = {"lengths_q": [1, 1], "lengths_k": [9000, 70], "page_size": page_size, "columns": 563}
+        cached = keys if page_size else {"seqlen_q": 1, "seqlen_k": 9000}
+        yield base | {"dtype": dtype, "head_dim": 512, "heads_k": 1, "backward": False} | cached
     scores = ({"alibi": True}, {"softcap": 30.0}, {"alibi": True, "softcap": 30.0}, {"scale": -0.5}, {})
     windows = ([-1, -1], [-1, 0], [100, 0], [7, 50], [64, -1])
     for score, window in product(scores, windows):

@@ -60,6 +60,10 @@ const NO_WINDOW: &[Mask] = &[Mask::Plain, Mask::Causal];
 const ASM: &[Source] = &[Source::Assembly, Source::Triton, Source::ComposableKernel];
 const TRITON: &[Source] = &[Source::Triton, Source::ComposableKernel];
 const DEFAULT: &[Source] = &[Source::ComposableKernel, Source::Triton];
+const TRITON_ALONE: &[Source] = &[Source::Triton];
+
+/// The largest head dim of AMD's kernels.
+pub(super) const LARGEST: usize = 256;
 
 const fn row(
     (target, operation): (&'static str, Operation),
@@ -85,6 +89,9 @@ const ROWS: [Row; 9] = [
 
 /// The sources for a call, the fastest first. The table holds for plain scores; other calls stay with one source.
 pub(super) fn sources(target: &str, operation: Operation, shape: &Shape, is_paged: bool) -> &'static [Source] {
+    if shape.head_dim > LARGEST {
+        return TRITON_ALONE;
+    }
     if shape.softcap > 0.0 || shape.alibi_slopes != 0 || is_paged {
         return DEFAULT;
     }

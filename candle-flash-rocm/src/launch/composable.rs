@@ -2,6 +2,7 @@
 //!
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
+use super::choice::LARGEST;
 use super::plan::{Fill, Launch, Memory, Step};
 use super::{Backward, Dtype, Forward, Operand, Shape};
 use crate::error::Result;
@@ -77,7 +78,7 @@ impl Fields {
 
 /// Whether Composable Kernel may have a kernel for a shape.
 fn serves(shape: &Shape) -> bool {
-    shape.dtype != Dtype::F32
+    shape.dtype != Dtype::F32 && shape.head_dim <= LARGEST
 }
 
 /// The plan of a forward by Composable Kernel; None where this project's own kernels have to do it.

@@ -21,7 +21,7 @@ pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Til
 pub use sources::{plan_backward_by, plan_backward_with, plan_forward_by, plan_forward_with};
 pub use variant::Dtype;
 
-use crate::error::{argument, Error, Result};
+use crate::error::{argument, Result};
 use plan::Arguments;
 
 /// A tensor on the device by its address and strides in elements; its head dim is dense.
@@ -98,7 +98,7 @@ pub struct Shape {
     pub heads: usize,
     /// Heads of k and v.
     pub heads_k: usize,
-    /// A multiple of 8 up to 256.
+    /// A multiple of 8 up to 512.
     pub head_dim: usize,
     /// Queries of the longest sequence.
     pub seqlen_q: usize,
@@ -179,11 +179,7 @@ impl Shape {
             return argument("head_dim", self.head_dim, "a multiple of 8: pad q, k and v with zeros");
         }
         if self.head_dim > variant::MAX_HEAD_DIM {
-            return Err(Error::Unsupported(format!(
-                "head_dim: got {}, the GPU kernels reach to {}; the CPU kernels of this crate go further",
-                self.head_dim,
-                variant::MAX_HEAD_DIM
-            )));
+            return argument("head_dim", self.head_dim, format!("at most {}", variant::MAX_HEAD_DIM));
         }
         let longest = OPEN_WINDOW as usize;
         if self.seqlen_q >= longest || self.seqlen_k >= longest {

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 
 /// The largest head dim that the kernels serve.
-pub(super) const MAX_HEAD_DIM: usize = 256;
+pub(super) const MAX_HEAD_DIM: usize = 512;
 
 /// Element type of a call's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,8 +52,8 @@ pub(super) fn takes_sinks(kernel: &str) -> bool {
 pub(super) fn name(operation: &str, dtype: Dtype, head_dim: usize, kind: &str) -> Result<String> {
     let buckets: &[usize] = match operation {
         "combine" => &[128],
-        "decode" | "decode-paged" | "extend" | "extend-paged" => &[64, 128, 256],
-        _ => &[32, 64, 96, 128, 192, 256],
+        "decode" | "decode-paged" | "extend" | "extend-paged" => &[64, 128, 256, 512],
+        _ => &[32, 64, 96, 128, 192, 256, 512],
     };
     let bucket = match operation {
         "combine" => buckets.first(),
@@ -65,7 +65,7 @@ pub(super) fn name(operation: &str, dtype: Dtype, head_dim: usize, kind: &str) -
     let kinds: &[&str] = match operation {
         "combine" => &["plain", "wide"],
         "decode" | "decode-paged" | "extend" | "extend-paged" => &["plain", "any"],
-        _ if dtype == Dtype::F32 || operation.starts_with("fwd-paged") => &["plain", "any"],
+        _ if dtype == Dtype::F32 || operation.starts_with("fwd-paged") || *bucket == 512 => &["plain", "any"],
         _ => &["plain", "alibi", "dropout", "softcap", "any"],
     };
     let serving = if kinds.contains(&kind) { kind } else { kinds[kinds.len() - 1] };
