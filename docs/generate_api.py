@@ -48,9 +48,11 @@ def _draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-def _attention(backward: bool = False, heads_k: int = 2, dim: int = DIM, **options: Any) -> Probe:
+def _attention(
+    backward: bool = False, heads_k: int = 2, dim: int = DIM, dim_v: int | None = None, **options: Any
+) -> Probe:
     def probe() -> None:
-        q, k, v = _draw(1, 8, 2, dim), _draw(1, 8, heads_k, dim), _draw(1, 8, heads_k, dim)
+        q, k, v = _draw(1, 8, 2, dim), _draw(1, 8, heads_k, dim), _draw(1, 8, heads_k, dim_v or dim)
         out = flash_attn_func(q, k, v, **options)
         if backward:
             (out[0] if isinstance(out, tuple) else out).sum().backward()
@@ -86,6 +88,13 @@ def _cache(paged: bool = False, new: bool = False, sinks: bool = False) -> Probe
         flash_attn_with_kvcache(torch.randn(2, 1, 2, DIM), k_cache, v_cache, cache_seqlens=5, **call)
 
     return probe
+
+
+def _latent() -> None:
+    cache, table = torch.randn(2, PAGE_SIZE, 1, 576), torch.tensor([[1], [0]], dtype=torch.int32)
+    flash_attn_with_kvcache(
+        torch.randn(2, 1, 16, 576), cache, cache[..., :512], cache_seqlens=5, block_table=table, causal=True
+    )
 
 
 def _packed() -> None:
@@ -124,6 +133,10 @@ FEATURES: dict[str, Probe] = {
     "`return_attn_probs` with dropout": _attention(dropout_p=0.2, return_attn_probs=True),
     "grouped heads (GQA, MQA)": _attention(backward=True, heads_k=1),
     "head dims that are no multiple of 8": _attention(backward=True, dim=20),
+    "head dims above 256, to 512": _attention(backward=True, dim=512),
+    "head dim 192 with values of 128": _attention(backward=True, dim=192, dim_v=128),
+    "head dim 128 with values of 64": _attention(backward=True, dim=128, dim_v=64),
+    "other value dims, such as 40 with 24": _attention(backward=True, dim=40, dim_v=24),
     "`deterministic`": _attention(backward=True, deterministic=True),
     "packed qkv": _packed,
     "varlen": _varlen(backward=True, causal=True),
@@ -132,6 +145,7 @@ FEATURES: dict[str, Probe] = {
     "cache, new keys and values": _cache(new=True),
     "cache, pages": _cache(paged=True),
     "cache, pages, sinks": _cache(paged=True, sinks=True),
+    "latent attention (MLA): a cache of 576, its first 512 columns the values": _latent,
     "rotary embedding": _rotary(),
     "rotary embedding, interleaved": _rotary(interleaved=True),
     "layer norm with residual": _norm(layer_norm.layer_norm_fn),
