@@ -19,8 +19,8 @@ from amdgpu_simulator.isa import assembly, disassembly, machine
 from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-# Products of matrices for a tile.
-_PRODUCTS = {"fwd": 2, "bwd-dq": 3, "bwd-dkdv": 4}
+# Products of matrices for a tile: over the columns of q and k, and over the columns of v.
+_PRODUCTS = {"fwd": (1, 1), "bwd-dq": (2, 1), "bwd-dkdv": (2, 2)}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "alibi": {"alibi_slopes": torch.ones(1)},
@@ -31,13 +31,15 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def parse_kernel(name: str) -> Variant:
     """The variant of a name. Raises ValueError for one that no call here runs."""
-    for op in ("fwd", "bwd-dq", "bwd-dkdv"):
+    for op in (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS)):
         for dtype in DTYPES:
             for head_dim in HEAD_DIMS:
                 for kind in KINDS[:-1]:
                     if (variant := Variant(op, dtype, head_dim, kind)).name == name:
                         return variant
-    raise ValueError(f"{name}: want fwd, bwd-dq or bwd-dkdv, a type, head dim and kind: bwd-dq-fp16-d64-softcap")
+    raise ValueError(
+        f"{name}: want fwd, bwd-dq or bwd-dkdv, with -v or without, a type, head dim and kind: bwd-dq-fp16-d64-softcap"
+    )
 
 
 def parse_tile(text: str) -> Config:
@@ -87,7 +89,10 @@ def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
 def _workload(
     target: str, variant: Variant, configs: dict[str, Config], entry: dict[str, Any], code: gpu.Code, causal: bool
 ) -> Workload:
-    tile_rows = entry["constants"]["BLOCK_N" if variant.op == "bwd-dkdv" else "BLOCK_M"]
+    op = variant.op.removesuffix("-v")
+    of_keys, of_values = _PRODUCTS[op]
+    columns = of_keys * variant.block_d + of_values * _value_dim(variant)
+    tile_rows = entry["constants"]["BLOCK_N" if op == "bwd-dkdv" else "BLOCK_M"]
     rows = math.lcm(128, tile_rows)
 
     def run(length: int) -> Record:
@@ -103,18 +108,23 @@ def _workload(
 
     return Workload(
         target=target, rows=tile_rows, entry=entry, run=run,
-        programs=every_tile(tile_rows), operations=_PRODUCTS[variant.op] * 2 * variant.block_d,
+        programs=every_tile(tile_rows), operations=2 * columns,
     )  # fmt: skip
 
 
+def _value_dim(variant: Variant) -> int:
+    return variant.operation.value_dims.get(variant.block_d, variant.block_d)
+
+
 def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
-    lengths = (length, rows, rows) if variant.op == "bwd-dkdv" else (rows, length, length)
+    lengths = (length, rows, rows) if variant.op.startswith("bwd-dkdv") else (rows, length, length)
+    widths = (variant.block_d, variant.block_d, _value_dim(variant))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(1, n, 1, variant.block_d, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
-        for n in lengths
+        torch.randn(1, n, 1, width, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
+        for n, width in zip(lengths, widths, strict=True)
     )
     out = flash_attn_func(q, k, v, causal=causal, **_OPTIONS[variant.kind])
     assert isinstance(out, torch.Tensor)
-    if variant.op != "fwd":
+    if variant.op.startswith("bwd"):
         torch.autograd.backward(out.sum())
