@@ -1,9 +1,10 @@
-"""FA2 against FA3 in a training step of a small Transformer: forward, backward and optimizer, on the GPU here.
+"""Composable Kernel ("FA2" here) against Triton ("FA3" here) in a training step of a small Transformer, on a GPU.
 
     python benchmarks/benchmark_fa2_vs_fa3_mlp_transformer.py [--preset default] [--output-json results.json]
 
-FA2 is Composable Kernel (FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE), FA3 is Triton (TRUE). Each has a process of its
-own, with the same seed, model and tokens. Where one cannot run, this says why and measures the other against
+Neither is the FlashAttention of that number. FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE gives Composable Kernel, TRUE
+gives Triton. Each has a process of its own, with the same seed, model and tokens. A step is forward, backward and
+optimizer. Where one cannot run, this says why and measures the other against
 PyTorch's SDPA. After the warm-up of both, they take turns: a round of steps each, in an order that alternates, so
 that drift of the clocks hits both alike. Spread: quartiles over the steps, extremes over the rounds.
 """

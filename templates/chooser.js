@@ -180,18 +180,18 @@ function start(page) {
   }
 
   function answer(want, shown) {
+    if (notRocm && want.torch) {
+      const there = !want.rocm || known.torch[want.torch]?.rocm[want.rocm];
+      return ["missing", [
+        element("h3", {textContent: "Install torch for ROCm first"}),
+        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
+        ...(there ? [command(torchLine(want.torch, want.rocm, known), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
+      ]];
+    }
     const open = ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
     if (open.length) {
       const count = `${shown} wheel${shown === 1 ? "" : "s"} match${shown === 1 ? "es" : ""}.`;
       return ["", [element("p", {}, rows.length ? `${count} ` : "", `Choose ${open.join(", ").replace(/, ([^,]*)$/, " and $1")} to get your line.`)]];
-    }
-    if (notRocm) {
-      const directory = known.torch[want.torch]?.rocm[want.rocm];
-      return ["missing", [
-        element("h3", {textContent: "Install torch for ROCm first"}),
-        element("p", {textContent: "The torch in what you pasted is not built for ROCm. Replace it, and paste again:"}),
-        ...(directory ? [command(torchLine(want.torch, want.rocm, known), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
-      ]];
     }
     const {wheel, nearest} = choose(rows, want);
     if (wheel) {
@@ -273,6 +273,7 @@ function start(page) {
     if (unknown.length) notes.push(`Not known here: ${unknown.join(", ")}.`);
     at("pasted").textContent = notes.join(" ");
     update();
+    if (found.torch) at("answer").scrollIntoView({block: "nearest"}); // on a phone it is below the choices
   }
 
   at("paste").addEventListener("input", paste);

@@ -335,3 +335,15 @@ def test_two_thousand_wheels(browser: Browser, sites: Sites, tmp_path: Path) -> 
     with Visit(browser, page_file.as_uri()) as page:
         page.get_by_label("Python", exact=True).select_option("3.12")
         expect(page.locator("#count")).to_have_text("1008 of 2016")
+
+
+def test_a_torch_that_is_not_for_rocm_gets_the_line_that_replaces_it(browser: Browser, sites: Sites) -> None:
+    """At once, without a choice of ROCm, and where a phone shows it."""
+    with Visit(browser, sites.full, viewport=PHONE) as page:
+        page.fill("#paste", "python=3.12.1 torch=2.5.1+cu124 hip=None gpu=")
+        answer = page.locator("#answer")
+        expect(answer.locator("h3")).to_have_text("Install torch for ROCm first")
+        expect(answer.locator("code")).to_have_text(
+            'pip install "torch==2.5.1+rocm6.2" --index-url https://download.pytorch.org/whl/rocm6.2'
+        )
+        expect(answer.locator("h3")).to_be_in_viewport()

@@ -1,4 +1,4 @@
-"""Proves on an AMD MI300X that FA3, the Triton kernels of the installed flash_attn, computes right.
+"""Proves on an AMD MI300X that the installed Triton kernels ("FA3" here, not FlashAttention-3) compute right.
 
     python wheel_tests/prove_fa3_mi300x.py      # 0: proven; 1: not, and why; 2: there is no AMD GPU here
 
