@@ -12,12 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import fake_github
-import fake_parts
 import fewer_kernels
+import kills
 import publishing
 import pytest
 import torch
-import wheelhouse
 
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import Versions, load
@@ -107,15 +106,7 @@ def wheel_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three wheels, their verdicts and a kernel store."""
-    directory = tmp_path_factory.mktemp("dist")
-    for text, backend in (
-        ("2.8.3 3.11 2.5.1 6.2", "triton"),
-        ("2.8.3 3.12 2.5.1 6.2", "ck"),
-        ("2.6.3 3.10 2.6.0 6.1", "ck"),
-    ):
-        wheelhouse.write(directory, wheelhouse.cell(text, backend))
-    fake_parts.store(directory, "gfx942").rename(directory / "kernels-triton-gfx942.zip")
-    return directory
+    return kills.make_dist(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture

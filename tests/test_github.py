@@ -8,7 +8,7 @@ import fake_github
 import pytest
 import requests
 from fake_github import REPOSITORY, TOKEN, Hub
-from publishing import arguments, publish, silent
+from publishing import arguments, client, publish, silent
 
 from rocm_wheels import cli
 from rocm_wheels.errors import PublishFailed
@@ -123,3 +123,16 @@ def test_no_token_goes_over_plain_http() -> None:
     with pytest.raises(PublishFailed, match=r"a token would go to http://api\.github\.com in plain text"):
         github.GitHub(REPOSITORY, token=TOKEN, api_url="http://api.github.com", say=silent)
     github.GitHub(REPOSITORY, token="", api_url="http://api.github.com", say=silent)
+
+
+def test_pages_of_releases_are_small(hub: Hub) -> None:
+    """Each release comes with all its assets: a page of 100 can be too large for GitHub to answer."""
+    for number in range(12):
+        hub.add_release(f"v1.0.{number}", draft=False)
+    asked: list[str] = []
+    api = client(hub)
+    send = api._send
+    api._send = lambda method, url, **options: asked.append(url) or send(method, url, **options)  # type: ignore
+    assert len(list(api.releases())) == 12
+    assert asked[0].endswith("/releases?per_page=10")
+    assert len(asked) == 3, "the stand-in gives five a page, whatever is asked for"

@@ -1,24 +1,23 @@
 from __future__ import annotations
 
-import functools
-import os
+import copy
 import random
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import threading
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fake_github
 import fake_parts
+import kills
 import pytest
+import requests
 import wheelhouse
 from fake_github import REPOSITORY, TOKEN, Hub
-from publishing import TAG, arguments, client, environment, expected, publish, publish_as, state
+from publishing import TAG, arguments, client, expected, publish, publish_as, state
 from wheelhouse import COMMIT
 
 from rocm_wheels import cli
@@ -26,16 +25,6 @@ from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import assets, catalogue, github, published, release, yanks
 from rocm_wheels.wheel import assemble, contents, numbering
-
-MOMENTS = ("before", "mid", "after", "answered")
-# What a user starts, with waits short enough for a test.
-PUBLISH = """
-import sys
-from rocm_wheels import cli
-from rocm_wheels.publish import github
-github.BACKOFF_SECONDS, github.TIMEOUT_SECONDS, github.ATTEMPTS = 0.005, (5.0, 0.25), 12
-sys.exit(cli.main(sys.argv[1:]))
-"""
 
 
 def test_publishes_everything_and_says_so(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,72 +285,49 @@ def test_faults_of_github_change_nothing(hub: Hub, dist: Path, monkeypatch: pyte
     hub.rate = 0.3
     publish(hub, dist)
     assert sum(hub.faults.values()) >= 5
-    check_once(hub, dist)
+    kills.check_once(hub, dist)
 
 
-@functools.cache
-def undisturbed(dist: Path) -> str:
-    """The notes of a run in which nothing goes wrong."""
-    with fake_github.serve(Hub()) as hub:
-        publish(hub, dist)
-        return str(state(hub)["body"])
-
-
-def check_once(hub: Hub, dist: Path) -> None:
-    """The end is that of an undisturbed run, and no wheel was ever stored a second time."""
-    found = state(hub)
-    assert found["assets"] == expected(dist)
-    assert found["draft"] is False
-    assert found["body"] == undisturbed(dist)
-    twice = {name for name, count in hub.stored.items() if count > 1}
-    assert twice <= {assets.SUMS}
-    assert found["tag"] in hub.tags
-
-
-class Killer:
-    """Kills the client with SIGKILL at one moment of one request."""
-
-    def __init__(self, number: int, moment: str) -> None:
-        self.at = (number, moment)
-        self.known = threading.Event()
-        self.process: subprocess.Popen[str] | None = None
-
-    def __call__(self, number: int, moment: str) -> None:
-        if (number, moment) == self.at:
-            self.known.wait(30)
-            assert self.process is not None
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(30)
-
-
-def kill_and_run_again(dist: Path, seed: int) -> None:
-    """One publish that is killed at a random point, and one that ends it."""
-    chance = random.Random(fake_github.seed("kill", seed))
-    killer = Killer(chance.randint(1, 22), chance.choice(MOMENTS))
-    with fake_github.serve(Hub(seed=seed, rate=0.15, on_request=killer)) as hub:
-        with subprocess.Popen(
-            [sys.executable, "-c", PUBLISH, *arguments(dist)],
-            env={**os.environ, **environment(hub)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            killer.process = process
-            killer.known.set()
-            printed = process.communicate(timeout=60)[0]
-        assert process.returncode == -signal.SIGKILL, printed
-        assert TOKEN not in printed
-        publish(hub, dist)
-        check_once(hub, dist)
-
-
-def test_killed_at_thirty_points_and_run_again_it_ends_the_same(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.005)
-    monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
-    monkeypatch.setattr(github, "ATTEMPTS", 12)
-    undisturbed(dist)
+def test_killed_at_any_point_and_run_again_it_ends_the_same(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample; `python tests/support/kills.py --count 100` kills more often."""
+    monkeypatch.setattr(github, "BACKOFF_SECONDS", kills.BACKOFF)
+    monkeypatch.setattr(github, "TIMEOUT_SECONDS", kills.TIMEOUT)
+    monkeypatch.setattr(github, "ATTEMPTS", kills.ATTEMPTS)
+    kills.undisturbed(dist)
+    jobs = [(kills.kill_publish, seed) for seed in range(8)] + [(kills.kill_index, seed) for seed in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        assert len(list(pool.map(lambda seed: kill_and_run_again(dist, seed), range(30)))) == 30
+        counted: Counter[str] = sum(pool.map(lambda job: job[0](dist, job[1]), jobs), Counter())
+    assert counted["publish: killed"] >= 6
+    assert counted["index: killed"] == 2
+    for kind in ("listings behind", "clock off by two hours", "no digests", "truncated", "error"):
+        assert counted[kind], f"the sample has no {kind}"
+
+
+def test_a_rate_limit_is_waited_for_by_githubs_clock(hub: Hub) -> None:
+    """The reset is a time of GitHub's clock: with this machine's, two hours behind, the run would give up."""
+    response = requests.Response()
+    response.status_code = 403
+    response.headers.update({"X-RateLimit-Remaining": "0", "Date": "Tue, 24 Nov 2026 12:00:00 GMT"})
+    response.headers["X-RateLimit-Reset"] = str(1795521600 + 30)
+    assert github._rate_limit(response) == 31.0
+    hub.clock, hub.rate = 7200.0, 0.5
+    hub.random = random.Random(1)
+    assert list(client(hub).releases()) == []
+
+
+def test_a_file_that_only_an_old_listing_calls_unfinished_is_not_deleted(hub: Hub, dist: Path) -> None:
+    """A listing may be seconds old: the asset itself is looked at before it goes."""
+    publish(hub, dist)
+    (found,) = hub.releases.values()
+    before = state(hub)
+    hub.history = [(0.0, copy.deepcopy([found]))]
+    (old,) = hub.history[0][1]
+    old["assets"][0]["state"] = "starter"
+    old["assets"][-1]["name"] += ".next"
+    hub.lag = 0.001
+    publish(hub, dist)
+    hub.lag = 0.0
+    assert state(hub) == before
 
 
 OTHER = "beef" + 36 * "0"

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
@@ -94,6 +95,11 @@ class GitHub:
     def assets(self, release: int) -> Iterator[dict[str, Any]]:
         """All assets of a release, of any state."""
         return self._pages(f"/releases/{release}/assets")
+
+    def asset(self, asset: int) -> dict[str, Any] | None:
+        """One asset as it is now, which a listing may show only seconds later; None if it is gone."""
+        found: dict[str, Any] | None = self.get(f"/releases/assets/{asset}")
+        return found
 
     def create_release(self, **fields: Any) -> dict[str, Any]:
         """A new release. Unanswered if it may or may not exist now."""
@@ -231,6 +237,11 @@ def _origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
+def settle() -> None:
+    """Waits until a listing shows what was done before: GitHub's lag behind by seconds."""
+    time.sleep(3 * BACKOFF_SECONDS)
+
+
 def backoff(attempt: int) -> float:
     """Seconds before the next attempt: doubled each time, and spread so that jobs do not move in step."""
     return min(BACKOFF_SECONDS * 2.0**attempt, LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
@@ -245,10 +256,18 @@ def _rate_limit(response: requests.Response) -> float | None:
         return float(after)
     if response.headers.get("X-RateLimit-Remaining") == "0":
         reset: str = response.headers.get("X-RateLimit-Reset", "")
-        return max(0.0, float(reset) - time.time()) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
+        return max(0.0, float(reset) - _now(response)) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
     # A secondary limit may come without either header; any other 403 is about the token.
     limited = response.status_code == 429 or "rate limit" in _errors(response)[0].lower()
     return LONGEST_BACKOFF_SECONDS if limited else None
+
+
+def _now(response: requests.Response) -> float:
+    """GitHub's time, in seconds since 1970: the clock of this machine may be hours off."""
+    try:
+        return parsedate_to_datetime(response.headers["Date"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return time.time()
 
 
 def _errors(response: requests.Response) -> tuple[str, list[Any]]:

@@ -49,8 +49,9 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
         say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
         say(f"  {release.upload(asset, listing.get(asset.name))}")
     # Over everything in the release, not only over this directory: wheels may have been added to it later.
-    sums = assets.sums(_digests(release.listing()))
-    say(f"{SUMS}\n  {release.upload(sums, release.listing().get(SUMS))}")
+    listing = release.verify(wanted)
+    sums = assets.sums(_digests(listing))
+    say(f"{SUMS}\n  {release.upload(sums, listing.get(SUMS))}")
     release.verify([*wanted, sums])
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
     count = _write_notes(release, wanted, index_url)

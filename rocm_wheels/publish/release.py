@@ -61,17 +61,27 @@ class Release:
         return found
 
     def without_leftovers(self) -> Listing:
-        """The listing, once what killed runs left is finished or gone: unfinished uploads block their names."""
+        """The listing, once what killed runs left is finished or gone: unfinished uploads block their names.
+
+        A listing may be seconds old. So each asset is looked at once more before it is deleted or renamed.
+        """
         listing = self.listing()
         for name, asset in list(listing.items()):
             if asset["state"] != "uploaded":
-                self.say(f"  {name}: an unfinished upload is deleted")
-                self.api.delete_asset(asset["id"])
                 del listing[name]
+                now = self.api.asset(asset["id"])
+                if now is not None and now["state"] != "uploaded":
+                    self.say(f"  {name}: an unfinished upload is deleted")
+                    self.api.delete_asset(asset["id"])
         for name, asset in list(listing.items()):
             if name.endswith(_NEXT):
                 del listing[name]
-                if (final := name.removesuffix(_NEXT)) in listing:
+                now = self.api.asset(asset["id"])
+                if now is not None and now["name"] != name:
+                    listing[now["name"]] = {**asset, **now, "digest": asset["digest"]}
+                elif now is None:
+                    continue
+                elif (final := name.removesuffix(_NEXT)) in listing:
                     self.api.delete_asset(asset["id"])
                 else:
                     listing[final] = self.api.rename_asset(asset["id"], final)
@@ -122,12 +132,16 @@ class Release:
             self._send(wanted, there)
         return f"sent in {time.monotonic() - started:.1f} s"
 
-    def verify(self, wanted: Sequence[Asset]) -> None:
-        """PublishFailed unless every asset is there, with its size and its digest."""
-        listing = self.listing()
-        wrong = [asset.name for asset in wanted if not asset.is_there(listing.get(asset.name, {"state": "missing"}))]
-        if wrong:
-            raise PublishFailed(f"release {self.tag} does not hold what was sent: {', '.join(wrong)}", remedy=AGAIN)
+    def verify(self, wanted: Sequence[Asset]) -> Listing:
+        """The listing, once it shows every asset with its digest. PublishFailed if it does not in the end."""
+        for attempt in range(github.ATTEMPTS):
+            listing = self.listing()
+            missing = {"state": "missing"}
+            wrong = [asset.name for asset in wanted if not asset.is_there(listing.get(asset.name, missing))]
+            if not wrong:
+                return listing
+            time.sleep(github.backoff(attempt))
+        raise PublishFailed(f"release {self.tag} does not hold what was sent: {', '.join(wrong)}", remedy=AGAIN)
 
     def update(self, **fields: Any) -> None:
         """Sets fields of the release; what already has its value is not sent."""
@@ -141,10 +155,11 @@ class Release:
 
     def drop_empty_draft(self) -> None:
         """Deletes the draft, unless it is public by now or holds a file: another run may be filling it."""
+        github.settle()
         if self.still_draft() and not any(True for _ in self.api.assets(self.fields["id"])):
             self.api.delete_release(self.fields["id"])
 
-    def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> None:
+    def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
         for attempt in range(github.ATTEMPTS):
             if there is not None:
                 self.still_draft()
@@ -152,14 +167,14 @@ class Release:
                 self.api.delete_asset(there["id"])
             there = self._once(wanted, attempt)
             if there is not None and wanted.is_there(there):
-                return
+                return there
         raise PublishFailed(f"{wanted.name} could not be sent in {github.ATTEMPTS} attempts", remedy=AGAIN)
 
     def _swap(self, wanted: Asset, there: Mapping[str, Any]) -> None:
         """Replaces a file of a public release: the old one goes once the new one lies beside it."""
-        self._send(wanted.renamed(wanted.name + _NEXT), None)
+        sent = self._send(wanted.renamed(wanted.name + _NEXT), None)
         self.api.delete_asset(there["id"])
-        self.api.rename_asset(self.listing()[wanted.name + _NEXT]["id"], wanted.name)
+        self.api.rename_asset(sent["id"], wanted.name)
 
     def _once(self, wanted: Asset, attempt: int) -> dict[str, Any] | None:
         """One attempt to upload; what is there after it, None if nothing is."""
@@ -212,6 +227,9 @@ class Release:
         for attempt in range(github.ATTEMPTS):
             if found := self.only():
                 return found
+            github.settle()  # the draft of a run that was killed a moment ago may not be listed yet
+            if found := self.only():
+                return found
             try:
                 made = self.api.create_release(
                     tag_name=self.tag,
@@ -220,6 +238,7 @@ class Release:
                     prerelease=names.is_candidate(self.tag),
                     target_commitish=self.commit,
                 )
+                github.settle()
                 return self.only() or made  # another run may have made one at the same time
             except Unanswered as problem:
                 wait = github.backoff(attempt)
@@ -243,6 +262,8 @@ class Release:
                     f"the drafts {found[0]['id']} and {other['id']} of {self.tag} both hold files",
                     remedy=f"Delete the wrong one: {other['html_url']}",
                 )
-            self.say(f"draft {other['id']} of {self.tag} is there a second time and is deleted")
-            self.api.delete_release(other["id"])
+            github.settle()
+            if not any(True for _ in self.api.assets(other["id"])):
+                self.say(f"draft {other['id']} of {self.tag} is there a second time and is deleted")
+                self.api.delete_release(other["id"])
         return found[0] if found else None

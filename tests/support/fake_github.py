@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -20,7 +21,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 REPOSITORY = "owner/name"
 TOKEN = "secret-token-of-the-tests"
 PAGE = 5  # entries a page, whatever is asked for
-FAULTS = ("error", "late error", "no answer", "late silence", "truncated", "rate limit", "slow down", "starter")
+FAULTS = (
+    *("error", "late error", "no answer", "late silence", "dropped", "late drop"),
+    *("truncated", "rate limit", "slow down", "starter"),
+)
 
 
 @dataclass
@@ -36,6 +40,8 @@ class Hub:
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     digests: bool = True
+    lag: float = 0.0  # seconds that listings are behind
+    clock: float = 0.0  # seconds that the clock here is ahead of the client's
     corrupt: bool = False  # the next upload arrives with other bytes of the same size
     tags: dict[str, str] = field(default_factory=dict)  # to the commit; "tag:..." is an annotated tag's own object
     settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer, an int is a status
@@ -45,6 +51,22 @@ class Hub:
         self.random = random.Random(self.seed)
         self.lock = threading.Lock()
         self.next_id = 100
+        self.history: list[tuple[float, list[dict[str, Any]]]] = []
+
+    def now(self) -> float:
+        return time.time() + self.clock
+
+    def record(self) -> None:
+        """Keeps what listings show `lag` seconds from now."""
+        if self.lag:
+            self.history.append((time.monotonic(), copy.deepcopy(list(self.releases.values()))))
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The releases as listings show them."""
+        if not self.lag:
+            return list(self.releases.values())
+        before = time.monotonic() - self.lag
+        return next((releases for at, releases in reversed(self.history) if at <= before), [])
 
     def new_id(self) -> int:
         self.next_id += 1
@@ -116,6 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.hub.now() if timestamp is None else timestamp)
+
     def do_GET(self) -> None:
         self._serve()
 
@@ -134,23 +159,25 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length // 2)
         hub.on_request(number, "mid")
         body += self.rfile.read(length - len(body))
-        if len(body) < length or self._asleep(fault, "no answer"):
+        if len(body) < length or fault == "dropped" or self._asleep(fault, "no answer"):
             self.close_connection = True
             return
         if fault == "error":
             self._answer(503, {"message": "try again"})
             return
         if fault in ("rate limit", "slow down"):
-            limited = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) - 1)}
+            limited = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(hub.now()) - 1)}
             headers = limited if fault == "rate limit" else {"Retry-After": "0"}
             self._answer(403 if fault == "rate limit" else 429, {"message": "rate limit"}, headers)
             return
         with hub.lock:
             status, content, headers = self._act(path, body, starter=fault == "starter")
+            if self.command != "GET":
+                hub.record()
         hub.on_request(number, "after")
         if fault in ("late error", "starter"):
             self._answer(502, {"message": "bad gateway"})
-        elif self._asleep(fault, "late silence"):
+        elif fault == "late drop" or self._asleep(fault, "late silence"):
             self.close_connection = True
         else:
             self._answer(status, content, headers, cut=fault == "truncated")
@@ -209,7 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/releases/assets/(\d+)", path):
             return self._asset(int(match[1]), given)
         if match := re.fullmatch(r"/releases/(\d+)/assets", path):
-            return self._page(hub.releases[int(match[1])]["assets"])
+            listed = [release for release in hub.listed() if release["id"] == int(match[1])]
+            return self._page([asset for release in listed for asset in release["assets"]])
         if match := re.fullmatch(r"/releases/(\d+)", path):
             return self._release(int(match[1]), given)
         if path == "/releases/generate-notes":
@@ -218,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
             fields = {name: given[name] for name in ("name", "draft", "prerelease", "target_commitish")}
             return 201, hub.add_release(given["tag_name"], **fields), {}
         if path == "/releases":
-            return self._page([r for r in hub.releases.values() if not (anonymous and r["draft"])])
+            return self._page([r for r in hub.listed() if not (anonymous and r["draft"])])
         return 404, {"message": "Not Found"}, {}
 
     def _page(self, entries: list[dict[str, Any]]) -> tuple[int, object, dict[str, str]]:
