@@ -99,7 +99,7 @@ def test_candidates_yanked_wheels_and_those_of_others_give_way(hub: Hub, tmp_pat
     def counts(yanked: dict[str, str]) -> tuple[str, str | None]:
         final = catalogue.final(hub.releases.values())
         found = catalogue.from_releases(final, lambda asset: hub.content[asset["id"]], yanked)
-        assert (found.problems, found.fa3, found.unverified) == ((), (), ())
+        assert (found.problems, found.interfaces, found.unverified) == ((), (), ())
         (wheel,) = catalogue.newest(found.wheels)
         return wheel.release, wheel.yanked
 

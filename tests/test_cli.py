@@ -175,16 +175,17 @@ def test_build_runs_the_stages_in_order(
     testing_with = "  testing it in clean environments with Python 3.11, torch 2.5.1"
     (testing,) = (line for line in lines if line.startswith(testing_with))
     lines.remove(testing)
-    assert [line.split()[0] for line in lines[1:7]] == [
+    assert [line.split()[0] for line in lines[1:8]] == [
         "check",
         "compile",
         "assemble",
         "repair",
         "flash-attn-3",
+        "flash-attn-4",
         "verify",
     ]
-    assert all(line.split()[2] == "s" for line in lines[1:7])
-    assert lines[7:] == [
+    assert all(line.split()[2] == "s" for line in lines[1:8])
+    assert lines[8:] == [
         "",
         "passed",
         "  tests: 12 passed",
@@ -198,6 +199,8 @@ def test_build_runs_the_stages_in_order(
         f"install  pip install {wheel}",
         f"beside   pip install {tmp_path / 'out/flash_attn_3-3.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-3: the module flash_attn_interface",
+        f"beside   pip install {tmp_path / 'out/flash_attn_4-4.0.0+rocm62torch2.5-py3-none-any.whl'}"
+        "  # flash-attn-4: the module flash_attn.cute",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
 

@@ -268,7 +268,7 @@ def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None
     assert path.name.startswith(f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-")
     assert [asset.name for asset in assets.collect(dist)[1]][1] == fa3.name
     wheels = tuple(catalogue.from_directory(dist))
-    found = Catalogue(wheels=wheels, fa3=tuple(catalogue.fa3_wheels_in(dist)))
+    found = Catalogue(wheels=wheels, interfaces=tuple(catalogue.interfaces_in(dist)))
     index.build(found, out, versions=versions.load(), home=HOME, files=dist)
     assert len(anchors(out / "simple/flash-attn/index.html")) == 2
     assert len(anchors(out / "simple/flash-attn-3/index.html")) == 1

@@ -183,16 +183,16 @@ def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[st
     there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
     there[0] = there[0].replace("-cp310-cp310", "-2-cp310-cp310")
     verdicts = [f"{name}.verdict.json" for name in there]
-    fa3 = names.fa3_wheel_name(cells[0])
+    beside = [names.interface_wheel_name(each, cells[0]) for each in data.interfaces.values()]
     path = tmp_path / "release.json"
-    path.write_text(json.dumps({"files": [*there[:2], *verdicts[:1], verdicts[2], fa3]}))
+    path.write_text(json.dumps({"files": [*there[:2], *verdicts[:1], verdicts[2], *beside]}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert [row["name"] for row in json.loads(done.stdout)["wheels"]["include"]] == [
         rows.cell_name(cell) for cell in cells[1:3]
     ]
     assert "already released" in done.stderr
 
-    path.write_text(json.dumps({"files": [*there, *verdicts, fa3]}))
+    path.write_text(json.dumps({"files": [*there, *verdicts, *beside]}))
     done = run("--only", "2.8.3 * 2.5.1 6.2 triton", "--missing", str(path))
     assert json.loads(done.stdout) == {
         "tag": "",
@@ -209,10 +209,13 @@ def test_wheels_without_their_interface_are_built_again(data: Versions, whole: d
         has = [*there, *(f"{name}.verdict.json" for name in there), *more]
         return [str(cell) for cell in select(data, {"rocm": whole}, only=only, has=has).cells]
 
-    label, newest = "rocm62torch2.5triton", data.flash_attn[-1]
+    newest = data.flash_attn[-1]
+    label = "rocm62torch2.5triton-py3-none-any"
+    beside = [f"{each.name}-{each.version}+{label}.whl" for each in data.interfaces.values()]
     whole["flash_attn"] = ["2.7.4", newest]
     assert left(f"{newest} 3.1[12] 2.5.1 6.2 triton") == [f"{newest} 3.11 2.5.1 6.2", f"{newest} 3.12 2.5.1 6.2"]
-    assert left(f"{newest} 3.11 2.5.1 6.2 triton", f"flash_attn_3-3.0.0+{label}-py3-none-any.whl") == []
+    assert left(f"{newest} 3.11 2.5.1 6.2 triton", *beside) == []
+    assert len(left(f"{newest} 3.11 2.5.1 6.2 triton", *beside[:1])) == 1
     assert left("2.7.4 3.11 2.5.1 6.2 triton") == [], "it has none"
 
 

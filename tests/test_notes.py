@@ -62,7 +62,8 @@ def test_table(dist: Path) -> None:
     assert "1 of 3 passed their tests on an AMD GPU; the others **have not been run on an AMD GPU**." in page
     for path in dist.glob("*.whl"):
         assert f"{contents.file_sha256(path)}  {path.name}" in page
-    assert '`"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
+    assert '- `flash_attn_interface`: `"flash-attn-3==3.0.0+rocm71torch2.10triton"`' in page
+    assert '- `flash_attn.cute`: `"flash-attn-4==4.0.0+rocm71torch2.10triton"`' in page
 
 
 def test_flash_attn_3_accompanies_the_newest_flash_attn_alone(tmp_path: Path) -> None:

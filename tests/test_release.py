@@ -22,6 +22,7 @@ from wheelhouse import COMMIT
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
+from rocm_wheels.matrix import versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import assets, catalogue, github, published, release, yanks
 from rocm_wheels.wheel import assemble, contents, numbering
@@ -221,7 +222,9 @@ def test_wheels_are_added_to_a_release_with_a_wheel_of_flash_attn_3(
             newer.parent.mkdir()
             newer.write_text("import hatchling.__about__\nhatchling.__about__.__version__ = '99.0'\n")
             monkeypatch.setenv("PYTHONPATH", str(newer.parent))
-        fa3 = assemble.assemble_fa3(fake_parts.plan("gfx942", python=python), tmp_path / python)
+        fa3 = assemble.assemble_interface(
+            versions.load().interfaces["flash_attn_3"], fake_parts.plan("gfx942", python=python), tmp_path / python
+        )
         wheelhouse.write(tmp_path / python, wheelhouse.cell(f"2.8.3 {python} 2.5.1 6.2"), beside=[fa3])
         built.append(fa3)
         publish(hub, tmp_path / python, said.append)

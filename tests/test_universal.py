@@ -37,7 +37,10 @@ def test_its_name_is_for_every_python() -> None:
     assert tags == {Tag("cp310", "abi3", "manylinux_2_17_x86_64")}
     assert names.parse_universal(name) == "2.8.3"
     assert names.parse_universal(name.replace("-cp310", "-2-cp310")) == "2.8.3"
-    assert names.fa3_wheel_name(universal(DATA, "2.8.3")) == "flash_attn_3-3.0.0+rocm-py3-none-any.whl"
+    assert [names.interface_wheel_name(each, universal(DATA, "2.8.3")) for each in DATA.interfaces.values()] == [
+        "flash_attn_3-3.0.0+rocm-py3-none-any.whl",
+        "flash_attn_4-4.0.0+rocm-py3-none-any.whl",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,9 @@ def test_a_requirement_that_is_not_met_fails_the_installation(
     with pytest.raises(VerifyFailed, match="uv pip check --python python` ended with 1:\nflash-attn requires einops"):
         verify.install(Path("python"), [Path(NAME)], env)
     first = asked.read_text().splitlines()[0]
-    assert first.endswith(f" --refresh-package flash-attn --refresh-package flash-attn-3 {tmp_path / NAME}")
+    assert first.endswith(
+        f" --refresh-package flash-attn --refresh-package flash-attn-3 --refresh-package flash-attn-4 {tmp_path / NAME}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 
 
 def test_both_licenses_are_the_same() -> None:
-    for copy in ("LICENSE", "flash_attn_3/LICENSE"):
+    for copy in ("LICENSE", "flash_attn_3/LICENSE", "flash_attn_4/LICENSE"):
         assert (ROOT / "LICENSE").read_bytes() == (FLASH_ATTN_SRC / copy).read_bytes()
 
 
@@ -335,20 +335,34 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
     assert "this sdist is 2.8.3 with" in done.stdout + done.stderr
 
 
-def test_the_interface_beside_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module and a package with its name, no platform, the flash_attn of its label; the same bytes after another
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "flash_attn_3",
+            ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"],
+        ),
+        ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
+    ],
+)
+def test_the_interface_beside_a_wheel(
+    name: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules by which clients look for it, no platform, the flash_attn of its label; the same bytes after another
     commit."""
+    interface = versions.load().interfaces[name]
     plan = fake_parts.plan("gfx942")
-    built = assemble.assemble_fa3(plan, tmp_path / "out")
-    assert built == tmp_path / "out" / names.fa3_wheel_name(plan.cell)
-    assert built.name == "flash_attn_3-3.0.0+rocm62torch2.5triton-py3-none-any.whl"
+    built = assemble.assemble_interface(interface, plan, tmp_path / "out")
+    assert built == tmp_path / "out" / names.interface_wheel_name(interface, plan.cell)
+    assert built.name == f"{name}-{interface.version}+rocm62torch2.5triton-py3-none-any.whl"
     metadata = _metadata(built, "METADATA")
     assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
     with zipfile.ZipFile(built) as archive:
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))
         assert archive.read(terms) == (ROOT / "LICENSE").read_bytes()
-    assert modules == ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"]
+    assert sorted(modules) == sorted(wanted)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    again = assemble.assemble_fa3(fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
+    again = assemble.assemble_interface(interface, fake_parts.plan("gfx942", python="3.12"), tmp_path / "again")
     assert again.read_bytes() == built.read_bytes()
+    assert assemble.wheel_date() == 315532800, "never the commit's: the same contents have the same date"

@@ -236,7 +236,8 @@ def _index(arguments: argparse.Namespace) -> int:
     home = Home.of(repository=arguments.repo, url=arguments.url)
     if arguments.dir is not None:
         found = catalogue.Catalogue(
-            wheels=tuple(catalogue.from_directory(arguments.dir)), fa3=tuple(catalogue.fa3_wheels_in(arguments.dir))
+            wheels=tuple(catalogue.from_directory(arguments.dir)),
+            interfaces=tuple(catalogue.interfaces_in(arguments.dir)),
         )
     else:
         # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.

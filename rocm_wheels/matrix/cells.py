@@ -127,8 +127,8 @@ def exists(versions: Versions, cell: Cell) -> bool:
     return not any(_reasons(versions, cell))
 
 
-def has_fa3(versions: Versions, cell: Claim) -> bool:
-    """Whether a wheel of flash-attn-3 accompanies the wheel: the newest flash-attn's, as its label names none."""
+def has_interfaces(versions: Versions, cell: Claim) -> bool:
+    """Whether wheels of the interfaces accompany the wheel: the newest flash-attn's, because their labels name none."""
     return cell.flash_attn == versions.flash_attn[-1]
 
 

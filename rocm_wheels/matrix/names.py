@@ -12,15 +12,12 @@ from functools import cache
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Claim, Universal
+from rocm_wheels.matrix.versions import Interface
 
 DISTRIBUTION = "flash_attn"
 BUILT_PLATFORM = "linux_x86_64"  # before repair
 VERDICT = ".verdict.json"  # after the name of a wheel: what it passed
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
-
-# The wheel of flash-attn-3, with the module flash_attn_interface: flash_attn_src/flash_attn_3/.
-FA3 = f"{DISTRIBUTION}_3"
-FA3_VERSION = "3.0.0"
 
 _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
 _LABEL = re.compile(r"rocm(?P<rocm>\d+)torch(?P<torch>\d+\.\d+)(?P<backend>[a-z]*)")
@@ -97,15 +94,15 @@ def wheel_name(cell: Claim, platform: str = BUILT_PLATFORM) -> str:
     return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.abi_tag}-{platform}.whl"
 
 
-def fa3_wheel_name(cell: Claim) -> str:
-    """The file name of the wheel of flash-attn-3 that belongs to the wheel with that claim."""
-    return f"{FA3}-{FA3_VERSION}+{local_label(cell)}-py3-none-any.whl"
+def interface_wheel_name(interface: Interface, cell: Claim) -> str:
+    """The file name of an interface's wheel that belongs to the wheel with that claim."""
+    return f"{interface.name}-{interface.version}+{local_label(cell)}-py3-none-any.whl"
 
 
-def is_fa3(filename: str) -> bool:
-    """Whether a file is a wheel of flash-attn-3, which accompanies the wheels of its label."""
+def is_interface(filename: str) -> bool:
+    """Whether a file is a wheel of an interface, which accompanies the wheels of its label."""
     with contextlib.suppress(DataError):
-        return bool(parse_fa3(filename))
+        return bool(parse_interface(filename))
     return False
 
 
@@ -122,12 +119,14 @@ def is_wheel(filename: str) -> bool:
     return False
 
 
-def parse_fa3(filename: str) -> tuple[str, str, str]:
-    """(rocm, torch minor, backend) of a wheel of flash-attn-3. DataError if it is not named by `fa3_wheel_name`."""
-    match = re.fullmatch(rf"{FA3}-[^-+]+\+([^-]+)(?:-[1-9]\d*)?-py3-none-any\.whl", filename)
+def parse_interface(filename: str) -> tuple[str, str, str, str]:
+    """(distribution, rocm, torch minor, backend) of an interface's wheel. DataError if it is not named by
+    `interface_wheel_name`."""
+    known = "|".join(versions.load().interfaces)
+    match = re.fullmatch(rf"({known})-[^-+]+\+([^-]+)(?:-[1-9]\d*)?-py3-none-any\.whl", filename)
     if match is None:
-        raise DataError(f"{filename!r} is not a wheel of flash-attn-3 that was built with these sources")
-    return parse_label(match[1])
+        raise DataError(f"{filename!r} is not a wheel of {known} that was built with these sources")
+    return match[1], *parse_label(match[2])
 
 
 def parse(filename: str) -> ParsedWheel:

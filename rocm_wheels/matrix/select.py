@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_fa3, product, universal
+from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_interfaces, product, universal
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.rows import cell_name
 from rocm_wheels.matrix.versions import Versions
@@ -48,7 +48,7 @@ def select(
 
     Each flash-attn version of a platform with the ck backend has a universal wheel. `only` is a glob over
     `cell_name`. A pull request gets the oldest and the newest cell. `has` are names of published files: what has its
-    wheel, verdict and wheel of flash-attn-3 among them is left out. DataError if the glob matches nothing.
+    wheel, verdict and wheels of interfaces among them is left out. DataError if the glob matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []
@@ -85,12 +85,13 @@ def select(
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []
         universals = []
     there = {names.stem(name) for name in has if name.endswith(".whl") and name + VERDICT in has}
-    fa3 = {names.stem(name) for name in has if name.startswith(f"{names.FA3}-")}
+    interfaces = {names.stem(name) for name in has if names.is_interface(name)}
 
     def released(claim: Claim) -> bool:
         if names.stem(names.wheel_name(claim)) not in there:
             return False
-        return not has_fa3(data, claim) or names.stem(names.fa3_wheel_name(claim)) in fa3
+        wanted = data.interfaces.values() if has_interfaces(data, claim) else ()
+        return all(names.stem(names.interface_wheel_name(each, claim)) in interfaces for each in wanted)
 
     claims: list[Claim] = [*universals, *matching]
     left_out += [(cell_name(claim), "already released") for claim in claims if released(claim)]

@@ -23,6 +23,15 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interface:
+    """A wheel with the interface of another FlashAttention, in Python alone: its version and module."""
+
+    name: str
+    version: str
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """The jobs of the workflows: labels of their runners, limits in minutes, parts of a backend's kernels."""
 
@@ -97,6 +106,7 @@ class Versions:
     flash_attn: tuple[str, ...]
     flash_attn_unreleased: tuple[str, ...]
     python: tuple[str, ...]
+    interfaces: Mapping[str, Interface]
     build: Build
     jobs: Jobs
     compilers: Mapping[str, str]
@@ -122,6 +132,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
         flash_attn=flash_attn,
         flash_attn_unreleased=root.versions("flash_attn_unreleased"),
         python=python,
+        interfaces={entry.last: _interface(entry) for entry in root.tables("interfaces")},
         build=Build(pip=build.version("pip")),
         compilers=(pins := {compiler: compilers.version(compiler) for compiler in compilers.names()}),
         backends=(backends := {entry.last: _backend(entry, pins) for entry in root.tables("backends")}),
@@ -133,6 +144,12 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
     for table in (build, compilers, root):
         table.finish()
     return versions
+
+
+def _interface(table: Table) -> Interface:
+    interface = Interface(name=table.last, version=table.version("version"), module=table.text("module"))
+    table.finish()
+    return interface
 
 
 def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:

@@ -54,8 +54,8 @@ def check(path: Path, wheel: Wheel, *, commit: str | None) -> None:
         )
 
 
-def check_fa3(path: Path, wheels: Iterable[Wheel]) -> None:
-    """PublishFailed unless a wheel with the same label was tested together with this wheel of flash-attn-3."""
+def check_interface(path: Path, wheels: Iterable[Wheel]) -> None:
+    """PublishFailed unless a wheel with the same label was tested together with this wheel of an interface."""
     label = path.name.split("-")[1].partition("+")[2]
     with Contents(path) as contents:
         digest, wrong = contents.digest(), contents.record_errors()

@@ -58,7 +58,7 @@ class Asset:
 def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list[Asset]]:
     """The wheels of a directory and the assets they make, in the order to send them.
 
-    The wheels of flash-attn-3 and a wheel's metadata and verdict come before the wheel. So a wheel that is there is
+    The wheels of interfaces and a wheel's metadata and verdict come before the wheel. So a wheel that is there is
     complete. PublishFailed or DataError for anything that must not be published, before anything is sent; with
     `commit` also for a wheel of another commit.
     """
@@ -67,10 +67,10 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
     _check_regular(dist)
     wheels = catalogue.from_directory(dist)
     assets = []
-    for fa3 in catalogue.fa3_wheels_in(dist):
-        path = dist / fa3.name
-        admission.check_fa3(path, wheels)
-        assets.append(of_bytes(fa3.name + METADATA, catalogue.core_metadata(path), final=True))
+    for interface in catalogue.interfaces_in(dist):
+        path = dist / interface.name
+        admission.check_interface(path, wheels)
+        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
         assets.append(_of_file(path, final=True))
     for wheel in wheels:
         path = dist / wheel.name

@@ -18,7 +18,7 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.targets import gpus_of
-from rocm_wheels.publish.links import Fa3Wheel, Link, Wheel
+from rocm_wheels.publish.links import InterfaceWheel, Link, Wheel
 from rocm_wheels.wheel import contents, verdict
 from rocm_wheels.wheel.verdict import Verdict
 
@@ -39,7 +39,7 @@ class Catalogue:
     """
 
     wheels: tuple[Wheel, ...] = ()
-    fa3: tuple[Fa3Wheel, ...] = ()
+    interfaces: tuple[InterfaceWheel, ...] = ()
     unverified: tuple[Link, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -52,18 +52,19 @@ def from_directory(directory: Path) -> list[Wheel]:
     """
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
-    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_fa3(path.name)]
+    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_interface(path.name)]
     wheels = [local_wheel(path) for path in found]
     if not wheels:
         raise DataError(f"{directory} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
     return sorted(wheels)
 
 
-def fa3_wheels_in(directory: Path) -> list[Fa3Wheel]:
-    """The wheels of flash-attn-3 of a directory. Their URLs are their bare names."""
-    found = [path for path in sorted(directory.glob("*.whl")) if names.is_fa3(path.name)]
+def interfaces_in(directory: Path) -> list[InterfaceWheel]:
+    """The wheels of interfaces of a directory. Their URLs are their bare names."""
+    found = [path for path in sorted(directory.glob("*.whl")) if names.is_interface(path.name)]
     return [
-        _fa3(path.name, contents.file_sha256(path), core_metadata(path), url=path.name, release="") for path in found
+        _interface(path.name, contents.file_sha256(path), core_metadata(path), url=path.name, release="")
+        for path in found
     ]
 
 
@@ -101,11 +102,11 @@ def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch, yanked: M
     with ThreadPoolExecutor(_FETCHES) as pool:
         links = list(pool.map(lambda one: _released(fetch, one, yanked, problems), found))
     wheels = [link for link in links if isinstance(link, Wheel)]
-    fa3 = [link for link in links if isinstance(link, Fa3Wheel)]
-    others = [link for link in links if not isinstance(link, (Wheel, Fa3Wheel))]
+    interfaces = [link for link in links if isinstance(link, InterfaceWheel)]
+    others = [link for link in links if not isinstance(link, (Wheel, InterfaceWheel))]
     return Catalogue(
         wheels=tuple(sorted(_without_backports(wheels))),
-        fa3=tuple(sorted(_without_backports(fa3), key=lambda link: link.name)),
+        interfaces=tuple(sorted(_without_backports(interfaces), key=lambda link: link.name)),
         unverified=tuple(sorted(others, key=lambda link: link.name)),
         problems=tuple(sorted(problems)),
     )
@@ -171,7 +172,7 @@ def _by_name(releases: Iterable[Mapping[str, Any]], problems: list[str]) -> list
     for release in sorted(releases, key=lambda release: (release_key(release["tag_name"]), release["id"])):
         there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
         for name, asset in there.items():
-            if not (names.is_wheel(name) or names.is_fa3(name)):
+            if not (names.is_wheel(name) or names.is_interface(name)):
                 continue
             other = found.get(name)
             if other is not None and asset_sha256(other.asset) != asset_sha256(asset):
@@ -189,8 +190,8 @@ def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems:
     metadata = b""
     try:
         metadata = _beside(fetch, one, METADATA)
-        if names.is_fa3(name):
-            return _fa3(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
+        if names.is_interface(name):
+            return _interface(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
         content = _beside(fetch, one, VERDICT)
         sha256 = sha256 or _sha256(fetch(one.asset))
         found = checked_verdict(name, sha256, content)
@@ -281,9 +282,11 @@ def _wheel(
     )
 
 
-def _fa3(name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str | None = None) -> Fa3Wheel:
-    rocm, torch, backend = names.parse_fa3(name)
-    return Fa3Wheel(
+def _interface(
+    name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str | None = None
+) -> InterfaceWheel:
+    _, rocm, torch, backend = names.parse_interface(name)
+    return InterfaceWheel(
         name=name,
         url=url,
         sha256=sha256,

@@ -27,7 +27,6 @@ from rocm_wheels.publish.templates import TEMPLATES, render
 from rocm_wheels.tables import version_key
 
 PROJECT = canonicalize_name(names.DISTRIBUTION)
-FA3 = canonicalize_name(names.FA3)
 FILES = "files"
 SUMMARY = "metadata.json"
 FORMAT = 1
@@ -62,19 +61,19 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
     site.mkdir()
     try:
         if files is not None:
-            _copy_files([*found.wheels, *found.fa3], files, site / FILES)
+            _copy_files([*found.wheels, *found.interfaces], files, site / FILES)
             found = replace(
                 found,
                 wheels=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.wheels),
-                fa3=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.fa3),
+                interfaces=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.interfaces),
             )
         _write_index(found, site, home, versions, title=names.DISTRIBUTION)
-        everything: list[Link] = [*found.wheels, *found.fa3, *found.unverified]
+        everything: list[Link] = [*found.wheels, *found.interfaces, *found.unverified]
         for directory in sorted({link.directory for link in everything if link.directory}):
             here = replace(
                 found,
                 wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
-                fa3=tuple(wheel for wheel in found.fa3 if wheel.directory == directory),
+                interfaces=tuple(wheel for wheel in found.interfaces if wheel.directory == directory),
                 unverified=tuple(link for link in found.unverified if link.directory == directory),
             )
             _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory[:-1]}")
@@ -131,11 +130,11 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
 
 def _write_index(found: Catalogue, directory: Path, home: Home, versions: Versions, *, title: str) -> None:
     """simple/ with a page of each project, and metadata.json, of one set of wheels."""
-    bare = [link for link in found.unverified if not names.is_fa3(link.name)]
-    bare_fa3 = [link for link in found.unverified if names.is_fa3(link.name)]
-    projects: dict[str, Sequence[Link]] = {PROJECT: [*found.wheels, *bare], FA3: [*found.fa3, *bare_fa3]}
-    if not projects[FA3]:
-        del projects[FA3]
+    bare = [link for link in found.unverified if not names.is_interface(link.name)]
+    projects: dict[str, list[Link]] = {PROJECT: [*found.wheels, *bare]}
+    for link in (*found.interfaces, *found.unverified):
+        if names.is_interface(link.name):
+            projects.setdefault(canonicalize_name(names.parse_interface(link.name)[0]), []).append(link)
     root = [Anchor(text=project, href=f"{project}/") for project in projects]
     _write(directory / "simple" / "index.html", render("simple.html.j2", title=title, links=root))
     for project, links in projects.items():

@@ -45,8 +45,8 @@ class Link:
         return f"rocm{self.rocm}/torch{self.torch}/" if self.torch else ""
 
 
-class Fa3Wheel(Link):
-    """A wheel of flash-attn-3. The verdicts of the wheels with its label speak for it."""
+class InterfaceWheel(Link):
+    """A wheel of an interface, such as flash-attn-3. The verdicts of the wheels with its label speak for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.names import FA3_VERSION, is_candidate
+from rocm_wheels.matrix.names import is_candidate
 from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import hardware
 from rocm_wheels.publish.assets import SUMS
@@ -38,8 +38,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
         groups=groups,
         wheels=wheels,
         example=example,
-        with_fa3=example is not None and example.flash_attn == versions.load().flash_attn[-1],
-        fa3_version=FA3_VERSION,
+        interfaces=_interfaces(example),
         candidate=is_candidate(tag),
         owners=owners,
         ran_on_amd=[wheel for wheel in wheels if wheel.on_amd_gpu or wheel.sha256 in owners],
@@ -52,6 +51,17 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
             remedy="Publish the wheels under two tags; the index joins all releases.",
         )
     return text
+
+
+def _interfaces(example: Wheel | None) -> list[tuple[str, str]]:
+    """(module, requirement) of the wheels that lie beside the example."""
+    data = versions.load()
+    if example is None or example.flash_attn != data.flash_attn[-1]:
+        return []
+    label = example.version.partition("+")[2]
+    return [
+        (each.module, f"{each.name.replace('_', '-')}=={each.version}+{label}") for each in data.interfaces.values()
+    ]
 
 
 def _newest_first(wheel: Wheel) -> tuple[object, ...]:

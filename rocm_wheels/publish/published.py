@@ -44,7 +44,7 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
         found = catalogue.from_releases([fields], lambda asset: api.download(asset["url"]), {})
         wheels = [wheel.name for wheel in found.wheels if wheel.verdict.commit == commit]
         good += [name for name in there if not name.endswith(".whl") or name in wheels]
-        good += [fa3.name for fa3 in found.fa3]
+        good += [each.name for each in found.interfaces]
     public = public_wheels(api, but=tag)
     return {
         "tag": tag,
@@ -74,5 +74,5 @@ def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
             contents=contents.get(link.name, ""),
             final=link.release in finals,
         )
-        for link in (*found.wheels, *found.fa3, *found.unverified)
+        for link in (*found.wheels, *found.interfaces, *found.unverified)
     ]

@@ -31,7 +31,7 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     kept = _unchanged(dist, wheels, wanted, published.public_wheels(api, but=tag), say)
     listing = release.without_leftovers()
     if not release.draft:
-        kept |= _public_fa3(listing, wanted, say)
+        kept |= _public_interfaces(listing, wanted, say)
     by_name = {asset.name: asset for asset in wanted}
     for wheel in wheels:
         if wheel.name not in kept and release.foreign_wheel(by_name[wheel.name], wheel.verdict, listing):
@@ -112,10 +112,10 @@ def _unchanged(
     return kept
 
 
-def _public_fa3(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
-    """The wheels of flash-attn-3 that are public in this release: built again with another Python they are the same
+def _public_interfaces(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
+    """The wheels of interfaces that are public in this release: built again with another Python they are the same
     but for the version of the build backend."""
-    kept = {asset.name for asset in wanted if names.is_fa3(asset.name) and asset.name in listing}
+    kept = {asset.name for asset in wanted if names.is_interface(asset.name) and asset.name in listing}
     for name in sorted(kept):
         say(f"{name}: the one that is public stays")
     return kept

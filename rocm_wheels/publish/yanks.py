@@ -29,7 +29,7 @@ def load(path: Path = DATA_FILE) -> dict[str, str]:
 
 def mark(wheel: str, reason: str | None, path: Path = DATA_FILE) -> None:
     """Yanks a wheel for a reason, or with None takes the mark away. DataError if that is not possible."""
-    if not (names.is_wheel(wheel) or names.is_fa3(wheel)):
+    if not (names.is_wheel(wheel) or names.is_interface(wheel)):
         raise DataError(f"{wheel!r} is not the file name of one of these wheels", remedy=f"Expected: {names.EXAMPLE}")
     found = load(path)
     if reason is None and wheel not in found:

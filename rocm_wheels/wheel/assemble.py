@@ -16,6 +16,7 @@ from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import Claim, Universal
 from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.matrix.versions import Interface
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
 _LOG_LINES = 25
@@ -47,17 +48,17 @@ def assemble(
         return built.replace(output / built.name)
 
 
-def assemble_fa3(plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
-    """Builds the wheel of flash-attn-3 that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
+def assemble_interface(interface: Interface, plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
+    """Builds an interface's wheel that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
 
     The same sources and the same hatchling give the same bytes, for every Python and at any time. Raises
     AssembleFailed.
     """
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
-        expected = names.fa3_wheel_name(plan.cell)
+        expected = names.interface_wheel_name(interface, plan.cell)
         environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
-        built = _run_build(plan, source / "flash_attn_3", Path(scratch), environment, expected)
+        built = _run_build(plan, source / interface.name, Path(scratch), environment, expected)
         return built.replace(output / built.name)
 
 

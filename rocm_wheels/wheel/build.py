@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import names, versions
-from rocm_wheels.matrix.cells import Cell, has_fa3
+from rocm_wheels.matrix.cells import Cell, has_interfaces
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
 from rocm_wheels.wheel.verdict import Verdict
@@ -109,10 +109,10 @@ def run(
             repaired = numbering.assign(repair.repair(raw, dist), public)
             detail.append(repaired.name)
         beside = []
-        if has_fa3(versions.load(), plan.cell):
-            with log.stage("flash-attn-3") as detail:
-                beside = [numbering.assign(assemble.assemble_fa3(plan, dist), public)]
-                detail.append(beside[0].name)
+        for interface in versions.load().interfaces.values() if has_interfaces(versions.load(), plan.cell) else ():
+            with log.stage(interface.name.replace("_", "-")) as detail:
+                beside.append(numbering.assign(assemble.assemble_interface(interface, plan, dist), public))
+                detail.append(beside[-1].name)
         say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
         with log.stage("verify") as detail:
             verdict = verify.verify(repaired, plan, checks, beside=beside)
@@ -144,8 +144,9 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
 
 
 def _beside(wheel: Path, plan: Plan) -> list[Path]:
-    """The wheel of flash-attn-3 that lies beside a wheel and has its label, if there is one."""
-    return sorted(wheel.resolve().parent.glob(f"{names.FA3}-*+{plan.label}-*.whl"))
+    """The wheels of interfaces that lie beside a wheel and have its label."""
+    beside = wheel.resolve().parent
+    return sorted(path for name in versions.load().interfaces for path in beside.glob(f"{name}-*+{plan.label}-*.whl"))
 
 
 def plan_of(wheel: Path) -> Plan:
@@ -188,11 +189,14 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"python   {python}",
         f"torch    {torch}",
         f"install  pip install {shlex.quote(str(wheel))}",
-        *(
-            f"beside   pip install {shlex.quote(str(path))}  # flash-attn-3: the module flash_attn_interface"
-            for path in beside
-        ),
+        *(f"beside   pip install {shlex.quote(str(path))}  # {_module(path)}" for path in beside),
     ]
+
+
+def _module(path: Path) -> str:
+    """What the wheel of an interface is, for people."""
+    interface = versions.load().interfaces[names.parse_interface(path.name)[0]]
+    return f"{interface.name.replace('_', '-')}: the module {interface.module}"
 
 
 def _size(path: Path) -> str:

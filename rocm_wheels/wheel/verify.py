@@ -219,7 +219,8 @@ def _with_uv(wheels: Sequence[Path], source: TorchSource, python: Path, env: Pat
 def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
     """Installs wheels into the environment with uv. VerifyFailed with uv's words."""
     # The version is the same for a wheel that was built again: uv must not serve the cached one.
-    anew = ("--refresh-package", "flash-attn", "--refresh-package", "flash-attn-3")
+    owned = ("flash-attn", *(name.replace("_", "-") for name in versions.load().interfaces))
+    anew = [word for name in owned for word in ("--refresh-package", name)]
     _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
     _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
 

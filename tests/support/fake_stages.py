@@ -13,6 +13,7 @@ import pytest
 from rocm_wheels.errors import RocmWheelsError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.matrix.versions import Interface
 
 
 class Verdict:
@@ -35,7 +36,7 @@ class Stages:
             "compile.kernels": {"compile_store": self.compile_store},
             "wheel.launcher": {"build": self.launcher},
             "compile.ck.planner": {"build": self.planner},
-            "wheel.assemble": {"assemble": self.assemble, "assemble_fa3": self.assemble_fa3},
+            "wheel.assemble": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
             "wheel.interpreters": {"find": self.find, "found": self.find},
             "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
             "wheel.verify": {"verify": self.verify},
@@ -78,9 +79,9 @@ class Stages:
         self.calls.append("assemble")
         return self.file(output / plan.wheel)
 
-    def assemble_fa3(self, plan: Plan, output: Path) -> Path:
+    def assemble_interface(self, interface: Interface, plan: Plan, output: Path) -> Path:
         self.calls.append("interface")
-        return self.file(output / names.fa3_wheel_name(plan.cell))
+        return self.file(output / names.interface_wheel_name(interface, plan.cell))
 
     def repair(self, wheel: Path, output: Path) -> Path:
         assert wheel.is_file()

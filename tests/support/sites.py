@@ -47,6 +47,6 @@ def build(dist: Path, out: Path, home: Home) -> Path:
         else wheel
         for wheel in catalogue.from_directory(dist)
     )
-    found = Catalogue(wheels=wheels, fa3=tuple(catalogue.fa3_wheels_in(dist)))
+    found = Catalogue(wheels=wheels, interfaces=tuple(catalogue.interfaces_in(dist)))
     index.build(found, out, versions=versions.load(), home=home, files=dist)
     return out

@@ -121,9 +121,9 @@ def write_with_fa3(directory: Path, made_for: Claim) -> tuple[Path, Path]:
 
 def write_fa3(directory: Path, made_for: Claim) -> Path:
     """The wheel of flash-attn-3 that accompanies one of `write`."""
-    path = directory / names.fa3_wheel_name(made_for)
+    path = directory / names.interface_wheel_name(versions.load().interfaces["flash_attn_3"], made_for)
     version = path.name.split("-")[1]
-    info = f"{names.FA3}-{version}.dist-info"
+    info = f"flash_attn_3-{version}.dist-info"
     metadata = ["Metadata-Version: 2.4", "Name: flash-attn-3", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata.append(f"Requires-Dist: flash_attn=={names.version(made_for)}")
     files = {

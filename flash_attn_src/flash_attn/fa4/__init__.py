@@ -1,0 +1,1 @@
+"""What FlashAttention-4's module, flash_attn.cute, is made of."""

@@ -1,0 +1,202 @@
+"""FlashAttention-4's attention, put together from the functions of flash_attn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import flash_attn
+from flash_attn import fp8
+from flash_attn.arguments import as_int, check_block_table, check_index, check_kvcache, check_per_sequence
+from flash_attn.autocast import cast
+from flash_attn.backends.torch.fp8 import is_fp8
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.fa3.inputs import factors, used_rows
+from flash_attn.fa4 import lse
+from flash_attn.fa4.arguments import Mask, keeps_gradients
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What FlashAttention-4's functions share."""
+
+    softmax_scale: float | None
+    mask: Mask
+    learnable_sink: torch.Tensor | None
+    softcap: float
+    num_splits: int
+    deterministic: bool
+    return_lse: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Where sequences start and how long they are; see flash_attn.cute.flash_attn_varlen_func."""
+
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    seqused_q: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+
+    @property
+    def none(self) -> bool:
+        """Whether every sequence is as long as its tensor."""
+        tensors = (self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k, self.page_table)
+        return all(x is None for x in tensors)
+
+
+def _told(softmax_lse: torch.Tensor) -> torch.Tensor:
+    """softmax_lse as FlashAttention-4 gives it: -inf in rows that see no key."""
+    return softmax_lse.masked_fill(softmax_lse == torch.inf, -torch.inf)
+
+
+def _result(call: AttentionCall, options: Options, out: torch.Tensor, softmax_lse: torch.Tensor) -> Result:
+    """softmax_lse has a gradient if it was asked for; without return_lse it is there if autograd records the call."""
+    recorded = keeps_gradients(call.q, call.k, call.v, call.s_aux)
+    if options.return_lse and recorded and not is_fp8(call.q):
+        return out, _told(lse.with_gradient(call, softmax_lse))
+    return out, _told(softmax_lse.detach()) if options.return_lse or recorded else None
+
+
+def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> Result:
+    q, k, v = cast(q, k, v)
+    sink, scale = options.learnable_sink, options.softmax_scale
+    common = (0.0, scale, False, options.mask.window, options.softcap, None, options.deterministic, True)
+    if is_fp8(q):
+        _refuse_sink_in_fp8(sink)
+        descales = factors(q, k, q.shape[0], (None, None, None))
+        out, softmax_lse, _ = fp8.flash_attn_fp8_func(q, k, v, *common, *descales)
+    else:
+        out, softmax_lse, _ = flash_attn.flash_attn_func(q, k, v, *common, s_aux=sink)
+    return _result(_call(q, k, v, options), options, out, softmax_lse)
+
+
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> AttentionCall:
+    call = AttentionCall(q, k, v, options.softmax_scale, False, options.mask.window, options.softcap)
+    call.s_aux, call.deterministic = options.learnable_sink, options.deterministic
+    return call
+
+
+def _refuse_sink_in_fp8(sink: torch.Tensor | None) -> None:
+    if sink is not None:
+        raise NotImplementedError("learnable_sink: attention in FP8 has no sinks, pass fp16 or bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of queries or of keys, packed: x (total, heads, head_dim), and where sequences start and end.
+
+    batch      how many sequences there are; longest: the most rows of one, as far as the host knows
+    dense      (batch, seqlen) where x was not packed
+    """
+
+    x: torch.Tensor
+    cu_seqlens: torch.Tensor
+    longest: int
+    dense: tuple[int, int] | None
+
+    @property
+    def batch(self) -> int:
+        return self.cu_seqlens.shape[0] - 1
+
+
+def _packed(name: str, x: torch.Tensor, cu_seqlens: torch.Tensor | None, longest: int | None) -> Rows:
+    """Rows of a packed tensor, or of a batch. Without a longest length, the number of rows bounds it."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
+    if x.dim() != (4 if cu_seqlens is None else 3):
+        axes = "(batch, seqlen, heads, head_dim)" if cu_seqlens is None else f"(total_{name}, heads, head_dim)"
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {axes}")
+    if cu_seqlens is not None:
+        check_index(f"cu_seqlens_{name}", cu_seqlens, x, 1)
+        most = x.shape[0] if longest is None else as_int(f"max_seqlen_{name}", longest)
+        return Rows(x=x, cu_seqlens=cu_seqlens, longest=most, dense=None)
+    batch, seqlen = x.shape[:2]
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
+    return Rows(x=x.flatten(0, 1), cu_seqlens=starts, longest=seqlen, dense=(batch, seqlen))
+
+
+def _unpacked(rows: Rows, out: torch.Tensor, softmax_lse: torch.Tensor | None) -> Result:
+    """The results in the layout that the queries had."""
+    if rows.dense is None:
+        return out, softmax_lse
+    if softmax_lse is not None:
+        softmax_lse = softmax_lse.unflatten(1, rows.dense).transpose(0, 1)
+    return out.unflatten(0, rows.dense), softmax_lse
+
+
+def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
+    """Rows beyond seqused_* give 0 and get no gradient."""
+    q, keys, values = cast(queries.x, k.x, v)
+    if is_fp8(q):
+        raise NotImplementedError("q: packed sequences in FP8 are served by flash_attn.flash_attn_varlen_fp8_func")
+    starts_q, starts_k = queries.cu_seqlens, k.cu_seqlens
+    seqused_q = _fewer(lengths.seqused_q, starts_q, options.mask.fewer_queries)
+    seqused_k = _fewer(lengths.seqused_k, starts_k, options.mask.fewer_keys)
+    if seqused_q is not None or seqused_k is not None:
+        starts_q, starts_k = used_rows(starts_q, starts_k, seqused_q, seqused_k)
+    out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
+        q, keys, values, starts_q, starts_k, queries.longest, k.longest, 0.0, options.softmax_scale, False,
+        options.mask.window, options.softcap, None, options.deterministic, True, s_aux=options.learnable_sink,
+    )  # fmt: skip
+    call = _call(q, keys, values, options)
+    call.cu_seqlens_q, call.cu_seqlens_k = starts_q, starts_k
+    call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
+    return _unpacked(queries, *_result(call, options, out, softmax_lse))
+
+
+def _fewer(used: torch.Tensor | None, starts: torch.Tensor, fewer: int) -> torch.Tensor | None:
+    """How many rows of each sequence count, without its last `fewer`."""
+    if fewer == 0:
+        return used
+    return ((starts.diff() if used is None else used) - fewer).clamp_min(0)
+
+
+def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
+    """Over pages (pages, page_size, heads_k, ...), which have no backward."""
+    table, seqused_q, seqused_k = lengths.page_table, lengths.seqused_q, lengths.seqused_k
+    assert table is not None
+    if keeps_gradients(queries.x, k, v, options.learnable_sink):
+        raise RuntimeError("page_table: attention over pages has no backward, call it under torch.no_grad()")
+    check_block_table(table, queries.x, queries.batch, "page_table")
+    check_per_sequence(queries.x, queries.batch, seqused_q=seqused_q, seqused_k=seqused_k)
+    starts = queries.cu_seqlens
+    if seqused_k is None:
+        seqused_k = torch.full_like(starts[1:], table.shape[1] * k.shape[1])
+    seqused_k = (seqused_k - options.mask.fewer_keys).clamp_min(0)
+    seqused_q = _fewer(seqused_q, starts, options.mask.fewer_queries)
+    if seqused_q is not None:  # The rows that do not count are sequences of their own, without keys.
+        stops = torch.minimum(starts[:-1] + seqused_q, starts[1:])
+        starts = torch.cat([torch.stack([starts[:-1], stops], 1).flatten(), starts[-1:]])
+        seqused_k = torch.stack([seqused_k, torch.zeros_like(seqused_k)], 1).flatten()
+        table = table.repeat_interleave(2, 0)
+    call = CacheCall(
+        q=maybe_contiguous(queries.x), k_cache=k, v_cache=v, softmax_scale=options.softmax_scale,
+        cache_seqlens=seqused_k, block_table=table, window_size=options.mask.window, softcap=options.softcap,
+        num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
+        s_aux=options.learnable_sink,
+    )  # fmt: skip
+    check_kvcache(call, True, table="page_table")
+    out, softmax_lse = attend_to_cache(call)
+    return _unpacked(queries, out, _told(softmax_lse) if options.return_lse else None)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
+    """(out, softmax_lse); tensors as flash_attn.cute.flash_attn_varlen_func has them."""
+    mask = options.mask
+    if lengths.none and not mask.fewer_queries and not mask.fewer_keys:
+        return _dense(q, k, v, options)
+    queries = _packed("q", q, lengths.cu_seqlens_q, lengths.max_seqlen_q)
+    if lengths.page_table is not None:
+        if lengths.cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k: got a tensor, wanted None with page_table, which takes seqused_k")
+        return _paged(queries, k, v, lengths, options)
+    keys, values = (_packed(name, x, lengths.cu_seqlens_k, lengths.max_seqlen_k) for name, x in (("k", k), ("v", v)))
+    return _varlen(queries, keys, values.x, lengths, options)

@@ -1,0 +1,49 @@
+"""softmax_lse with a gradient, which FlashAttention-4 has and flash_attn's public functions do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from flash_attn.calls import AttentionCall, replace, restore
+from flash_attn.custom_ops.autograd import differentiate
+
+_HEAD_DIM_STEP = 8
+
+
+class _Lse(torch.autograd.Function):
+    """softmax_lse as it is, with the gradients of q, k and s_aux."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        s_aux: torch.Tensor | None,  # noqa: ARG004
+        softmax_lse: torch.Tensor,
+        call: AttentionCall,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(q, k, softmax_lse, *call.tensors())
+        ctx.options = call.options()
+        return softmax_lse.view_as(softmax_lse)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, softmax_lse, *tensors = ctx.saved_tensors
+        missing = (0, -q.shape[-1] % _HEAD_DIM_STEP)
+        wide_q, wide_k = pad(q, missing), pad(k, missing)
+        # The gradient of softmax_lse does not depend on v.
+        call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
+        dq, dk, _, dsinks = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
+        assert dq is not None
+        assert dk is not None
+        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dsinks, None, None
+
+
+def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tensor:
+    """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k and s_aux."""
+    bare = replace(call, softmax_scale=call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale)
+    return _Lse.apply(call.q, call.k, call.s_aux, softmax_lse.detach(), bare)

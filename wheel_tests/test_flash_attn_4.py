@@ -1,0 +1,49 @@
+"""The distribution flash-attn-4: it owns the module flash_attn.cute, which runs on the flash_attn here."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def interface() -> metadata.Distribution:
+    try:
+        return metadata.distribution("flash-attn-4")
+    except metadata.PackageNotFoundError:
+        pytest.skip("flash-attn-4 is not installed")
+
+
+def test_it_owns_its_modules_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+    assert "flash-attn-4" in metadata.packages_distributions()["flash_attn"]
+    files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
+    assert sorted(files) == ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]
+    assert not {*files} & {*map(str, dist.files or ())}
+
+
+def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+    assert interface.requires == [f"flash-attn=={dist.version}"]
+    assert interface.version.partition("+")[2] == dist.version.partition("+")[2]
+
+
+@pytest.mark.usefixtures("interface")
+def test_it_computes_what_flash_attn_computes() -> None:
+    import flash_attn
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+    q, k, v = torch.randn(3, 2, 9, 4, 16)
+    sink = torch.randn(4)
+    out, lse = flash_attn_func(q, k, v, causal=True, learnable_sink=sink, return_lse=True)
+    assert lse is not None
+    assert torch.equal(out, flash_attn.flash_attn_func(q, k, v, causal=True, s_aux=sink))
+    assert lse.shape == (2, 4, 9)
+    ends = torch.tensor([0, 9, 18], dtype=torch.int32)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    again, _ = flash_attn_varlen_func(
+        *packed, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=9, max_seqlen_k=9, causal=True, learnable_sink=sink
+    )
+    assert torch.allclose(again, out.flatten(0, 1), atol=1e-6)
+    with pytest.raises(NotImplementedError, match="score_mod: flash_attn for ROCm has none, use softcap"):
+        flash_attn_func(q, k, v, score_mod=lambda *_: None)
