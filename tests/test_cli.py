@@ -163,6 +163,7 @@ def test_build_runs_the_stages_in_order(
         "assemble",
         "repair",
         "interface",
+        "interface",
         "verify",
     ]
     targets = ("gfx90a", "gfx942")

@@ -70,7 +70,7 @@ def test_record_is_true(dist: metadata.Distribution) -> None:
 def test_every_file_is_recorded(dist: metadata.Distribution, package: Path) -> None:
     recorded = {Path(str(dist.locate_file(file))).resolve() for file in dist.files or ()}
     there = {path.resolve() for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
-    assert there <= recorded
+    assert {path for path in there if path.parent != package.resolve() / "cute"} <= recorded  # cute: flash-attn-4's
 
 
 def test_no_foreign_library_and_no_loose_code_object(dist: metadata.Distribution) -> None:

@@ -31,6 +31,7 @@ MOST_PARAMETERS = 12
 LONG_SIGNATURES = {
     "api_2_6.py": {"_flash_attn_backward", "_flash_attn_varlen_backward", "_flash_attn_varlen_forward"},
     "autograd.py": {"forward"},
+    "cute/interface.py": {"flash_attn_func", "flash_attn_varlen_func"},
     "custom_ops/attention.py": {"_flash_attn_varlen_forward", "_flash_attn_varlen_forward_fake"},
     "custom_ops/backward.py": {"_flash_attn_backward", "_flash_attn_varlen_backward"},
     "custom_ops/extended.py": {"_extended_forward"},

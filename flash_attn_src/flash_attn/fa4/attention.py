@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.compiler import is_compiling
 
 import flash_attn
 from flash_attn import fp8
-from flash_attn.arguments import as_int, check_block_table, check_index, check_kvcache, check_per_sequence
+from flash_attn.arguments import as_int, check_dense, check_index, check_kvcache, check_per_sequence, check_varlen
+from flash_attn.arguments.diagnosis import check_block_table
 from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
@@ -69,19 +71,30 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     q, k, v = cast(q, k, v)
     sink, scale = options.learnable_sink, options.softmax_scale
     common = (0.0, scale, False, options.mask.window, options.softcap, None, options.deterministic, True)
+    call = _call(q, k, v, options)
+    if _is_one_op(call, options):
+        check_dense(call)
+        out, softmax_lse = lse.by_op(call)
+        return out, _told(softmax_lse)
     if is_fp8(q):
         _refuse_sink_in_fp8(sink)
         descales = factors(q, k, q.shape[0], (None, None, None))
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(q, k, v, *common, *descales)
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_func(q, k, v, *common, s_aux=sink)
-    return _result(_call(q, k, v, options), options, out, softmax_lse)
+    return _result(call, options, out, softmax_lse)
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> AttentionCall:
     call = AttentionCall(q, k, v, options.softmax_scale, False, options.mask.window, options.softcap)
     call.s_aux, call.deterministic = options.learnable_sink, options.deterministic
     return call
+
+
+def _is_one_op(call: AttentionCall, options: Options) -> bool:
+    """Whether torch.compile traces a call whose softmax_lse gets a gradient. The op knows no `deterministic`."""
+    recorded = keeps_gradients(call.q, call.k, call.v, call.s_aux)
+    return is_compiling() and options.return_lse and recorded and not options.deterministic and not is_fp8(call.q)
 
 
 def _refuse_sink_in_fp8(sink: torch.Tensor | None) -> None:
@@ -142,13 +155,17 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
     seqused_k = _fewer(lengths.seqused_k, starts_k, options.mask.fewer_keys)
     if seqused_q is not None or seqused_k is not None:
         starts_q, starts_k = used_rows(starts_q, starts_k, seqused_q, seqused_k)
+    call = _call(q, keys, values, options)
+    call.cu_seqlens_q, call.cu_seqlens_k = starts_q, starts_k
+    call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
+    if _is_one_op(call, options):
+        check_varlen(call)
+        out, softmax_lse = lse.by_op(call)
+        return _unpacked(queries, out, _told(softmax_lse))
     out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
         q, keys, values, starts_q, starts_k, queries.longest, k.longest, 0.0, options.softmax_scale, False,
         options.mask.window, options.softcap, None, options.deterministic, True, s_aux=options.learnable_sink,
     )  # fmt: skip
-    call = _call(q, keys, values, options)
-    call.cu_seqlens_q, call.cu_seqlens_k = starts_q, starts_k
-    call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
     return _unpacked(queries, *_result(call, options, out, softmax_lse))
 
 

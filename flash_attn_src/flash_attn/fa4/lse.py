@@ -8,9 +8,15 @@ import torch
 from torch.nn.functional import pad
 
 from flash_attn.calls import AttentionCall, replace, restore
+from flash_attn.custom_ops import dispatch
 from flash_attn.custom_ops.autograd import differentiate
 
 _HEAD_DIM_STEP = 8
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """x with a head dim that backends take."""
+    return pad(x, (0, -x.shape[-1] % _HEAD_DIM_STEP))
 
 
 class _Lse(torch.autograd.Function):
@@ -33,8 +39,7 @@ class _Lse(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, softmax_lse, *tensors = ctx.saved_tensors
-        missing = (0, -q.shape[-1] % _HEAD_DIM_STEP)
-        wide_q, wide_k = pad(q, missing), pad(k, missing)
+        wide_q, wide_k = _padded(q), _padded(k)
         # The gradient of softmax_lse does not depend on v.
         call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
         dq, dk, _, dsinks = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
@@ -47,3 +52,10 @@ def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tenso
     """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k and s_aux."""
     bare = replace(call, softmax_scale=call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale)
     return _Lse.apply(call.q, call.k, call.s_aux, softmax_lse.detach(), bare)
+
+
+def by_op(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) of a checked call that torch.compile traces: the custom op has the gradients of both."""
+    padded = replace(call, q=_padded(call.q), k=_padded(call.k), v=_padded(call.v))
+    out, softmax_lse, *_ = dispatch.forward(padded)
+    return out[..., : call.v.shape[-1]], softmax_lse

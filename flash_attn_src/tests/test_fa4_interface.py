@@ -1,0 +1,240 @@
+"""FlashAttention-4's interface, flash_attn.cute, against attention in float64."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import flash_attn
+import pytest
+import torch
+from assert_close import assert_close
+from flash_attn import cute
+from small_calls import in_one_graph
+
+torch.set_num_threads(2)
+
+SIGNATURES = {
+    "flash_attn_func": "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, "
+    "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
+    "score_mod=None, score_mod_bwd=None, mask_mod=None, aux_tensors=None, aux_scalars=None, block_sparse_tensors=None, "
+    "block_sparse_tensors_bwd=None, return_lse=False",
+    "flash_attn_varlen_func": "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, "
+    "max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, "
+    "softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, "
+    "pack_gqa=None, deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None, block_sparse_tensors=None, "
+    "aux_tensors=None, aux_scalars=None, return_lse=False, scheduler_metadata=None, seqlen_k_per_split=None, "
+    "disable_scheduler_metadata=False",
+    "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, "
+    "virtual_batch_idx=None, return_lse=True",
+}
+
+
+def draw(seqlen_q: int = 11, seqlen_k: int = 14, dim: int = 16) -> list[torch.Tensor]:
+    """q (2, seqlen_q, 4, dim), k and v (2, seqlen_k, 2, dim), a sink of each query head."""
+    torch.manual_seed(seqlen_q + seqlen_k)
+    shapes = ((2, seqlen_q, 4, dim), (2, seqlen_k, 2, dim), (2, seqlen_k, 2, dim), (4,))
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None, hidden: torch.Tensor, softcap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) in float64; hidden (batch or 1, 1, seqlen_q, seqlen_k) says what is masked."""
+    group = q.shape[2] // k.shape[2]
+    wide_q, wide_k, wide_v = (x.double() for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
+    scores = torch.einsum("bqhd,bkhd->bhqk", wide_q, wide_k) * q.shape[-1] ** -0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sink is not None:
+        column = sink.double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])[..., : k.shape[1]]
+    return torch.einsum("bhqk,bkhd->bqhd", weights, wide_v), lse
+
+
+def hidden(
+    used_q: list[int], used_k: list[int], shape: tuple[int, int], left: int | None, right: int | None
+) -> torch.Tensor:
+    """What a window hides in sequences of these lengths: query i sees keys i + shift - left to i + shift + right."""
+    masks = []
+    for length_q, length_k in zip(used_q, used_k, strict=True):
+        row = torch.arange(shape[0])[:, None] + length_k - length_q
+        key = torch.arange(shape[1])[None]
+        mask = (key >= length_k) | (torch.arange(shape[0])[:, None] >= length_q)
+        mask = mask if left is None else mask | (key < row - left)
+        masks.append(mask if right is None else mask | (key > row + right))
+    return torch.stack(masks)[:, None]
+
+
+def check(
+    got: tuple[torch.Tensor, torch.Tensor | None], wanted: tuple[torch.Tensor, torch.Tensor], inputs: list[torch.Tensor]
+) -> None:
+    """out, softmax_lse, and the gradients of a sum of both."""
+    out, lse = got
+    assert lse is not None
+    assert_close("out", out, wanted[0].to(out.dtype))
+    assert_close("lse", lse, wanted[1].to(lse.dtype))
+    seen = wanted[1] != -torch.inf
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    losses = [(x.double() * dout).sum() + (y.double() * dlse)[seen].sum() for x, y in ((out, lse), wanted)]
+    gradients, expected = (torch.autograd.grad(loss, inputs) for loss in losses)
+    for name, one, other in zip(("dq", "dk", "dv", "dsink"), gradients, expected, strict=False):
+        assert_close(name, one, other)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    parameters = inspect.signature(getattr(cute, name)).parameters.values()
+    found = ", ".join(str(each.replace(annotation=each.empty)).replace(" = ", "=") for each in parameters)
+    assert found == SIGNATURES[name]
+    assert getattr(cute.interface, name) is getattr(cute, name)
+
+
+@pytest.mark.parametrize(
+    ("window", "causal", "softcap"),
+    [((None, None), False, 0.0), ((None, None), True, 5.0), ((3, 2), False, 0.0), ((4, None), True, 0.0),
+     ((None, -3), False, 0.0), ((-2, None), False, 0.0), ((6, -2), False, 0.0), ((-1, -1), False, 0.0)],
+)  # fmt: skip
+def test_dense(window: tuple[int | None, int | None], causal: bool, softcap: float) -> None:
+    *inputs, sink = draw()
+    q, k, v = inputs
+    left, right = window[0], 0 if causal else window[1]
+    if window == (-1, -1):  # upstream opens a window that would be empty
+        left = right = None
+    mask = hidden([11] * 2, [14] * 2, (11, 14), left, right)
+    for given in (None, sink):
+        got = cute.flash_attn_func(
+            q, k, v, causal=causal, window_size=window, softcap=softcap, learnable_sink=given, return_lse=True
+        )
+        every = inputs if given is None else [*inputs, given]
+        check(got, reference(q, k, v, given, mask, softcap), every)
+
+
+def test_softmax_lse_is_there_where_upstream_has_it() -> None:
+    q, k, v, _ = draw()
+    assert cute.flash_attn_func(q.detach(), k.detach(), v.detach())[1] is None
+    recorded = cute.flash_attn_func(q, k, v)[1]
+    assert recorded is not None
+    assert not recorded.requires_grad
+    asked = cute.flash_attn_func(q, k, v, return_lse=True)[1]
+    assert asked is not None
+    assert asked.requires_grad
+
+
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (-2, None), (3, -1)])
+@pytest.mark.parametrize("layout", ["packed", "used", "packed, used"])
+def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
+    *inputs, sink = draw()
+    q, k, v = inputs
+    used_q, used_k = [7, 11], [9, 12]
+    given: dict[str, Any] = {"return_lse": True, "learnable_sink": sink, "window_size": window}
+    lengths_q, lengths_k = (torch.tensor(x, dtype=torch.int32) for x in (used_q, used_k))
+    mask = hidden(used_q, used_k, (11, 14), *window)
+    if layout == "used":
+        given |= {"seqused_q": lengths_q, "seqused_k": lengths_k}
+        got = cute.flash_attn_varlen_func(q, k, v, **given)
+    else:
+        used = layout != "packed"
+        rows_q, rows_k = ([11, 11], [14, 14]) if used else (used_q, used_k)
+        for name, rows in (("q", rows_q), ("k", rows_k)):
+            given[f"cu_seqlens_{name}"] = torch.tensor([0, rows[0], sum(rows)], dtype=torch.int32)
+        if used:
+            given |= {"seqused_q": lengths_q, "seqused_k": lengths_k}
+        packed = [
+            torch.cat([x[i, :n] for i, n in enumerate(rows)]) for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k))
+        ]
+        out, lse = cute.flash_attn_varlen_func(*packed, **given)
+        assert lse is not None
+        assert lse.shape == (4, sum(rows_q))
+        spread = torch.zeros(2, 11, 4, 16)
+        spread_lse = sink[None, :, None].expand(2, 4, 11).clone()  # of rows that are no rows
+        start = 0
+        for i, n in enumerate(rows_q):
+            spread[i, :n] = out[start : start + n]
+            spread_lse[i, :, :n] = lse[:, start : start + n]
+            start += n
+        got = spread, spread_lse
+    check(got, reference(q, k, v, sink, mask, 0.0), [*inputs, sink])
+
+
+def test_pages() -> None:
+    q, k, v, sink = (x.detach() for x in draw(11, 16))
+    table = torch.tensor([[3, 0, 5, 1], [2, 7, 4, 6]], dtype=torch.int32)
+    cache_k, cache_v = (torch.empty(8, 4, 2, 16) for _ in range(2))
+    for cache, x in ((cache_k, k), (cache_v, v)):
+        cache[table.flatten().long()] = x.reshape(8, 4, 2, 16)
+    used_k, used_q = [5, 13], [11, 4]
+    given = {
+        "page_table": table, "seqused_k": torch.tensor(used_k, dtype=torch.int32), "learnable_sink": sink,
+        "return_lse": True,
+    }  # fmt: skip
+    for window in ((None, 0), (-2, None)):
+        out, lse = cute.flash_attn_varlen_func(q, cache_k, cache_v, window_size=window, num_splits=3, **given)
+        assert lse is not None
+        wanted = reference(q, k, v, sink, hidden([11, 11], used_k, (11, 16), *window), 0.0)
+        assert_close("out", out, wanted[0].float())
+        assert_close("lse", lse, wanted[1].float())
+    seqused_q = torch.tensor(used_q, dtype=torch.int32)
+    out, _ = cute.flash_attn_varlen_func(q, cache_k, cache_v, seqused_q=seqused_q, causal=True, **given)
+    wanted = reference(q, k, v, sink, hidden(used_q, used_k, (11, 16), None, 0), 0.0)
+    assert_close("out", out, wanted[0].float())
+    with pytest.raises(RuntimeError, match="page_table: attention over pages has no backward"):
+        cute.flash_attn_varlen_func(q.requires_grad_(), cache_k, cache_v, **given)
+
+
+def test_combine() -> None:
+    torch.manual_seed(0)
+    partial, lse = torch.randn(3, 2, 5, 4, 8), torch.randn(3, 2, 5, 4)
+    lse[1:, 0] = -torch.inf
+    wanted = (torch.softmax(lse, 0)[..., None] * partial).sum(0)
+    out, joined = cute.flash_attn_combine(partial, lse, seqused=torch.tensor([5, 5], dtype=torch.int32))
+    assert_close("out", out, wanted)
+    assert joined is not None
+    assert_close("joined", joined, torch.logsumexp(lse, 0))
+    half, nothing = cute.flash_attn_combine(partial.half(), lse, return_lse=False)
+    assert half.dtype is torch.float16
+    assert nothing is None
+
+
+def test_under_compile() -> None:
+    q, k, v, sink = draw()
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        out, lse = cute.flash_attn_func(q, k, v, causal=True, learnable_sink=sink, return_lse=True)
+        assert lse is not None
+        return out.square().sum() + lse.sum()
+
+    inputs = (q, k, v, sink)
+    eager = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.autograd.grad(in_one_graph(loss)(*inputs), inputs)
+    for one, other in zip(compiled, eager, strict=True):
+        assert_close("one", one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("score_mod", "use softcap, alibi_slopes or attn_bias"), ("mask_mod", "attn_bias of .* with -inf"),
+     ("block_sparse_tensors", "flex_attention with a BlockMask"), ("aux_tensors", "nothing but score_mod"),
+     ("gather_kv_indices", "pages of one key by page_table")],
+)  # fmt: skip
+def test_what_is_not_served_says_what_to_use(name: str, instead: str) -> None:
+    q, k, v, _ = draw()
+    for function in (cute.flash_attn_func, cute.flash_attn_varlen_func):
+        with pytest.raises(NotImplementedError, match=f"{name}: flash_attn for ROCm has none, .*{instead}"):
+            function(q, k, v, **{name: [q]})
+
+
+def test_wrong_arguments_are_told() -> None:
+    q, k, v, _ = draw()
+    ends = torch.tensor([0, 11, 22], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"window_size: got 3, wanted \(left, right\), ints or None"):
+        cute.flash_attn_func(q, k, v, window_size=3)
+    with pytest.raises(ValueError, match=r"q: got shape \(2, 11, 4, 16\), wanted \(total_q, heads, head_dim\)"):
+        cute.flash_attn_varlen_func(q, k, v, cu_seqlens_q=ends)
+    with pytest.raises(ValueError, match=r"seqused_k: got \[20, 1\], wanted 0 to the lengths \[14, 14\]"):
+        cute.flash_attn_varlen_func(q, k, v, seqused_k=torch.tensor([20, 1], dtype=torch.int32))
+    with pytest.raises(TypeError, match="pack_gqa: got 'yes', wanted a bool"):
+        cute.flash_attn_func(q, k, v, pack_gqa="yes")
+    assert flash_attn.__version__ == cute.__version__
