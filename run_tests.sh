@@ -16,6 +16,15 @@ USAGE
         ;;
 esac
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
+# The crate's check needs no Python: it runs while the environment is downloaded and the linters run. In CI a missing
+# cargo is an error; elsewhere the Rust crate is for those who have Rust.
+crate=
+if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
+    mkdir -p build
+    candle-flash-rocm/check.sh >build/crate.log 2>&1 &
+    crate=$!
+    trap 'kill "$crate" 2>/dev/null' EXIT
+fi
 ./build_rocm.sh --setup test
 export PATH="$PWD/build/env-test/bin:$PATH"
 ruff check .
@@ -29,9 +38,12 @@ check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona auditor .
-# In CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
-if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
-    candle-flash-rocm/check.sh
+if [[ -n $crate ]]; then
+    wait "$crate" || {
+        cat build/crate.log
+        exit 1
+    }
+    cat build/crate.log
 fi
 # Processes side by side have a core each: threads of torch and numpy that wait for one another would take it from them.
 export OMP_NUM_THREADS=1

@@ -13,6 +13,7 @@ set guides.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ class Cost(NamedTuple):
     conflicts: float = 0
 
 
+@functools.cache
 def rates(target: str) -> Rates:
     """The row of a target. Raises ValueError for one that no row fits."""
     for prefix, row in RATES.items():
@@ -123,7 +125,13 @@ def shared(touched: list[Array], target: str) -> Cost:
     banks, lanes = rates(target).banks, rates(target).lanes
     if not touched:
         return Cost(SHARED, -(-lanes // banks))
-    words = np.unique(np.concatenate([places.ravel() for places in touched]) // 4)
+    return _of_banks(np.concatenate([places.ravel() for places in touched]).astype(np.int32).tobytes(), banks)
+
+
+@functools.lru_cache(1 << 14)
+def _of_banks(places: bytes, banks: int) -> Cost:
+    """`shared` for addresses as numbers of 32 bits. In a loop the same ones come again and again."""
+    words = np.unique(np.frombuffer(places, np.int32) // 4)
     taken, least = int(np.bincount(words % banks).max()), -(-len(words) // banks)
     return Cost(SHARED, taken, taken - least)
 
