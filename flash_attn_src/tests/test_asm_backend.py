@@ -241,7 +241,7 @@ def test_backend_info_says_who_serves_a_call() -> None:
     with device.using(Recording("gfx942")), backends.using(Sources(torch_backend, torch_backend)):
         told = backend_info(one.q, one.k, one.v, causal=True)["call"]
     assert told["forward"] == {
-        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5296, triton 7306, ck 9045",
+        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5296, ck 7242, triton 7272",
     }  # fmt: skip
     assert backend_info(one.q, one.k, one.v)["call"]["backward"]["source"] == "torch"
     assert "call" not in backend_info()
