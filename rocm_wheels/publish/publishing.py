@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
 
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
-    """All checks of `publish` and what it would send; nothing is asked of GitHub."""
+    """All checks of `publish` and what it would send, a line for each wheel; nothing is asked of GitHub."""
     wheels, wanted = assets.collect(dist)
     commits = sorted({wheel.verdict.commit for wheel in wheels})
     if len(commits) > 1:
@@ -81,8 +82,10 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
             remedy="Build them all from the commit of the release.",
         )
     wanted.append(assets.sums({asset.name: asset.sha256 for asset in wanted}))
-    for asset in wanted:
-        say(f"{asset.sha256}  {size(asset.size):>10}  {asset.name}")
+    for name, group in groupby(sorted(wanted, key=lambda asset: _owner(asset.name)), lambda asset: _owner(asset.name)):
+        own, *beside = sorted(group, key=lambda asset: asset.name != name)
+        parts = f" with {', '.join(sorted(asset.name.removeprefix(name) for asset in beside))}" if beside else ""
+        say(f"{own.sha256}  {size(sum(asset.size for asset in (own, *beside))):>10}  {name}{parts}")
     notes.render(wheels, tag=tag, index_url=index_url, new="", repository=repository)
     total = size(sum(asset.size for asset in wanted))
     say(f"dry run: release {tag} would hold these {len(wanted)} assets, {total}; nothing was sent")
