@@ -17,8 +17,11 @@ from typing import NamedTuple
 
 
 class Packet(NamedTuple):
-    """One launch: the GPU's number, threads of a block and of the grid, bytes of private memory (a thread's) and of
-    shared memory (a block's), the addresses of the kernel's descriptor and of its arguments."""
+    """One launch.
+
+    The number of the GPU, the threads of a block and of the grid, the bytes of private memory for a thread and of
+    shared memory for a block, the addresses of the kernel's descriptor and of its arguments.
+    """
 
     gpu: int
     block: tuple[int, int, int]
@@ -34,8 +37,9 @@ class Packet(NamedTuple):
         return x, y, z
 
     def content(self, least: int = 0) -> bytes:
-        """All argument bytes that the kernel asks for, those that HIP adds among them, but `least` of them: AMD's
-        assembly kernels do not say how many they ask for."""
+        """All argument bytes that the kernel asks for, with the ones that HIP adds, but at least `least` bytes, because
+        AMD's assembly kernels do not say how many they ask for.
+        """
         size = struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0]
         return ctypes.string_at(self.arguments, max(size, least))
 
@@ -85,7 +89,9 @@ class Runtime:
 
     @contextmanager
     def serving(self, run: Callable[[Packet], None], count: int) -> Iterator[None]:
-        """What to do with the packets of the launches within, of which there are `count`. Raises what it raises."""
+        """Within the block, `count` launches are expected, and each packet goes to this function. Raises what it
+        raises.
+        """
         self._run = run
         try:
             yield

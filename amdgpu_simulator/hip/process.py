@@ -50,8 +50,9 @@ def build() -> Path:
 
 
 def command(name: str, target: str, arguments: list[str], *, gpus: int = 1) -> tuple[list[str], dict[str, str]]:
-    """What runs this Python with a release's runtime on a machine with GPUs of a target: words and environment.
-    Raises UnavailableError."""
+    """The words and the environment of a command that runs this Python with a release's runtime, as on a machine with
+    GPUs of a target. Raises UnavailableError.
+    """
     libraries = fetch(name) / LIBRARIES
     (library,) = libraries.glob("libamdhip64.so.?")
     # The runtime is newer than most machines' C library, so it brings its own, and the loader that goes with it.

@@ -10,8 +10,11 @@ _CHIPS = {9: "141:60", 10: "143:40", 11: "145:1", 12: "152:80"}
 
 
 def write(root: Path, target: str, gpus: int) -> dict[str, str]:
-    """Writes what the kernel tells of a machine with GPUs of a target, below root; the variables that kfd.c reads.
-    The counts of units are no card's."""
+    """Writes the files in which the kernel describes a machine with GPUs of a target, below root. Returns the variables
+    that kfd.c reads.
+
+    The numbers of units are not the numbers of a real card.
+    """
     numbers = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", target)
     if numbers is None or int(numbers[1]) not in _CHIPS:
         raise SystemExit(f"error: {target}: want a target of the gfx9 to gfx12 families, such as gfx942")

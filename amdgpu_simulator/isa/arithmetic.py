@@ -35,7 +35,7 @@ def _signed_field(x: Array, start: Array, width: Array) -> Array:
 
 
 def _permute(a: Array, b: Array, selector: Array) -> Array:
-    """Bytes of a (4 to 7) and b (0 to 3) by the selector's bytes; 12 is zero, more is 255."""
+    """The selector picks bytes: 4 to 7 from a, 0 to 3 from b. 12 is zero, larger numbers are 255."""
     whole = _u64(a) << _U64(32) | _u64(b)
     result = np.zeros(np.broadcast_shapes(whole.shape, selector.shape), np.uint32)
     for byte in range(4):

@@ -24,8 +24,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's code. labels: index of the instruction that follows; descriptor: the .amdhsa_ directives;
-    arguments: (offset, bytes, kind) of each; constants: the data beside the code, by its label."""
+    """The code of a kernel.
+
+    labels: label -> index of the instruction after it. descriptor: the .amdhsa_ directives. arguments: (offset, bytes,
+    kind) of each argument. constants: label -> the data that lies beside the code.
+    """
 
     symbol: str
     target: str
@@ -88,7 +91,9 @@ def _data(lines: str) -> Array:
 
 
 def _operand(text: str, constants: dict[str, Array]) -> str:
-    """Where data lies is half of an address relative to the instruction; here it is half of the address itself."""
+    """Code computes the address of data in two halves, relative to the instruction. Here each half is a half of the
+    absolute address.
+    """
     if (found := _ADDRESS.match(text)) is None:
         return text
     address = constants[found[1]].ctypes.data

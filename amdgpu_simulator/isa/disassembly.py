@@ -44,8 +44,11 @@ _LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
 
 
 def kernel(image: bytes, symbol: str | None = None) -> Kernel:
-    """The kernel of a code object that has this symbol, or its only one. Raises ValueError for another file and for a
-    kernel that reads data beside its code, whose address the text does not tell; debian.UnavailableError."""
+    """The kernel with this symbol, or the only kernel of the code object.
+
+    Raises ValueError for another file, and for a kernel that reads data beside its code, because the text does not tell
+    the address of that data. Raises debian.UnavailableError.
+    """
     elf = ELFFile(io.BytesIO(image))
     described = _metadata(elf, symbol)
     machine = elf.header["e_flags"] & 0xFF

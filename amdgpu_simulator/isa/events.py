@@ -29,4 +29,4 @@ class Observer(Protocol):
         """A work group begins. The events that follow are its own."""
 
     def step(self, event: Event) -> None:
-        """The lists of the event are the observer's to read until it returns."""
+        """The observer may read the lists of the event until this returns."""

@@ -66,7 +66,9 @@ def _write_lane(instruction: Instruction) -> Execute:
 
 
 def _other_row(instruction: Instruction) -> Execute:
-    """v_permlanex16_b32 (v_permlane16_b32): each lane takes the lane of the other row (its row) that 4 bits name."""
+    """v_permlanex16_b32: each lane reads a lane of the other row; v_permlane16_b32: of its own row. 4 bits name the
+    lane.
+    """
     crossed = "x16" in instruction.mnemonic
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
     low, high = (scalar(text) for text in instruction.operands[2:4])
@@ -92,7 +94,9 @@ def _swap(instruction: Instruction) -> Execute:
 
 
 def _half_swap(instruction: Instruction) -> Execute:
-    """v_permlane32_swap_b32 (16): the upper half (odd rows) of the first and the lower of the second."""
+    """v_permlane32_swap_b32: swaps the upper half of the first register with the lower half of the second;
+    v_permlane16_swap_b32: the odd rows of the first with the even rows of the second.
+    """
     first, second = (place(text) for text in instruction.operands)
     size = 32 if "lane32" in instruction.mnemonic else 16
 
@@ -188,7 +192,7 @@ def _switches(instruction: Instruction, name: str, default: int) -> list[int]:
 
 
 def _mixed(instruction: Instruction) -> Execute:
-    """v_fma_mix: fp32 arithmetic on operands of which each is fp32 or one half of a register."""
+    """v_fma_mix: fp32 arithmetic. Each operand is fp32 or one half of a register."""
     operands = instruction.operands
     halves, narrow = _switches(instruction, "op_sel", 0), _switches(instruction, "op_sel_hi", 0)
     if set(instruction.modifiers) - {"op_sel", "op_sel_hi", "clamp"} or "clamp" in instruction.modifiers:

@@ -69,7 +69,7 @@ def _wmma_places(target: str) -> tuple[Array, Array]:
 
 
 def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> Callable[[Wave], Array]:
-    """A or B as (rows, depth): lane l holds row l % rows and the k that follow l // rows * (its number of them)."""
+    """A or B as (rows, depth). Lane l holds row l % rows. Its values of k start at l // rows times their number."""
     groups = 64 // rows
     each = depth // groups
     index = place(text)

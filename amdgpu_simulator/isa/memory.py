@@ -1,4 +1,4 @@
-"""Memory instructions but those of shared memory: tensors of this process, private memory of lanes."""
+"""Instructions of global and private memory: tensors of this process, private memory of lanes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _HINTS = {"nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope"}
 
 
 def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: Form) -> None:
-    """Loaded bytes, (lanes, bytes), into registers."""
+    """Writes loaded bytes, (lanes, bytes), into registers when a wait says so. Until then the registers hold NaN."""
     size, extend, half = form
     if size >= 4:
         words = np.ascontiguousarray(data).view(np.uint32)
@@ -171,8 +171,11 @@ def _returns_nothing(instruction: Instruction, action: str) -> bool:
 
 
 def _buffer_address(instruction: Instruction, _action: str) -> Address:
-    """Addresses of a buffer resource, and how many bytes lie inside of it from there. A resource has a number of bytes,
-    checked word by word, or of records for an instruction by whose index a lane names one."""
+    """The addresses of a buffer resource, and how many bytes of the resource follow each.
+
+    The size of a resource is a number of bytes, checked word by word. For an instruction with an index it is a number
+    of records, and each lane names one.
+    """
     modifiers = instruction.modifiers
     operands = instruction.operands[(0 if "lds" in modifiers else 1) :]
     vector, resource, more = operands[0], scalar(operands[1], 4), scalar(operands[2])
@@ -287,14 +290,17 @@ def _access(
 
 
 def _private_addresses(wave: Wave, places: Array, lanes: Array) -> Array:
-    """Addresses for an observer, negative ones, by bytes of private memory. Of a word the lanes lie side by side."""
+    """Addresses of private memory for an observer. They are negative. The lanes of one word lie side by side."""
     inside = (places.astype(np.int64) // 4 * wave.count + lanes) * 4
     return inside - ((wave.index + 1) << 40)
 
 
 def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, int, int]]:
-    """(lanes, first byte, bytes) of what is accessed: all of it, or of a buffer with `room` for so many bytes the words
-    that lie in it. The others read zero and are not written."""
+    """(lanes, first byte, bytes) of what is accessed.
+
+    A buffer has `room` for so many bytes: only the words that lie in it are accessed. The others read zero and are not
+    written.
+    """
     if room is None:
         yield np.ones(count, bool), 0, size
         return

@@ -18,8 +18,10 @@ _LOADING = 64  # added to the number of the wave whose load from global memory i
 
 
 class Shared:
-    """The shared memory of a work group, and who read and wrote what of it since the last barrier: two waves that
-    touch the same byte between two barriers, one of them to change it, do so in an order that nobody knows."""
+    """The shared memory of a work group, and which wave read or wrote which byte since the last barrier.
+
+    A race: two waves touch the same byte between two barriers and one of them writes it, so nobody knows the order.
+    """
 
     def __init__(self, size: int, *, looks_for_races: bool = True) -> None:
         self.content = np.full(size, 0xFF, np.uint8)
@@ -48,8 +50,10 @@ class Shared:
         return self.content[places]
 
     def store(self, wave: int, places: Array, data: Array) -> None:
-        """Writes some bytes for a wave. Raises as `load`; waves may write the same value to the same place. Of lanes
-        that write to one place the last one's value is there, whatever the others'."""
+        """Writes some bytes for a wave. Raises as `load`.
+
+        Waves may write the same value to the same place. Where several lanes write to one place, the last lane wins.
+        """
         self._check(places)
         before = self.content[places]
         self.content[places] = data
@@ -61,9 +65,11 @@ class Shared:
         self.touch(wave, places, writes=True)
 
     def bring(self, wave: int, places: Array, data: Array) -> Operation:
-        """Writes bytes that a load brings from global memory. Nobody may touch them, the wave itself neither, before
-        it has waited for the load, and the others not before the barrier after that. Where no races are looked for, the
-        bytes arrive when the wave waits for them."""
+        """Writes bytes that a load brings from global memory.
+
+        The wave itself must not touch them before it has waited for the load, and other waves not before the next
+        barrier. Where no races are looked for, the bytes arrive when the wave waits for them.
+        """
         if not self._looks_for_races:
             return Operation(lambda: self.store(wave, places, data))
         self.store(wave, places, data)
@@ -152,7 +158,7 @@ def _read(wave: Wave, index: int, places: Array, lanes: Array, form: Form) -> No
 
 
 def _exchange(wave: Wave, index: int, values: Array) -> None:
-    """A word for each lane from those of other lanes, through the hardware of shared memory."""
+    """ds_bpermute_b32 and the like: each lane reads a word of another lane through the hardware of shared memory."""
     lanes = np.flatnonzero(wave.lanes)
     data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
     arrive(wave, wave.queues.shared, index, data, lanes, FORMS["b32"])

@@ -57,7 +57,9 @@ def decode(instruction: Instruction, gpu: str) -> Execute | None:
 
 
 def _name(instruction: Instruction) -> str:
-    """The operation, by its name in gfx9: later targets say that an integer carries nothing, a float takes no NaN."""
+    """The operation by its name in gfx9. Later targets have names that say: an integer has no carry, a float ignores
+    NaN.
+    """
     name = instruction.mnemonic.removeprefix("v_").removeprefix("dual_")
     return name.replace("_nc_", "_").replace("_num_", "_")
 
@@ -103,7 +105,7 @@ def _tabled(instruction: Instruction, gpu: str) -> Execute:
 
 
 def _of_scalars(instruction: Instruction, name: str) -> Execute:
-    """v_s_exp_f32 and the like, of gfx12: of a scalar register, into one."""
+    """v_s_exp_f32 and the like of gfx12: from a scalar register into a scalar register."""
     destination, read, compute = (
         _mask_register(instruction.operands[0])[0],
         source(instruction.operands[1], "f"),
@@ -119,7 +121,7 @@ def _none_left(instruction: Instruction, modifiers: dict[str, str]) -> None:
 
 
 def _selected(instruction: Instruction, read: list[Read], modifiers: dict[str, str]) -> list[Read]:
-    """Operands of which an SDWA instruction takes a byte or half."""
+    """Operands of an SDWA instruction, which takes a byte or a half of each register."""
     if modifiers.pop("sdwa", None) is None:
         return read
     found = []

@@ -20,7 +20,9 @@ _ALL = 0
 
 
 class Operation(NamedTuple):
-    """finish: what its end does; touch: marks again what it touches of shared memory, after a barrier."""
+    """finish: what happens when the operation ends. touch: marks the shared memory that it touches again, after a
+    barrier.
+    """
 
     finish: Callable[[], None] | None = None
     touch: Callable[[], None] | None = None
@@ -37,8 +39,11 @@ class _Counted(deque[Operation]):
 
 
 class Queues:
-    """The operations of a wave that are under way. Those of `vector` (global and private memory) end in their order, as
-    do those of `shared`; scalar loads end in any order, so only a wait for all of them is one for any."""
+    """The operations of a wave that have not ended.
+
+    The operations of `vector` (global and private memory) end in their order, and so do the operations of `shared`.
+    Scalar loads end in any order, so only a wait for all of them is a wait for one.
+    """
 
     def __init__(self) -> None:
         self.vector: deque[Operation] = _Counted()

@@ -43,9 +43,12 @@ _DTYPES = {
 
 
 class Wave:
-    """Registers of one wave: v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), the
-    accumulators from 256 on; s the scalar ones. lanes: which are active, full: whether all are; index: which of its
-    group's waves it is; queues: what it waits for."""
+    """The registers of one wave.
+
+    v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), with the accumulators from 256 on.
+    s: the scalar registers. lanes: which lanes are active. full: whether all are. index: the number of the wave in its
+    work group. queues: what the wave waits for.
+    """
 
     def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int) -> None:
         self.count = lanes
@@ -149,8 +152,10 @@ def scalar(text: str, words: int = 1) -> Callable[[Wave], int]:
 
 
 def source(text: str, kind: str, half: int = 0) -> Read:
-    """Reads an operand of a vector instruction as a `kind`: u, i, f (32 bits), U, I, F (64), h (fp16, of which `half`
-    is 1 for the upper one). Signs and absolute values are those of floating-point kinds."""
+    """Reads an operand of a vector instruction as a `kind`: u, i, f (32 bits), U, I, F (64 bits), h (fp16).
+
+    `half` is 1 for the upper half of a register. Signs and absolute values apply to floating-point kinds.
+    """
     text = text.removeprefix("sext(").removesuffix(")")  # SDWA selects, and extends, what is read here
     signed = kind in "fhF" and not re.fullmatch(r"-[\d.ex]+", text)
     read = _plain(text.lstrip("-").strip("|") if signed else text, kind, half)

@@ -86,9 +86,12 @@ def _header_directories() -> list[Path]:
 
 
 def _split_configuration(headers: list[Path], target: str, scratch: Path) -> list[Path]:
-    """What else to search where a Linux distribution keeps pyconfig.h apart for each machine: Debian's includes
-    <x86_64-linux-gnu/python3.11/pyconfig.h>. That lies beside the headers of this machine's C library, which are not
-    the compiler's, so it gets a directory of its own, below `scratch`; one serves every target, all 64-bit Linux."""
+    """Another directory of headers, for Linux distributions that keep pyconfig.h apart for each machine.
+
+    Debian's pyconfig.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>. That file lies beside the headers of this
+    machine's C library, and the compiler must not find those, because it brings its own. So the file gets a directory
+    of its own below `scratch`.
+    """
     machine = sysconfig.get_config_var("MULTIARCH")
     apart = [directory.parent / str(machine) / directory.name / "pyconfig.h" for directory in headers]
     path = next(filter(Path.is_file, apart), None)

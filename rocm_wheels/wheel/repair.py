@@ -61,11 +61,11 @@ def check() -> None:
 
 
 def repair(wheel: Path, output: Path) -> Path:
-    """Writes the manylinux form of `wheel` into `output`, for the oldest platform it can run on, and takes away the
-    verdict on another wheel of that name.
+    """Writes the manylinux form of `wheel` into `output`, for the oldest platform that it can run on. Removes the
+    verdict about another wheel of that name.
 
-    The same input gives the same bytes. Raises RepairFailed with auditwheel's own words, or where
-    the result holds a foreign library, a wrong RECORD or more bytes than a release takes.
+    The same input gives the same bytes. Raises RepairFailed with auditwheel's own words, or where the result holds a
+    foreign library, a wrong RECORD or more bytes than a release takes.
     """
     check()
     if not zipfile.is_zipfile(wheel):

@@ -152,7 +152,7 @@ def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSour
 
 
 def _unanswered(url: str) -> str:
-    """Why the ROCm index does not serve a page, "" if it does; asked again where that may be a matter of seconds."""
+    """Why the ROCm index does not serve a page, "" if it does. It is asked again where a failure may pass."""
     for attempt in range(_PROBES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)

@@ -22,7 +22,7 @@ _WANTED = {
 
 
 class Kernel:
-    """As flash_attn._launcher.Kernel. launched: takes (what the kernel was made of, what it was launched with)."""
+    """Like flash_attn._launcher.Kernel. launched: (what the kernel was made of, what it was launched with)."""
 
     launched: ClassVar[list[Any]]
     platform = "hip"

@@ -24,7 +24,7 @@ BITS = {"P": 47, "i": 31, "f": 23}
 
 
 class Stored:
-    """A kernel of the store, and numbers to launch it with that nothing mistakes for each other."""
+    """A kernel of the store, with arguments that all differ, so that a test sees a mixed-up one."""
 
     def __init__(self, image: bytes, name: str, entry: dict[str, Any]) -> None:
         self.entry = entry
@@ -127,7 +127,7 @@ def test_threads_load_it_once_and_each_launch_arrives(one: Stored) -> None:
 
 
 def test_the_largest_grid(one: Stored) -> None:
-    """One block more is for the launcher to refuse: of HIP's releases some launch a part of such a grid."""
+    """The launcher must refuse one more block: some releases of HIP launch only a part of such a grid."""
     grid = ((2**32 - 1) // one.entry["threads"], 1, 1)
     with packets.runtime().serving(partial(one.check, grid=grid), 1):
         one.kernel.launch(0, 0, *grid, *one.arguments)
@@ -136,7 +136,7 @@ def test_the_largest_grid(one: Stored) -> None:
 
 
 def test_refused_by_a_gpu_of_another_target(one: Stored) -> None:
-    """Run on such a GPU. The error is the launcher's alone: HIP remembers none that torch would take for its own."""
+    """Run on such a GPU. The launcher alone raises: HIP keeps no error that torch would take for its own."""
     with pytest.raises(RuntimeError, match=r"on device 0: hipModuleLoadData failed: hipErrorNoBinaryForGpu \(209\)"):
         one.kernel.launch(0, 0, 1, 1, 1, *one.arguments)
     assert packets.runtime().hip.hipGetLastError() == 0

@@ -214,7 +214,9 @@ class _Fake(fake_launcher.Kernel):
 
 @case("hip", "cuda")
 def is_as_strict_as_the_fake(bench: Bench) -> None:
-    """fake_launcher.py stands in for the launcher in tests of the package: both say the same of the same mistakes."""
+    """fake_launcher.py stands in for the launcher in tests of the package. Both must report the same mistakes with the
+    same words.
+    """
     kernels = [
         (b"", "entry", "i", 0, 64, "name"), (b"i", "", "i", 0, 64, "name"), (b"i", "entry", "i", 0, 64, ""),
         (b"i", "entry", "i", 0, 0, "name"), (b"i", "entry", "i", 0, 1025, "name"), (b"i", "entry", "i", -1, 64, "name"),
