@@ -17,6 +17,7 @@ import pytest
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
 VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
+INTERFACES = ("flash_attn_3", "flash_attn_4")
 LABEL = "rocm62torch2.5triton"
 
 
@@ -47,9 +48,9 @@ class Clients:
     def _wheel(self, version: str) -> Path:
         return self._built(_TESTS.parent, version)
 
-    def _interface(self) -> Path:
-        """The wheel of flash-attn-3."""
-        return self._built(_TESTS.parent / "flash_attn_3", VERSIONS[-1])
+    def _interface(self, name: str) -> Path:
+        """The wheel of flash-attn-3 or flash-attn-4."""
+        return self._built(_TESTS.parent / name, VERSIONS[-1])
 
     def _built(self, source: Path, version: str) -> Path:
         dist = self.directory / "dist" / source.name / version
@@ -79,7 +80,7 @@ class Clients:
         install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
         _run(*install, "--require-hashes", "-r", _ROOT / f"locks/{group}.txt")
         # Without dependencies: uv does not see the torch that the .pth file adds.
-        _run(*install, "--no-deps", self.wheel(VERSIONS[-1]), self.interface())
+        _run(*install, "--no-deps", self.wheel(VERSIONS[-1]), *map(self.interface, INTERFACES))
         return python
 
     def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1]) -> str:
@@ -94,12 +95,15 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     return Clients(tmp_path_factory.mktemp("clients"))
 
 
-@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
-@pytest.mark.parametrize("group", ["clients-transformers-4", "clients-transformers-5"])
-def test_transformers(clients: Clients, group: str, implementation: str) -> None:
-    said = clients.run(group, "with_transformers.py", implementation)
+@pytest.mark.parametrize(
+    ("version", "implementation", "models"),
+    [(4, "flash_attention_2", 3), (4, "flash_attention_3", 3), (5, "flash_attention_2", 7), (5, "flash_attention_3", 3),
+     (5, "flash_attention_4", 3)],
+)  # fmt: skip
+def test_transformers(clients: Clients, version: int, implementation: str, models: int) -> None:
+    said = clients.run(f"clients-transformers-{version}", "with_transformers.py", implementation)
     assert f"{implementation}, cpu" in said
-    assert said.count("12 tokens generated as by eager attention") == 3
+    assert said.count("12 tokens generated as by eager attention") == models
 
 
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])

@@ -1,6 +1,6 @@
 """Small random models of transformers by flash_attn against eager attention: logits, gradients, generation.
 
-    python with_transformers.py [flash_attention_2 | flash_attention_3]
+    python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4]
 
 With a GPU, in bf16 and through transformers' own checks. Without, in fp32 on the CPU: transformers' question whether
 there is a GPU is answered yes, everything else is its own code.
@@ -47,6 +47,41 @@ MODELS: dict[str, Any] = {
         transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     ),
 }
+if MAJOR >= 5:
+    MODELS |= {
+        "gpt-oss, sinks, window of 6": lambda: transformers.GptOssForCausalLM(
+            transformers.GptOssConfig(
+                **SIZES, **HEADS, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=6
+            )
+        ),
+        "Granite SWA, sinks, window of 6": lambda: transformers.GraniteSWAForCausalLM(
+            transformers.GraniteSWAConfig(**SIZES, **HEADS, sliding_window=6)
+        ),
+        "Gemma 4, head dims 16 and 512": lambda: transformers.Gemma4ForCausalLM(
+            transformers.Gemma4TextConfig(
+                **SIZES, **HEADS, head_dim=16, global_head_dim=512, sliding_window=6, hidden_size_per_layer_input=8,
+                vocab_size_per_layer_input=101, layer_types=["sliding_attention", "full_attention"],
+            )
+        ),
+        "DeepSeek V3, head dims 24 and 16": lambda: transformers.DeepseekV3ForCausalLM(
+            transformers.DeepseekV3Config(
+                **SIZES, bos_token_id=1, eos_token_id=None, num_key_value_heads=4, moe_intermediate_size=32,
+                n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1,
+                kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
+            )
+        ),
+    }  # fmt: skip
+# transformers refuses these for flash_attention_2 and 3, because upstream's have no sinks.
+WITH_SINKS = ("gpt-oss, sinks, window of 6", "Granite SWA, sinks, window of 6")
+PACKAGES = {"2": "flash_attn.flash_attn_interface", "3": "flash_attn_interface", "4": "flash_attn.cute.interface"}
+
+
+def chosen(implementation: str, every: bool) -> list[str]:
+    """The models for an implementation: by flash_attention_2 all, by the others those that differ there."""
+    if every or implementation == "flash_attention_2":
+        return list(MODELS)
+    older = list(MODELS)[:4]
+    return older if implementation == "flash_attention_3" else [older[0], *WITH_SINKS]
 
 
 calls = {"dense": 0, "varlen": 0}
@@ -56,8 +91,8 @@ def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module
     """The same weights for every implementation and dtype."""
     torch.manual_seed(0)
     model = MODELS[name]()
-    for parameter in model.parameters():  # scores far from 0, so that softcap and windows matter
-        parameter.data.mul_(4.0) if parameter.dim() > 1 else None
+    for kind, parameter in model.named_parameters():  # scores far from 0, so that softcap, windows and sinks matter
+        parameter.data.mul_(4.0 if parameter.dim() > 1 else 50.0 if kind.endswith("sinks") else 1.0)
     model = model.to(DEVICE, dtype).eval()
     if GPU or implementation == "eager":
         model.set_attn_implementation(implementation)
@@ -117,8 +152,7 @@ def count_calls(implementation: str) -> None:
         function = getattr(dispatch, name)
         if hasattr(function, "counted"):
             continue
-        package = "flash_attn" if implementation == "flash_attention_2" else "flash_attn_interface"
-        assert function.__module__.split(".")[0] == package, function.__module__
+        assert function.__module__ == PACKAGES[implementation[-1]], function.__module__
 
         def counted(*args: Any, _key: str = key, _function: Any = function, **kwargs: Any) -> Any:
             calls[_key] += 1
@@ -131,7 +165,9 @@ def count_calls(implementation: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("implementation", nargs="?", default="flash_attention_2")
-    implementation = parser.parse_args().implementation
+    parser.add_argument("--every", action="store_true", help="every model, by flash_attention_3 and 4 too")
+    options = parser.parse_args()
+    implementation = options.implementation
     check_package(implementation)
     if not GPU:
         answer = f"is_flash_attn_{implementation[-1]}_available"
@@ -140,9 +176,12 @@ def main() -> None:
     tokens = torch.randint(2, 101, (3, 13), device=DEVICE)
     lengths = torch.tensor([13, 5, 9], device=DEVICE)
     right = (torch.arange(13, device=DEVICE) < lengths[:, None]).long()
-    for name in MODELS:
+    for name in chosen(implementation, options.every):
         if MAJOR < 5 and name == "BERT":
             print("BERT: this transformers has it without flash attention")
+            continue
+        if GPU and implementation != "flash_attention_4" and name in WITH_SINKS:
+            print(f"{name}: transformers refuses {implementation}")
             continue
         for padding, mask in (("", None), (", padded", right), (", padded left", right.flip(1))):
             if name == "BERT" and padding == ", padded left":
@@ -159,10 +198,10 @@ def main() -> None:
         if name == "BERT":
             continue
         prompt, mask = tokens[:, :7] * right.flip(1)[:, -7:], right.flip(1)[:, -7:]
-        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        length = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
         # In fp32 on a CPU, so that no tie is broken by rounding; transformers takes none of it on a GPU.
         made = [
-            copy.deepcopy(build(name, attention, DTYPE)).generate(prompt, attention_mask=mask, **options)
+            copy.deepcopy(build(name, attention, DTYPE)).generate(prompt, attention_mask=mask, **length)
             for attention in (implementation, "eager")
         ]
         assert made[0].shape == (3, 19)
