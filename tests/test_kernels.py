@@ -26,7 +26,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("gfx942", "gfx1100", "sm_90")
-SMALL = "probabilities-*16-d*"
+SMALL = "probabilities-*16-d[36]*"  # d32 and d64, of fp16 and bf16
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
         assert path.name == f"{target}.zip"
         store = sources.module("runtime.store").Store(path)
         assert store.target == store.manifest["target"] == target
-        dims = (32, 64, 128, 256)
+        dims = (32, 64)
         assert set(store.kernels) == {f"probabilities-{dtype}-d{d}" for dtype in ("fp16", "bf16") for d in dims}
         with zipfile.ZipFile(path) as archive:
             assert set(archive.namelist()) == {"manifest.json", *(f"triton-probabilities-d{d}" for d in dims)}
@@ -96,7 +96,7 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("kernels/*/*.json")}
-    assert 0 < len(kept) < 8
+    assert 0 < len(kept) < 4
     resumed = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=1, only=SMALL)
     assert resumed["gfx942"].read_bytes() == stores["gfx942"].read_bytes()
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -318,9 +318,9 @@ def test_attention_of_an_mi300_spills_no_register_to_memory(tmp_path: Path) -> N
 def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
     _, stores = built
     table = inspect_store.report(stores["gfx942"])
-    assert table.startswith("gfx942: 8 kernels, ")
+    assert table.startswith("gfx942: 4 kernels, ")
     assert "0 with spills to memory" in table
-    assert len(table.splitlines()) == 2 + 8
+    assert len(table.splitlines()) == 2 + 4
 
     wheel = tmp_path / "some.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

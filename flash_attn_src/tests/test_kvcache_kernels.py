@@ -361,17 +361,19 @@ def test_offsets_beyond_32_bits(rows: int, queries: int) -> None:
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize(("parts", "seqlen", "kind"), [(3, 5, "plain"), (20, 5, "wide"), (20, 130, "plain")])
-def test_parts_are_joined(parts: int, seqlen: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("parts", "seqlen", "dim", "kind"), [(3, 5, 136, "plain"), (20, 5, 136, "wide"), (20, 130, 40, "plain")]
+)
+def test_parts_are_joined(parts: int, seqlen: int, dim: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many parts of few rows by a kernel of their own; parts without keys hold anything."""
     torch.manual_seed(5)
     asked = []
     monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[-1]) or triton_kernels.find_one(*key))
-    partial = torch.randn(parts, 2, seqlen, 1, 136, device=DEVICE)
+    partial = torch.randn(parts, 2, seqlen, 1, dim, device=DEVICE)
     lse = torch.randn(parts, 2, 1, seqlen, device=DEVICE).transpose(2, 3) * 4
     lse[1, 0] = lse[:, 1, 2] = -torch.inf
     partial[1, 0] = torch.nan
-    outs = [torch.empty(2, seqlen, 1, 136, dtype=torch.float16, device=DEVICE) for _ in range(2)]
+    outs = [torch.empty(2, seqlen, 1, dim, dtype=torch.float16, device=DEVICE) for _ in range(2)]
     found, wanted = (one.combine(partial, lse, out) for one, out in zip((backend, oracle), outs, strict=True))
     assert asked == [kind]
     assert_close("out", *outs, tiny=1e-3)

@@ -1,8 +1,8 @@
 """Copies of this repository that compile fewer kernels, so that a test of the whole pipeline takes a minute or two.
 
-A copy keeps every operation, element type and kind, each in its smallest size, and the largest size of the plain bf16
-kernels, which take the most registers and shared memory. A release compiles all sizes. The kernels that remain are
-the same as in this repository, byte for byte.
+A copy keeps every operation in every element type, and of bf16 every kind, each in its smallest size, and the largest
+size of the plain bf16 kernels, which take the most registers and shared memory. A release compiles all kernels. The
+ones that remain are the same as in this repository, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def table(target: str) -> tuple[Variant, ...]:
 
 def _sizes(variant: Variant) -> tuple[int, ...]:
     sizes = variant.operation.sizes_for(variant.kind)
-    plain = variant.dtype == "bf16" and variant.kind == variant.operation.kinds[0]
-    return (sizes[0], sizes[-1]) if plain else sizes[:1]
+    plain = variant.kind == variant.operation.kinds_of(variant.dtype)[0]
+    if variant.dtype == "bf16":
+        return (sizes[0], sizes[-1]) if plain else sizes[:1]
+    return sizes[:1] if plain else ()
 '''
 
 
