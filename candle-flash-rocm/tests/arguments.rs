@@ -3,6 +3,10 @@
 mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_flash_rocm::launch::{
+    self, plan_backward_with, plan_forward_with, Backward, Call, Catalogue, Forward, Launch, Memory, Operand, Pages,
+    Planner, Shape, Tile,
+};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
     flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed,
@@ -209,5 +213,103 @@ proptest! {
             &q, &k, &k, &a, &b, &table, ranges.as_ref(), 9, 9, 0.5, left, right, page.unwrap_or(cache.1), None,
         );
         sound(&q, result);
+    }
+}
+
+/// Kernels of every name, with one tile.
+struct Every;
+
+impl Catalogue for Every {
+    fn tile(&self, _kernel: &str) -> candle_flash_rocm::Result<Tile> {
+        Ok(Tile { block_m: 128, block_n: 64, num_xcds: 8 })
+    }
+
+    fn has(&self, _kernel: &str) -> bool {
+        true
+    }
+
+    fn target(&self) -> &str {
+        "gfx942"
+    }
+}
+
+/// Memory without end, and a planner that has a launch for everything.
+struct Endless;
+
+impl Memory for Endless {
+    fn allocate(&mut self, _bytes: usize) -> candle_flash_rocm::Result<u64> {
+        Ok(1 << 40)
+    }
+}
+
+impl Planner for Endless {
+    fn plan(
+        &self,
+        _call: Call,
+        _parameters: &[u8],
+    ) -> candle_flash_rocm::Result<std::result::Result<Vec<Launch>, String>> {
+        Ok(Ok(Vec::new()))
+    }
+
+    fn backward_workspace(&self, parameters: &[u8]) -> usize {
+        parameters.len()
+    }
+}
+
+/// Mostly sizes that calls have, sometimes any number.
+fn size() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        8 => 0..300usize,
+        2 => (0..40usize).prop_map(|n| n * 8),
+        1 => (0..64u32).prop_map(|bits| 1 << bits),
+        1 => any::<usize>(),
+    ]
+}
+
+fn operand() -> impl Strategy<Value = Operand> {
+    let stride = || prop_oneof![4 => (0..1000usize).prop_map(|n| n * 8), 1 => size()];
+    (any::<u32>(), stride(), stride(), stride()).prop_map(|(address, batch, row, head)| Operand {
+        address: u64::from(address) * 16,
+        batch,
+        row,
+        head,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plans_never_panic(
+        dtype in prop::sample::select(vec![launch::Dtype::F16, launch::Dtype::Bf16, launch::Dtype::F32]),
+        sizes in [size(), size(), size(), size(), size(), size(), size(), size()],
+        dim in prop_oneof![3 => prop::sample::select(vec![32usize, 64, 128, 192, 256, 512]), 1 => size()],
+        numbers in (number(), number()), windows in (window(), window()),
+        addresses in prop::array::uniform3(prop_oneof![any::<u64>(), Just(0)]),
+        operands in prop::array::uniform9(operand()), pages in prop::option::of((size(), size(), size())),
+        units in 0..400usize, planned in any::<bool>(), may_split in any::<bool>(),
+    ) {
+        let [batch, heads, heads_k, seqlen_q, seqlen_k, total_q, total_k, lengths] = sizes;
+        let shape = Shape {
+            dtype, batch, heads, heads_k, head_dim: dim, seqlen_q, seqlen_k, total_q, total_k,
+            softmax_scale: numbers.0, softcap: numbers.1, window_left: windows.0, window_right: windows.1,
+            alibi_slopes: addresses[0], cu_seqlens_q: addresses[1], cu_seqlens_k: addresses[2],
+        };
+        let [q, k, v, out, dout, dq, dk, dv, _] = operands;
+        let lse = 1 << 41;
+        let pages = pages.map(|(stride, columns, size)| Pages { table: 1 << 42, stride, columns, size });
+        let forward = Forward { shape, q, k, v, out, lse, pages, lengths: lengths as u64 };
+        let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split };
+        let planner: Option<&dyn Planner> = if planned { Some(&Endless) } else { None };
+        let device = launch::Device { compute_units: units };
+        let plans = [
+            plan_forward_with(&forward, &Every, planner, device, &mut Endless),
+            plan_backward_with(&backward, &Every, planner, device, &mut Endless),
+        ];
+        for plan in plans {
+            if let Err(error) = plan {
+                assert!(error.to_string().len() > 10);
+            }
+        }
     }
 }

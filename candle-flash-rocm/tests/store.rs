@@ -185,7 +185,10 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut manifest = br#"{"format": 2, "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
-            "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}}}"#.to_vec();
+            "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",
+            "offset": 1, "size": 2, "sha256": "", "symbol": "b", "threads": 9, "shared": 0, "params": "B200"}, "a": {"group":
+            "g", "offset": 0, "size": 4, "sha256": "", "symbol": "a", "threads": 512, "shared": 0, "params": "K512"}}}"#
+            .to_vec();
         for (place, value) in changes {
             let place = place.index(manifest.len());
             manifest[place] = value;

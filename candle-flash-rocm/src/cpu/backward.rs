@@ -91,10 +91,11 @@ pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_, T>, 
     });
 }
 
-/// The gradients of q, k and v, as of [`gradient_of_queries`] and [`gradients_of_keys`], where there are so many heads of
-/// keys that each thread has two. False, and nothing done, where there are fewer.
+/// The gradients of q, k and v, as of [`gradient_of_queries`] and [`gradients_of_keys`], where the heads of keys keep every
+/// thread busy: they go up in the threads, or each thread has two. False, and nothing done, where there are fewer.
 pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_, T>, [dq, dk, dv]: [&mut [T]; 3]) -> bool {
-    if dk.is_empty() || call.sequences.len() * call.heads_k < 2 * rayon::current_num_threads() {
+    let (heads, threads) = (call.sequences.len() * call.heads_k, rayon::current_num_threads());
+    if dk.is_empty() || (heads < 2 * threads && heads % threads != 0) {
         return false;
     }
     let mut queries: Vec<Option<&mut [T]>> = dq.chunks_mut(call.dim).map(Some).collect();

@@ -9,6 +9,11 @@ use super::Platform;
 pub(super) type Handle = *mut c_void;
 type Code = c_int;
 
+/// What the loader of libraries says; the error alone says only that it failed.
+pub(super) fn why(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// How a driver names its errors.
 pub(super) enum Errors {
     Hip {
@@ -83,7 +88,7 @@ impl Api {
     /// Opens a library and finds every function. The error says what is missing.
     pub fn open(platform: Platform, name: &str) -> Result<Self, String> {
         // SAFETY: a GPU driver's initializers run, as in every program that is linked with it.
-        let library = unsafe { Library::new(name) }.map_err(|error| error.to_string())?;
+        let library = unsafe { Library::new(name) }.map_err(|error| why(&error))?;
         // Gives a function by its name on this platform. The signatures above come from the drivers' headers.
         macro_rules! find {
             ($hip:expr, $cuda:expr) => {{

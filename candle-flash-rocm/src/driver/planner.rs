@@ -5,6 +5,7 @@ use std::path::Path;
 
 use libloading::Library;
 
+use super::api::why;
 use crate::error::{Error, Result};
 use crate::launch::{Argument, Call, Launch};
 
@@ -52,11 +53,11 @@ impl Planner {
             ))
         };
         // SAFETY: the library has no initializers beside those of the C++ runtime.
-        let library = unsafe { Library::new(path) }.map_err(|error| failed(error.to_string()))?;
+        let library = unsafe { Library::new(path) }.map_err(|error| failed(why(&error)))?;
         macro_rules! find {
             ($name:literal) => {
                 // SAFETY: the types are the header's.
-                *unsafe { library.get($name) }.map_err(|error| failed(error.to_string()))?
+                *unsafe { library.get($name) }.map_err(|error| failed(why(&error)))?
             };
         }
         let version: unsafe extern "C" fn() -> c_int = find!(b"flash_attn_ck_version");

@@ -59,7 +59,7 @@ fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(St
         || mask == Mask::Window
         || (shape.dtype, shape.head_dim) != (Dtype::Bf16, HEAD_DIM)
         || shape.softmax_scale < 0.0
-        || [("q", call.q), ("k", call.k), ("v", call.v)]
+        || [("q", call.q), ("k", call.k), ("v", call.v), ("q", call.out)]
             .iter()
             .any(|(name, operand)| is_too_large(name, operand, shape))
     {
@@ -80,9 +80,11 @@ fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
         (_, true) => (shape.total_k, shape.heads_k),
         (_, false) => (shape.seqlen_k, shape.heads_k),
     };
-    let last =
-        shape.batch.saturating_sub(1) * operand.batch + rows.saturating_sub(1) * operand.row + heads * operand.head;
-    operand.row * BYTES >= MAX_ROW_BYTES || last * BYTES >= MAX_BYTES
+    let reach = [(shape.batch, operand.batch), (rows, operand.row), (heads + 1, operand.head)];
+    let last = reach
+        .iter()
+        .fold(0usize, |sum, (count, stride)| sum.saturating_add(count.saturating_sub(1).saturating_mul(*stride)));
+    operand.row * BYTES >= MAX_ROW_BYTES || last >= MAX_BYTES / BYTES
 }
 
 /// The plan of a forward by AMD's assembly; None where it has no kernel.

@@ -31,8 +31,8 @@ pub(super) enum Mask {
 impl Mask {
     /// The mask of a call. A limit that no query reaches is none.
     pub fn of(shape: &Shape) -> Self {
-        let left = shape.window_left.filter(|left| left + 1 < shape.seqlen_k);
-        let right = shape.window_right.filter(|right| right + 1 < shape.seqlen_q);
+        let left = shape.window_left.filter(|left| left.saturating_add(1) < shape.seqlen_k);
+        let right = shape.window_right.filter(|right| right.saturating_add(1) < shape.seqlen_q);
         match (left, right) {
             (None, None) => Self::Plain,
             (None, Some(0)) => Self::Causal,

@@ -43,6 +43,9 @@ pub fn plan_forward(
     for (name, operand) in tensors {
         operand.check(name, shape.dtype)?;
     }
+    if let Some(pages) = &call.pages {
+        pages.check()?;
+    }
     if call.pages.is_some() && !shape.is_packed() {
         return Err(Error::Unsupported("block_table: pages need cu_seqlens_q and cu_seqlens_k".into()));
     }

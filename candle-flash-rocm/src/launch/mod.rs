@@ -124,6 +124,16 @@ pub struct Shape {
     pub cu_seqlens_k: u64,
 }
 
+impl Pages {
+    fn check(&self) -> Result<()> {
+        let sizes = [self.size, self.columns, self.stride];
+        if self.size == 0 || sizes.iter().any(|&size| size > i32::MAX as usize) {
+            return argument("block_table", format!("{self:?}"), "a page size above 0, and numbers of 31 bits");
+        }
+        Ok(())
+    }
+}
+
 /// Which of the optional pointers are real, and how blocks lie: bits of the kernels' `flags`.
 mod flags {
     pub const CU_SEQLENS_Q: i32 = 1;
@@ -139,6 +149,9 @@ const OPEN_WINDOW: i32 = 1 << 29;
 
 /// Row strides are smaller than this, in units of 16 bytes.
 const MAX_ROW_STRIDE: usize = 1 << 20;
+
+/// Elements of a tensor: more than any GPU has memory for, and far from the largest number.
+const MAX_ELEMENTS: usize = 1 << 44;
 
 impl Shape {
     /// Of dense tensors `(batch, seqlen, heads, head_dim)`, without options. Pairs are of q and of k.
@@ -185,6 +198,14 @@ impl Shape {
         if self.seqlen_q >= longest || self.seqlen_k >= longest {
             let found = format!("{} and {}", self.seqlen_q, self.seqlen_k);
             return argument("seqlen_q and seqlen_k", found, format!("less than {longest}"));
+        }
+        let rows = [self.batch.checked_mul(self.seqlen_q), self.batch.checked_mul(self.seqlen_k), Some(self.total_q)];
+        let most =
+            rows.into_iter().chain([Some(self.total_k)]).try_fold(1, |most, rows| rows.map(|rows| most.max(rows)));
+        let elements = most.and_then(|rows| rows.checked_mul(self.heads)?.checked_mul(self.head_dim));
+        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || self.batch >= longest {
+            let found = format!("{} sequences of {} heads", self.batch, self.heads);
+            return argument("q", found, format!("at most {MAX_ELEMENTS} elements: pass fewer rows at once"));
         }
         if (self.cu_seqlens_q == 0) != (self.cu_seqlens_k == 0) {
             return argument("cu_seqlens_q and cu_seqlens_k", "one of them", "both or none");

@@ -25,6 +25,7 @@ pub fn plan_forward_with(
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
     let Some(planner) = planner else { return plan_forward(call, kernels, device, memory) };
+    call.shape.check()?;
     let is_paged = call.pages.is_some() || call.lengths != 0;
     for &source in choice::sources(kernels.target(), Operation::Forward, &call.shape, is_paged) {
         if let Some(steps) = plan_forward_by(source, call, kernels, planner, device, memory)? {
@@ -75,6 +76,7 @@ pub fn plan_backward_with(
     memory: &mut dyn Memory,
 ) -> Result<Vec<Step>> {
     let Some(planner) = planner else { return plan_backward(call, kernels, device, memory) };
+    call.shape.check()?;
     for &source in choice::sources(kernels.target(), Operation::Backward, &call.shape, false) {
         if let Some(steps) = plan_backward_by(source, call, kernels, planner, device, memory)? {
             return Ok(steps);
