@@ -328,7 +328,7 @@ fn the_source_of_each_call_is_that_of_python() {
                 case.seqlen_q > case.seqlen_k && case.window[1] == 0
             };
             match launch {
-                Some(_) if may_lack_keys => assert_eq!(found, "triton", "{what}"),
+                Some(_) if may_lack_keys => assert_ne!(found, "asm", "{what}"),
                 Some((kernel, grid, bytes)) => {
                     assert_eq!(found, "asm", "{what}");
                     let planned = launched(&steps);
