@@ -111,6 +111,11 @@ def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
 
 
+def test_diffusers_on_two_ranks(clients: Clients) -> None:
+    said = clients.run("clients-transformers-5", "with_diffusers_ranks.py")
+    assert said.count("ring: equal to one call") == said.count("ulysses: equal to one call") == 2
+
+
 def test_ring_flash_attn(clients: Clients) -> None:
     said = clients.run("clients-transformers-4", "with_ring_flash_attn.py")
     assert said.count("equal to one call") == 6

@@ -5,20 +5,10 @@ On two GPUs where there are two, else on the CPU.
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
-
 import flash_attn
 import torch
-import torch.distributed as dist
 from flash_attn import flash_attn_func
-
-WORLD = 2
-GPU = torch.cuda.device_count() >= WORLD
-
-
-def device(rank: int) -> torch.device:
-    return torch.device("cuda", rank) if GPU else torch.device("cpu")
+from two_ranks import WORLD, device, run
 
 
 def draw(rank: int) -> list[torch.Tensor]:
@@ -35,11 +25,7 @@ def rows(rank: int, zigzag: bool) -> list[int]:
     return [*range(rank * 4, rank * 4 + 4), *range(12 - rank * 4, 16 - rank * 4)]
 
 
-def work(rank: int, directory: str) -> None:
-    if GPU:
-        torch.cuda.set_device(rank)
-    backend = "nccl" if GPU else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+def work(rank: int) -> list[tuple[object, ...]]:
     import ring_flash_attn
 
     found = []
@@ -51,21 +37,11 @@ def work(rank: int, directory: str) -> None:
         out = function(*leaves, causal=causal)
         out.backward(dout)
         found.append((rank, zigzag, causal, [x.detach().cpu() for x in (out, *(leaf.grad for leaf in leaves))]))
-    torch.save(found, f"{directory}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 def main() -> None:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        workers = [context.Process(target=work, args=(rank, directory)) for rank in range(WORLD)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert all(worker.exitcode == 0 for worker in workers), "a process failed"
-        found = [each for rank in range(WORLD) for each in torch.load(f"{directory}/{rank}.pt")]
-    for rank, zigzag, causal, parts in found:
+    for rank, zigzag, causal, parts in run(work):
         q, k, v, dout = draw(0)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         out = flash_attn_func(*leaves, causal=causal)
