@@ -70,8 +70,9 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
-    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv; and last of s_aux."""
-    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, *given = saved
+    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv; and last of s_aux and
+    attn_bias."""
+    out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
     padded = any(x.shape[-1] % _HEAD_DIM_STEP for x in given)
     parts = given if packed == 1 else [*given[:-1], *given[-1].unbind(-3)]
@@ -91,13 +92,16 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
         else:
             dq = torch.empty_like(q)
             results = (dq, joint)
-    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux), ctx.options)
-    softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
+    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias), ctx.options)
+    dbias = None
+    # Functions of dense tensors have s_aux and attn_bias last, the others s_aux.
+    if attn_bias is not None and ctx.needs_input_grad[-1]:
+        dbias = torch.empty(attn_bias.shape, dtype=attn_bias.dtype, device=attn_bias.device)
+    softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if padded:
         results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
-    if s_aux is None or not ctx.needs_input_grad[-1]:
-        return *results, None
-    return *results, sinks.gradient(s_aux, softmax_lse, softmax_d)
+    learned = s_aux is not None and ctx.needs_input_grad[-2 if cu_seqlens_q is None else -1]
+    return *results, sinks.gradient(s_aux, softmax_lse, softmax_d) if learned else None, dbias
 
 
 class _Attention(torch.autograd.Function):
@@ -141,17 +145,18 @@ class FlashAttnFunc(torch.autograd.Function):
         return_softmax: bool,
         is_grad_enabled: bool = True,
         s_aux: torch.Tensor | None = None,
+        attn_bias: torch.Tensor | None = None,
     ) -> Result:
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
+            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks
+        *gradients, dsinks, dbias = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks, dbias
 
 
 class FlashAttnQKVPackedFunc(torch.autograd.Function):
@@ -171,18 +176,19 @@ class FlashAttnQKVPackedFunc(torch.autograd.Function):
         return_softmax: bool,
         is_grad_enabled: bool = True,
         s_aux: torch.Tensor | None = None,
+        attn_bias: torch.Tensor | None = None,
     ) -> Result:
         q, k, v = (qkv.detach().select(-3, part) for part in range(3))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
+            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call, (qkv,))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks
+        *gradients, dsinks, dbias = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks, dbias
 
 
 class FlashAttnKVPackedFunc(torch.autograd.Function):
@@ -203,18 +209,19 @@ class FlashAttnKVPackedFunc(torch.autograd.Function):
         return_softmax: bool,
         is_grad_enabled: bool = True,
         s_aux: torch.Tensor | None = None,
+        attn_bias: torch.Tensor | None = None,
     ) -> Result:
         k, v = (kv.detach().select(-3, part) for part in range(2))
         call = AttentionCall(
             q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, deterministic,
-            return_softmax, s_aux=s_aux,
+            return_softmax, s_aux=s_aux, attn_bias=attn_bias,
         )  # fmt: skip
         return attend(ctx if is_grad_enabled else None, call, (q, kv))
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
-        return *gradients, *(None,) * 9, dsinks
+        *gradients, dsinks, dbias = _gradients(ctx, dout)
+        return *gradients, *(None,) * 9, dsinks, dbias
 
 
 class FlashAttnVarlenFunc(torch.autograd.Function):
@@ -253,7 +260,7 @@ class FlashAttnVarlenFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
+        *gradients, dsinks, _dbias = _gradients(ctx, dout)
         return *gradients, *(None,) * 14, dsinks
 
 
@@ -288,7 +295,7 @@ class FlashAttnVarlenQKVPackedFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
+        *gradients, dsinks, _dbias = _gradients(ctx, dout)
         return *gradients, *(None,) * 11, dsinks
 
 
@@ -326,5 +333,5 @@ class FlashAttnVarlenKVPackedFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        *gradients, dsinks = _gradients(ctx, dout)
+        *gradients, dsinks, _dbias = _gradients(ctx, dout)
         return *gradients, *(None,) * 13, dsinks

@@ -15,7 +15,10 @@ Descales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 _Call = TypeVar("_Call", "AttentionCall", "CacheCall")
 # Tensors and options that a backward needs besides q, k and v: see AttentionCall.tensors and AttentionCall.options.
-Tensors = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Tensors = tuple[
+    torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None,
+    torch.Tensor | None,
+]  # fmt: skip
 Options = tuple[Any, ...]
 
 
@@ -63,6 +66,8 @@ class AttentionCall:
     descales           fp32 (batch, heads) of q, k and v for attention in FP8, None for each tensor that is cast
     s_aux              fp16, bf16 or fp32 (heads,): the sinks. A sink is a score of each query head that joins the sum
                        of the softmax and has no value
+    attn_bias          q's dtype or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k): added to the scores after
+                       softcap, -inf hides a key; dense tensors only, without dropout and ALiBi
     """
 
     q: torch.Tensor
@@ -87,6 +92,7 @@ class AttentionCall:
     out: torch.Tensor | None = None
     descales: Descales | None = None
     s_aux: torch.Tensor | None = None
+    attn_bias: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -117,7 +123,8 @@ class AttentionCall:
 
     def tensors(self) -> Tensors:
         """The tensors beside q, k and v that a backward needs, for `restore`."""
-        return self.alibi_slopes, self.rng_state, self.cu_seqlens_q, self.cu_seqlens_k, self.s_aux
+        lengths = self.cu_seqlens_q, self.cu_seqlens_k
+        return self.alibi_slopes, self.rng_state, *lengths, self.s_aux, self.attn_bias
 
     def options(self) -> Options:
         """What is no tensor and a backward needs, for `restore`."""
@@ -150,7 +157,7 @@ def attention_call(
 def restore(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: Tensors, options: Options) -> AttentionCall:
     """The call whose tensors() and options() were kept, as a backward needs it."""
     call = AttentionCall(q, k, v)
-    call.alibi_slopes, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.s_aux = tensors
+    call.alibi_slopes, call.rng_state, call.cu_seqlens_q, call.cu_seqlens_k, call.s_aux, call.attn_bias = tensors
     (
         call.softmax_scale, call.causal, call.window_size, call.softcap, call.dropout_p, call.deterministic,
         call.max_seqlen_q, call.max_seqlen_k,
@@ -183,11 +190,12 @@ class Fp8Result(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GradientCall:
-    """The gradients of attention: dq, dk and dv are written.
+    """The gradients of attention: dq, dk and dv are written, and dbias where it is wanted.
 
     forward      the call whose gradients these are; with dropout its rng_state is the one that the forward drew
     dout         the gradient of out; out, softmax_lse: what the forward gave
     dq, dk, dv   shaped as q, k and v
+    dbias        contiguous, shaped as the forward's attn_bias; None: it is not wanted
     """
 
     forward: AttentionCall
@@ -197,6 +205,7 @@ class GradientCall:
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
+    dbias: torch.Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

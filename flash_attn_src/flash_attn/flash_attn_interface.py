@@ -18,6 +18,9 @@ s_aux            learnable sinks, fp16, bf16 or fp32 (heads,). A sink is a score
                  softmax and has no value, so the weights of a row's keys add up to less than 1. softmax_lse includes
                  it. It has a gradient. Upstream has no sinks, so it is a keyword alone. transformers passes them by
                  this name
+attn_bias        in the functions of dense tensors: q's type or fp32 (1 or batch, 1 or heads, seqlen_q, seqlen_k), added
+                 to the scores after softcap. -inf hides a key. An axis of 1 is shared, without a copy. It has a
+                 gradient. Not together with dropout_p and alibi_slopes. Upstream has none: a keyword alone, too
 
 Inputs are fp16, bf16 or fp32 (fp64 too on a CPU), head_dim 1 to 512, heads of q a multiple of the heads of k. Under
 torch.autocast they are cast to its type, as scaled_dot_product_attention does, unless all are fp16 or all bf16;
@@ -127,8 +130,8 @@ def _op_has_autograd(deterministic: bool) -> bool:
     return is_compiling() and not deterministic
 
 
-def _is_learned(s_aux: torch.Tensor | None) -> bool:
-    return s_aux is not None and s_aux.requires_grad
+def _is_learned(x: torch.Tensor | None) -> bool:
+    return x is not None and x.requires_grad
 
 
 def flash_attn_func(
@@ -145,6 +148,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: torch.Tensor | None = None,
+    attn_bias: torch.Tensor | None = None,
 ) -> Result:
     """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
 
@@ -156,18 +160,18 @@ def flash_attn_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
-    call.s_aux = s_aux
+    call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
     if (
         torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
+        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
         and not _op_has_autograd(deterministic)
     ):
         if not is_compiling():
             return differentiable(call, q, k, v)
         return FlashAttnFunc.apply(
             q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux,
+            return_attn_probs, True, s_aux, attn_bias,
         )  # fmt: skip
     return attend(None, call)
 
@@ -184,6 +188,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: torch.Tensor | None = None,
+    attn_bias: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_func with q, k, v in one tensor (batch, seqlen, 3, heads, head_dim).
 
@@ -196,14 +201,18 @@ def flash_attn_qkvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
-    call.s_aux = s_aux
+    call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
+    if (
+        torch.is_grad_enabled()
+        and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
+        and not _op_has_autograd(deterministic)
+    ):
         if not is_compiling():
             return differentiable(call, qkv)
         return FlashAttnQKVPackedFunc.apply(
             qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux,
+            return_attn_probs, True, s_aux, attn_bias,
         )  # fmt: skip
     return attend(None, call)
 
@@ -221,6 +230,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: torch.Tensor | None = None,
+    attn_bias: torch.Tensor | None = None,
 ) -> Result:
     """flash_attn_func with k, v in one tensor (batch, seqlen_k, 2, heads_k, head_dim).
 
@@ -233,18 +243,18 @@ def flash_attn_kvpacked_func(
         q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, return_softmax=return_attn_probs,
     )  # fmt: skip
-    call.s_aux = s_aux
+    call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
     if (
         torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
+        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
         and not _op_has_autograd(deterministic)
     ):
         if not is_compiling():
             return differentiable(call, q, kv)
         return FlashAttnKVPackedFunc.apply(
             q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux,
+            return_attn_probs, True, s_aux, attn_bias,
         )  # fmt: skip
     return attend(None, call)
 

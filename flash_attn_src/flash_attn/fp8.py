@@ -68,8 +68,10 @@ class _Attention(torch.autograd.Function):
 
 def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
     """The gradients of q, k and v."""
-    q, k, v, out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, for_q, for_k, for_v = saved
-    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux), ctx.options)
+    q, k, v, out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, bias, for_q, for_k, for_v = (
+        saved
+    )
+    call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, bias), ctx.options)
     call.q = fp8_op.there_and_back(q, for_q, cu_seqlens_q)
     call.k = fp8_op.there_and_back(k, for_k, cu_seqlens_k)
     call.v = fp8_op.there_and_back(v, for_v, cu_seqlens_k)

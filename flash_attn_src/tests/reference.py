@@ -33,6 +33,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    attn_bias: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     kept: torch.Tensor | None = None,
     dtype: torch.dtype | None = torch.float32,
@@ -55,6 +56,9 @@ def attention(
         distance = (rows - torch.arange(seqlen_k, device=device)).abs()
         scores = scores - alibi_slopes.reshape(-1, heads, 1, 1).to(dtype) * distance
     mask = visible(seqlen_q, seqlen_k, causal, window).to(device)
+    if attn_bias is not None:
+        scores = scores + attn_bias.to(dtype)
+        mask = mask & (attn_bias > -torch.inf)
     scores = scores.masked_fill(~mask, -torch.inf)
     # A row without keys would be NaN, in its gradient too: take it out before the softmax.
     empty = ~mask.any(-1) if seqlen_k else torch.ones(seqlen_q, dtype=torch.bool, device=device)
@@ -62,8 +66,8 @@ def attention(
         column = s_aux.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, column), -1)
         empty = torch.zeros_like(empty)
-    scores = scores.masked_fill(empty[:, None], 0.0)
-    probabilities = torch.softmax(scores, -1).masked_fill(empty[:, None], 0.0)[..., :seqlen_k]
+    scores = scores.masked_fill(empty[..., None], 0.0)
+    probabilities = torch.softmax(scores, -1).masked_fill(empty[..., None], 0.0)[..., :seqlen_k]
     lse = torch.logsumexp(scores, -1).masked_fill(empty, torch.inf)
     if kept is not None:
         probabilities = probabilities * kept.to(dtype) / (1.0 - dropout_p)

@@ -193,7 +193,7 @@ def test_opcheck_dropout(varlen: bool) -> None:
         lengths = (offsets(0, 2, 12), offsets(0, 9, 18), 10, 9)
     options = (0.25, True, 4, -1, 2.0, torch.rand(4), 0.5, True, torch.tensor([3, 4]))
     op = torch.ops.flash_attn._extended_forward.default
-    torch.library.opcheck(op, (q, k, v, *options, *lengths, None, None), test_utils=OPCHECKS)
+    torch.library.opcheck(op, (q, k, v, *options, *lengths, None, None, None), test_utils=OPCHECKS)
 
 
 def _attend_with_dropout(varlen: bool) -> Callable[..., torch.Tensor]:

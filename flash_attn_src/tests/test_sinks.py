@@ -299,7 +299,7 @@ def test_compile_a_cache() -> None:
 
 def test_opcheck() -> None:
     q, k, v, sinks = _draw()
-    options = (0.25, True, 4, -1, 2.0, None, 0.0, False, None, None, None, 40, 29, None, sinks)
+    options = (0.25, True, 4, -1, 2.0, None, 0.0, False, None, None, None, 40, 29, None, sinks, None)
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     torch.library.opcheck(torch.ops.flash_attn._extended_forward.default, (q, k, v, *options), test_utils=checks)
     lse = torch.randn(2, 4, 40, device=DEVICE)
@@ -310,7 +310,7 @@ def test_opcheck() -> None:
 def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
     q, k, v, sinks = leaves = _draw()
     out, lse, _ = torch.ops.flash_attn._extended_forward(
-        q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, sinks
+        q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, sinks, None
     )
     best, best_lse = reference.attention(q, k, v, s_aux=sinks, softmax_scale=0.25)
     for both_of in ((lse, best_lse), (lse + out.sum(), best_lse + best.sum())):
@@ -338,7 +338,7 @@ def test_a_second_derivative_is_refused(by_op: bool) -> None:
     leaf = torch.ones(4, device=DEVICE, requires_grad=True)
     if by_op:
         out, _, _ = torch.ops.flash_attn._extended_forward(
-            q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, sinks * leaf
+            q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 40, 29, None, sinks * leaf, None
         )
     else:
         out = flash_attn.flash_attn_func(q.detach(), k.detach(), v.detach(), s_aux=sinks * leaf)

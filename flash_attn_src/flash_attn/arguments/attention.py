@@ -20,6 +20,7 @@ from flash_attn.arguments.diagnosis import (
     check_index,
     check_strided,
     check_whole,
+    diagnose_bias,
     diagnose_options,
     diagnose_sinks,
     diagnose_switches,
@@ -59,6 +60,7 @@ def check_dense(call: AttentionCall) -> None:
             and type(right) is int
             and call.alibi_slopes is None
             and call.s_aux is None
+            and call.attn_bias is None
             and type(call.causal) is bool
             and (softmax_scale is None or (type(softmax_scale) is float and LEAST <= softmax_scale <= MOST))
             and type(call.deterministic) is bool
@@ -74,6 +76,7 @@ def check_dense(call: AttentionCall) -> None:
         diagnose_sinks(call.s_aux, q)
         dim = q.shape[-1]
         left, right = diagnose_options(q, q.shape[0], dropout_p, call.window_size, softcap, call.alibi_slopes)
+        diagnose_bias(call.attn_bias, q, k.shape[1], dropout_p, call.alibi_slopes)
         seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     # Comparing a traced length would bound it: the ops, which check again, do that when they run.
     if left < 0 or (not is_compiling() and left >= seqlen_k):

@@ -135,6 +135,40 @@ def diagnose_sinks(s_aux: torch.Tensor | None, q: torch.Tensor) -> None:
         raise ValueError(f"s_aux: got a tensor on {s_aux.device}, wanted {q.device} where q is")
 
 
+def diagnose_bias(
+    attn_bias: torch.Tensor | None,
+    q: torch.Tensor,
+    seqlen_k: int,
+    dropout_p: float,
+    alibi_slopes: torch.Tensor | None,
+) -> None:
+    """Raises unless attn_bias is None or can be added to the scores of q (batch, seqlen_q, heads, head_dim)."""
+    if attn_bias is None:
+        return
+    check_strided("attn_bias", attn_bias)
+    if attn_bias.dtype is not q.dtype and attn_bias.dtype is not torch.float32:
+        raise TypeError(f"attn_bias: got {attn_bias.dtype}, wanted {q.dtype} as q has, or float32")
+    batch, seqlen_q, heads, _ = q.shape
+    shape = tuple(attn_bias.shape)  # torch.compile takes no `in` of symbolic shapes
+    if (
+        len(shape) != 4
+        or (shape[0] != 1 and shape[0] != batch)
+        or (shape[1] != 1 and shape[1] != heads)
+        or shape[2] != seqlen_q
+        or shape[3] != seqlen_k
+    ):
+        raise ValueError(
+            f"attn_bias: got shape {shape}, wanted (1 or {batch}, 1 or {heads}, {seqlen_q}, {seqlen_k}): "
+            "(1 or batch, 1 or heads, seqlen_q, seqlen_k)"
+        )
+    if attn_bias.device != q.device:
+        raise ValueError(f"attn_bias: got a tensor on {attn_bias.device}, wanted {q.device} where q is")
+    if dropout_p > 0.0:
+        raise NotImplementedError(f"attn_bias: got a bias and dropout_p {dropout_p}, wanted dropout_p=0 with a bias")
+    if alibi_slopes is not None:
+        raise NotImplementedError("attn_bias: got a bias and alibi_slopes, wanted one of them: add ALiBi to the bias")
+
+
 def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
     """Raises unless softmax_scale is None or a number that fp32 holds, and every switch a bool."""
     if softmax_scale is not None:

@@ -101,6 +101,7 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
     if _for_triton_alone(call.q, call.v):
         return choice.TRITON_ALONE
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
+    plain &= call.attn_bias is None
     plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
     if described is None or not plain:
         return choice.DEFAULT

@@ -15,7 +15,9 @@ from flash_attn.calls import AttentionCall, GradientCall, replace, restore
 from flash_attn.custom_ops.backward import backward_by_op
 from flash_attn.custom_ops.sinks import sink_gradient
 
-_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+_Gradients = tuple[
+    torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
+]
 
 
 def differentiate(
@@ -25,31 +27,36 @@ def differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> _Gradients:
-    """dq, dk, dv and the gradient of s_aux from the gradients of out and softmax_lse; None where none reaches an input.
+    """dq, dk, dv and the gradients of s_aux and attn_bias from the gradients of out and softmax_lse; None where none
+    reaches an input.
 
     The gradient of softmax_lse reaches the scores as p * dlse. The backward gives them
     p * (dout @ v - rowsum(dout * out)). Both are equal where the first column of dout holds dlse, the first column of v
     holds ones, and all else is zero. Dropout comes after softmax_lse.
     """
-    dq = dk = dv = softmax_d = dsinks = None
+    dq = dk = dv = softmax_d = dsinks = dbias = None
     if dout is not None:
-        dq, dk, dv = _new(call)
-        softmax_d = backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv))
+        dq, dk, dv, dbias = _new(call)
+        softmax_d = backward_by_op(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if dlse is not None:
         columns = (0, call.v.shape[-1] - 1)
         column = pad(dlse.transpose(-1, -2)[..., None].to(call.q.dtype), columns)
         ones = pad(torch.ones_like(call.v[..., :1]), columns)
-        more_q, more_k, unused = _new(call)
+        more_q, more_k, unused, more_bias = _new(call)
         undropped = replace(call, v=ones, dropout_p=0.0, rng_state=None)
-        backward_by_op(GradientCall(undropped, column, torch.zeros_like(out), softmax_lse, more_q, more_k, unused))
+        zeros = torch.zeros_like(out)
+        backward_by_op(GradientCall(undropped, column, zeros, softmax_lse, more_q, more_k, unused, more_bias))
         dq, dk = (more_q, more_k) if dq is None or dk is None else (dq + more_q, dk + more_k)
+        dbias = more_bias if dbias is None or more_bias is None else dbias + more_bias
     if call.s_aux is not None and (dout is not None or dlse is not None):
         dsinks = sink_gradient(call.s_aux, softmax_lse, softmax_d, dlse)
-    return dq, dk, dv, dsinks
+    return dq, dk, dv, dsinks, dbias
 
 
-def _new(call: AttentionCall) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
+def _new(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
+    bias = call.attn_bias
+    return dq, dk, dv, None if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
 
 
 def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Tensor) -> None:
@@ -61,7 +68,7 @@ def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Te
 
 
 def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> _Gradients:
-    """dq, dk, dv and the gradient of s_aux of the call that `keep` kept."""
+    """dq, dk, dv and the gradients of s_aux and attn_bias of the call that `keep` kept."""
     if ctx.inference:
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     q, k, v, out, softmax_lse, *tensors = ctx.saved_tensors

@@ -7,6 +7,7 @@ import torch
 from flash_attn import backends
 from flash_attn.arguments import check_dense, check_gradients, check_varlen
 from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.custom_ops import bias
 from flash_attn.custom_ops.results import register_fake
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
@@ -123,6 +124,8 @@ _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_ba
 def backward_by_op(gradients: GradientCall) -> torch.Tensor:
     """Writes dq, dk and dv through a custom op, which a compiler sees; returns softmax_d."""
     call = gradients.forward
+    if call.attn_bias is not None:
+        return bias.backward_by_op(gradients, call.attn_bias)
     tensors = (
         *(gradients.dout, call.q, call.k, call.v, gradients.out, gradients.softmax_lse),
         *(gradients.dq, gradients.dk, gradients.dv),

@@ -1,8 +1,8 @@
 """The custom op flash_attn::_extended_forward: the forward of a traced call that upstream's ops cannot express.
 
-The ops of flash_attn.custom_ops.attention have upstream's arguments, without sinks. They draw the seed of dropout
-themselves. A compiler would take two such calls for one, and a checkpoint would compute another mask the second time.
-So the seed is an argument here.
+The ops of flash_attn.custom_ops.attention have upstream's arguments, without sinks and a bias. They draw the seed of
+dropout themselves. A compiler would take two such calls for one, and a checkpoint would compute another mask the second
+time. So the seed is an argument here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, SymInt window_size_left, "
     "SymInt window_size_right, float softcap, Tensor? alibi_slopes, float dropout_p, bool return_softmax, "
     "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    "Tensor? block_table, Tensor? s_aux) -> (Tensor, Tensor, Tensor)"
+    "Tensor? block_table, Tensor? s_aux, Tensor? attn_bias) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -44,12 +44,14 @@ def _extended_forward(
     max_seqlen_k: int,
     block_table: torch.Tensor | None,
     s_aux: torch.Tensor | None,
+    attn_bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask), of checked arguments; S_dmask is (0,) unless asked for."""
     call = AttentionCall(
         q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
         return_softmax=return_softmax, rng_state=rng_state, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table, s_aux=s_aux,
+        attn_bias=attn_bias,
     )  # fmt: skip
     call.out = new_out(q, v)  # of the fake's strides
     return complete(q, backends.select(q).forward(call))[:3]
@@ -59,7 +61,7 @@ def _extended_forward(
 def _fake(
     q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    *_, return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, _table, _s_aux = more
+    return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, *_ = more[8:]
     *outer, heads, _dim = q.shape
     batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
     lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
@@ -70,14 +72,14 @@ def _fake(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     (
         q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, _return_softmax,
-        rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, s_aux,
+        rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, s_aux, attn_bias,
     ) = inputs  # fmt: skip
     out, softmax_lse, s_dmask = output
     ctx.mark_non_differentiable(s_dmask)
     call = AttentionCall(
         q, k, v, softmax_scale, causal, (left, right), softcap, alibi_slopes, dropout_p, rng_state=rng_state,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        block_table=block_table, s_aux=s_aux,
+        block_table=block_table, s_aux=s_aux, attn_bias=attn_bias,
     )  # fmt: skip
     keep(ctx, call, out, softmax_lse)
 
@@ -85,8 +87,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 def _backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    dq, dk, dv, dsinks = kept_gradients(ctx, dout, dlse)
-    return dq, dk, dv, *(None,) * 14, dsinks
+    dq, dk, dv, *others = kept_gradients(ctx, dout, dlse)
+    return dq, dk, dv, *(None,) * 14, *others
 
 
 _extended_forward.register_autograd(_backward, setup_context=_keep)

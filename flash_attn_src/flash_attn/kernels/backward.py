@@ -18,7 +18,7 @@ from flash_attn.kernels.dropout import apply_dropout, keep_mask
 @triton.jit
 def grad_scores(
     b_s, b_dp, b_lse, b_delta, pos_m, pos_n, seqlen_k, scale, shift, window_left, window_right,
-    softcap, slope, p_dropout, rng_state, plane, first_row, first_col,
+    softcap, slope, p_dropout, rng_state, plane, first_row, first_col, b_bias,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,8 @@ def grad_scores(
     1 - p_dropout.
 
     Every tile is queries by keys, with FLIP keys by queries. Positions, lse and delta come in the shape that
-    broadcasts to it. lse is in natural units and +inf where a row saw no key, so p is 0 there.
+    broadcasts to it. lse is in natural units and +inf where a row saw no key, so p is 0 there. b_bias: for kind `bias`
+    alone, in the units of exp2.
     """
     if MASK and FLIP:
         # Rows past the last query are zeros and have lse +inf. An infinite key makes their scores NaN, which become the
@@ -41,7 +42,9 @@ def grad_scores(
             b_tanh = tl.zeros_like(b_s)
             if KIND == "softcap" or softcap > 0.0:
                 b_s, b_tanh = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        if KIND != "softcap":
+        if KIND == "bias":
+            b_s += b_bias
+        elif KIND != "softcap":
             b_s += alibi_bias(slope * LOG2E, pos_m, pos_n, shift)
         b_p = tl.exp2(b_s - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N], with FLIP [BLOCK_N, BLOCK_M]
     if MASK:
@@ -53,6 +56,6 @@ def grad_scores(
             b_keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, FLIP)
             b_kept = apply_dropout(b_p, b_keep, p_dropout)
             b_ds = b_kept * b_dp - b_p * (b_delta * (1.0 - p_dropout))
-    if KIND == "softcap" or KIND == "any":
+    if KIND == "softcap" or KIND == "bias" or KIND == "any":
         b_ds = b_ds * (1.0 - b_tanh * b_tanh)
     return b_kept, b_ds

@@ -12,6 +12,7 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     cast,
     key_span,
+    load_bias,
     query_bounds,
     query_span,
     row_stride,
@@ -37,6 +38,7 @@ def _dkdv_block(
     seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
     head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+    bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr,
@@ -68,9 +70,13 @@ def _dkdv_block(
     else:
         b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
         b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL_V)  # [BLOCK_N, BLOCK_M]
+    b_bias = b_lse
+    if KIND == "bias":
+        seen = (pos_m < seqlen_q)[None, :] & (pos_n < seqlen_k)[:, None]  # [BLOCK_N, BLOCK_M]
+        b_bias = load_bias(bias, bias_offset, m, offs_m[None, :], stride_sm, pos_n[:, None], seen, flags)
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
         b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first, b_bias,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
     b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL_V)
@@ -81,7 +87,7 @@ def _dkdv_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dkdv(
     q, k, v, dout, lse, delta, dk, dv,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
@@ -89,6 +95,7 @@ def attn_bwd_dkdv(
     stride_lb, stride_lh, stride_ab,
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
+    stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
     SHARED: tl.constexpr,
@@ -177,6 +184,9 @@ def attn_bwd_dkdv(
         p_lse_head = p_lse + head * stride_lh.to(tl.int64)
         p_delta_head = p_delta + head * stride_lh.to(tl.int64)
         plane = batch * nheads + head
+        bias_offset = batch64
+        if KIND == "bias":
+            bias_offset = batch64 * stride_sb + head * stride_sh.to(tl.int64)
         slope = 0.0
         if KIND == "alibi" or KIND == "any":
             if flags & HAS_ALIBI:
@@ -188,6 +198,7 @@ def attn_bwd_dkdv(
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+                bias, bias_offset, stride_sm, flags,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
@@ -198,6 +209,7 @@ def attn_bwd_dkdv(
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+                bias, bias_offset, stride_sm, flags,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
             )  # fmt: skip
     scale_v = 1.0

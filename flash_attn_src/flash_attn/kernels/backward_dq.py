@@ -13,6 +13,7 @@ from flash_attn.kernels.common import (
     cast,
     key_bounds,
     key_span,
+    load_bias,
     query_span,
     row_stride,
     schedule,
@@ -37,6 +38,7 @@ def _dq_block(
     n, first, pos_m, seqlen_q, seqlen_k,
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+    bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr,
@@ -62,9 +64,13 @@ def _dq_block(
         )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
         b_s = dot_pair(b_q, b_q_tail, tl.trans(b_k), tl.trans(b_k_tail), TAIL)  # [BLOCK_M, BLOCK_N]
         b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TAIL_V)  # [BLOCK_M, BLOCK_N]
+    b_bias = b_lse
+    if KIND == "bias":
+        seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
+        b_bias = load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
         b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n,
+        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n, b_bias,
         BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
     )  # fmt: skip
     return add_product(cast(b_ds, b_k.dtype, HALF_UP), b_k, b_k_tail, b_dq, b_dq_tail, TAIL)
@@ -73,13 +79,14 @@ def _dq_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dq(
     q, k, v, out, dout, lse, delta, dq,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
     stride_dqb, stride_dqm, stride_dqh,
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
+    stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
     SHARED: tl.constexpr,
@@ -131,6 +138,9 @@ def attn_bwd_dq(
     if KIND == "alibi" or KIND == "any":
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
+    bias_offset = batch64
+    if KIND == "bias":
+        bias_offset = batch64 * stride_sb + head.to(tl.int64) * stride_sh
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
@@ -165,6 +175,7 @@ def attn_bwd_dq(
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     if DEPTH >= BLOCK_D + TAIL:
@@ -183,6 +194,7 @@ def attn_bwd_dq(
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
+            bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
         )  # fmt: skip
     if KIND == "dropout" or KIND == "any":

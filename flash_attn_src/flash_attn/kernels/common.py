@@ -18,6 +18,7 @@ HAS_DESCALE = tl.constexpr(flags.HAS_DESCALE)
 HAS_BLOCK_TABLE = tl.constexpr(flags.HAS_BLOCK_TABLE)
 HAS_SINKS = tl.constexpr(flags.HAS_SINKS)
 SINKS_LIKE_OUT = tl.constexpr(flags.SINKS_LIKE_OUT)
+BIAS_IS_FP32 = tl.constexpr(flags.BIAS_IS_FP32)
 PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
 ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
 ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
@@ -36,7 +37,7 @@ RUNTIME_ARGUMENTS = (
     "nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", "head_dim", "head_dim_v", "window_left",
     "window_right", "m_blocks", "n_blocks", "page_size", "planes", "chunk", "flags", "scale", "softcap", "p_dropout",
     "stride_lb", "stride_lh", "stride_ab", "stride_tb",
-    *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bmnh"),
+    *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv", "s") for axis in "bmnh"),
 )  # fmt: skip
 
 
@@ -224,6 +225,22 @@ def load_sinks(sinks, heads, flags, dtype: tl.constexpr):
     else:
         b_sink = tl.load(sinks + heads).to(tl.float32)
     return b_sink * LOG2E
+
+
+@triton.jit
+def load_bias(bias, plane_offset, row, rows, stride_sm, cols, inside, flags):
+    """The bias of scores in the units of exp2, in the shape to which rows and cols broadcast; 0 where not `inside`.
+
+    plane_offset: of the head, int64. row: the first of the block; rows count from it. Columns are dense. One of two
+    loads is masked off, the one whose type the bias does not have.
+    """
+    offsets = rows * stride_sm + cols
+    plane_offset += row * stride_sm.to(tl.int64)
+    is_wide = (flags & BIAS_IS_FP32) != 0
+    p_wide = bias.to(tl.pointer_type(tl.float32)) + plane_offset
+    b_wide = tl.load(p_wide + offsets, mask=inside & is_wide, other=0.0)
+    b_bias = tl.load(bias + plane_offset + offsets, mask=inside & (is_wide == 0), other=0.0)
+    return (b_wide + b_bias.to(tl.float32)) * LOG2E
 
 
 @triton.jit

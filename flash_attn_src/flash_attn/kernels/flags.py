@@ -16,6 +16,8 @@ HAS_BLOCK_TABLE = 1024
 HAS_SINKS = 4096
 # The sinks have the element type of the result. Without it they are fp32.
 SINKS_LIKE_OUT = 8192
+# The bias of the scores is fp32. Without it the bias has the element type of q.
+BIAS_IS_FP32 = 16384
 
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048

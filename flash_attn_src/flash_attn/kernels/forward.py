@@ -20,6 +20,7 @@ from flash_attn.kernels.common import (
     cast,
     key_bounds,
     key_span,
+    load_bias,
     load_sinks,
     query_span,
     row_stride,
@@ -49,6 +50,7 @@ def _attend_block(
     stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right,
     softcap, slope, p_dropout, rng_state, plane, page, table, page_size, stride_kp, stride_vp, leftpad,
+    bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
@@ -100,7 +102,10 @@ def _attend_block(
         if KIND != "alibi":
             if KIND == "softcap" or softcap > 0.0:
                 b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        if KIND != "softcap":
+        if KIND == "bias":
+            seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
+            b_s += load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
+        elif KIND != "softcap":
             b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
@@ -110,7 +115,8 @@ def _attend_block(
         b_top, b_s = b_top * c, b_s * c
     b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
-    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
+    UNSEEN: tl.constexpr = MASK or KIND == "bias"
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
     b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
     b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
@@ -130,12 +136,13 @@ def _attend_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_fwd(
     q, k, v, out, lse,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, block_table, sinks, bias,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_ob, stride_om, stride_oh,
     stride_lb, stride_lh, stride_ab, stride_tb, page_size,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
+    stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
     NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
@@ -148,8 +155,9 @@ def attn_fwd(
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
     VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
-    KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks is None in
-    the kinds that take none.
+    KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias and
+    its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
+    elements.
     """
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
@@ -210,6 +218,9 @@ def attn_fwd(
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
 
+    bias_offset = batch64
+    if KIND == "bias":
+        bias_offset = batch64 * stride_sb + head.to(tl.int64) * stride_sh
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
     offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
@@ -237,6 +248,7 @@ def attn_fwd(
             stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
+            bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
         page = next_page
@@ -260,11 +272,12 @@ def attn_fwd(
             stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
+            bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
-    if KIND == "sink" or KIND == "any":
+    if KIND == "sink" or KIND == "bias" or KIND == "any":
         sink = float("-inf")
         if KIND == "sink" or (flags & HAS_SINKS) != 0:
             sink = load_sinks(sinks, head, flags, out.dtype.element_ty)

@@ -21,6 +21,7 @@ from flash_attn.kernels.operation import (
 from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
 
 _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
+_BIAS = {"bias": ("bias",), "stride_sb": ("bias",), "stride_sh": ("bias",), "stride_sm": ("bias",)}
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
 _TILE = (
     *("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "TAIL", "VALUE_DIM", "DEPTH", "KIND", "NUM_XCDS", "HALF_UP", "SHARED"),
@@ -30,14 +31,14 @@ _FORWARD = Operation(
     name="fwd",
     module="forward",
     function="attn_fwd",
-    types={"*T": "q k v out", "*fp32": "lse alibi_slopes sinks", "*i32": f"{_LENGTHS} block_table", **_SCORES},
+    types={"*T": "q k v out bias", "*fp32": "lse alibi_slopes sinks", "*i32": f"{_LENGTHS} block_table", **_SCORES},
     aligned=("q", "k", "v", "out", "lse"),
     constants=_TILE,
     fixed={"PAGED": 0},
     kinds=FORWARD_KINDS,
-    fp32_kinds=("plain", "any"),
+    fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
-    kinds_of_argument={"sinks": ("sink", "any")},
+    kinds_of_argument={"sinks": ("sink", "bias", "any"), **_BIAS},
     tuning="table",
 )
 _FORWARD_PAGED = replace(
@@ -66,12 +67,13 @@ _BACKWARD_DKDV = Operation(
     name="bwd-dkdv",
     module="backward_dkdv",
     function="attn_bwd_dkdv",
-    types={"*T": "q k v dout dk dv", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
+    types={"*T": "q k v dout dk dv bias", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "dout", "dk", "dv", "lse", "delta"),
     constants=_TILE,
     kinds=KINDS,
-    fp32_kinds=("plain", "any"),
+    fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
+    kinds_of_argument=_BIAS,
     tuning="table",
 )
 _BACKWARD_DQ = replace(
@@ -79,8 +81,19 @@ _BACKWARD_DQ = replace(
     name="bwd-dq",
     module="backward_dq",
     function="attn_bwd_dq",
-    types={"*T": "q k v out dout dq", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
+    types={"*T": "q k v out dout dq bias", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "out", "dout", "dq", "lse", "delta"),
+)
+_BACKWARD_BIAS = Operation(
+    name="bwd-dbias",
+    module="backward_dbias",
+    function="attn_bwd_dbias",
+    types={"*T": "q k v dout bias dbias", "*fp32": "lse delta", "fp32": "scale softcap"},
+    aligned=("q", "k", "v", "dout", "lse", "delta"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH"),
+    sizes=(64, 128, 256, 512),
+    kinds=("bias",),
+    tuning="fixed",
 )
 
 
@@ -271,6 +284,7 @@ OPERATIONS: dict[str, Operation] = {
         _BACKWARD_DKDV,
         _BACKWARD_DQ,
         *map(_with_value_dims, (_FORWARD, _FORWARD_PAGED, _FORWARD_PAGED_WHOLE, _BACKWARD_DKDV, _BACKWARD_DQ)),
+        _BACKWARD_BIAS,
         _DECODE,
         _DECODE_PAGED,
         _EXTEND,

@@ -27,7 +27,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         varlen = call.cu_seqlens_q is not None
         if not varlen and not call.is_inference:
             lse = torch.empty((batch, heads, q.shape[1]), dtype=lse_dtype, device=q.device)
-            tiles.forward(tiles.Inputs(q, k, v, slopes, call.s_aux), options, out, lse, dmask)
+            tiles.forward(tiles.Inputs(q, k, v, slopes, call.s_aux, call.attn_bias), options, out, lse, dmask)
             return ForwardResult(out, lse, dmask, rng_state)
         flat_q, flat_out = (x if varlen else x.reshape(-1, *x.shape[2:]) for x in (q, out))
         flat_out.zero_()
@@ -62,8 +62,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         slopes = slopes_of(call.alibi_slopes, call.batch, call.q.shape[-2])
         if call.cu_seqlens_q is None:
             given = tiles.Given(gradients.dout, gradients.out, gradients.softmax_lse)
-            written = tiles.Gradients(gradients.dq, gradients.dk, gradients.dv, softmax_d)
-            tiles.backward(tiles.Inputs(call.q, call.k, call.v, slopes), options, given, written)
+            written = tiles.Gradients(gradients.dq, gradients.dk, gradients.dv, softmax_d, gradients.dbias)
+            inputs = tiles.Inputs(call.q, call.k, call.v, slopes, bias=call.attn_bias)
+            tiles.backward(inputs, options, given, written)
             return softmax_d
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()

@@ -70,13 +70,14 @@ def _grouped(x: torch.Tensor, heads_k: int) -> torch.Tensor:
 
 
 class Inputs(NamedTuple):
-    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h), sinks (h,)."""
+    """q (b, sq, h, d), k and v (b, sk, hk, d), ALiBi slopes (b, h), sinks (h,), bias (1 or b, 1 or h, sq, sk)."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
 
 class Given(NamedTuple):
@@ -88,19 +89,21 @@ class Given(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out)."""
+    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out); dbias, laid
+    out as the bias, where it is wanted."""
 
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
     softmax_d: torch.Tensor
+    dbias: torch.Tensor | None = None
 
 
 class _Block:
     """One chunk of the batch in (b, heads_k, group, s, d) layout, and the scores of its tiles."""
 
     def __init__(self, inputs: Inputs, options: Options, coordinates: tuple[int, int]) -> None:
-        q, k, v, slopes, sinks = inputs
+        q, k, v, slopes, sinks, bias = inputs
         heads_k = k.shape[2]
         self.q = _grouped(q, heads_k)
         self.k = k.transpose(1, 2)
@@ -112,9 +115,14 @@ class _Block:
         self.dtype = accumulation_dtype(q.dtype)
         self.slopes = None if slopes is None else slopes.to(self.dtype).view(self.batch, heads_k, self.group, 1, 1)
         self.sinks = None if sinks is None else sinks.to(self.dtype).view(heads_k, self.group, 1, 1)
+        self.bias = None if bias is None else self.by_group(bias)
         self.options = options
         self.coordinates = coordinates
         self.generator = torch.Generator(device=q.device) if options.dropout_p > 0.0 else None
+
+    def by_group(self, x: torch.Tensor) -> torch.Tensor:
+        """(1 or b, 1 or h, sq, sk) as a view (1 or b, 1 or heads_k, 1 or group, sq, sk)."""
+        return x[:, :, None] if x.shape[1] == 1 else x.unflatten(1, (self.heads_k, self.group))
 
     def query_spans(self) -> Iterator[tuple[int, int]]:
         return _spans(0, self.seqlen_q, QUERY_TILE)
@@ -139,6 +147,8 @@ class _Block:
         if options.softcap > 0.0:
             tanh = torch.tanh(scores / options.softcap)
             scores = tanh * options.softcap
+        if self.bias is not None:
+            scores = scores + self.bias[..., q0:q1, k0:k1].to(self.dtype)
         if self.slopes is None and options.left < 0 and options.right < 0 and options.chunk == 0:
             return scores, tanh
         distance = (
@@ -168,13 +178,20 @@ class _Block:
 
 def _blocks(inputs: Inputs, options: Options, sequence: int) -> Iterator[tuple[slice, _Block]]:
     """Chunks of the batch small enough for MAX_TILE_ELEMENTS."""
-    q, k, v, slopes, sinks = inputs
+    q, k, v, slopes, sinks, bias = inputs
     per_sequence = q.shape[2] * min(QUERY_TILE, q.shape[1]) * min(KEY_TILE, k.shape[1])
     step = max(1, MAX_TILE_ELEMENTS // max(1, per_sequence))
     for b0, b1 in _spans(0, q.shape[0], step):
         chunk = slice(b0, b1)
-        part = Inputs(q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk], sinks)
+        part = Inputs(
+            q[chunk], k[chunk], v[chunk], None if slopes is None else slopes[chunk], sinks, of_chunk(bias, chunk)
+        )
         yield chunk, _Block(part, options, (sequence, b0))
+
+
+def of_chunk(bias: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
+    """The bias of a chunk of the batch, which may share one."""
+    return bias if bias is None or bias.shape[0] == 1 else bias[chunk]
 
 
 def forward(
@@ -245,7 +262,8 @@ def _fill_dmask(
 def backward(inputs: Inputs, options: Options, given: Given, written: Gradients, sequence: int = 0) -> None:
     """Fills the gradients of one block of sequences."""
     dout, out, lse = given
-    dq, dk, dv, softmax_d = written
+    dq, dk, dv, softmax_d, dbias = written
+    exact = None if dbias is None else torch.zeros(dbias.shape, dtype=accumulation_dtype(dq.dtype), device=dq.device)
     keep_scale = 1.0 / (1.0 - options.dropout_p)
     for chunk, block in _blocks(inputs, options, sequence):
         block_dq = _grouped(dq[chunk], block.heads_k)
@@ -253,6 +271,8 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
         block_out = _grouped(out[chunk], block.heads_k)
         block_lse = lse[chunk].unflatten(1, (block.heads_k, block.group))
         block_d = softmax_d[chunk].unflatten(1, (block.heads_k, block.group))
+        dscores_of = of_chunk(exact, chunk)
+        block_dbias = None if dscores_of is None else block.by_group(dscores_of)
         dkeys = torch.zeros(block.k.shape, dtype=block.dtype, device=dk.device)
         dvalues = torch.zeros(block.v.shape, dtype=block.dtype, device=dv.device)
         for q0, q1 in block.query_spans():
@@ -272,6 +292,9 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
                     used, dweights = weights * kept * keep_scale, dweights * kept * keep_scale
                 dvalues[:, :, k0:k1] += used.flatten(2, 3).transpose(-1, -2) @ douts
                 dscores = weights * (dweights - delta)
+                if block_dbias is not None:
+                    tile = block_dbias[..., q0:q1, k0:k1]
+                    tile += dscores.sum_to_size(tile.shape)
                 if tanh is not None:
                     dscores = dscores * (1.0 - tanh * tanh)
                 dscores = dscores.flatten(2, 3) * options.scale
@@ -280,3 +303,5 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
             block_dq[:, :, :, q0:q1] = block.ungroup(dqueries).to(dq.dtype)
         dk[chunk] = dkeys.transpose(1, 2).to(dk.dtype)
         dv[chunk] = dvalues.transpose(1, 2).to(dv.dtype)
+    if dbias is not None and exact is not None:
+        dbias.copy_(exact)

@@ -6,6 +6,7 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends.split_kv import as_cache_call, cache_call_of
+from flash_attn.backends.triton.bias import bias_of
 from flash_attn.backends.triton.decode import MAX_PAGE_UNITS, attend_split
 from flash_attn.backends.triton.kernels import (
     VEC,
@@ -61,7 +62,10 @@ def forward(call: AttentionCall) -> ForwardResult:
         batch, seqlen_q = cu_seqlens_q.shape[0] - 1, call.max_seqlen_q
         total_q, nheads, head_dim = q.shape
     dtype, index, head_dim_v = q.dtype, q.get_device(), v.shape[-1]
-    splits = dropout_p == 0.0 and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS)
+    biased = call.attn_bias is not None
+    splits = (
+        dropout_p == 0.0 and not biased and (block_table is None or block_table.shape[1] * k.shape[1] < MAX_PAGE_UNITS)
+    )
     if head_dim_v != head_dim and (wide := padded(call)) is not None:
         # The split kernels take any pair, so a paged cache is not copied.
         if block_table is not None and splits:
@@ -103,6 +107,10 @@ def forward(call: AttentionCall) -> ForwardResult:
     if kernel.takes_sinks:
         sinks, sink_flags = sinks_of(call.s_aux, dtype)
         more, flags = (block_table, sinks), flags | sink_flags
+    bias_strides: tuple[int, ...] = ()
+    if biased:
+        bias, bias_strides, bias_flag = bias_of(call)
+        more, flags = (*more, bias), flags | bias_flag
     group = nheads // k.shape[-2]
     table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
     kernel.launch(
@@ -119,6 +127,7 @@ def forward(call: AttentionCall) -> ForwardResult:
             nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask
             m_blocks, nheads * batch, chunk_of(planes, is_even(call), kernel), flags,  # grid
+            *bias_strides,
         ),
     )  # fmt: skip
     if out is not None and result is not out:

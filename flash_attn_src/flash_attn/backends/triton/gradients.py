@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from flash_attn.backends.triton.bias import bias_gradient, bias_of
 from flash_attn.backends.triton.kernels import (
     VEC,
     add_splits,
@@ -67,6 +68,11 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     flags = flags_of(call)
     group = nheads // nheads_k
     alibi_stride = alibi_stride_of(alibi_slopes)
+    more: tuple[torch.Tensor, ...] = ()
+    bias_strides: tuple[int, ...] = ()
+    if call.attn_bias is not None:
+        bias, bias_strides, bias_flag = bias_of(call)
+        more, flags = (bias,), flags | bias_flag
 
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
     dq, dq_strides = rows(gradients.dq, vec)
@@ -77,7 +83,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
@@ -86,6 +92,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
             nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask
             m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,  # grid
+            *bias_strides,
         ),
     )  # fmt: skip
     if dq is not gradients.dq:
@@ -111,7 +118,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, dout, softmax_lse, delta,  # inputs
             dk, dv,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
@@ -120,8 +127,11 @@ def backward(gradients: GradientCall) -> torch.Tensor:
             nheads, group // splits, splits, seqlen_q, seqlen_k, total_k, head_dim // vec,  # shapes
             left, right,  # mask
             n_blocks, nheads_k * splits * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,  # grid
+            *bias_strides,
         ),
     )  # fmt: skip
+    if gradients.dbias is not None:
+        bias_gradient(gradients, delta)
     if splits > 1:
         add_splits(sums[0], gradients.dk)
         add_splits(sums[1], gradients.dv)

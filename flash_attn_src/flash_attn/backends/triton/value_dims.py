@@ -10,9 +10,12 @@ from flash_attn.kernels.value_dims import served_pair
 
 
 def padded(call: AttentionCall) -> AttentionCall | None:
-    """The call with zeros up to the head dims of a kernel. None where a kernel serves the call as it is."""
+    """The call with zeros up to the head dims of a kernel. None where a kernel serves the call as it is.
+
+    The kernels of a bias have no values with a head dim of their own.
+    """
     pair = call.q.shape[-1], call.v.shape[-1]
-    served = served_pair(*pair)
+    served = served_pair(*pair) if call.attn_bias is None else (max(pair), max(pair))
     if served == pair:
         return None
     width, width_v = served
@@ -20,14 +23,14 @@ def padded(call: AttentionCall) -> AttentionCall | None:
 
 
 def padded_gradients(gradients: GradientCall) -> GradientCall | None:
-    """The same for a backward. Its dq, dk and dv are new: `cut` writes the given ones."""
+    """The same for a backward. Its dq, dk and dv are new: `cut` writes the given ones. dbias is the given one."""
     call = padded(gradients.forward)
     if call is None:
         return None
     width_v = call.v.shape[-1]
     return GradientCall(
         call, widened(gradients.dout, width_v), widened(gradients.out, width_v), gradients.softmax_lse,
-        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v),
+        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v), gradients.dbias,
     )  # fmt: skip
 
 

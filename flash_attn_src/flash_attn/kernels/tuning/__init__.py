@@ -38,7 +38,7 @@ def config(target: str, variant: Variant) -> Config:
     if operation.tuning == "layers":
         return layers.config(target, variant)
     configs = _row(rows(target), variant)
-    if variant.kind == "any":
+    if variant.kind in ("any", "bias"):
         return configs[-1]
     # Sinks join after the loop over the keys.
     kind = "plain" if variant.kind == "sink" else variant.kind

@@ -1,0 +1,64 @@
+"""A bias of the scores for the Triton kernels, and its gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends.triton.kernels import VEC, find_one, rows, window_of
+from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.kernels.flags import BIAS_IS_FP32
+
+# Rows of a tile of 256 span less than 2 GiB in fp32.
+_MAX_ROW_STRIDE = 1 << 21
+
+Strides = tuple[int, int, int]
+
+
+def bias_of(call: AttentionCall) -> tuple[torch.Tensor, Strides, int]:
+    """The bias as the kernels take it, its strides (batch, head, row) in elements, 0 where it is shared, and its flag.
+
+    It is copied where its last dimension is strided. ValueError for rows that lie too far apart.
+    """
+    bias = call.attn_bias
+    assert bias is not None
+    if bias.stride(-1) != 1 or bias.stride(-2) >= _MAX_ROW_STRIDE:
+        bias = bias.contiguous()
+    if bias.stride(-2) >= _MAX_ROW_STRIDE:
+        raise ValueError(f"attn_bias: got {bias.shape[-1]} keys, wanted less than {_MAX_ROW_STRIDE} with a bias")
+    by_batch = bias.stride(0) if bias.shape[0] > 1 else 0
+    by_head = bias.stride(1) if bias.shape[1] > 1 else 0
+    return bias, (by_batch, by_head, bias.stride(2)), BIAS_IS_FP32 if bias.dtype is torch.float32 else 0
+
+
+def bias_gradient(gradients: GradientCall, delta: torch.Tensor) -> None:
+    """Fills gradients.dbias, which is contiguous. delta: rowsum(dout * out), as the kernel of dq left it."""
+    call, dbias = gradients.forward, gradients.dbias
+    assert dbias is not None
+    batch, seqlen_q, nheads, head_dim = call.q.shape
+    seqlen_k, nheads_k = call.k.shape[1:3]
+    dtype, index = call.q.dtype, call.q.get_device()
+    kernel = find_one("bwd-dbias", index, dtype, head_dim, "bias")
+    vec = VEC[dtype]
+    q, q_strides = rows(call.q, vec)
+    k, k_strides = rows(call.k, vec)
+    v, v_strides = rows(call.v, vec)
+    dout, dout_strides = rows(gradients.dout, vec)
+    bias, bias_strides, flags = bias_of(call)
+    planes_b, planes_h = dbias.shape[:2]
+    m_blocks, n_blocks = -(-seqlen_q // kernel.block_m), -(-seqlen_k // kernel.block_n)
+    if batch == 0:  # no sum, which the kernel would store
+        dbias.zero_()
+    kernel.launch(
+        (m_blocks * n_blocks * planes_b * planes_h, 1, 1),
+        (
+            q, k, v, dout, gradients.softmax_lse.contiguous(), delta, bias,  # inputs
+            dbias,  # output
+        ),
+        (
+            call.scale, call.softcap,  # options
+            *q_strides, *k_strides, *v_strides, *dout_strides, nheads * seqlen_q, seqlen_q, *bias_strides,  # strides
+            batch, nheads, nheads // nheads_k, planes_b, planes_h, seqlen_q, seqlen_k, head_dim // vec,  # shapes
+            *window_of(call),  # mask
+            m_blocks, n_blocks, flags,  # grid
+        ),
+    )  # fmt: skip

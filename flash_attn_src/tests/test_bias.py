@@ -1,0 +1,211 @@
+"""An additive bias of the scores, `attn_bias`: by PyTorch and by the Triton kernels, and who refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flash_attn
+import pytest
+import reference
+import torch
+from assert_close import assert_close
+from flash_attn import backends
+from flash_attn.backends import torch as oracle
+from flash_attn.backends import triton
+from small_calls import in_one_graph
+
+torch.set_num_threads(2)
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+Shape = tuple[int, int]
+
+
+def _draw(
+    shared: Shape = (1, 2), dtype: torch.dtype = torch.float32, bias: torch.dtype | None = None, dim: int = 16
+) -> list[torch.Tensor]:
+    """q (2, 41, 2, dim), k and v (2, 37, 1, dim), a bias (*shared, 41, 37): a fourth of it -inf, and all of row 5."""
+    generator = torch.Generator().manual_seed(dim)
+    shapes = ((2, 41, 2, dim), (2, 37, 1, dim), (2, 37, 1, dim), (*shared, 41, 37))
+    q, k, v, scores = (torch.randn(shape, generator=generator) for shape in shapes)
+    scores[torch.rand(scores.shape, generator=generator) < 0.25] = -torch.inf
+    scores[..., 5, :] = -torch.inf
+    types = (dtype, dtype, dtype, bias or dtype)
+    return [x.to(DEVICE, each).requires_grad_() for x, each in zip((q, k, v, scores), types, strict=True)]
+
+
+def _check(leaves: list[torch.Tensor], sinks: torch.Tensor | None = None, **options: Any) -> None:
+    """out, lse and the four gradients, against attention by the book."""
+    *inputs, bias = leaves
+    out, lse, _ = flash_attn.flash_attn_func(
+        *inputs, return_attn_probs=True, attn_bias=bias, s_aux=sinks, **reference.public(options)
+    )
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, out.dtype)
+    got = (out, lse, *torch.autograd.grad(out, leaves, dout))
+    results = []
+    for dtype in (torch.float64, inputs[0].dtype):
+        wide = [x.detach().to(dtype).requires_grad_() for x in leaves]
+        best, best_lse = reference.attention(*wide[:3], attn_bias=wide[3], s_aux=sinks, dtype=dtype, **options)
+        results.append((best, best_lse, *torch.autograd.grad(best, wide, dout.to(dtype))))
+    assert got[-1].dtype is bias.dtype
+    assert got[-1].shape == bias.shape
+    for name, value, exact, rough in zip(("out", "lse", "dq", "dk", "dv", "dbias"), got, *results, strict=True):
+        tiny = 2.0 * torch.finfo(bias.dtype).eps if name == "dbias" else 0.0  # a sum, rounded at the end
+        assert_close(name, value, exact, rough=None if name == "lse" else rough, tiny=max(tiny, 2e-5))
+    assert not out[:, 5].any()
+
+
+# Options of a call, who shares the bias, and the types of q and of the bias.
+CASES: dict[str, tuple[dict[str, Any], Shape, torch.dtype, torch.dtype]] = {
+    "shared by the batch": ({}, (1, 2), torch.float16, torch.float16),
+    "shared by the heads, causal": ({"causal": True}, (2, 1), torch.float16, torch.float32),
+    "shared by all, window": ({"window": (9, 3)}, (1, 1), torch.float32, torch.float32),
+    "of each, softcap": ({"softcap": 2.0, "softmax_scale": -0.4}, (2, 2), torch.float32, torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_by_pytorch(case: tuple[dict[str, Any], Shape, torch.dtype, torch.dtype]) -> None:
+    options, *of_tensors = case
+    _check(_draw(*of_tensors), **options)
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_by_triton(case: tuple[dict[str, Any], Shape, torch.dtype, torch.dtype]) -> None:
+    options, *of_tensors = case
+    with backends.using(triton):
+        _check(_draw(*of_tensors), **options)
+
+
+@pytest.mark.usefixtures("_deep_tiles")
+def test_head_dims_in_pieces_and_of_any_size() -> None:
+    with backends.using(triton):
+        _check(_draw((1, 1), dim=13))
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("backend", [oracle, triton], ids=["torch", "triton"])
+def test_with_sinks(backend: Any) -> None:
+    if GPU and backend is oracle:
+        pytest.skip("PyTorch serves CPU tensors")
+    with backends.using(backend):
+        q, k, v, bias = leaves = _draw((1, 1))
+        sinks = torch.linspace(-1.0, 1.0, 2, device=DEVICE)
+        out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, attn_bias=bias, s_aux=sinks)
+        got = torch.autograd.grad(out.square().sum(), leaves)
+    best, best_lse = reference.attention(q, k, v, attn_bias=bias, s_aux=sinks, dtype=torch.float64)
+    assert_close("out", out, best)
+    assert_close("lse", lse, best_lse)  # in row 5, which sees no key, the sink
+    for one, exact in zip(got, torch.autograd.grad(best.square().sum(), leaves), strict=True):
+        assert_close("gradient", one, exact, tiny=2e-5)
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_views_are_taken_as_they_are() -> None:
+    """A bias that repeats by strides of 0, in its rows too, one of every second row, and one whose keys are strided."""
+    q, k, v, _ = (x.detach() for x in _draw())
+    by_key = torch.randn(2, 1, 1, 37, device=DEVICE)
+    wide = torch.randn(1, 2, 82, 37, device=DEVICE)
+    turned = torch.randn(1, 2, 37, 41, device=DEVICE).transpose(2, 3)
+    for bias in (by_key.expand(2, 2, 41, 37), wide[:, :, ::2], turned):
+        wanted = flash_attn.flash_attn_func(q, k, v, attn_bias=bias.contiguous())
+        assert_close("torch", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), wanted, tiny=1e-6)
+        with backends.using(triton):
+            assert_close("triton", flash_attn.flash_attn_func(q, k, v, attn_bias=bias), wanted, tiny=2e-6)
+
+
+def test_packed_functions_agree() -> None:
+    qkv = torch.randn(1, 19, 3, 4, 16, device=DEVICE, requires_grad=True)
+    bias = torch.randn(1, 4, 19, 19, device=DEVICE, requires_grad=True)
+    q, k, v = qkv.unbind(2)
+    one = flash_attn.flash_attn_func(q, k, v, attn_bias=bias)
+    wanted = torch.autograd.grad(one.sum(), (qkv, bias), retain_graph=True)
+    for other in (
+        flash_attn.flash_attn_qkvpacked_func(qkv, attn_bias=bias),
+        flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), attn_bias=bias),
+    ):
+        assert_close("out", other, one.detach(), tiny=1e-6)
+        for got, best in zip(torch.autograd.grad(other.sum(), (qkv, bias), retain_graph=True), wanted, strict=True):
+            assert_close("gradient", got, best, tiny=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_compile(deterministic: bool) -> None:
+    leaves = _draw((1, 1))
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return flash_attn.flash_attn_func(q, k, v, causal=True, deterministic=deterministic, attn_bias=bias * 2)
+
+    results = []
+    for function in (block, in_one_graph(block)):
+        out = function(*leaves)
+        results.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    for got, wanted in zip(*reversed(results), strict=True):
+        assert_close("compiled", got, wanted.detach(), tiny=1e-6)
+
+
+def test_opcheck() -> None:
+    q, k, v, bias = _draw((1, 2))
+    bias = bias.detach().clamp_min(-3.0).requires_grad_()
+    options = (0.25, True, 4, -1, 2.0, None, 0.0, False, None, None, None, 41, 37, None, None, bias)
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    op = torch.ops.flash_attn._extended_forward.default
+    torch.library.opcheck(op, (q, k, v, *options), test_utils=checks)
+    out, lse, _ = (x.detach() for x in op(q, k, v, *options))
+    saved = (torch.randn_like(out), *(x.detach() for x in (q, k, v)), out, lse, bias.detach())
+    op = torch.ops.flash_attn._bias_backward.default
+    torch.library.opcheck(op, (*saved, 0.25, True, 4, -1, 2.0), test_utils=checks)
+
+
+def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:
+    q, k, v, bias = leaves = _draw((1, 1))
+    bias = bias.detach().clamp_min(-3.0).requires_grad_()
+    leaves = [q, k, v, bias]
+    out, lse, _ = torch.ops.flash_attn._extended_forward(
+        q, k, v, 0.25, False, -1, -1, 0.0, None, 0.0, False, None, None, None, 41, 37, None, None, bias
+    )
+    best, best_lse = reference.attention(q, k, v, attn_bias=bias, softmax_scale=0.25)
+    got, wanted = (torch.autograd.grad((a.square().sum() + b.sum()), leaves) for a, b in ((lse, out), (best_lse, best)))
+    for name, one, exact in zip(("dq", "dk", "dv", "dbias"), got, wanted, strict=True):
+        assert_close(name, one, exact, tiny=5e-5)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    q, k, v, bias = _draw((1, 1))
+    leaf = torch.ones((), device=DEVICE, requires_grad=True)
+    out = flash_attn.flash_attn_func(q.detach(), k.detach(), v.detach(), attn_bias=bias * leaf)
+    (gradient,) = torch.autograd.grad(out.sum(), bias, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(gradient.square().sum(), leaf)
+
+
+WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], type[Exception], str]] = {
+    "list": (lambda x: x.tolist(), {}, TypeError, "attn_bias: got list, wanted a tensor"),
+    "bool": (lambda x: x > 0, {}, TypeError, "attn_bias: got torch.bool, wanted torch.float32 as q has, or float32"),
+    "rank": (lambda x: x[0], {}, ValueError, r"attn_bias: got shape \(2, 41, 37\), wanted \(1 or 2, 1 or 2, 41, 37\)"),
+    "keys": (lambda x: x[..., 1:], {}, ValueError, r"attn_bias: got shape \(1, 2, 41, 36\), wanted"),
+    "heads": (lambda x: x.repeat(1, 2, 1, 1), {}, ValueError, r"attn_bias: got shape \(1, 4, 41, 37\), wanted"),
+    "device": (lambda x: x.to("meta"), {}, ValueError, "attn_bias: got a tensor on meta, wanted"),
+    "dropout": (lambda x: x, {"dropout_p": 0.5}, NotImplementedError, "attn_bias: got a bias and dropout_p 0.5"),
+    "alibi": (
+        lambda x: x, {"alibi_slopes": torch.ones(2, device=DEVICE)}, NotImplementedError,
+        "attn_bias: got a bias and alibi_slopes, wanted one of them",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_bias(name: str) -> None:
+    change, options, kind, says = WRONG[name]
+    q, k, v, bias = (x.detach() for x in _draw())
+    with pytest.raises(kind, match=says):
+        flash_attn.flash_attn_func(q, k, v, attn_bias=change(bias), **options)
+
+
+def test_functions_of_packed_sequences_have_none() -> None:
+    with pytest.raises(TypeError, match="attn_bias"):
+        flash_attn.flash_attn_varlen_func(*[None] * 5, 1, 1, attn_bias=torch.ones(1, 1, 1, 1))
