@@ -129,6 +129,9 @@ FEATURES: dict[str, Probe] = {
     "ALiBi": _attention(backward=True, alibi_slopes=torch.tensor([0.5, 0.25])),
     "sinks (`s_aux`)": _attention(backward=True, causal=True, s_aux=torch.tensor([0.5, -0.5])),
     "sinks with softcap": _attention(backward=True, softcap=5.0, s_aux=torch.tensor([0.5, -0.5])),
+    "a bias (`attn_bias`)": _attention(
+        backward=True, causal=True, attn_bias=torch.randn(1, 2, 8, 8, requires_grad=True)
+    ),
     "dropout": _attention(backward=True, dropout_p=0.2),
     "`return_attn_probs` with dropout": _attention(dropout_p=0.2, return_attn_probs=True),
     "grouped heads (GQA, MQA)": _attention(backward=True, heads_k=1),

@@ -22,6 +22,10 @@ def _tail() -> dict[str, Any]:
             "s_aux": floats(4)}  # fmt: skip
 
 
+def _without_alibi() -> dict[str, Any]:
+    return _without(_tail(), "alibi_slopes")
+
+
 def _fp8_tail() -> dict[str, Any]:
     return _without(_tail(), "s_aux")
 
@@ -59,6 +63,23 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "flash_attn_kvpacked_func": (
         flash_attn.flash_attn_kvpacked_func,
         lambda: {"q": floats(2, 3, 4, 8), "kv": floats(2, 5, 2, 2, 8), **_tail()},
+    ),
+    "flash_attn_func, bias": (
+        flash_attn.flash_attn_func,
+        lambda: {
+            "q": floats(2, 3, 4, 8), "k": floats(2, 5, 2, 8), "v": floats(2, 5, 2, 8), **_without_alibi(),
+            "attn_bias": floats(1, 4, 3, 5),
+        },
+    ),
+    "flash_attn_qkvpacked_func, bias": (
+        flash_attn.flash_attn_qkvpacked_func,
+        lambda: {"qkv": floats(2, 3, 3, 4, 8), **_without_alibi(), "attn_bias": floats(2, 1, 3, 3)},
+    ),
+    "flash_attn_kvpacked_func, bias": (
+        flash_attn.flash_attn_kvpacked_func,
+        lambda: {
+            "q": floats(2, 3, 4, 8), "kv": floats(2, 5, 2, 2, 8), **_without_alibi(), "attn_bias": floats(1, 1, 3, 5),
+        },
     ),
     "flash_attn_varlen_func": (
         flash_attn.flash_attn_varlen_func,

@@ -36,6 +36,7 @@ class Case:
     window: tuple[int, int]
     softcap: float
     alibi: bool
+    sinks: bool
     seed: int
 
     def tensors(self) -> Tensors:
@@ -50,7 +51,11 @@ class Case:
     @property
     def options(self) -> dict[str, object]:
         slopes = torch.linspace(0.1, 1.0, self.heads, device=DEVICE) if self.alibi else None
-        return {"causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes}
+        sinks = torch.linspace(-2.0, 3.0, self.heads, device=DEVICE) if self.sinks else None
+        return {
+            "causal": self.causal, "window_size": self.window, "softcap": self.softcap, "alibi_slopes": slopes,
+            "s_aux": sinks,
+        }  # fmt: skip
 
 
 def draw_case(rng: random.Random) -> Case:
@@ -60,7 +65,7 @@ def draw_case(rng: random.Random) -> Case:
         rng.choice((1, 2, 3)), rng.choice(LENGTHS), rng.choice(LENGTHS), heads_k * rng.choice((1, 2)), heads_k,
         rng.choice(HEAD_DIMS), rng.choice((torch.float16, torch.bfloat16, torch.float32)), rng.random() < 0.5,
         rng.choice(((-1, -1), (-1, -1), (9, 0), (40, 17))), rng.choice((0.0, 0.0, 15.0)), rng.random() < 0.25,
-        rng.randrange(1 << 30),
+        rng.random() < 0.25, rng.randrange(1 << 30),
     )  # fmt: skip
 
 
@@ -199,6 +204,44 @@ def a_longest_length_that_is_too_small_shows(case: Case) -> None:
     _near("out", torch.where(got.isnan(), wanted, got), wanted)
 
 
+def a_sink_of_zero_is_a_key_of_zeros(case: Case) -> None:
+    """A first key of zeros has the score 0, and its value of zeros adds nothing."""
+    if case.causal or case.window != (-1, -1) or case.alibi:
+        return
+    q, k, v = case.tensors()
+    options = {**case.options, "s_aux": None}
+    longer = [torch.nn.functional.pad(x, (0, 0, 0, 0, 1, 0)) for x in (k, v)]
+    wanted = flash_attn.flash_attn_func(q, *longer, return_attn_probs=True, **options)  # type: ignore[arg-type]
+    options["s_aux"] = torch.zeros(case.heads, dtype=case.dtype, device=DEVICE)
+    got = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **options)  # type: ignore[arg-type]
+    _near("out", got[0], wanted[0])
+    _near("lse", got[1], wanted[1])
+
+
+def a_bias_of_a_mask_and_alibi_is_both(case: Case) -> None:
+    """The mask as -inf and the distances of ALiBi, spelled out in a bias, in out and in dq, dk and dv."""
+    q, k, v = case.tensors()
+    wanted = with_gradients(case, q, k, v)
+    rows = torch.arange(case.seqlen_q, device=DEVICE)[:, None] + case.seqlen_k - case.seqlen_q
+    distance = (torch.arange(case.seqlen_k, device=DEVICE) - rows).float()
+    left, right = case.window[0], 0 if case.causal else case.window[1]
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if left >= 0:
+        hidden |= distance < -left
+    if right >= 0:
+        hidden |= distance > right
+    slopes = torch.linspace(0.1, 1.0, case.heads, device=DEVICE)[:, None, None] if case.alibi else 0.0
+    bias = (-slopes * distance.abs()).masked_fill(hidden, -torch.inf).expand(1, -1, -1, -1)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    options = {**case.options, "causal": False, "window_size": (-1, -1), "alibi_slopes": None, "attn_bias": bias}
+    out = flash_attn.flash_attn_func(*leaves, **options)  # type: ignore[arg-type]
+    assert isinstance(out, torch.Tensor)
+    dout = torch.arange(out.numel(), device=DEVICE).cos().reshape(out.shape).to(out.dtype)
+    got = (out.detach(), *torch.autograd.grad(out, leaves, dout))
+    for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted, strict=True):
+        _near(name, a, b)
+
+
 def nothing_is_left_unwritten(case: Case) -> None:
     """New memory holds NaN: torch's deterministic mode fills it."""
     tensors = case.tensors()
@@ -245,6 +288,8 @@ PROPERTIES: tuple[Callable[[Case], None], ...] = (
     strides_change_nothing,
     packed_is_as_dense,
     a_longest_length_that_is_too_small_shows,
+    a_sink_of_zero_is_a_key_of_zeros,
+    a_bias_of_a_mask_and_alibi_is_both,
     nothing_is_left_unwritten,
     a_second_derivative_is_refused,
     a_call_that_raises_writes_nothing,

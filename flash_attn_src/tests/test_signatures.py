@@ -17,8 +17,14 @@ TAIL = (
     "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
     "deterministic=False, return_attn_probs=False"
 )
-# What upstream does not have, by keyword alone.
-OWN = {"s_aux": None}
+# What upstream does not have, by keyword alone. The functions of dense tensors have both.
+OWN = ("s_aux", "attn_bias")
+
+
+def _own(name: str) -> tuple[str, ...]:
+    return OWN[:1] if "varlen" in name or "kvcache" in name else OWN
+
+
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 SIGNATURES = {
     "flash_attn_func": f"q, k, v, {TAIL}",
@@ -55,7 +61,8 @@ def _signature(function: Callable[..., Any]) -> str:
     parts = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            assert parameter.default is OWN[name]
+            assert name in OWN
+            assert parameter.default is None
             continue
         assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         parts.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
@@ -66,7 +73,8 @@ def _signature(function: Callable[..., Any]) -> str:
 def test_public_signatures(name: str) -> None:
     function = getattr(flash_attn, name)
     assert _signature(function) == SIGNATURES[name]
-    assert list(inspect.signature(function).parameters)[-len(OWN) :] == list(OWN)
+    kinds = {parameter.name: parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    assert tuple(key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY) == _own(name)
     assert name in flash_attn.__all__
     assert getattr(interface, name) is getattr(flash_attn, name)
 
@@ -94,4 +102,4 @@ def test_autograd_functions_take_upstream_order() -> None:
         cls = getattr(interface, f"FlashAttn{''.join(spelled[word] for word in words)}Func")
         wanted = [part.split("=")[0] for part in function.replace("(-1, -1)", "w").split(", ")]
         wanted[wanted.index("return_attn_probs")] = "return_softmax"
-        assert list(inspect.signature(cls.forward).parameters) == ["ctx", *wanted, "is_grad_enabled", *OWN]
+        assert list(inspect.signature(cls.forward).parameters) == ["ctx", *wanted, "is_grad_enabled", *_own(name)]

@@ -39,7 +39,7 @@ LONG_SIGNATURES = {
     "fa3/backward.py": {"_flash_attn_backward"},
     "fa3/split_kv.py": {"get_scheduler_metadata"},
     "flash_attn_interface.py": {
-        "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
+        "flash_attn_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
     },
     "fp8.py": {"flash_attn_fp8_func", "flash_attn_varlen_fp8_func"},
     "modules/block.py": {"__init__"},

@@ -12,7 +12,7 @@ import torch
 from flash_attn.backends.triton import kernels as triton_kernels
 from flash_attn.calls import AttentionCall
 from flash_attn.kernels import flags, launches, targets, value_dims, variants
-from flash_attn.kernels.operation import launch_letter
+from flash_attn.kernels.operation import FORWARD_KINDS, launch_letter
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
 from flash_attn.runtime import device
@@ -61,6 +61,12 @@ KINDS = {
     "dropout, scale 0": ({"softmax_scale": 0.0, "dropout_p": 0.1}, "any", "any"),
     "sinks": ({"s_aux": torch.ones(1)}, "sink", "any"),
     "sinks and softcap": ({"s_aux": torch.ones(1), "softcap": 2.0}, "any", "any"),
+    "bias": ({"attn_bias": torch.ones(1, 1, 1, 1)}, "bias", "bias"),
+    "bias, softcap, sinks": (
+        {"attn_bias": torch.ones(1, 1, 1, 1), "softcap": 2.0, "s_aux": torch.ones(1)},
+        "bias",
+        "bias",
+    ),
 }
 
 
@@ -138,7 +144,7 @@ def test_what_is_there_ahead_of_time() -> None:
     for variant in variants.table("gfx942"):
         if variant.op in some and variant.dtype == "bf16":
             some[variant.op].append(variant.name.removeprefix(f"{variant.op}-bf16-"))
-    assert some["fwd"][:6] == ["d32", "d32-sink", "d32-alibi", "d32-dropout", "d32-softcap", "d32-any"]
+    assert some["fwd"][:7] == ["d32", *(f"d32-{kind}" for kind in FORWARD_KINDS[1:])]
     assert some["fwd-paged"] == [f"d{dim}{kind}" for dim in (32, 64, 96, 128, 192, 256, 512) for kind in ("", "-any")]
     assert some["bwd-dq-v"] == ["d128", "d128-any", "d192", "d192-any"]
     assert some["norm-bwd"] == [

@@ -89,8 +89,10 @@ class Given(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out); dbias, laid
-    out as the bias, where it is wanted."""
+    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out).
+
+    dbias, laid out as the bias, is filled where it is wanted.
+    """
 
     dq: torch.Tensor
     dk: torch.Tensor

@@ -38,8 +38,10 @@ def config(target: str, variant: Variant) -> Config:
     if operation.tuning == "layers":
         return layers.config(target, variant)
     configs = _row(rows(target), variant)
-    if variant.kind in ("any", "bias"):
+    if variant.kind == "any":
         return configs[-1]
+    if variant.kind == "bias":  # half the keys, because a tile of the bias takes as many registers as one of scores
+        return configs[-1]._replace(block_n=max(configs[-1].block_n // 2, 16))
     # Sinks join after the loop over the keys.
     kind = "plain" if variant.kind == "sink" else variant.kind
     return configs[min(KINDS.index(kind), len(configs) - 1)]
