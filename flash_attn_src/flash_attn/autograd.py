@@ -94,22 +94,20 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
             results = (dq, joint)
     call = restore(q, k, v, (alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias), ctx.options)
     dbias = None
-    # Functions of dense tensors have s_aux and attn_bias last, the others s_aux.
-    if attn_bias is not None and ctx.needs_input_grad[-1]:
+    if attn_bias is not None and ctx.needs_input_grad[-1]:  # the last input of every function that takes it
         dbias = torch.empty(attn_bias.shape, dtype=attn_bias.dtype, device=attn_bias.device)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
     if padded:
         results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
-    learned = s_aux is not None and ctx.needs_input_grad[-2 if cu_seqlens_q is None else -1]
-    return *results, sinks.gradient(s_aux, softmax_lse, softmax_d) if learned else None, dbias
+    return *results, None if s_aux is None else sinks.gradient(s_aux, softmax_lse, softmax_d), dbias
 
 
 class _Attention(torch.autograd.Function):
-    """Autograd of a checked call. inputs: see `differentiable`; the last one is s_aux."""
+    """Autograd of a checked call. inputs: see `differentiable`; the last ones are s_aux and attn_bias."""
 
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, *inputs: torch.Tensor) -> Result:
-        return attend(ctx, call, inputs[:-1])
+        return attend(ctx, call, inputs[:-2])
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -122,7 +120,7 @@ def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
     For eager mode. Dynamo cannot trace a call that is made outside of an autograd function: it takes the classes below,
     which make the call within. To make it twice takes 2 us more.
     """
-    result: Result = _Attention.apply(call, *given, call.s_aux)
+    result: Result = _Attention.apply(call, *given, call.s_aux, call.attn_bias)
     return result
 
 

@@ -42,7 +42,7 @@ class _Lse(torch.autograd.Function):
         wide_q, wide_k = _padded(q), _padded(k)
         # The gradient of softmax_lse does not depend on v.
         call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
-        dq, dk, _, dsinks = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
+        dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
         assert dq is not None
         assert dk is not None
         return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dsinks, None, None

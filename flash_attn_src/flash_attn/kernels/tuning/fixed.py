@@ -7,7 +7,7 @@ from flash_attn.kernels.tuning.config import C
 # (operation, kind) -> its configuration on every target.
 CONFIGS: dict[tuple[str, str], C] = {
     ("probabilities", "any"): C(32, 32, 4, depth=16),  # called when somebody debugs
-    ("bwd-dbias", "bias"): C(64, 64, 4, depth=32),
+    ("bwd-dbias", "bias"): C(32, 32, 4, depth=16),
     ("append", "plain"): C(16, 0, 4),
     ("combine", "plain"): C(1, 8, 1),
     ("combine", "wide"): C(1, 32, 4),
