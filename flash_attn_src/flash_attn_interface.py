@@ -6,7 +6,7 @@ changes a result: query heads are always packed where it pays, and nothing has t
 k_descale and v_descale, fp32 (batch, heads_k), give a bf16 result and have no gradient. s_aux: learnable sinks, as in
 flash_attn.flash_attn_func. qv, shaped as the result, is a second query, for which the values are keys: the scores are
 softmax_scale * (q @ k + qv @ v). On a GPU q and k then have at most 64 columns and v at most 512. There is no gradient
-with qv. In FP8 these raise NotImplementedError: qv, and outside of flash_attn_with_kvcache attention_chunk and s_aux.
+with qv. In FP8 these raise NotImplementedError: qv, and s_aux in flash_attn_varlen_func.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.fa3 import chunks, second_query
+from flash_attn.fa3 import chunks, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
 from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
@@ -56,6 +56,11 @@ def _result(out: torch.Tensor, softmax_lse: torch.Tensor, wanted: bool) -> _Resu
 
 def _keeps_gradients(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _forward_alone(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """FP8 tensors without their history: upstream's forward takes those that require gradients, and has no backward."""
+    return tuple(x.detach() if is_fp8(x) else x for x in tensors)
 
 
 def _check(attention_chunk: int, num_splits: int, pack_gqa: bool | None, sm_margin: int) -> None:
@@ -88,7 +93,7 @@ def flash_attn_func(
 
     attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
-    q, k, v = cast(q, k, v)
+    q, k, v = _forward_alone(*cast(q, k, v))
     qv = None if qv is None else cast(qv)[0]
     call = AttentionCall(
         q=fp8.stand_in(q), k=fp8.stand_in(k), v=fp8.stand_in(v), softmax_scale=softmax_scale, causal=causal,
@@ -102,8 +107,14 @@ def flash_attn_func(
         call.q, call.k, call.v = q, k, v
         found = second_query.attend(call, qv, softmax_scale, attention_chunk, num_splits, sm_margin)
         return _result(*found, return_attn_probs)
+    if is_fp8(q) and (attention_chunk > 0 or s_aux is not None):  # the kernels over a cache have both in FP8
+        cached = flash_attn_with_kvcache(
+            q, k, v, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, softmax_scale=softmax_scale,
+            causal=causal, window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
+            num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, return_softmax_lse=True, s_aux=s_aux,
+        )  # fmt: skip
+        return (cached[0], cached[1]) if return_attn_probs else cached[0]
     if is_fp8(q):
-        _refuse_in_fp8(attention_chunk, s_aux)
         out, softmax_lse, _ = fp8.flash_attn_fp8_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, *descales
         )
@@ -130,13 +141,6 @@ def flash_attn_func(
             q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, True, s_aux=s_aux
         )
     return _result(out, softmax_lse, return_attn_probs)
-
-
-def _refuse_in_fp8(attention_chunk: int, s_aux: torch.Tensor | None) -> None:
-    if attention_chunk > 0:
-        raise NotImplementedError("attention_chunk: attention in FP8 has none, pass fp16 or bf16")
-    if s_aux is not None:
-        raise NotImplementedError("s_aux: got sinks and FP8 tensors, wanted q, k and v in fp16 or bf16 with sinks")
 
 
 def flash_attn_qkvpacked_func(
@@ -214,7 +218,7 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k, int32 (batch,): how many rows of each sequence count; the others give 0, and get no
     gradient. attention_chunk > 0: a query sees keys of its own chunk of so many only.
     """
-    q, k, v = cast(q, k, v)
+    q, k, v = _forward_alone(*cast(q, k, v))
     qv = None if qv is None else cast(qv)[0]
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     call = AttentionCall(
@@ -225,13 +229,12 @@ def flash_attn_varlen_func(
     )  # fmt: skip
     check_varlen(call)
     _check(attention_chunk, num_splits, pack_gqa, sm_margin)
-    if is_fp8(q):
-        _refuse_in_fp8(attention_chunk, s_aux)
-    if seqused_q is not None or seqused_k is not None:
-        if is_fp8(q):
-            raise NotImplementedError("seqused_q, seqused_k: attention in FP8 has neither")
-        cu_seqlens_q, cu_seqlens_k = used_rows(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    if is_fp8(q) and s_aux is not None:
+        raise NotImplementedError("s_aux: got sinks and packed FP8 tensors, wanted q, k and v in fp16 or bf16")
     descales = factors(q, k, cu_seqlens_q.shape[0] - 1, (q_descale, k_descale, v_descale))
+    sequences = cu_seqlens_q.shape[0] - 1
+    if seqused_q is not None or seqused_k is not None:
+        cu_seqlens_q, cu_seqlens_k = used_rows(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     if attention_chunk > 0:
         cu_seqlens_q, cu_seqlens_k = chunks.split(cu_seqlens_q, cu_seqlens_k, max_seqlen_k, attention_chunk)
         max_seqlen_k = min(max_seqlen_k, attention_chunk)
@@ -242,7 +245,9 @@ def flash_attn_varlen_func(
         return _result(*found, return_attn_probs)
     args = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size)
     if is_fp8(q):
-        out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *descales)
+        pieces = (cu_seqlens_q.shape[0] - 1) // max(sequences, 1)  # of each sequence
+        each = tuple(None if x is None else x.repeat_interleave(pieces, 0) for x in descales)
+        out, softmax_lse, _ = fp8.flash_attn_varlen_fp8_func(*args, softcap, None, deterministic, True, None, *each)
     else:
         out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(*args, softcap, None, deterministic, True, s_aux=s_aux)
     return _result(out, softmax_lse, return_attn_probs)
@@ -313,11 +318,11 @@ def flash_attn_with_kvcache(
     if scheduler_metadata is not None:
         check_index("scheduler_metadata", scheduler_metadata, q, 1)
     if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
-        if is_fp8(q) and rotary_cos is not None:
-            raise NotImplementedError("rotary_cos: FP8 tensors are not turned here, turn them before the cast")
         if is_fp8(q) and q.is_cuda and q.dtype is not (wanted := backends.select(q).fp8_format(q)):
             raise TypeError(f"q: got {q.dtype}, wanted {wanted}, the format of this GPU")
         call.descales = descales_of(q, k_cache, call.batch, (q_descale, k_descale, v_descale))
+    if is_fp8(q):
+        call = rotary.turned(call)
     call.q = maybe_contiguous(call.q)
     call.qv = None if call.qv is None else maybe_contiguous(call.qv)
     call.k = None if call.k is None else maybe_contiguous(call.k)

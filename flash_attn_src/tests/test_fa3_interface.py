@@ -13,6 +13,7 @@ import reference
 import torch
 from assert_close import assert_close
 from flash_attn import backends
+from flash_attn.layers import rotary_functions
 from small_calls import Late, in_one_graph
 
 _DESCALES = "q_descale=None, k_descale=None, v_descale=None"
@@ -487,6 +488,76 @@ def test_a_second_query(varlen: bool) -> None:
     torch.testing.assert_close(cached, wanted)
 
 
+def _small(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random numbers in FP8, and the same in fp32."""
+    small = torch.randn(shape).to(torch.float8_e4m3fn)
+    return small.requires_grad_(), small.detach().float()
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_fp8_with_chunks_used_rows_and_sinks(varlen: bool) -> None:
+    """As of the same numbers in fp32, whose scale the descales are."""
+    torch.manual_seed(0)
+    (q, wide_q), (k, wide_k), (v, wide_v) = (_small(2, n, h, 16) for n, h in ((7, 4), (9, 2), (9, 2)))
+    descales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
+    factors = [descales[0].repeat_interleave(2, 1), *descales[1:]]
+    wide = [x * factor[:, None, :, None] for x, factor in zip((wide_q, wide_k, wide_v), factors, strict=True)]
+    given = {"causal": True, "attention_chunk": 4, "return_attn_probs": True}
+    in_fp8 = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    if varlen:
+        lengths = [_index(0, n, 2 * n) for n in (7, 9)]
+        used = {"seqused_q": _index(7, 3), "seqused_k": _index(5, 9)}
+        out, lse = fa3.flash_attn_varlen_func(
+            *(x.flatten(0, 1) for x in (q, k, v)), *lengths, 7, 9, **used, **given, **in_fp8
+        )
+        wanted, wanted_lse = fa3.flash_attn_varlen_func(
+            *(x.flatten(0, 1) for x in wide), *lengths, 7, 9, **used, **given
+        )
+    else:
+        given |= {"s_aux": torch.randn(4)}
+        out, lse = fa3.flash_attn_func(q, k, v, **given, **in_fp8)
+        wanted, wanted_lse = fa3.flash_attn_func(*wide, **given)
+    assert out.dtype is torch.bfloat16
+    assert not out.requires_grad
+    torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fp8_is_turned(packed: bool, interleaved: bool) -> None:
+    """Queries and new keys turn in fp32 and are cast again; over pages, from lengths that the device knows."""
+    torch.manual_seed(1)
+    (q, wide_q), (k, wide_k), (v, wide_v) = (_small(2, 3, h, 16) for h in (4, 2, 2))
+    pages = [torch.randn(6, 4, 2, 16).to(torch.float8_e4m3fn) for _ in range(2)]
+    table = torch.tensor([[4, 0, 2], [1, 5, 3]], dtype=torch.int32)
+    angles = torch.rand(12, 4)
+    cos, sin = angles.cos().to(torch.float8_e4m3fn), angles.sin().to(torch.float8_e4m3fn)
+    given = {
+        "cache_seqlens": _index(2, 7), "page_table": table, "causal": True, "rotary_interleaved": interleaved,
+        "return_softmax_lse": True,
+    }  # fmt: skip
+    wide_pages = [x.float() for x in pages]
+    # The reference turns first, by the same angles, and rounds to FP8.
+    starts = _index(2, 7)
+    turned = []
+    for x in (wide_q, wide_k):
+        rows = rotary_functions.apply_rotary_emb(x, cos.float(), sin.float(), interleaved, False, starts)
+        turned.append(rows.to(torch.float8_e4m3fn).float())
+    wanted, lse, *_ = fa3.flash_attn_with_kvcache(turned[0], *wide_pages, turned[1], wide_v, **given)
+    if packed:
+        ends = _index(0, 3, 6)
+        given |= {"cu_seqlens_q": ends, "cu_seqlens_k_new": ends, "max_seqlen_q": 3}
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    with torch.no_grad():
+        out, found, *_ = fa3.flash_attn_with_kvcache(q, *pages, k, v, rotary_cos=cos, rotary_sin=sin, **given)
+    if packed:
+        out, found = out.view(2, 3, 4, 16), found.view(4, 2, 3).transpose(0, 1)
+    torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(found, lse)
+    assert all(torch.equal(one.float(), other) for one, other in zip(pages, wide_pages, strict=True))
+
+
 def test_what_has_no_meaning_here_is_refused() -> None:
     q, k, v = _qkv()
     with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
@@ -494,9 +565,6 @@ def test_what_has_no_meaning_here_is_refused() -> None:
     q = q.detach()
     with pytest.raises(ValueError, match=r"qv: got torch\.float32"):
         fa3.flash_attn_func(q, k, v, qv=q[..., :8])
-    small = q.to(torch.float8_e4m3fn)
-    with pytest.raises(NotImplementedError, match="attention_chunk: attention in FP8 has none"):
-        fa3.flash_attn_func(small, small[:, :, :2], small[:, :, :2], attention_chunk=4)
     with pytest.raises(ValueError, match="v: got head_dim 520, wanted 1 to 512"):
         fa3.flash_attn_func(q, k, _draw(2, 9, 2, 520))
     with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):

@@ -262,8 +262,13 @@ def test_fa3() -> None:
         assert_close("chunks", chunked, best)
         small = torch.randn(1, 4, 4, 16, device=DEVICE).to(torch.float8_e4m3fn)
         descales = [torch.ones(1, 4, device=DEVICE)] * 3
-        with pytest.raises(NotImplementedError, match="s_aux: got sinks and FP8 tensors"):
-            fa3.flash_attn_func(small, small, small, None, False, None, *descales, s_aux=sinks)
+        ends = offsets(0, 4)
+        rows = [x.flatten(0, 1) for x in (small, small, small)]
+        with pytest.raises(NotImplementedError, match="s_aux: got sinks and packed FP8 tensors"):
+            fa3.flash_attn_varlen_func(
+                *rows, ends, ends, 4, 4, q_descale=descales[0], k_descale=descales[1], v_descale=descales[2],
+                s_aux=sinks,
+            )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -147,10 +147,15 @@ def rotate(
     """
     if positions.numel() and int(positions.max()) >= cos.shape[0]:
         raise ValueError(f"rotary_cos: got {cos.shape[0]} places, wanted {int(positions.max()) + 1} or more")
-    half = cos.shape[1]
     dtype = tiles.accumulation_dtype(x.dtype)
     c, s = (table[positions].to(dtype)[:, None] for table in (cos, sin))
-    turned = x[..., : 2 * half].to(dtype)
+    return turn(x, c, s, interleaved)
+
+
+def turn(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """`rotate` by the cosines and sines (s, 1, rotary_dim / 2) of each row, computed in their type."""
+    half = c.shape[-1]
+    turned = x[..., : 2 * half].to(c.dtype)
     if interleaved:
         first, second = turned[..., ::2], turned[..., 1::2]
     else:
