@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +235,26 @@ def test_the_table_names_kernels_that_exist() -> None:
         if choice.ASM in row.sources:
             for dtype in row.dtypes:
                 assert assembly.find(row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304) is not None
+
+
+def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kind = ("gfx942", "fwd", "bf16", 128, "causal", 4096)
+    row = choice.Row("gfx942", "fwd", ("bf16",), (65, 128), ("causal",), 129, ("triton", "ck"), "measured here")
+    try:
+        path = choice.write("gfx942", [row])
+        assert choice.find(*kind) == row
+        assert choice.find(*kind[:-1], 128) in choice.ROWS
+        for wrong in ("{", "[1]", '[{"op": "fwd"}]', path.read_text().replace('"ck"', '"sk"')):
+            path.write_text(wrong)
+            choice._measured.cache_clear()
+            choice.find.cache_clear()
+            with pytest.warns(RuntimeWarning, match="delete it"):
+                assert choice.find(*kind) in choice.ROWS
+    finally:
+        monkeypatch.undo()
+        choice._measured.cache_clear()
+        choice.find.cache_clear()
 
 
 def test_backend_info_says_who_serves_a_call() -> None:

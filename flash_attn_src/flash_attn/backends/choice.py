@@ -4,14 +4,22 @@ A row has the cycles of a compute unit for 128 queries and 128 keys in bf16, by 
 2026-11-24. docs/notes/clock.md compares that clock with hardware. The source with the fewest cycles goes first. bwd
 counts all kernels of a backward that work on tiles. A figure with an asterisk is from the clock before it was compared
 with hardware; the clock does not run that kernel now.
+
+Rows that `benchmarks/tune_sources.py` measured on this machine come before them. They are a file in the user's cache.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import warnings
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from flash_attn.kernels.assembly import BF16, CAUSAL, FP16, PLAIN, WINDOW
+from flash_attn.runtime.build_info import VERSION
 
 ASM, CK, TRITON = "asm", "ck", "triton"
 SOURCES = (ASM, CK, TRITON)
@@ -58,10 +66,67 @@ TRITON_ALONE = Row("", "", (), (0, 0), (), 0, (TRITON,), "Triton's kernels alone
 DEFAULT = Row("", "", (), (0, 0), (), 0, (CK, TRITON), "no measurement: Composable Kernel, as upstream")
 
 
+def cache_file(target: str) -> Path:
+    """Where rows that were measured on a target lie: one file for each release, since kernels change."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "flash_attn" / "choice" / f"{target}-{VERSION}.json"
+
+
+def write(target: str, rows: Sequence[Row]) -> Path:
+    """Makes rows the ones that come first on this machine. Returns the file. Raises OSError where it cannot be kept."""
+    path = cache_file(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps([row._asdict() for row in rows], indent=1), encoding="utf-8")
+    part.replace(path)
+    _measured.cache_clear()
+    find.cache_clear()
+    return path
+
+
+@cache
+def _measured(target: str) -> tuple[Row, ...]:
+    """The rows of the user's cache. Warns where the file holds something else, which then does not count."""
+    path = cache_file(target)
+    try:
+        rows = tuple(_row(target, **fields) for fields in json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        warnings.warn(
+            f"{path} does not say which kernels are fastest here ({error}), so the wheel's own table counts: delete "
+            "it, or write it again by `python benchmarks/tune_sources.py`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return ()
+    return rows
+
+
+def _row(
+    wanted: str,
+    *,
+    target: str,
+    op: str,
+    dtypes: Sequence[str],
+    dims: Sequence[int],
+    masks: Sequence[str],
+    least_q: int,
+    sources: Sequence[str],
+    why: str,
+) -> Row:
+    """A row of a file. Raises ValueError or TypeError."""
+    low, high = dims
+    row = Row(target, op, tuple(dtypes), (int(low), int(high)), tuple(masks), int(least_q), tuple(sources), str(why))
+    if row.target != wanted or not row.sources or not set(row.sources) <= set(SOURCES):
+        raise ValueError(f"a row for {row.target} names the sources {', '.join(map(str, row.sources)) or 'none'}")
+    return row
+
+
 @cache
 def find(target: str, op: str, dtype: str, head_dim: int, mask: str, longest_q: int) -> Row:
     """The row that decides about an op, fwd or bwd, of a call."""
-    for row in ROWS:
+    for row in (*_measured(target), *ROWS):
         if (
             (row.target, row.op) == (target, op)
             and dtype in row.dtypes
