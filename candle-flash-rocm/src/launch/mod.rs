@@ -120,7 +120,7 @@ pub struct Shape {
     pub alibi_slopes: u64,
     /// Device address of int32 `(batch + 1)`: where each sequence of packed queries starts.
     pub cu_seqlens_q: u64,
-    /// As `cu_seqlens_q`, of keys.
+    /// As `cu_seqlens_q`, of keys. The same address says that each sequence has as many keys as queries.
     pub cu_seqlens_k: u64,
 }
 

@@ -89,7 +89,9 @@ impl Session<'_> {
         let mut lengths = 0;
         if let Some((starts_q, starts_k)) = call.seqlens {
             shape.cu_seqlens_q = self.put(&bytes(starts_q, i32::to_le_bytes))?;
-            shape.cu_seqlens_k = self.put(&bytes(starts_k, i32::to_le_bytes))?;
+            // One address for both tells that every query has its key.
+            shape.cu_seqlens_k =
+                if starts_k == starts_q { shape.cu_seqlens_q } else { self.put(&bytes(starts_k, i32::to_le_bytes))? };
             if call.pages.is_some() {
                 let each: Vec<i32> = starts_k.windows(2).map(|pair| pair[1] - pair[0]).collect();
                 lengths = self.put(&bytes(&each, i32::to_le_bytes))?;

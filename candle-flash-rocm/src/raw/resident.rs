@@ -123,7 +123,11 @@ impl Indices {
                 Some((there(table)?, there(&lengths)?))
             }
         };
-        Ok(Self { slopes, seqlens: Some((there(&varlen.seqlens_q)?, there(&varlen.seqlens_k)?)), pages })
+        let starts_q = there(&varlen.seqlens_q)?;
+        // One address for both tells that every query has its key.
+        let shared = varlen.seqlens_q.id() == varlen.seqlens_k.id();
+        let starts_k = if shared { starts_q.clone() } else { there(&varlen.seqlens_k)? };
+        Ok(Self { slopes, seqlens: Some((starts_q, starts_k)), pages })
     }
 
     /// The call's shape, with the addresses of the index tensors.
