@@ -148,6 +148,27 @@ def test_a_paged_cache(page_size: int, op: str) -> None:
         assert_close("cache", one, other.float(), tiny=2e-3)
 
 
+def test_values_with_a_head_dim_of_their_own() -> None:
+    inputs = tensors((1, 40, 2, 192), (1, 50, 1, 192), (1, 50, 1, 128), dtype=torch.bfloat16)
+    with gpu.pretend("gfx1100") as launched, torch.no_grad():
+        out = flash_attn_func(*inputs, causal=True)
+    assert launched == ["fwd-v-bf16-d192"]
+    exact, rounded = (attention(*inputs, causal=True, dtype=dtype)[0] for dtype in (torch.float32, None))
+    assert_close("out", out, exact, rough=rounded)
+
+
+def test_latent_attention() -> None:
+    """A paged cache of 576 columns, whose first 512 are the values, too."""
+    q, cache = tensors((1, 1, 4, 576), (3, 32, 1, 576), dtype=torch.float16)
+    table = torch.tensor([[2, 0, 1]], dtype=torch.int32)
+    with gpu.pretend("gfx942") as launched:
+        out = flash_attn_with_kvcache(q, cache, cache[..., :512], cache_seqlens=90, block_table=table, num_splits=1)
+    assert launched == ["latent-fp16-d512"]
+    keys = cache[table[0].long()].flatten(0, 1)[None, :90]
+    exact, rounded = (attention(q, keys, keys[..., :512], dtype=dtype)[0] for dtype in (torch.float32, None))
+    assert_close("out", out, exact, rough=rounded)
+
+
 @pytest.fixture
 def _planner(tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
