@@ -25,6 +25,8 @@ def provide(testing: Path) -> None:
     cache = ModuleType("flash_attn.cute.cache_utils")
     cache.JITCache = type("JITCache", (), {})  # type: ignore[attr-defined]
     sys.modules[cache.__name__] = cache
+    if not hasattr(interface, "get_scheduler_metadata"):
+        interface.get_scheduler_metadata = lambda **_: None  # there is no plan to make
     for name in PRIVATE:
         if not hasattr(interface, name):
             setattr(interface, name, _private)

@@ -184,6 +184,45 @@ def test_pages() -> None:
         cute.flash_attn_varlen_func(q.requires_grad_(), cache_k, cache_v, **given)
 
 
+@pytest.mark.parametrize("layout", ["dense", "packed", "pages"])
+def test_second_query(layout: str) -> None:
+    """As attention of q beside qv and of k beside v."""
+    q, k, _, sink = (x.detach() for x in draw(11, 16))
+    v, qv = torch.randn(2, 16, 2, 24), torch.randn(2, 11, 4, 24)
+    wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
+    wanted, wanted_lse = reference(wide_q, wide_k, v, sink, hidden([11] * 2, [16] * 2, (11, 16), None, 0), 0.0)
+    given: dict[str, Any] = {"causal": True, "learnable_sink": sink, "return_lse": True, "qv": qv}
+    if layout == "dense":
+        out, lse = cute.flash_attn_func(q, k, v, **given)
+    elif layout == "packed":
+        ends = {f"cu_seqlens_{x}": torch.tensor([0, n, 2 * n], dtype=torch.int32) for x, n in (("q", 11), ("k", 16))}
+        rows = [x.flatten(0, 1) for x in (q, k, v)]
+        out, lse = cute.flash_attn_varlen_func(*rows, **ends, **{**given, "qv": qv.flatten(0, 1)})
+        assert lse is not None
+        out, lse = out.view_as(qv), lse.view(2, 11, 4)
+    else:
+        table = torch.arange(8, dtype=torch.int32).view(2, 4)
+        pages = [x.reshape(8, 4, 2, x.shape[-1]) for x in (k, v)]
+        out, lse = cute.flash_attn_varlen_func(q, *pages, page_table=table, **given)
+    assert lse is not None
+    assert_close("out", out, wanted.float())
+    assert_close("lse", lse, wanted_lse.transpose(1, 2).float())
+    with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
+        cute.flash_attn_func(q.requires_grad_(), k, v, qv=qv)
+
+
+def test_second_query_alone() -> None:
+    q, _, v, _ = draw()
+    out, lse = cute.flash_attn_varlen_func(None, None, v, qv=q, return_lse=True)
+    wanted, wanted_lse = cute.flash_attn_func(q, v, v, return_lse=True)
+    assert lse is not None
+    assert wanted_lse is not None
+    assert torch.equal(out, wanted)
+    assert torch.equal(lse, wanted_lse.transpose(1, 2))
+    with pytest.raises(TypeError, match="q, qv: got None, wanted one of them"):
+        cute.flash_attn_varlen_func(None, None, v)
+
+
 def test_combine() -> None:
     torch.manual_seed(0)
     partial, lse = torch.randn(3, 2, 5, 4, 8), torch.randn(3, 2, 5, 4)

@@ -8,6 +8,9 @@ causal, window_size  query i sees keys i + seqlen_k - seqlen_q - left to ... + r
 learnable_sink       fp16, bf16 or fp32 (heads,): a score of each query head that joins the sum of the softmax and has
                      no value; it gets a gradient
 softcap              > 0: scores become softcap * tanh(score / softcap)
+qv                   shaped as out: a second query, for which the values are keys. The scores are softmax_scale *
+                     (q @ k + qv @ v), softmax_scale's default (head_dim + head_dim_v) ** -0.5, and softmax_lse has
+                     heads last. No gradient. q and k may be None then
 return_lse           softmax_lse is returned, and has a gradient. Without it softmax_lse is None, unless autograd
                      records the call
 num_splits, pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split, disable_scheduler_metadata
@@ -65,18 +68,17 @@ def flash_attn_func(
         block_sparse_tensors_bwd=block_sparse_tensors_bwd,
     )  # fmt: skip
     check_speed(num_splits, pack_gqa, causal=causal, return_lse=return_lse)
-    if qv is not None:
-        raise NotImplementedError("qv: attention with a second query is not there, pass None")
     options = Options(
         softmax_scale=softmax_scale, mask=mask_of(window_size, causal), learnable_sink=learnable_sink,
         softcap=softcap, num_splits=num_splits, deterministic=deterministic, return_lse=return_lse,
+        qv=qv,
     )  # fmt: skip
     return attend(q, k, v, Lengths(), options)
 
 
 def flash_attn_varlen_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: torch.Tensor | None,
+    k: torch.Tensor | None,
     v: torch.Tensor,
     qv: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
@@ -124,11 +126,10 @@ def flash_attn_varlen_func(
         num_splits, pack_gqa, causal=causal, return_lse=return_lse,
         disable_scheduler_metadata=disable_scheduler_metadata,
     )  # fmt: skip
-    if qv is not None:
-        raise NotImplementedError("qv: attention with a second query is not there, pass None")
     options = Options(
         softmax_scale=softmax_scale, mask=mask_of(window_size, causal), learnable_sink=learnable_sink,
         softcap=softcap, num_splits=num_splits, deterministic=deterministic, return_lse=return_lse,
+        qv=qv,
     )  # fmt: skip
     lengths = Lengths(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,

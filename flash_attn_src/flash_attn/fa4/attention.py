@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.compiler import is_compiling
@@ -15,9 +15,13 @@ from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.fa3 import second_query
 from flash_attn.fa3.inputs import factors, used_rows
 from flash_attn.fa4 import lse
 from flash_attn.fa4.arguments import Mask, keeps_gradients
+
+# The head dim of values that upstream takes for keys, too.
+_LATENT = 512
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -33,6 +37,7 @@ class Options:
     num_splits: int
     deterministic: bool
     return_lse: bool
+    qv: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,9 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     sink, scale = options.learnable_sink, options.softmax_scale
     common = (0.0, scale, False, options.mask.window, options.softcap, None, options.deterministic, True)
     call = _call(q, k, v, options)
+    if options.qv is not None:
+        check_dense(call)
+        return _with_second_query(call, options.qv, options)
     if _is_one_op(call, options):
         check_dense(call)
         out, softmax_lse = lse.by_op(call)
@@ -89,6 +97,12 @@ def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -
     call = AttentionCall(q, k, v, options.softmax_scale, False, options.mask.window, options.softcap)
     call.s_aux, call.deterministic = options.learnable_sink, options.deterministic
     return call
+
+
+def _with_second_query(call: AttentionCall, qv: torch.Tensor, options: Options) -> Result:
+    """Of a checked call, whose scores are softmax_scale * (q @ k + qv @ v)."""
+    out, softmax_lse = second_query.attend(call, cast(qv)[0], options.softmax_scale, 0, options.num_splits, 0)
+    return out, _told(softmax_lse) if options.return_lse else None
 
 
 def _is_one_op(call: AttentionCall, options: Options) -> bool:
@@ -158,6 +172,9 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
     call = _call(q, keys, values, options)
     call.cu_seqlens_q, call.cu_seqlens_k = starts_q, starts_k
     call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
+    if options.qv is not None:
+        check_varlen(call)
+        return _unpacked(queries, *_with_second_query(call, _rows_of(options.qv, queries), options))
     if _is_one_op(call, options):
         check_varlen(call)
         out, softmax_lse = lse.by_op(call)
@@ -167,6 +184,11 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
         options.mask.window, options.softcap, None, options.deterministic, True, s_aux=options.learnable_sink,
     )  # fmt: skip
     return _unpacked(queries, *_result(call, options, out, softmax_lse))
+
+
+def _rows_of(qv: torch.Tensor, queries: Rows) -> torch.Tensor:
+    """qv packed as the queries are."""
+    return qv if queries.dense is None else qv.flatten(0, 1)
 
 
 def _fewer(used: torch.Tensor | None, starts: torch.Tensor, fewer: int) -> torch.Tensor | None:
@@ -180,7 +202,7 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     """Over pages (pages, page_size, heads_k, ...), which have no backward."""
     table, seqused_q, seqused_k = lengths.page_table, lengths.seqused_q, lengths.seqused_k
     assert table is not None
-    if keeps_gradients(queries.x, k, v, options.learnable_sink):
+    if keeps_gradients(queries.x, k, v, options.qv, options.learnable_sink):
         raise RuntimeError("page_table: attention over pages has no backward, call it under torch.no_grad()")
     check_block_table(table, queries.x, queries.batch, "page_table")
     check_per_sequence(queries.x, queries.batch, seqused_q=seqused_q, seqused_k=seqused_k)
@@ -198,15 +220,35 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
         q=maybe_contiguous(queries.x), k_cache=k, v_cache=v, softmax_scale=options.softmax_scale,
         cache_seqlens=seqused_k, block_table=table, window_size=options.mask.window, softcap=options.softcap,
         num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
-        s_aux=options.learnable_sink,
+        s_aux=options.learnable_sink, qv=None if options.qv is None else _rows_of(options.qv, queries),
     )  # fmt: skip
     check_kvcache(call, True, table="page_table")
     out, softmax_lse = attend_to_cache(call)
     return _unpacked(queries, out, _told(softmax_lse) if options.return_lse else None)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
-    """(out, softmax_lse); tensors as flash_attn.cute.flash_attn_varlen_func has them."""
+def attend(
+    q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor, lengths: Lengths, options: Options
+) -> Result:
+    """(out, softmax_lse); tensors as flash_attn.cute.flash_attn_varlen_func has them.
+
+    Without q or k, and as upstream where k is v with head dim 512, the second query or else q attends to v alone.
+    softmax_lse has heads last where there is a second query.
+    """
+    alone = q is None or k is None or (k is v and v.shape[-1] == _LATENT)
+    if options.qv is None and not alone:
+        assert q is not None
+        assert k is not None
+        return _attend(q, k, v, lengths, options)
+    if alone:
+        q, k, options = (q if options.qv is None else options.qv), v, replace(options, qv=None)
+    if q is None or k is None:
+        raise TypeError("q, qv: got None, wanted one of them")
+    out, softmax_lse = _attend(q, k, v, lengths, options)
+    return out, None if softmax_lse is None else softmax_lse.transpose(-1, -2)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
     mask = options.mask
     if lengths.none and not mask.fewer_queries and not mask.fewer_keys:
         return _dense(q, k, v, options)
