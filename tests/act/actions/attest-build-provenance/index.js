@@ -1,0 +1,16 @@
+const crypto = require("crypto");
+const fs = require("fs");
+const core = require("@actions/core");
+const glob = require("@actions/glob");
+
+async function run() {
+  const globber = await glob.create(core.getInput("subject-path", { required: true }));
+  for (const file of await globber.glob()) {
+    const digest = crypto.createHash("sha256").update(fs.readFileSync(file)).digest("hex");
+    const record = { digest, workflow: ".github/workflows/_build_rocm.yml", commit: process.env.GITHUB_SHA };
+    fs.appendFileSync(process.env.ACT_ATTESTATIONS, JSON.stringify(record) + "\n");
+    core.info(`attested ${file}`);
+  }
+}
+
+run().catch((error) => core.setFailed(error.message));

@@ -1,0 +1,10 @@
+const cache = require("@actions/cache");
+const core = require("@actions/core");
+
+async function run() {
+  const key = core.getInput("key", { required: true });
+  await cache.saveCache([core.getInput("path", { required: true })], key);
+  core.info(`saved ${key}`);
+}
+
+run().catch((error) => core.setFailed(error.message));
