@@ -5,7 +5,9 @@
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 128,64,4,2  # by other tiles
     python -m amdgpu_simulator cycles gfx942 asm-fwd-bf16-d128-plain   # AMD's assembly; --code FILE: another one
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128-batch       # Composable Kernel
+    python -m amdgpu_simulator cycles gfx942 dqdkdv-bf16-d128-batch    # its backward
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
+    python -m amdgpu_simulator table gfx942                            # every source beside the others, an hour
     python -m amdgpu_simulator calibrate                               # the clock against published figures
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
@@ -49,6 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
     cycles.add_argument("--store", help="a kernel store, such as gfx942.zip, to take the kernel from")
     cycles.add_argument("--code", help="a code object to run in the place of an asm- kernel")
     cycles.set_defaults(run=_cycles)
+    table = commands.add_parser("table", help="cycles of every source of kernels on a target")
+    table.add_argument("target", help="gfx942")
+    table.add_argument("--dim", type=int, action="append", help="this head dim alone; may be repeated")
+    table.add_argument("--dtype", action="append", choices=("bf16", "fp16"), help="this type alone; may be repeated")
+    table.set_defaults(run=_table)
     calibrate = commands.add_parser("calibrate", help="the clock against published figures of hardware")
     calibrate.set_defaults(run=_calibrate)
     given = parser.parse_args(arguments)
@@ -112,6 +119,13 @@ def _stored(given: argparse.Namespace) -> Made:
     if "-batch" in given.kernel:
         return {given.kernel: partial(composable.stored, store, given.kernel)}
     return {given.kernel: partial(triton.stored, store, triton.parse_kernel(given.kernel), causal=given.causal)}
+
+
+def _table(given: argparse.Namespace) -> None:
+    from amdgpu_simulator import overview
+
+    for line in overview.table(given.target, given.dim or overview.DIMS, given.dtype or overview.DTYPES):
+        print(line, flush=True)
 
 
 def _calibrate(_given: argparse.Namespace) -> None:

@@ -9,9 +9,9 @@ import tools
 from flash_attn.runtime.store import Store
 
 from amdgpu_simulator import __main__ as command
-from amdgpu_simulator import debian, gpu, measure
+from amdgpu_simulator import debian, gpu, measure, overview
 from amdgpu_simulator.clock.latencies import latencies
-from amdgpu_simulator.workloads import triton
+from amdgpu_simulator.workloads import composable, triton
 from rocm_wheels.compile import kernels
 
 
@@ -99,3 +99,31 @@ def test_what_is_refused(arguments: str, said: str) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(["cycles", *arguments.split()])
     assert str(caught.value).startswith(said)
+
+
+def test_a_table_of_every_source(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kernel is one that the workloads know. Cycles of a backward in two kernels are added."""
+    asked = []
+
+    def taken(_target: str, source: str, name: str) -> measure.Taken:
+        asked.append(name)
+        if source == "ck":
+            composable._parse(name)
+        elif source == "triton":
+            triton.parse_kernel(name)
+        return measure.Taken(1000.0, 500.0, 0, 0, 0, 0, 0, 0, 1)
+
+    monkeypatch.setattr(overview, "taken", taken)
+    command.main(["table", "gfx942", "--dim", "128", "--dim", "192", "--dtype", "bf16"])
+    assert capsys.readouterr().out.splitlines() == [
+        "| gfx942 | assembly | Composable Kernel | Triton | calls take |",
+        "|-|-|-|-|-|",
+        "| fwd bf16 d128 | 1000 (50) | 1000 (50) | 1000 (50) | asm |",
+        "| fwd bf16 d192 |  | 1000 (50) | 1000 (50) | ck |",
+        "| bwd bf16 d128 | 1000 (50) | 1000 (50) | 2000 (50) | asm |",
+        "| bwd bf16 d192 | 1000 (50) |  | 2000 (50) | asm |",
+    ]
+    assert asked[:3] == ["asm-fwd-bf16-d128-plain", "fwd-bf16-d128-batch", "fwd-bf16-d128"]
+    capsys.readouterr()
+    command.main(["table", "gfx1100", "--dim", "64", "--dtype", "fp16"])
+    assert capsys.readouterr().out.splitlines()[2] == "| fwd fp16 d64 |  |  | 1000 (50) | triton |"

@@ -1,4 +1,4 @@
-"""Composable Kernel's forward, with any of its roundings to bf16."""
+"""Composable Kernel's forward, with any of its roundings to bf16, and the main kernel of its backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -25,7 +25,7 @@ from amdgpu_simulator.workloads import Workload, every_tile
 from rocm_wheels.compile.ck import planner
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_NAME = re.compile(r"fwd-(fp16|bf16)-d(\d+)-batch(-mask)?$")
+_NAME = re.compile(r"(?:(?P<op>fwd)|dqdkdv)-(?P<dtype>fp16|bf16)-d(?P<dim>\d+)-batch(?P<mask>-mask)?$")
 _ROWS = 128
 
 
@@ -41,7 +41,7 @@ def _planner() -> Iterator[None]:
 
 
 def workload(target: str, name: str, *, rounding: int | None = None) -> Workload:
-    """A kernel by its name, fwd-bf16-d64-batch. A masked one is measured with a causal mask.
+    """A kernel by its name, fwd-bf16-d64-batch or dqdkdv-bf16-d64-batch. A masked one is measured with a causal mask.
 
     rounding: how it rounds to bf16, as CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT counts them; by default as wheels have it.
     Raises ValueError for another name, CompileFailed for a kernel that does not compile.
@@ -72,32 +72,52 @@ def stored(store: Store, name: str) -> Workload:
     return _workload(store.target, name, disassembly.kernel(store.image(name), entry["symbol"]), entry)
 
 
-def _parse(name: str) -> tuple[torch.dtype, int, bool]:
-    """The type, the head dim and whether it has a mask."""
-    if (found := _NAME.match(name)) is None:
-        raise ValueError(f"{name}: of Composable Kernel, want a forward of batches such as fwd-bf16-d64-batch-mask")
-    return _DTYPES[found[1]], int(found[2]), found[3] is not None
+class _Parsed(NamedTuple):
+    is_forward: bool
+    dtype: torch.dtype
+    head_dim: int
+    is_masked: bool
+
+
+def _parse(name: str) -> _Parsed:
+    found = _NAME.match(name)
+    if found is None or (found["mask"] and not found["op"]):
+        raise ValueError(
+            f"{name}: of Composable Kernel, want a forward or backward of batches such as fwd-bf16-d64-batch-mask, "
+            "dqdkdv-bf16-d64-batch"
+        )
+    return _Parsed(bool(found["op"]), _DTYPES[found["dtype"]], int(found["dim"]), bool(found["mask"]))
 
 
 def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, Any]) -> Workload:
-    dtype, head_dim, causal = _parse(name)
+    is_forward, dtype, head_dim, is_masked = _parse(name)
 
     def run(length: int) -> Record:
         record = Record(kernel)
         program = machine.Program(kernel, record)
 
         def launched(launches: Sequence[Launch], tensors: Tensors) -> None:
-            (one,) = launches
-            if one.kernel != name:
-                raise ValueError(f"{name} was to run on {target}, {one.kernel} is what a call takes")
-            machine.launch(program, one.grid, entry["threads"], one.argument, gpu.ranges(tensors))
+            """Runs the kernel. What the other kernels of a backward compute changes no cycles."""
+            for one in launches:
+                if one.kernel == name:
+                    machine.launch(program, one.grid, entry["threads"], one.argument, gpu.ranges(tensors))
 
+        rows_q, rows_k = (_ROWS, length) if is_forward else (length, _ROWS)
         generator = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(1, rows, 1, head_dim, generator=generator).to(dtype) for rows in (_ROWS, length, length))
-        with _planner(), recording.record(target, run=launched), torch.no_grad():
-            flash_attn_func(q, k, v, causal=causal)
+        q, k, v = (
+            torch.randn(1, rows, 1, head_dim, generator=generator).to(dtype).requires_grad_(not is_forward)
+            for rows in (rows_q, rows_k, rows_k)
+        )
+        with _planner(), recording.record(target, alone=True, run=launched):
+            out = flash_attn_func(q, k, v, causal=is_masked)
+            assert isinstance(out, torch.Tensor)
+            if not is_forward:
+                torch.autograd.backward(out, torch.ones_like(out))
+        if not record.groups:
+            raise ValueError(f"{name} was to run on {target}, and a call takes another kernel")
         return record
 
     return Workload(
-        target=target, rows=_ROWS, entry=entry, run=run, programs=every_tile(_ROWS), operations=4 * head_dim
-    )
+        target=target, rows=_ROWS, entry=entry, run=run, programs=every_tile(_ROWS),
+        operations=(4 if is_forward else 10) * head_dim,
+    )  # fmt: skip

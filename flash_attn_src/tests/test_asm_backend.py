@@ -137,11 +137,12 @@ def call(
         ("gfx942", {}, "asm", "asm"),
         ("gfx942", {"causal": True}, "asm", "asm"),
         ("gfx950", {"causal": True}, "asm", "asm"),
-        ("gfx942", {"seqlen": 128}, "ck", "asm"),
-        ("gfx942", {"dtype": torch.float16}, "ck", "asm"),
-        ("gfx942", {"window_size": (64, 0)}, "ck", "asm"),
+        ("gfx942", {"seqlen": 128}, "triton", "asm"),
+        ("gfx942", {"dtype": torch.float16}, "triton", "asm"),
+        ("gfx942", {"window_size": (64, 0)}, "triton", "asm"),
         ("gfx942", {"head_dim": 64}, "triton", "asm"),
         ("gfx942", {"head_dim": 64, "window_size": (64, 0)}, "triton", "triton"),
+        ("gfx942", {"head_dim": 192}, "ck", "asm"),
         ("gfx942", {"head_dim": 256}, "ck", "ck"),
         ("gfx942", {"deterministic": True}, "asm", "triton"),
         ("gfx942", {"dropout_p": 0.1}, "ck", "ck"),
@@ -262,7 +263,7 @@ def test_backend_info_says_who_serves_a_call() -> None:
     with device.using(Recording("gfx942")), backends.using(Sources(torch_backend, torch_backend)):
         told = backend_info(one.q, one.k, one.v, causal=True)["call"]
     assert told["forward"] == {
-        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5296, ck 7242, triton 7272",
+        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5296, triton 6714, ck 7242",
     }  # fmt: skip
     assert backend_info(one.q, one.k, one.v)["call"]["backward"]["source"] == "torch"
     assert "call" not in backend_info()
