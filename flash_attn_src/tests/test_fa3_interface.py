@@ -561,7 +561,7 @@ def test_fp8_is_turned(packed: bool, interleaved: bool) -> None:
 def test_what_has_no_meaning_here_is_refused() -> None:
     q, k, v = _qkv()
     with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
-        fa3.flash_attn_func(q.requires_grad_(), k, v, qv=q)
+        fa3.flash_attn_func(q.requires_grad_(), k, v, qv=q.detach()).sum().backward()
     q = q.detach()
     with pytest.raises(ValueError, match=r"qv: got torch\.float32"):
         fa3.flash_attn_func(q, k, v, qv=q[..., :8])

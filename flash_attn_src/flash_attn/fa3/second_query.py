@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import torch
 
 from flash_attn.arguments import check_second_query
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+
+
+class _WithoutBackward(torch.autograd.Function):
+    """The result of a call whose gradients no kernel computes."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> NoReturn:
+        raise NotImplementedError("qv: attention with a second query has no backward, call it under torch.no_grad()")
 
 
 def attend(
@@ -19,11 +33,10 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse) of a checked call. softmax_scale: the caller's, None for its default with qv.
 
-    Raises NotImplementedError where a gradient is wanted.
+    As upstream, it takes tensors that require gradients. Their backward raises NotImplementedError.
     """
     q, k, v = call.q, call.k, call.v
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, qv)):
-        raise NotImplementedError("qv: attention with a second query has no backward, call it under torch.no_grad()")
+    inputs = (q, k, v, qv)
     table = lengths = None
     if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
         places = torch.arange(call.max_seqlen_k, dtype=torch.int32, device=k.device)
@@ -39,4 +52,7 @@ def attend(
         s_aux=call.s_aux,
     )  # fmt: skip
     check_second_query(cached)
-    return attend_to_cache(cached)
+    out, softmax_lse = attend_to_cache(cached)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        out = _WithoutBackward.apply(out.detach(), *inputs)
+    return out, softmax_lse

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 
 import flash_attn
 from flash_attn import fp8
-from flash_attn.arguments import as_int, check_dense, check_index, check_kvcache, check_per_sequence, check_varlen
+from flash_attn.arguments import check_dense, check_kvcache, check_per_sequence, check_varlen
 from flash_attn.arguments.diagnosis import check_block_table
 from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
@@ -19,6 +19,7 @@ from flash_attn.fa3 import second_query
 from flash_attn.fa3.inputs import factors, used_rows
 from flash_attn.fa4 import lse
 from flash_attn.fa4.arguments import Mask, keeps_gradients
+from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, unpacked
 
 # The head dim of values that upstream takes for keys, too.
 _LATENT = 512
@@ -38,25 +39,6 @@ class Options:
     deterministic: bool
     return_lse: bool
     qv: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Where sequences start and how long they are; see flash_attn.cute.flash_attn_varlen_func."""
-
-    cu_seqlens_q: torch.Tensor | None = None
-    cu_seqlens_k: torch.Tensor | None = None
-    max_seqlen_q: int | None = None
-    max_seqlen_k: int | None = None
-    seqused_q: torch.Tensor | None = None
-    seqused_k: torch.Tensor | None = None
-    page_table: torch.Tensor | None = None
-
-    @property
-    def none(self) -> bool:
-        """Whether every sequence is as long as its tensor."""
-        tensors = (self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k, self.page_table)
-        return all(x is None for x in tensors)
 
 
 def _told(softmax_lse: torch.Tensor) -> torch.Tensor:
@@ -116,57 +98,14 @@ def _refuse_sink_in_fp8(sink: torch.Tensor | None) -> None:
         raise NotImplementedError("learnable_sink: attention in FP8 has no sinks, pass fp16 or bf16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """The rows of queries or of keys, packed: x (total, heads, head_dim), and where sequences start and end.
-
-    batch      how many sequences there are; longest: the most rows of one, as far as the host knows
-    dense      (batch, seqlen) where x was not packed
-    """
-
-    x: torch.Tensor
-    cu_seqlens: torch.Tensor
-    longest: int
-    dense: tuple[int, int] | None
-
-    @property
-    def batch(self) -> int:
-        return self.cu_seqlens.shape[0] - 1
-
-
-def _packed(name: str, x: torch.Tensor, cu_seqlens: torch.Tensor | None, longest: int | None) -> Rows:
-    """Rows of a packed tensor, or of a batch. Without a longest length, the number of rows bounds it."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
-    if x.dim() != (4 if cu_seqlens is None else 3):
-        axes = "(batch, seqlen, heads, head_dim)" if cu_seqlens is None else f"(total_{name}, heads, head_dim)"
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, wanted {axes}")
-    if cu_seqlens is not None:
-        check_index(f"cu_seqlens_{name}", cu_seqlens, x, 1)
-        most = x.shape[0] if longest is None else as_int(f"max_seqlen_{name}", longest)
-        return Rows(x=x, cu_seqlens=cu_seqlens, longest=most, dense=None)
-    batch, seqlen = x.shape[:2]
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
-    return Rows(x=x.flatten(0, 1), cu_seqlens=starts, longest=seqlen, dense=(batch, seqlen))
-
-
-def _unpacked(rows: Rows, out: torch.Tensor, softmax_lse: torch.Tensor | None) -> Result:
-    """The results in the layout that the queries had."""
-    if rows.dense is None:
-        return out, softmax_lse
-    if softmax_lse is not None:
-        softmax_lse = softmax_lse.unflatten(1, rows.dense).transpose(0, 1)
-    return out.unflatten(0, rows.dense), softmax_lse
-
-
 def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
     """Rows beyond seqused_* give 0 and get no gradient."""
     q, keys, values = cast(queries.x, k.x, v)
     if is_fp8(q):
         raise NotImplementedError("q: packed sequences in FP8 are served by flash_attn.flash_attn_varlen_fp8_func")
     starts_q, starts_k = queries.cu_seqlens, k.cu_seqlens
-    seqused_q = _fewer(lengths.seqused_q, starts_q, options.mask.fewer_queries)
-    seqused_k = _fewer(lengths.seqused_k, starts_k, options.mask.fewer_keys)
+    seqused_q = fewer(lengths.seqused_q, starts_q, options.mask.fewer_queries)
+    seqused_k = fewer(lengths.seqused_k, starts_k, options.mask.fewer_keys)
     if seqused_q is not None or seqused_k is not None:
         starts_q, starts_k = used_rows(starts_q, starts_k, seqused_q, seqused_k)
     call = _call(q, keys, values, options)
@@ -174,28 +113,16 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
     call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
     if options.qv is not None:
         check_varlen(call)
-        return _unpacked(queries, *_with_second_query(call, _rows_of(options.qv, queries), options))
+        return unpacked(queries, *_with_second_query(call, rows_of(options.qv, queries), options))
     if _is_one_op(call, options):
         check_varlen(call)
         out, softmax_lse = lse.by_op(call)
-        return _unpacked(queries, out, _told(softmax_lse))
+        return unpacked(queries, out, _told(softmax_lse))
     out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
         q, keys, values, starts_q, starts_k, queries.longest, k.longest, 0.0, options.softmax_scale, False,
         options.mask.window, options.softcap, None, options.deterministic, True, s_aux=options.learnable_sink,
     )  # fmt: skip
-    return _unpacked(queries, *_result(call, options, out, softmax_lse))
-
-
-def _rows_of(qv: torch.Tensor, queries: Rows) -> torch.Tensor:
-    """qv packed as the queries are."""
-    return qv if queries.dense is None else qv.flatten(0, 1)
-
-
-def _fewer(used: torch.Tensor | None, starts: torch.Tensor, fewer: int) -> torch.Tensor | None:
-    """How many rows of each sequence count, without its last `fewer`."""
-    if fewer == 0:
-        return used
-    return ((starts.diff() if used is None else used) - fewer).clamp_min(0)
+    return unpacked(queries, *_result(call, options, out, softmax_lse))
 
 
 def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
@@ -210,7 +137,7 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     if seqused_k is None:
         seqused_k = torch.full_like(starts[1:], table.shape[1] * k.shape[1])
     seqused_k = (seqused_k - options.mask.fewer_keys).clamp_min(0)
-    seqused_q = _fewer(seqused_q, starts, options.mask.fewer_queries)
+    seqused_q = fewer(seqused_q, starts, options.mask.fewer_queries)
     if seqused_q is not None:  # The rows that do not count are sequences of their own, without keys.
         stops = torch.minimum(starts[:-1] + seqused_q, starts[1:])
         starts = torch.cat([torch.stack([starts[:-1], stops], 1).flatten(), starts[-1:]])
@@ -220,11 +147,11 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
         q=maybe_contiguous(queries.x), k_cache=k, v_cache=v, softmax_scale=options.softmax_scale,
         cache_seqlens=seqused_k, block_table=table, window_size=options.mask.window, softcap=options.softcap,
         num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
-        s_aux=options.learnable_sink, qv=None if options.qv is None else _rows_of(options.qv, queries),
+        s_aux=options.learnable_sink, qv=None if options.qv is None else rows_of(options.qv, queries),
     )  # fmt: skip
     check_kvcache(call, True, table="page_table")
     out, softmax_lse = attend_to_cache(call)
-    return _unpacked(queries, out, _told(softmax_lse) if options.return_lse else None)
+    return unpacked(queries, out, _told(softmax_lse) if options.return_lse else None)
 
 
 def attend(
@@ -252,10 +179,10 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths,
     mask = options.mask
     if lengths.none and not mask.fewer_queries and not mask.fewer_keys:
         return _dense(q, k, v, options)
-    queries = _packed("q", q, lengths.cu_seqlens_q, lengths.max_seqlen_q)
+    queries = packed("q", q, lengths.cu_seqlens_q, lengths.max_seqlen_q)
     if lengths.page_table is not None:
         if lengths.cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_k: got a tensor, wanted None with page_table, which takes seqused_k")
         return _paged(queries, k, v, lengths, options)
-    keys, values = (_packed(name, x, lengths.cu_seqlens_k, lengths.max_seqlen_k) for name, x in (("k", k), ("v", v)))
+    keys, values = (packed(name, x, lengths.cu_seqlens_k, lengths.max_seqlen_k) for name, x in (("k", k), ("v", v)))
     return _varlen(queries, keys, values.x, lengths, options)
