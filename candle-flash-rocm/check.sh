@@ -3,7 +3,7 @@
 set -euo pipefail
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
 if ! command -v cargo >/dev/null; then
-    echo "error: no cargo on PATH: install Rust 1.89 or newer from https://rustup.rs" >&2
+    echo "error: no cargo on PATH: install Rust 1.94 or newer from https://rustup.rs" >&2
     exit 5
 fi
 export RUSTDOCFLAGS="-D warnings" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}"
