@@ -9,6 +9,7 @@
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
     python -m amdgpu_simulator table gfx942                            # every source beside the others, an hour
     python -m amdgpu_simulator calibrate                               # the clock against published figures
+    python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
 compiler's options: 64,32,4,1,0,matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention.
@@ -58,6 +59,15 @@ def main(arguments: list[str] | None = None) -> None:
     table.set_defaults(run=_table)
     calibrate = commands.add_parser("calibrate", help="the clock against published figures of hardware")
     calibrate.set_defaults(run=_calibrate)
+    wheel = commands.add_parser(
+        "wheel", help="attention by a wheel's kernels, through AMD's HIP, on a GPU of each family"
+    )
+    wheel.add_argument("wheel", type=Path)
+    wheel.add_argument("--hip", action="append", metavar="RELEASE", help="6.4 or 7.2; may be repeated (default: both)")
+    wheel.add_argument(
+        "--gpu", action="append", metavar="GFX", help="gfx1103; may be repeated (default: some of each family)"
+    )
+    wheel.set_defaults(run=_wheel)
     given = parser.parse_args(arguments)
     if str(FLASH_ATTN_SRC) not in sys.path:
         sys.path.insert(0, str(FLASH_ATTN_SRC))
@@ -78,6 +88,17 @@ def _cycles(given: argparse.Namespace) -> None:
         result = replace(result, memory=given.latency)
     for line in measure.table(made, result):
         print(line, flush=True)
+
+
+def _wheel(given: argparse.Namespace) -> None:
+    from amdgpu_simulator import wheel
+    from amdgpu_simulator.hip import process
+
+    releases = given.hip or list(process.RELEASES)
+    if unknown := [one for one in releases if one not in process.RELEASES]:
+        raise ValueError(f"HIP {unknown[0]} is not to be had: {', '.join(process.RELEASES)}")
+    if not wheel.run(given.wheel, releases, given.gpu or wheel.GPUS):
+        raise SystemExit(1)
 
 
 Made = dict[str, "Callable[[], Workload]"]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
+import fake_parts
 import pytest
 import tools
 
+from amdgpu_simulator import __main__
 from amdgpu_simulator.debian import UnavailableError
 from amdgpu_simulator.hip import process as hip
 from rocm_wheels.compile import kernels, sources
 from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import assemble
 
 # Kept from run to run: what is in it depends on its key alone.
 CACHE = ROOT / "build" / "test-cache"
@@ -54,6 +58,24 @@ def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variable
 def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: Path) -> None:
     cases = (CASES, "-k", "not refused")
     assert "5 passed" in run(tmp_path, "gfx1030", *cases, gpus=2, STORE=str(kernel_store))
+
+
+@pytest.mark.usefixtures("_runtime")
+def test_attention_by_the_kernels_of_a_wheel(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`python -m amdgpu_simulator wheel`; a GPU without kernels is told."""
+    stores = kernels.compile_store(["gfx1030"], cache=CACHE, jobs=1, only="[fb]w*-bf16-d64")
+    launcher = tmp_path / "_launcher.abi3.so"
+    launcher.write_bytes(b"\x7fELF, where the launcher of these sources is taken")
+    wheel = assemble.assemble(fake_parts.plan("gfx1030"), stores, launcher, tmp_path)
+    capfd.readouterr()
+    __main__.main(["wheel", str(wheel), "--hip", RELEASE, "--gpu", "gfx1030", "--gpu", "gfx1100"])
+    right, other = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"gfx1030: HIP 6\.4, gfx1030\.zip: right, 0\.\d\d of the allowed error: "
+        "fwd-bf16-d64, bwd-dq-bf16-d64, bwd-dkdv-bf16-d64",
+        right,
+    )
+    assert other == "gfx1100: HIP 6.4 finds no kernels for it in the wheel"
 
 
 @pytest.mark.usefixtures("_runtime")
