@@ -13,14 +13,14 @@ def gradient(
     A row gives its sink the weight p = exp(s_aux - softmax_lse). The sink has no value, so out changes by -p * out with
     the sink, and softmax_lse by p. softmax_lse, softmax_d and dlse are (batch, heads, seqlen_q) or (heads, total_q).
     """
-    weights = torch.exp(s_aux.to(softmax_lse.dtype)[:, None] - softmax_lse)
-    if softmax_d is None:
-        assert dlse is not None
-        change = dlse
+    weights = (s_aux[:, None] - softmax_lse).exp_()
+    rows = (0, 2) if softmax_lse.dim() == 3 else 1
+    if dlse is None:
+        assert softmax_d is not None
+        found = weights.mul_(softmax_d).sum(rows).neg_()
     else:
-        change = -softmax_d if dlse is None else dlse - softmax_d
-    found = (weights * change).sum(-1)
-    return (found.sum(0) if found.dim() == 2 else found).to(s_aux.dtype)
+        found = weights.mul_(dlse if softmax_d is None else dlse - softmax_d).sum(rows)
+    return found.to(s_aux.dtype)
 
 
 sink_gradient = torch.library.custom_op(

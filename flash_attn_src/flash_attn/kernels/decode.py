@@ -199,7 +199,8 @@ def attn_decode(
     nheads_k, group, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, head_dim_v, window_left, window_right, chunk,
     lse_rows, m_blocks, num_splits, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
+    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, SINKS: tl.constexpr,
+    HALF_UP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
@@ -214,8 +215,8 @@ def attn_decode(
     num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v), and partial_lse, both with the layout
     of lse. partial_lse is -inf where a split holds no key.
     PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
-    from its padding on. SHAPED: there may be softcap, ALiBi and sinks, which join the first split. Without it sinks is
-    None.
+    from its padding on. SHAPED: there may be softcap and ALiBi. SINKS: there may be sinks, which join the first split;
+    else sinks is None.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -270,7 +271,7 @@ def attn_decode(
     lse_row = lse_offset + head.to(tl.int64) * stride_lh + query  # [BLOCK_M]
     is_empty = (num_splits > 1) & (lo >= hi)
     has_sinks = False
-    if SHAPED:
+    if SINKS:
         has_sinks = ((flags & HAS_SINKS) != 0) & (split == 0)
         is_empty = is_empty & (has_sinks == 0)
     if is_empty:
@@ -352,7 +353,7 @@ def attn_decode(
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
-    if SHAPED:
+    if SINKS:
         b_sink = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
         if has_sinks:
             b_sink = load_sinks(sinks, head, flags, _result(out).dtype.element_ty)

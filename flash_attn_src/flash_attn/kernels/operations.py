@@ -117,12 +117,14 @@ _DECODE = Operation(
         "fp32": "scale softcap page_inverse",
     },
     aligned=("q", "k", "v", "out", "lse", "partial"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_V", "DEPTH", "SHAPED", "HALF_UP"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_V", "DEPTH", "SHAPED", "SINKS", "HALF_UP"),
     fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": False},
     dtypes=(*DTYPES, "fp8"),
     sizes=(64, 128, 256, 512),
-    kinds=("plain", "any"),
-    kinds_of_argument={"sinks": ("any",)},
+    kinds=("plain", "sink", "any"),
+    fp32_kinds=("plain", "any"),
+    sizes_of_kind={"sink": (64, 128, 256)},
+    kinds_of_argument={"sinks": ("sink", "any")},
     tuning="table",
 )
 _DECODE_PAGED = replace(_DECODE, name="decode-paged", fixed={"PAGED": PAGE_PER_KEY, "LATENT": False}, tile_of="decode")
@@ -136,6 +138,8 @@ _LATENT = replace(
     fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": True, "BLOCK_D": LATENT_DIM},
     dtypes=DTYPES,
     sizes=(512,),
+    kinds=("plain", "any"),
+    sizes_of_kind={},
 )
 _LATENT_PAGED = replace(_LATENT, name="latent-paged", fixed=_LATENT.fixed | {"PAGED": PAGE_PER_KEY}, tile_of="latent")
 _LATENT_EXTEND = replace(_LATENT, name="latent-extend")

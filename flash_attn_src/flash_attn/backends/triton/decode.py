@@ -142,7 +142,9 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     pages has one to a line, and no table where the lines are in order."""
     few, many = ("decode", "extend") if call.qv is None else ("latent", "latent-extend")
     key = call.q.get_device(), call.q.dtype, max(call.q.shape[-1], call.v_cache.shape[-1])
-    kind = "plain" if call.softcap == 0.0 and call.alibi_slopes is None and call.s_aux is None else "any"
+    kind = "any"
+    if call.softcap == 0.0 and call.alibi_slopes is None:
+        kind = "plain" if call.s_aux is None else "sink"
     table, page_size = call.block_table, max(call.k_cache.shape[1], 1)
     padded = table is not None and call.cache_leftpad is not None
     if table is None:

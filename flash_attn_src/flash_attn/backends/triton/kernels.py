@@ -89,11 +89,12 @@ def find(ops: tuple[str, ...], index: int, dtype: torch.dtype, head_dim: int, ki
 
 
 def find_one(op: str, index: int, dtype: torch.dtype, head_dim: int, kind: str = "plain") -> Kernel:
-    """The kernel of an op for FP8 or a cache: its kind is one that the op has, head_dim what its tensors have."""
+    """The kernel of an op for FP8 or a cache that serves a kind; head_dim is what its tensors have."""
     key = (op, index, dtype, head_dim, kind)
     found: Kernel | None = device.kernels.get(key)
     if found is None:
-        variant = Variant(op, (DTYPES | FP8_TYPES)[dtype], bucket(head_dim, op), kind)
+        name, size = (DTYPES | FP8_TYPES)[dtype], bucket(head_dim, op)
+        variant = Variant(op, name, size, serving(op, name, kind, size))
         found = device.kernels[key] = device.kernel(index, variant)
     return found
 
