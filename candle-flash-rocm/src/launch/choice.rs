@@ -59,10 +59,8 @@ const ANY: &[Mask] = &[Mask::Plain, Mask::Causal, Mask::Window];
 const NO_WINDOW: &[Mask] = &[Mask::Plain, Mask::Causal];
 const ASM: &[Source] = &[Source::Assembly, Source::Triton, Source::ComposableKernel];
 const TRITON: &[Source] = &[Source::Triton, Source::ComposableKernel];
-const ASM_CK: &[Source] = &[Source::Assembly, Source::ComposableKernel, Source::Triton];
-const CK: &[Source] = &[Source::ComposableKernel, Source::Triton];
 /// No measurement: as upstream.
-const DEFAULT: &[Source] = CK;
+const DEFAULT: &[Source] = &[Source::ComposableKernel, Source::Triton];
 const TRITON_ALONE: &[Source] = &[Source::Triton];
 
 /// The largest head dim of AMD's kernels.
@@ -78,12 +76,13 @@ const fn row(
 }
 
 /// The first row that a call fits in decides. The Python file has the cycles behind each.
-const ROWS: [Row; 10] = [
-    row(("gfx942", Operation::Forward), (BF16, 128..=128), (NO_WINDOW, 129), ASM_CK),
-    row(("gfx942", Operation::Forward), (BOTH, 65..=128), (ANY, 1), CK),
+const ROWS: [Row; 11] = [
+    row(("gfx942", Operation::Forward), (BF16, 128..=128), (NO_WINDOW, 129), ASM),
+    row(("gfx942", Operation::Forward), (BOTH, 65..=128), (ANY, 1), TRITON),
     row(("gfx942", Operation::Forward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx942", Operation::Backward), (BOTH, 64..=64), (NO_WINDOW, 1), ASM),
     row(("gfx942", Operation::Backward), (BOTH, 65..=128), (ANY, 1), ASM),
+    row(("gfx942", Operation::Backward), (BOTH, 129..=192), (NO_WINDOW, 1), ASM),
     row(("gfx942", Operation::Backward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx950", Operation::Forward), (BF16, 128..=128), (NO_WINDOW, 129), ASM),
     row(("gfx950", Operation::Forward), (BOTH, 65..=128), (ANY, 1), TRITON),
