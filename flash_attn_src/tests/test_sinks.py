@@ -262,7 +262,7 @@ def test_fa3() -> None:
         assert_close("chunks", chunked, best)
         small = torch.randn(1, 4, 4, 16, device=DEVICE).to(torch.float8_e4m3fn)
         descales = [torch.ones(1, 4, device=DEVICE)] * 3
-        ends = offsets(0, 4)
+        ends = offsets(0, 4).to(DEVICE)
         rows = [x.flatten(0, 1) for x in (small, small, small)]
         with pytest.raises(NotImplementedError, match="s_aux: got sinks and packed FP8 tensors"):
             fa3.flash_attn_varlen_func(
