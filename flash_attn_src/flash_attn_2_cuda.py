@@ -36,15 +36,16 @@ _TAKES_GENERATOR = not SINCE_2_8_4
 
 
 def _check(
-    q: torch.Tensor, softmax_scale: float, out: torch.Tensor | None = None, generator: torch.Generator | None = None
-) -> None:
+    q: torch.Tensor, v: torch.Tensor, softmax_scale: float, out: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> None:  # fmt: skip
     """What these functions ask for beyond the public ones, of arguments that are otherwise checked."""
     if softmax_scale is None:
         raise TypeError("softmax_scale: got None, wanted a number")
     if q.shape[-1] % 8:
         raise ValueError(f"q: got head_dim {q.shape[-1]}, wanted a multiple of 8: pad q, k and v with zeros")
     if out is not None:
-        check_alike("out", out, q, "q")
+        check_alike("out", out, q, "q", head_dim=v.shape[-1])
     if generator is not None and not _TAKES_GENERATOR:
         raise RuntimeError("gen_: the `generator` argument is no longer supported: pass None, seed torch's own")
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -84,7 +85,7 @@ def fwd(
         softcap=softcap, alibi_slopes=alibi_slopes_, dropout_p=p_dropout, return_softmax=return_softmax, out=out_,
     )  # fmt: skip
     check_dense(call)
-    _check(q, softmax_scale, out_, gen_)
+    _check(q, v, softmax_scale, out_, gen_)
     return _forward(call, gen_)
 
 
@@ -125,7 +126,7 @@ def varlen_fwd(
     check_varlen(call)
     check_per_sequence(q, call.batch, seqused_k=seqused_k, leftpad_k=leftpad_k_)
     diagnose_switches(None, zero_tensors=zero_tensors)
-    _check(q, softmax_scale, out_, gen_)
+    _check(q, v, softmax_scale, out_, gen_)
     return _forward(call, gen_)
 
 
@@ -157,7 +158,7 @@ def bwd(
         rng_state=rng_state,
     )  # fmt: skip
     check_dense(call)
-    _check(q, softmax_scale, None, gen_)
+    _check(q, v, softmax_scale, None, gen_)
     gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
     softmax_d = backends.select(q).backward(gradients)
     return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
@@ -199,7 +200,7 @@ def varlen_bwd(
     )  # fmt: skip
     check_varlen(call)
     diagnose_switches(None, zero_tensors=zero_tensors)
-    _check(q, softmax_scale, None, gen_)
+    _check(q, v, softmax_scale, None, gen_)
     gradients = check_gradients(call, dout, out, softmax_lse, (dq_, dk_, dv_))
     softmax_d = backends.select(q).backward(gradients)
     return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
@@ -236,7 +237,7 @@ def fwd_kvcache(
     )  # fmt: skip
     check_kvcache(call, True)
     check_whole(num_splits=num_splits)
-    _check(q, softmax_scale, out_)
+    _check(q, vcache, softmax_scale, out_)
     check_pages(call)
     call.q = maybe_contiguous(q)
     out, softmax_lse = attend_to_cache(call)

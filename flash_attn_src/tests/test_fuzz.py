@@ -155,6 +155,7 @@ RIGHT = {
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
     ("flash_attn_with_kvcache, paged", "cache_seqlens", "negative"),
     ("flash_attn_with_kvcache, paged", "block_table", "every second"),
+    *(("flash_attn_qkvpacked_func, bias", "qkv", change) for change in ("one column more", "another float")),
     *((f"flash_attn_{kind}qkvpacked_fp8_func", "qkv", change) for kind in ("", "varlen_")
       for change in ("one row more", "one column more", "another float")),
     ("flash_attn_varlen_qkvpacked_fp8_func", "cu_seqlens", "one element more"),
@@ -166,11 +167,22 @@ RIGHT = {
     ("flash_attn_qkvpacked_fp8_func, plain", "qkv", "another device"),
     *((f"fa3.{function}", argument, change) for function in FA3 for argument, change in (
         ("qkv", "one row more"), ("qkv", "one column more"), ("qkv", "another float"), ("qkv", "another device"),
+        ("qkv", "quarter precision"),
         ("q", "quarter precision"), ("k", "quarter precision"), ("v", "quarter precision"),
         ("seqused_q", "negative"), ("seqused_k", "negative"), ("cache_seqlens", "negative"),
         ("rotary_seqlens", "negative"), ("page_table", "every second"), ("out", "another float"),
         *(("scheduler_metadata", change) for change in ("one element more", *WRONG_INDEX_VALUES)))),
+    # Values have a head dim of their own.
     *((f"fa3.flash_attn_{kind}func", "v", "one column more") for kind in ("", "varlen_")),
+    *((f"flash_attn_{kind}", "v", "one column more")
+      for kind in ("func", "func, bias", "varlen_func", "varlen_func, paged")),
+    *((f"{start}_flash_attn_{kind}", "v", "one column more")
+      for start in ("", "_wrapped", "2.6 ")
+      for kind in ("forward", "varlen_forward", "varlen_forward, paged")),
+    ("varlen_fwd, paged", "v", "one column more"),
+    ("fwd_kvcache, paged", "vcache", "one column more"),
+    ("flash_attn_with_kvcache, paged", "v_cache", "one column more"),
+    ("fa3.flash_attn_with_kvcache, FP8", "v_cache", "one column more"),
     ("fa3.flash_attn_with_kvcache", "q", "one row more"),  # outside of every sequence
     *(("fa3.flash_attn_with_kvcache, FP8", cache, "quarter precision") for cache in ("k_cache", "v_cache")),
     ("fa3.flash_attn_qkvpacked_func, FP8", "qkv", "quarter precision"),
