@@ -4,7 +4,8 @@ clock: of a list of tiles, the one with the fewest cycles by the clock of `pytho
 global loads of 500 and of 900 cycles. Counted for each kind in bf16 (`any`: dropout with ALiBi, not for head dim 32) on
 gfx942, which counts twice, gfx90a and gfx950. fp16 was compiled to check its registers. A target has a row of its own
 where another tile gains a third there, or 5 % in the plain forward, whose rows are by the mended clock with loads of
-800 cycles. 256 rows gain up to 8 % more, lose more than that to windows and short causal calls, and are not taken.
+800 cycles. Among tiles within a few percent of each other, the one with fewer LDS bank conflicts (plain backward of
+head dim 64). 256 rows gain up to 8 % more, lose more than that to windows and short causal calls, and are not taken.
 registers: of a list of tiles, the largest that spills no vector register to scratch.
 
 What the clock showed: two stages gain more than a second wave on the SIMD, because a wave's loads run under its own
@@ -48,11 +49,10 @@ ROWS: Rows = {
         *(C(16, 64, 2, 2, options=ROWS_OF_16),) * 3,
         C(16, 128, 4),
     ),
-    ("bwd-dkdv", 16, 64): (*(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),) * 4, C(16, 128, 4)),
+    ("bwd-dkdv", 16, 64): (C(32, 64, 2), *(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),) * 3, C(16, 128, 4)),
     ("bwd-dkdv", 16, 96): (C(16, 64, 2, 2, options=BOTH_ORDERS),),
-    # Two stages of 32 x 64 take 17486 cycles on gfx942, but spill 161 registers.
     ("bwd-dkdv", 16, 128): (
-        C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+        C(16, 128, 4, 2, options=BOTH_ORDERS),
         C(32, 64, 2, options=ROWS_OF_16),
         C(32, 64, 2, options=ROWS_OF_16),
         C(16, 128, 4, 2, options=BOTH_ORDERS),
@@ -70,7 +70,7 @@ ROWS: Rows = {
     ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
     # bwd-dq, 16 bits: clock, 2026-11-24.
     ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
-    ("bwd-dq", 16, 64): (C(128, 64, 4, options=BOTH_ORDERS), *(C(64, 32, 2, 2, options=BOTH_ORDERS),) * 4),
+    ("bwd-dq", 16, 64): (C(128, 64, 4), *(C(64, 32, 2, 2, options=BOTH_ORDERS),) * 4),
     ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
     ("bwd-dq", 16, 128): (
         C(128, 32, 4),
