@@ -231,7 +231,7 @@ def a_bias_of_a_mask_and_alibi_is_both(case: Case) -> None:
     if right >= 0:
         hidden |= distance > right
     slopes = torch.linspace(0.1, 1.0, case.heads, device=DEVICE)[:, None, None] if case.alibi else 0.0
-    bias = (-slopes * distance.abs()).masked_fill(hidden, -torch.inf).expand(1, -1, -1, -1)
+    bias = (-slopes * distance.abs()).masked_fill(hidden, -torch.inf).reshape(1, -1, *hidden.shape)
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     options = {**case.options, "causal": False, "window_size": (-1, -1), "alibi_slopes": None, "attn_bias": bias}
     out = flash_attn.flash_attn_func(*leaves, **options)  # type: ignore[arg-type]

@@ -131,6 +131,7 @@ def add_verbs(verbs: Any) -> None:
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
+    inspect.add_argument("--sizes", action="store_true", help="KiB of each operation and target instead")
     inspect.set_defaults(run=_inspect)
 
 
@@ -301,7 +302,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     for index, file in enumerate(arguments.file):
         if len(arguments.file) > 1:
             print("\n" * (index > 0) + f"{file}:")
-        print(inspect_store.report(file))
+        print(inspect_store.sizes(file) if arguments.sizes else inspect_store.report(file))
     return 0
 
 

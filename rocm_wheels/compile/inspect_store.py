@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rocm_wheels.compile import codeobject, sources
@@ -18,6 +22,35 @@ def report(path: Path) -> str:
     Registers, spills and private memory come from the code object; the matrix instructions (MFMA, WMMA, WGMMA or
     MMA) are static counts that the compile stage took from the assembly.
     """
+    with _stores(path) as stores:
+        return "\n\n".join(_table(store) for store in stores)
+
+
+def sizes(path: Path) -> str:
+    """A table of KiB as stored: a row for each operation, a column for each GPU target. Raises DataError as `report`.
+
+    "manifest" is the description of all kernels, and "in all" the archive of the target.
+    """
+    columns: dict[str, Counter[str]] = {}
+    with _stores(path) as stores:
+        for store in stores:
+            column = columns[store.stem] = Counter()
+            with zipfile.ZipFile(store) as archive:
+                for member in archive.infolist():
+                    operation = re.sub(r"(-d\d+|\.json)$", "", member.filename)
+                    column[operation] += member.compress_size
+            column["in all"] = store.stat().st_size
+    operations = sorted({name for column in columns.values() for name in column} - {"in all"})
+    rows = [("KiB", *columns)] + [
+        (name, *(f"{column[name] / 1024:.0f}" if name in column else "-" for column in columns.values()))
+        for name in (*operations, "in all")
+    ]
+    return _aligned(rows)
+
+
+@contextmanager
+def _stores(path: Path) -> Iterator[list[Path]]:
+    """The archives of a wheel, or the archive itself. Raises DataError where there is none."""
     if not path.exists():
         raise DataError(f"{path} is not there", remedy="name a .whl or a <target>.zip")
     if not zipfile.is_zipfile(path):
@@ -30,7 +63,14 @@ def report(path: Path) -> str:
             stores = [Path(archive.extract(name, scratch)) for name in inner]
         if not stores:
             raise DataError(f"{path.name} holds no kernels", remedy="it was built without ahead-of-time kernels")
-        return "\n\n".join(_table(store) for store in stores)
+        yield stores
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _table(path: Path) -> str:
@@ -51,11 +91,9 @@ def _table(path: Path) -> str:
             f"{len(image) / 1024:.0f}",
         )  # fmt: skip
         rows.append((name, *map(str, figures)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     compiler = store.manifest["compiler"]
     title = (
         f"{store.target}: {len(rows) - 1} kernels, {path.stat().st_size / 1024:.0f} KiB, {spilling} with spills to "
         f"memory, {compiler['name']} {compiler['version']}"
     )
-    return "\n".join([title, *lines])
+    return f"{title}\n{_aligned(rows)}"

@@ -61,7 +61,7 @@ def _extended_forward(
 def _fake(
     q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, *_ = more[8:]
+    return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, *_ = more[7:]
     *outer, heads, _dim = q.shape
     batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
     lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
