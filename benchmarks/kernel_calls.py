@@ -15,7 +15,7 @@ SMALL_PAGE = 8
 def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, Call]:
     """What a kernel is timed in. Raises NotImplementedError for an operation that is not called here."""
     torch.manual_seed(0)
-    if variant.op.startswith(("decode", "extend")):
+    if variant.op.startswith(("decode", "extend", "latent")):
         return dict(_of_a_cache(variant, device, tokens))
     if variant.op.startswith(("fwd", "bwd", "fp8-fwd")):
         return dict(_of_attention(variant, device, tokens))
@@ -31,16 +31,19 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
     dtype = {"fp16": torch.float16, "fp32": torch.float32}.get(variant.dtype, torch.bfloat16)
     tokens //= 4 if dtype is torch.float32 else 1
     heads = max(2048 // dim, 8)
-    q, k, v, dout = (torch.randn(2, tokens, heads, dim, device=device, dtype=dtype) for _ in range(4))
+    dim_v = variant.operation.value_dims.get(dim, dim)
+    q, k, v, dout = (
+        torch.randn(2, tokens, heads, each, device=device, dtype=dtype) for each in (dim, dim, dim_v, dim_v)
+    )
     slopes = torch.rand(heads, device=device) if kind in ("alibi", "any") else None
     softcap, dropout_p = 20.0 * (kind in ("softcap", "any")), 0.1 * (kind == "dropout")
     random = torch.zeros(2, dtype=torch.int64, device=device) if dropout_p else None
     table = None
-    page = {"fwd-paged": SMALL_PAGE, "fwd-paged-whole": min(256, tokens)}.get(op)
+    page = {"fwd-paged": SMALL_PAGE, "fwd-paged-whole": min(256, tokens)}.get(op.removesuffix("-v"))
     paged = [k, v]
     if page is not None:
         table = torch.randperm(2 * tokens // page, device=device).int().view(2, -1)
-        paged = [x.view(-1, page, heads, dim) for x in paged]
+        paged = [x.view(-1, page, *x.shape[2:]) for x in paged]
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if op == "fp8-fwd":
         cast = [triton_fp8.cast(x, backend.fp8_format(q), None, None, False) for x in (q, k, v)]
@@ -65,20 +68,28 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
 def _of_a_cache(variant: Any, device: torch.device, tokens: int) -> Iterator[tuple[str, Call]]:
     from flash_attn.backends.triton.decode import attend_split
     from flash_attn.calls import CacheCall
+    from flash_attn.kernels.value_dims import LATENT_DIM
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}.get(variant.dtype)
     if dtype is None:
         raise NotImplementedError(f"{variant.name}: a cache in FP8 takes the tiles of bf16")
-    queries = 1 if variant.op.startswith("decode") else 32
-    slopes = torch.rand(32, device=device) if variant.kind == "any" else None
+    latent, size = variant.op.startswith("latent"), variant.block_d
+    queries = 32 if "extend" in variant.op else 1
+    # More heads of latent attention to the one key head are more rows than its kernel of few rows takes.
+    heads, heads_k, dim = (16, 1, size + LATENT_DIM) if latent else (32, 4, size)
+    slopes = torch.rand(heads, device=device) if variant.kind == "any" else None
     for batch, length in ((64, tokens // 2), (16, 2 * tokens), (1, 8 * tokens)):
-        q = torch.randn(batch, queries, 32, variant.block_d, device=device, dtype=dtype)
-        k, v = (torch.randn(batch, length, 4, variant.block_d, device=device, dtype=dtype) for _ in range(2))
-        table = None
+        q = torch.randn(batch, queries, heads, dim, device=device, dtype=dtype)
+        k = torch.randn(batch, length, heads_k, dim, device=device, dtype=dtype)
+        qv = table = None
+        if latent:  # as the checks split a cache whose first columns are the values
+            qv, q, v, k = q[..., :size], q[..., size:], k[..., :size], k[..., size:]
+        else:
+            v = torch.randn_like(k)
         if variant.op.endswith("-paged"):
             table = torch.randperm(batch * length // SMALL_PAGE, device=device).int().view(batch, -1)
-            k, v = (x.view(-1, SMALL_PAGE, 4, variant.block_d) for x in (k, v))
+            k, v = (x.unflatten(1, (-1, SMALL_PAGE)).flatten(0, 1) for x in (k, v))
         call = CacheCall(
-            q, k, v, variant.block_d**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes
+            q, k, v, dim**-0.5, cache_seqlens=length, block_table=table, causal=True, alibi_slopes=slopes, qv=qv
         )
         yield f"{batch} x {length}", lambda call=call: list(attend_split(call))

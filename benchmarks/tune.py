@@ -75,7 +75,8 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
             num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
         )  # fmt: skip
         try:
-            found.setdefault(variant, []).append(Tile(name, row, stored.StoreKernel(archive, name, 0)))
+            kernel = stored.StoreKernel(archive, name, 0, takes_sinks=variant.takes("sinks"))
+            found.setdefault(variant, []).append(Tile(name, row, kernel))
         except RuntimeError as error:  # more shared memory than a program may have
             print(f"  {name}: {error}", flush=True)
     for variant, those in found.items():
@@ -105,7 +106,7 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
     def refuse(*_: object) -> None:
         raise _TakenError
 
-    parts = ("block_m", "block_n", "num_xcds", "follows_pages")
+    parts = ("block_m", "block_n", "num_xcds", "follows_pages", "takes_sinks")
     kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
     install(variant, tile._replace(kernel=kernel))
     for name, call in timed.items():

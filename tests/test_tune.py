@@ -91,9 +91,11 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tune")
 
 
-def kernel(*_: object) -> SimpleNamespace:
+def kernel(*_: object, takes_sinks: bool) -> SimpleNamespace:
     """What a code object of the archive becomes."""
-    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, follows_pages=True, launch=lambda: None)
+    return SimpleNamespace(
+        block_m=64, block_n=64, num_xcds=1, follows_pages=True, takes_sinks=takes_sinks, launch=lambda: None
+    )
 
 
 def run(
