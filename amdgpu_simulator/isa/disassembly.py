@@ -24,7 +24,7 @@ CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "test-cache" /
 _PACKAGE = debian.Package(("forky",), "llvm-22")
 
 # The lowest byte of an ELF file's flags: LLVM's guide, "AMDGPU Machine Types".
-# A generic target's code is that of the GPU that Triton compiles for in its place.
+# Triton compiles for one GPU of the family, so a generic target's code runs as this GPU's.
 _TARGETS = {
     0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x36: "gfx1030", 0x41: "gfx1100", 0x4E: "gfx1201",
     0x53: "gfx1030", 0x54: "gfx1100", 0x59: "gfx1201",

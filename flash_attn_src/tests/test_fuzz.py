@@ -160,7 +160,7 @@ RIGHT = {
       for change in ("one row more", "one column more", "another float")),
     ("flash_attn_varlen_qkvpacked_fp8_func", "cu_seqlens", "one element more"),
     *((function, "s_aux", "another float") for function in CALLS),
-    # The bias of each sequence, of two; sequences or heads of which the bias is one.
+    # A bias for two sequences, or two heads, where there was one bias for all of them.
     *((f"flash_attn_{kind}func, bias", "attn_bias", "one row more") for kind in ("", "kvpacked_")),
     # Only shapes are worked out on this device; ALiBi slopes of another one are refused.
     ("flash_attn_qkvpacked_func, plain", "qkv", "another device"),

@@ -23,7 +23,7 @@ class Home:
 
     @classmethod
     def of(cls, *, repository: str | None, url: str | None) -> Home:
-        """From owner/name, else GITHUB_REPOSITORY; the URL is that of GitHub Pages unless given."""
+        """From owner/name, else GITHUB_REPOSITORY. Without a URL it takes the repository's GitHub Pages."""
         name = repository or os.environ.get("GITHUB_REPOSITORY") or ""
         owner, slash, project = name.partition("/")
         if not (owner and slash and project) or "/" in project:

@@ -58,7 +58,7 @@ def run(site: str, *, installer: str, python: str, torch_index: str = f"{TORCH_I
 
 
 def newest_universal(summary: dict[str, Any], site: str) -> dict[str, Any]:
-    """The universal wheel with the newest flash-attn among those of a site's metadata.json. DataError without one."""
+    """The universal wheel with the newest flash-attn in a site's metadata.json. Raises DataError if it lists none."""
     found = [wheel for wheel in summary["wheels"] if not wheel["torch"] and wheel["yanked"] is None]
     if not found:
         raise DataError(

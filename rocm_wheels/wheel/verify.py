@@ -220,13 +220,15 @@ def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
     """Installs wheels into the environment with uv. VerifyFailed with uv's words."""
     # The version is the same for a wheel that was built again: uv must not serve the cached one.
     owned = ("flash-attn", *(name.replace("_", "-") for name in versions.load().interfaces))
-    anew = [word for name in owned for word in ("--refresh-package", name)]
-    _run([_uv(), "pip", "install", "--python", interpreter, *anew, *(wheel.resolve() for wheel in wheels)], cwd=env)
+    refreshed = [word for name in owned for word in ("--refresh-package", name)]
+    _run(
+        [_uv(), "pip", "install", "--python", interpreter, *refreshed, *(wheel.resolve() for wheel in wheels)], cwd=env
+    )
     _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
 
 
 def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Path:
-    """A fresh environment with torch, the tests' own packages and those of `more` locks; uv links them from its cache.
+    """A fresh environment with torch, the packages of the tests and of `more` locks. uv links them from its cache.
 
     torch is what a user has: its index says which packages it needs. Everything else is locked by hash.
     """

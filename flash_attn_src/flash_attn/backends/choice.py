@@ -53,7 +53,7 @@ ROWS = (
     Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 4136, ck 4528"),
     Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 16052, ck 21836"),
     Row("gfx942", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 15669, triton 32808, ck 40256*"),
-    Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, TRITON, CK), "d192: asm 47104, triton 70384"),
+    Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, TRITON, CK), "d192: asm 47104, triton 70384*"),
     Row("gfx942", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 16052, ck 21836"),
     Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4741, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4741, ck 5958"),
