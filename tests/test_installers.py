@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
-import os
 import shlex
 import subprocess
 import sys
-import threading
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 import sites
 import wheelhouse
+from installing import Site, install, installed, pip, pure_wheel, served, uv, with_torch
 from sites import HOME
-from uv import find_uv_bin
 
 from rocm_wheels.matrix import versions
 from rocm_wheels.publish import catalogue, index
@@ -45,35 +40,11 @@ SITUATIONS = [
 ]
 
 
-@dataclass(frozen=True)
-class Site:
-    """A site behind an address; `asked` are the paths that were asked for."""
-
-    url: str
-    root: Path
-    asked: list[str]
-
-    def simple(self, rocm: str, torch: str) -> str:
-        return f"{self.url}rocm{rocm}/torch{torch}/simple/"
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    asked: list[str]
-
-    def log_message(self, *_: object) -> None:
-        self.asked.append(unquote(self.path))
-
-
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """An empty directory behind an address."""
-    root = tmp_path_factory.mktemp("www")
-    asked: list[str] = []
-    handler = functools.partial(type("Handler", (_Handler,), {"asked": asked}), directory=root)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield Site(url=f"http://127.0.0.1:{server.server_address[1]}/", root=root, asked=asked)
-        server.shutdown()
+    with served(tmp_path_factory.mktemp("www")) as empty:
+        yield empty
 
 
 @pytest.fixture(scope="module")
@@ -82,57 +53,8 @@ def site(serve: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     home = replace(HOME, url=f"{serve.url}wheels/")
     out = sites.build(sites.wheels(tmp_path_factory.mktemp("dist")), serve.root / "wheels", home)
     for name, version in (("einops", "0.8.2"), ("torch", "2.5.1"), ("torch", "2.5.2")):
-        _pure_wheel(serve.root / "ordinary" / name, name, version)
+        pure_wheel(serve.root / "ordinary" / name, name, version)
     return Site(url=home.url, root=out, asked=serve.asked)
-
-
-def _pure_wheel(directory: Path, name: str, version: str) -> Path:
-    """A tiny wheel and its place in an index page."""
-    directory.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    path = directory / f"{name}-{version}-py3-none-any.whl"
-    hip = "6.2.41133-dd7f95766" if "rocm" in version else None
-    files = {
-        f"{name}/__init__.py": "",
-        f"{name}/version.py": f"__version__ = '{version}'\nhip: Optional[str] = {hip!r}\ncuda = None\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in files.items():
-            archive.writestr(file, text)
-    links = "".join(f'<a href="{each.name}">{each.name}</a>' for each in sorted(directory.glob("*.whl")))
-    (directory / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
-    return path
-
-
-def clean_environment(cache: Path) -> dict[str, str]:
-    """No setting of this machine's user: neither another index nor a cached wheel."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "VIRTUAL_ENV"))}
-    own = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return {
-        **kept,
-        **own,
-        "UV_NO_CONFIG": "1",
-        "UV_CACHE_DIR": str(cache),
-        "NO_PROXY": "127.0.0.1",
-        "UV_LINK_MODE": "copy",
-    }
-
-
-def call(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, env=clean_environment(cache), capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-def pip(cache: Path, *arguments: str, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
-    return call([sys.executable, "-m", "pip", "--python", str(python), "install", *arguments], cache)
-
-
-def uv(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return call([find_uv_bin(), "pip", "install", *arguments], cache)
 
 
 def for_python(python: str, target: Path) -> list[str]:
@@ -182,19 +104,7 @@ def test_uv_takes_the_right_wheel_and_dry_runs_download_none(
 @pytest.fixture
 def consumer(tmp_path: Path) -> Path:
     """The Python of an environment that has torch for ROCm, and nothing else."""
-    torch = _pure_wheel(tmp_path / "torch", "torch", "2.5.1+rocm6.2")
-    made = call([find_uv_bin(), "venv", "--no-project", "--python", sys.executable, str(tmp_path / "env")], tmp_path)
-    assert made.returncode == 0, made.stderr
-    python = tmp_path / "env" / "bin" / "python"
-    assert uv(tmp_path / "cache", "--python", str(python), "--no-index", str(torch)).returncode == 0
-    return python
-
-
-def installed(python: Path) -> dict[str, str]:
-    code = "import importlib.metadata as m; print({d.name.lower(): d.version for d in m.distributions()})"
-    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, str] = eval(done.stdout)
-    return found
+    return with_torch(tmp_path, "2.5.1+rocm6.2")
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
@@ -212,12 +122,7 @@ def test_the_line_that_which_prints_installs(
         == f'pip install "flash_attn==2.8.3+rocm62torch2.5" --extra-index-url {site.simple("6.2", "2.5")}\n'
     )
     arguments = [*shlex.split(found.stdout)[2:], "--index-url", f"{serve.url}ordinary/"]
-    run = (
-        functools.partial(pip, tmp_path, python=consumer)
-        if installer == "pip"
-        else functools.partial(uv, tmp_path / "cache", "--python", str(consumer))
-    )
-    done = run(*arguments)
+    done = install(installer, consumer, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert installed(consumer) == {"flash_attn": "2.8.3+rocm62torch2.5", "torch": "2.5.1+rocm6.2", "einops": "0.8.2"}
     label = subprocess.run(
@@ -271,10 +176,7 @@ def test_flash_attn_3_brings_the_flash_attn_of_its_label(
     site: Site, serve: Site, consumer: Path, tmp_path: Path, installer: str
 ) -> None:
     arguments = ["--index-url", f"{serve.url}ordinary/", "--extra-index-url", site.simple("6.2", "2.5"), "flash-attn-3"]
-    if installer == "pip":
-        done = pip(tmp_path, *arguments, python=consumer)
-    else:
-        done = uv(tmp_path / "cache", "--python", str(consumer), *arguments)
+    done = install(installer, consumer, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     found = installed(consumer)
     assert found["flash_attn"] == "2.8.3+rocm62torch2.5"

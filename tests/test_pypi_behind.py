@@ -1,0 +1,123 @@
+"""The universal wheel from a site, where pip and uv see other releases of flash-attn and torch beside it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sites
+import wheelhouse
+from installing import Site, install, installed, pure_wheel, served, with_torch
+from sites import HOME
+
+from rocm_wheels.matrix import cells, targets, versions
+
+LABEL = "2.8.3+rocm"
+TORCH = "2.9.1+rocm6.4"
+# Of each family that the universal wheel serves, by a kernel of its own or by that of a generic target.
+GPUS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1201")
+INSTALLERS = ("pip", "uv")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The universal wheel, cells for another torch, and beside them an index with what is newer on PyPI or may be."""
+    root = tmp_path_factory.mktemp("www")
+    data = versions.load()
+    dist = tmp_path_factory.mktemp("dist")
+    wheelhouse.write(dist, cells.universal(data, "2.8.3"), targets=targets.universal(data, None))
+    wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    with served(root) as behind:
+        home = replace(HOME, url=f"{behind.url}wheels/")
+        sites.build(dist, root / "wheels", home)
+        for version in ("2.8.3", "2.8.3.post2", "2.9.0"):
+            _sdist(root / "ordinary/flash-attn", version)
+        for name, version in (("einops", "0.8.2"), ("torch", "2.9.1"), ("torch", "2.15.0")):
+            pure_wheel(root / "ordinary" / name, name, version)
+        yield Site(url=home.url, root=root / "wheels", asked=behind.asked)
+
+
+def _sdist(directory: Path, version: str) -> None:
+    """Sources that do not build, and their place in an index page."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = f"flash_attn-{version}"
+    files = {"PKG-INFO": f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {version}\n", "setup.py": "no CUDA here"}
+    for name, text in files.items():
+        (directory / name).write_text(text)
+    with tarfile.open(directory / f"{stem}.tar.gz", "w:gz") as archive:
+        for name in files:
+            archive.add(directory / name, f"{stem}/{name}")
+    links = "".join(f'<a href="{each.name}">{each.name}</a>' for each in sorted(directory.glob("*.tar.gz")))
+    (directory / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """The Python of an environment with a torch for ROCm, which no index has and no cell of the site is for."""
+    return with_torch(tmp_path, TORCH)
+
+
+def line_for(site: Site, python: Path, gpu: str) -> str:
+    """What the site's which.py prints for this GPU."""
+    with (site.root / "which.py").open() as script:
+        command = [str(python), "-", "--gpu", gpu]
+        return subprocess.run(command, stdin=script, capture_output=True, text=True, check=True).stdout
+
+
+def arguments(line: str) -> list[str]:
+    """Those of `pip install`."""
+    return shlex.split(line)[2:]
+
+
+def test_which_gives_one_line_for_gpus_of_every_family(site: Site, user: Path) -> None:
+    line = f'pip install "flash_attn=={LABEL}" --extra-index-url {site.url}simple/\n'
+    assert {gpu: line_for(site, user, gpu) for gpu in GPUS} == dict.fromkeys(GPUS, line)
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+def test_the_pinned_label_wins_over_newer_sources(site: Site, user: Path, tmp_path: Path, installer: str) -> None:
+    ordinary = ["--index-url", site.url.replace("/wheels/", "/ordinary/")]
+    line = arguments(line_for(site, user, "gfx942"))
+    site.asked.clear()
+    done = install(installer, user, tmp_path, *line, *ordinary)
+    assert done.returncode == 0, done.stderr
+    expected = {"flash_attn": LABEL, "torch": TORCH, "einops": "0.8.2"}
+    assert installed(user) == expected
+    assert [path for path in site.asked if path.endswith(".tar.gz")] == []
+    # What a package that needs flash-attn asks for later, with the site out of sight.
+    for requirement in ("flash-attn==2.8.3", "flash_attn>=2.8.3"):
+        assert install(installer, user, tmp_path, requirement, *ordinary).returncode == 0
+    assert installed(user) == expected
+
+
+def test_what_the_label_keeps_away(site: Site, user: Path, tmp_path: Path) -> None:
+    """Without it pip takes the newest of all indexes, sources for CUDA. uv takes what the site has."""
+    extra = ["--extra-index-url", f"{site.url}simple/", "--index-url", site.url.replace("/wheels/", "/ordinary/")]
+    site.asked.clear()
+    assert install("pip", user, tmp_path, "flash_attn", *extra).returncode != 0
+    assert [path for path in site.asked if path.endswith(".tar.gz")] == ["/ordinary/flash-attn/flash_attn-2.9.0.tar.gz"]
+    assert installed(user) == {"torch": TORCH}
+    assert install("uv", user, tmp_path, "flash_attn", *extra).returncode == 0
+    assert installed(user)["flash_attn"] == LABEL
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+def test_with_the_registry_behind_the_site(site: Site, user: Path, tmp_path: Path, installer: str) -> None:
+    """As README has it, by the settings of who runs this: einops comes from there, and nothing else does."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+    )
+    index = ["--index-url", asked.stdout.strip()] if asked.returncode == 0 else []
+    settings = {**os.environ, "NO_PROXY": f"127.0.0.1,{os.environ.get('NO_PROXY', '')}"}
+    done = install(installer, user, tmp_path, *arguments(line_for(site, user, "gfx1100")), *index, settings=settings)
+    assert done.returncode == 0, done.stderr
+    found = installed(user)
+    assert found.pop("einops")
+    assert found == {"flash_attn": LABEL, "torch": TORCH}
