@@ -2,12 +2,12 @@
 
     GOBIN=~/bin go install github.com/nektos/act@v0.2.89 && PATH=~/bin:$PATH python tests/act/run.py
 
-A release by hand from an empty repository: create_release, create_matrix, build_kernels, build_wheels_rocm, publish,
-update_docs, for one cell with few kernels. It needs act, node, npm, git, and the package indexes.
+All jobs of build.yml for one cell with few kernels, as SCENARIOS says: a release by hand from an empty repository, a
+pull request, and a pushed tag whose run dies three times and is run again. It needs act, node, npm, git, cargo, and the
+package indexes.
 
 act runs the steps with its own artifact and cache servers. Actions of GitHub's are replaced by those of this directory,
-over the packages @actions/artifact and @actions/cache. A `gh` of this directory verifies attestations. What act cannot
-do: permissions, environments and their reviewers, concurrency, Pages, containers without Docker.
+over the packages @actions/artifact and @actions/cache. A `gh` of this directory answers for GitHub's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,73 +35,149 @@ import fewer_kernels  # noqa: E402
 from fake_github import REPOSITORY, TOKEN, Hub  # noqa: E402
 
 TAG = "v0.1.0"
-CELL = "2.8.3 3.11 2.5.1 6.2 triton"
 TARGET = "gfx1030"
-LAST = "update_docs"
-# Programs of a run read GitHub's address from a variable that act sets itself: Python sets it again at its start.
-_SITE = "import os\nos.environ['GITHUB_API_URL'] = {url!r}\n"
+CELL = {"flash_attn": ["2.8.3"], "python": ["3.11"], "torch": ["2.5.1"], "rocm": ["6.2"], "backend": ["triton"]}
 # The check of the crate compiles it several times: here it is packed alone.
 _CRATE = """#!/usr/bin/env bash
 cd "$(dirname "$0")" && cargo package --locked --allow-dirty --no-verify --quiet
 """
-_GH = """#!/usr/bin/env python3
-import hashlib, json, os, pathlib, sys
-words = sys.argv[1:]
-if words[:2] == ["attestation", "verify"]:
-    given = dict(zip(words[3:-1:2], words[4:-1:2]))
-    digest = hashlib.sha256(pathlib.Path(words[2]).read_bytes()).hexdigest()
-    known = [json.loads(line) for line in open(os.environ["ACT_ATTESTATIONS"])]
-    workflow = given["--signer-workflow"].split("/", 2)[2]
-    wanted = {"digest": digest, "workflow": workflow, "commit": given["--source-digest"]}
-    sys.exit(0 if wanted in known else "no matching attestations found")
-with open(os.environ["ACT_CALLS"], "a") as calls:
-    calls.write(" ".join(words) + "\\n")
-"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A Python program of `job` is killed at its `count`-th audit event of that name whose arguments hold `text`."""
+
+    job: str
+    event: str
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A run of build.yml: what starts it, and how it ends.
+
+    Each fault ends an attempt. The next one finds its artifacts and caches. The last attempt is undisturbed, and all of
+    `jobs` have run then. `jobs` are those that a run needs that nothing disturbs.
+    """
+
+    event: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    tagged: bool = False  # the tag is there before the run
+    faults: tuple[Fault, ...] = ()
+    jobs: frozenset[str]
+    publishes: bool
+    like: str = ""  # the scenario whose release it repeats
+
+
+_BUILT = {"create_matrix", "build_kernels", "build", "crate"}
+_PUBLISHED = {"create_release", "publish", "update_release_notes", "update_docs"}
+SCENARIOS = {
+    "release": Scenario(
+        event="workflow_dispatch",
+        payload={"inputs": {"tag": TAG, "dry-run": "false"}},
+        jobs=frozenset(_BUILT | _PUBLISHED),
+        publishes=True,
+    ),
+    "pull_request": Scenario(
+        event="pull_request",
+        payload={"number": 1, "pull_request": {"number": 1, "head": {"ref": "topic"}, "base": {"ref": "main"}}},
+        jobs=frozenset(_BUILT | {"rehearse"}),
+        publishes=False,
+    ),
+    "rerun": Scenario(
+        event="push",
+        payload={"ref": f"refs/tags/{TAG}"},
+        tagged=True,
+        faults=(
+            Fault(job="build_kernels", event="os.rename", text=".co.", count=20),  # a compiler, as if memory ran out
+            Fault(job="publish", event="http.client.send", text="POST /upload/", count=3),
+            Fault(job="publish", event="http.client.send", text="PATCH /repos/", count=2),  # all is there but public
+        ),
+        jobs=frozenset(_BUILT | _PUBLISHED),
+        publishes=True,
+        like="release",
+    ),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--job", default=LAST, help=f"the last job of build.yml to run, with those that it needs ({LAST})"
-    )
+    parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)} (default, all)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new directory and keep it")
     arguments = parser.parse_args()
-    for tool in ("act", "node", "npm", "git"):
+    for tool in ("act", "node", "npm", "git", "cargo"):
         if shutil.which(tool) is None:
             parser.error(f"there is no {tool} on PATH")
+    if unknown := set(arguments.scenario) - set(SCENARIOS):
+        parser.error(f"there is no scenario {', '.join(sorted(unknown))}: take {', '.join(SCENARIOS)}")
     with tempfile.TemporaryDirectory() as scratch:
-        return run(arguments.keep or Path(scratch), arguments.job)
+        return run((arguments.keep or Path(scratch)).resolve(), arguments.scenario or list(SCENARIOS))
 
 
-def run(work: Path, job: str) -> int:
-    """All runs, in `work`. 0 if the release and the calls of gh are what they should be."""
+def run(work: Path, names: list[str]) -> int:
+    """Runs scenarios in `work`. 0 if each ends as it should."""
     work.mkdir(parents=True, exist_ok=True)
     _packages(work)
     checkout = _repository(work / "name")
+    problems: list[str] = []
+    ends: dict[str, dict[str, str]] = {}
+    for name in names:
+        scenario = SCENARIOS[name]
+        found, ends[name] = _play(scenario, work, work / name, checkout)
+        if scenario.like in ends and ends[name] != ends[scenario.like]:
+            found.append(f"the release differs from that of {scenario.like}")
+        problems += [f"{name}: {problem}" for problem in found]
+    print("\n".join(problems) or "as it should be")
+    return 1 if problems else 0
+
+
+def _play(scenario: Scenario, work: Path, own: Path, checkout: Path) -> tuple[list[str], dict[str, str]]:
+    """All attempts of a run. What is wrong at their ends, and the release as `_release` tells it."""
     commit = _git(checkout, "rev-parse", "HEAD")
     hub = Hub(settings={"": {"default_branch": "main"}})
+    if scenario.tagged:
+        hub.tags[TAG] = commit
+    problems: list[str] = []
+    done: set[str] = set()
     with fake_github.serve(hub):
-        inputs = {"tag": TAG, "dry-run": "false", "only": CELL, "targets": TARGET}
-        status = _act(work, checkout, hub, "build.yml", inputs, job)
-    log = (work / "build.log").read_text(encoding="utf-8")
-    failed = re.findall(r"\[([^\]]+)\] .*Job failed", log)
-    print("\n".join(log.splitlines()[-25:]) if status else "act: every job succeeded")
-    for release in hub.releases.values():
-        print(f"{release['tag_name']}: {'draft' if release['draft'] else 'public'} at {release['target_commitish']}")
-        print("\n".join(f"  {asset['name']}" for asset in release["assets"]))
-    calls = (work / "calls").read_text() if (work / "calls").is_file() else ""
-    print(f"gh: {calls.strip() or 'nothing was called'}")
-    if job != LAST:
-        return status
-    good = (
-        status == 0
-        and not failed
-        and [release["draft"] for release in hub.releases.values()] == [False]
-        and hub.tags == {TAG: commit}
-        and "workflow run pages.yml" in calls
-    )
-    print("as it should be" if good else f"NOT as it should be: {failed}")
-    return 0 if good else 1
+        for number, fault in enumerate((*scenario.faults, None), start=1):
+            started = time.monotonic()
+            results = _attempt(scenario, number, fault, hub, work, own, checkout)
+            print(f"{own.name} {number}: {time.monotonic() - started:.0f} s, {results}", flush=True)
+            failed = {job for job, result in results.items() if result != "success"}
+            if failed != ({fault.job} if fault else set()):
+                problems.append(f"attempt {number}: failed {sorted(failed)}, log {own / f'{number}.log'}")
+            if fault and any(not release["draft"] for release in hub.releases.values()):
+                problems.append(f"attempt {number} made a release public")
+            done |= {job for job, result in results.items() if result == "success"}
+    if done != scenario.jobs:
+        problems.append(f"jobs that ran and should not, or the other way round: {sorted(done ^ scenario.jobs)}")
+    return problems + _wrong_end(scenario, hub, own, commit), _release(hub)
+
+
+def _release(hub: Hub) -> dict[str, str]:
+    """Name -> digest where the file is the same in each run. Verdicts hold times, and SHA256SUMS holds the verdicts."""
+    assets = [asset for release in hub.releases.values() for asset in release["assets"]]
+    return {asset["name"]: asset["digest"] * asset["name"].endswith((".whl", ".crate")) for asset in assets}
+
+
+def _wrong_end(scenario: Scenario, hub: Hub, own: Path, commit: str) -> list[str]:
+    """What GitHub has that it should not have, or lacks."""
+    calls, attested = ((own / name).read_text().splitlines() for name in ("calls", "attestations"))
+    print("\n".join(f"  {name}" for name in _release(hub)))
+    if not scenario.publishes:
+        left = {"releases": hub.releases, "tags": hub.tags, "gh": calls, "attestations": attested}
+        return [f"{name}: {there}" for name, there in left.items() if there]
+    public = [(release["tag_name"], release["draft"]) for release in hub.releases.values()]
+    wheels = {name: count for name, count in hub.stored.items() if name.endswith((".whl", ".crate"))}
+    checks = {
+        f"releases {public}": public == [(TAG, False)],
+        f"tags {hub.tags}": hub.tags == {TAG: commit},
+        f"stored {wheels}": wheels and set(wheels.values()) == {1},
+        f"calls of gh {calls}": [call for call in calls if call.startswith("workflow run pages.yml ")] == calls != [],
+    }
+    return [text for text, good in checks.items() if not good]
 
 
 def _packages(work: Path) -> None:
@@ -109,10 +189,13 @@ def _packages(work: Path) -> None:
 
 
 def _repository(path: Path) -> Path:
-    """A repository with one commit on the branch main: these files, with fewer kernels to compile."""
+    """A repository with one commit on the branch main: these files, with one cell, one target and fewer kernels."""
     fewer_kernels.copy(path)
     fewer_kernels.narrow(path)
     (path / "candle-flash-rocm/check.sh").write_text(_CRATE)
+    _replace(path / "create_matrix.py", r"ROCM_MATRIX = \{.*?\n\}", f"ROCM_MATRIX = {CELL}")
+    _replace(path / "rocm_wheels/versions.toml", r"(?<=\n)default = true", "default = false")
+    _replace(path / "rocm_wheels/versions.toml", rf"(\[targets\.{TARGET}\].*?)default = false", r"\1default = true")
     _git(path, "init", "--quiet", "--initial-branch", "main")
     _git(path, "remote", "add", "origin", f"https://github.com/{REPOSITORY}.git")
     _git(path, "add", "--all")
@@ -120,50 +203,64 @@ def _repository(path: Path) -> Path:
     return path
 
 
+def _replace(path: Path, pattern: str, text: str) -> None:
+    changed, count = re.subn(pattern, text, path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert count, f"{path.name} has no {pattern}"
+    path.write_text(changed, encoding="utf-8")
+
+
 def _git(path: Path, *words: str) -> str:
     return subprocess.run(["git", "-C", str(path), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _act(work: Path, checkout: Path, hub: Hub, workflow: str, inputs: dict[str, str], job: str) -> int:
-    """One run of a workflow by hand, with its log in build.log."""
-    tools = work / "tools"
-    tools.mkdir(exist_ok=True)
-    (tools / "gh").write_text(_GH)
-    (tools / "gh").chmod(0o755)
-    (tools / "sitecustomize.py").write_text(_SITE.format(url=hub.url))
-    (work / "attestations").touch()
-    (work / "artifacts/1").mkdir(parents=True, exist_ok=True)  # of the run: act's server lists none where it is missing
-    event = {"inputs": inputs, "repository": {"default_branch": "main"}}
-    (work / "event.json").write_text(json.dumps(event))
-    command = [
-        "act",
-        "workflow_dispatch",
-        "--workflows",
-        f".github/workflows/{workflow}",
-        "--no-recurse",
-        "--no-skip-checkout",
-    ]
-    command += ["--eventpath", str(work / "event.json"), "--defaultbranch", "main", "--actor", "owner"]
-    command += [word for runner in ("ubuntu-22.04", "ubuntu-24.04") for word in ("-P", f"{runner}=-self-hosted")]
-    command += [
-        word for used, local in _actions(checkout).items() for word in ("--local-repository", f"{used}={local}")
-    ]
-    command += ["--artifact-server-path", str(work / "artifacts"), "--artifact-server-addr", "127.0.0.1"]
-    command += ["--cache-server-path", str(work / "caches"), "--cache-server-addr", "127.0.0.1"]
-    command += ["--secret", f"GITHUB_TOKEN={TOKEN}", "--concurrent-jobs", "1"]
-    command += [word for name, value in inputs.items() for word in ("--input", f"{name}={value}")]
+def _attempt(
+    scenario: Scenario, number: int, fault: Fault | None, hub: Hub, work: Path, own: Path, checkout: Path
+) -> dict[str, str]:
+    """One attempt of a run, with act's log in a file of its number. Job -> its result, for those that ran."""
+    # act's server lists no artifacts where the run has no directory.
+    for name in ("artifacts/1", "caches"):
+        (own / name).mkdir(parents=True, exist_ok=True)
+    for name in ("calls", "attestations"):
+        (own / name).touch()
+    event = {**scenario.payload, "repository": {"default_branch": "main"}}
+    (own / "event.json").write_text(json.dumps(event))
+    command = ["act", scenario.event, "--json", "--workflows", ".github/workflows/build.yml"]
+    command += ["--no-recurse", "--no-skip-checkout", "--concurrent-jobs", "1"]
+    command += ["--eventpath", str(own / "event.json"), "--defaultbranch", "main", "--actor", "owner"]
+    command += ["--artifact-server-path", str(own / "artifacts"), "--artifact-server-addr", "127.0.0.1"]
+    command += ["--cache-server-path", str(own / "caches"), "--cache-server-addr", "127.0.0.1"]
+    for runner in ("ubuntu-22.04", "ubuntu-24.04"):
+        command += ["-P", f"{runner}=-self-hosted"]
+    for used, local in _actions(checkout).items():
+        command += ["--local-repository", f"{used}={local}"]
+    # The token of a pull request may write nothing: it is one that this GitHub does not know.
+    command += ["--secret", f"GITHUB_TOKEN={TOKEN if scenario.publishes else 'of-a-pull-request'}"]
     variables = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": str(tools),
+        "GITHUB_RUN_ATTEMPT": str(number),
+        "PATH": f"{HERE / 'tools'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(HERE / "tools"),
         "NODE_PATH": str(work / "node_modules"),
+        "ACT_GITHUB": hub.url,
         "ACT_REPOSITORY": str(checkout),
-        "ACT_ATTESTATIONS": str(work / "attestations"),
-        "ACT_CALLS": str(work / "calls"),
+        "ACT_ATTESTATIONS": str(own / "attestations"),
+        "ACT_CALLS": str(own / "calls"),
+        "ACT_FAULT": json.dumps(vars(fault) if fault else {}),
     }
-    command += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    command += ["--job", job]
-    with (work / "build.log").open("w", encoding="utf-8") as log:
-        return subprocess.run(command, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    for name, value in variables.items():
+        command += ["--env", f"{name}={value}"]
+    with (own / f"{number}.log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=checkout, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return _results(own / f"{number}.log")
+
+
+def _results(log: Path) -> dict[str, str]:
+    """Job -> its result, from act's log: a failure where one of its rows failed."""
+    results: dict[str, str] = {}
+    for line in log.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line) if line.startswith("{") else {}
+        if "jobResult" in entry and results.get(entry["jobID"]) != "failure":
+            results[entry["jobID"]] = entry["jobResult"]
+    return results
 
 
 def _actions(checkout: Path) -> dict[str, Path]:
