@@ -97,17 +97,41 @@ def _add_pieces(
 
 
 @triton.jit
+def _weights(
+    b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK: tl.constexpr, SHAPED: tl.constexpr
+):
+    """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores."""
+    b_s *= scale
+    if SHAPED:
+        # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
+        cap = tl.where(softcap > 0.0, softcap, 1.0)
+        b_s = tl.where(softcap > 0.0, apply_softcap(b_s, cap, 1.0 / cap)[0], b_s)
+        b_s += alibi_bias(slope[:, None], diagonal[:, None], pos_n[None, :], 0)
+    if MASK:
+        b_s = tl.where(pos_n[None, :] <= last[:, None], b_s, float("-inf"))
+        b_s = tl.where(pos_n[None, :] >= first[:, None], b_s, float("-inf"))
+    b_m_new = tl.maximum(b_m, tl.max(b_s, 1) * LOG2E)  # [BLOCK_M], in the units of exp2
+    # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
+    b_p = tl.exp2(b_s * LOG2E - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
+    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    return b_p, b_alpha, b_m_new, b_l
+
+
+@triton.jit
 def _attend_block(
     b_acc, b_m, b_l, b_q, b_qv, p_q, p_qv, real, diagonal, first, last, p_k, p_v,
     n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
     page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr,
-    MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr,
+    MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `first` to `last`.
 
-    Without MASK all keys exist and every row sees every key. LATENT: the values are keys of b_qv too.
+    Without MASK all keys exist and every row sees every key. LATENT: the values are keys of b_qv too. BESIDE: see
+    `forward._attend_block`.
     """
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
@@ -148,22 +172,25 @@ def _attend_block(
         b_v = load_tile(p_v, start, offs_n, stride_vn, limit, head_dim_v, BLOCK_V)  # [BLOCK_N, BLOCK_V]
     b_v = _widen(b_v)
     if LATENT and DEPTH >= BLOCK_D:
-        b_s = tl.dot(b_qv, tl.trans(b_v), b_s, input_precision="ieee")
-    b_s *= scale
-    if SHAPED:
-        # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
-        cap = tl.where(softcap > 0.0, softcap, 1.0)
-        b_s = tl.where(softcap > 0.0, apply_softcap(b_s, cap, 1.0 / cap)[0], b_s)
-        b_s += alibi_bias(slope[:, None], diagonal[:, None], pos_n[None, :], 0)
-    if MASK:
-        b_s = tl.where(pos_n[None, :] <= last[:, None], b_s, float("-inf"))
-        b_s = tl.where(pos_n[None, :] >= first[:, None], b_s, float("-inf"))
-    b_m_new = tl.maximum(b_m, tl.max(b_s, 1) * LOG2E)  # [BLOCK_M], in the units of exp2
-    # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
-    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
-    b_p = tl.exp2(b_s * LOG2E - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
-    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
-    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+        if BESIDE:
+            b_s_v = tl.dot(b_qv, tl.trans(b_v), input_precision="ieee")
+        else:
+            b_s = tl.dot(b_qv, tl.trans(b_v), b_s, input_precision="ieee")
+    if BESIDE:  # the condition is true: see `forward._attend_block`
+        if n < sk:
+            b_s *= scale
+            if LATENT:  # scaled by itself, because a sum of two products would become a chain of them, too
+                b_s += b_s_v * scale
+            b_p, b_alpha, b_m_new, b_l = _weights(
+                b_s, b_m, b_l, diagonal, first, last, pos_n, 1.0, softcap, slope, MASK, SHAPED
+            )
+            b_p = b_p.to(b_v.dtype)
+        else:
+            b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
+    else:
+        b_p, b_alpha, b_m_new, b_l = _weights(
+            b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK, SHAPED
+        )
     b_acc = b_acc * b_alpha[:, None]
     b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
     return b_acc, b_m_new, b_l
@@ -200,7 +227,7 @@ def attn_decode(
     lse_rows, m_blocks, num_splits, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, SINKS: tl.constexpr,
-    HALF_UP: tl.constexpr,
+    HALF_UP: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
@@ -337,7 +364,7 @@ def attn_decode(
             b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
             n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, False, SHAPED, HALF_UP,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, False, SHAPED, HALF_UP, BESIDE,
         )  # fmt: skip
         page = next_page
     skipped = full_hi - full_lo
@@ -349,7 +376,7 @@ def attn_decode(
             b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
             n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, True, SHAPED, HALF_UP,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, True, SHAPED, HALF_UP, BESIDE,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both

@@ -45,6 +45,39 @@ from flash_attn.kernels.tiles import (
 
 
 @triton.jit
+def _weights(
+    b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
+    softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores."""
+    SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
+    if SHAPED:
+        b_s = b_s * (scale * LOG2E)
+        if KIND != "alibi":
+            if KIND == "softcap" or softcap > 0.0:
+                b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
+        if KIND == "bias":
+            seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
+            b_s += load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
+        elif KIND != "softcap":
+            b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
+    if MASK:
+        b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
+    b_top = tl.max(b_s, 1)  # [BLOCK_M]
+    if not SHAPED:
+        c = scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
+        b_top, b_s = b_top * c, b_s * c
+    b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
+    # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
+    UNSEEN: tl.constexpr = MASK or KIND == "bias"
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
+    b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
+    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    return b_p, b_alpha, b_m_new, b_l
+
+
+@triton.jit
 def _attend_block(
     b_acc, b_acc_tail, b_m, b_l, b_q, b_q_tail, p_q, p_k, p_v, n, first, pos_m, seqlen_q, seqlen_k,
     stride_qm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
@@ -54,12 +87,15 @@ def _attend_block(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
     p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m is in the units of exp2.
+    BESIDE: the weights are computed under a condition that is true. It hides from Triton that another product takes the
+    scores. For a product in such a chain Triton gives each warp rows of its own, and where a tile has too few, warps
+    compute the same scores. Else the warps stand side by side over the keys.
     """
-    SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
     start, limit = n, seqlen_k
@@ -97,29 +133,20 @@ def _attend_block(
         b_v, b_v_tail = load_pair(
             p_v, start, offs_n, stride_vn, limit, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
         )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
-    if SHAPED:
-        b_s = b_s * (scale * LOG2E)
-        if KIND != "alibi":
-            if KIND == "softcap" or softcap > 0.0:
-                b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        if KIND == "bias":
-            seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
-            b_s += load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
-        elif KIND != "softcap":
-            b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
-    if MASK:
-        b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
-    b_top = tl.max(b_s, 1)  # [BLOCK_M]
-    if not SHAPED:
-        c = scale * LOG2E  # positive, because other scales have kind `any`: the maximum is taken before scaling
-        b_top, b_s = b_top * c, b_s * c
-    b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
-    # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
-    UNSEEN: tl.constexpr = MASK or KIND == "bias"
-    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
-    b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
-    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
-    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    if BESIDE:
+        if n < seqlen_k:
+            b_p, b_alpha, b_m_new, b_l = _weights(
+                b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
+                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND,
+            )  # fmt: skip
+            b_p = b_p.to(b_v.dtype)
+        else:
+            b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
+    else:
+        b_p, b_alpha, b_m_new, b_l = _weights(
+            b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
+            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND,
+        )  # fmt: skip
     b_acc = b_acc * b_alpha[:, None]
     if TAIL_V:
         b_acc_tail = b_acc_tail * b_alpha[:, None]
@@ -145,7 +172,7 @@ def attn_fwd(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
-    NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -255,7 +282,7 @@ def attn_fwd(
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED, BESIDE,
         )  # fmt: skip
         page = next_page
     if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
@@ -279,7 +306,7 @@ def attn_fwd(
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED, BESIDE,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both

@@ -51,6 +51,15 @@ def _depth(variant: Variant, _: Target, config: Config) -> int:
     return min(config.depth or variant.block_d, variant.block_d)
 
 
+def _beside(variant: Variant, gpu: Target, config: Config) -> bool:
+    """Whether the warps of a tile stand side by side, because it has fewer rows than the 16 that `wgmma` gives to each.
+
+    `any` would drop weights after their cast.
+    """
+    few_rows = 64 <= config.block_m < 16 * config.num_warps
+    return gpu.name == "sm_90" and few_rows and variant.dtype != "fp32" and variant.kind != "any"
+
+
 # The name of a constant -> its value for a variant, a target and a launch configuration.
 _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "VEC": lambda variant, *_: {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
@@ -70,6 +79,7 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "AHEAD": lambda variant, *_: layers.reads_ahead(variant),
     "NUM_XCDS": lambda _variant, gpu, _config: gpu.num_xcds,
     "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
+    "BESIDE": _beside,
     "SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
     "FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
 }
