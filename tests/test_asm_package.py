@@ -110,7 +110,8 @@ def test_every_code_object_is_what_the_table_says() -> None:
         entry = entries[row.target, row.name]
         assert entry["threads"] == row.threads
         assert entry["params"] == f"K{sizes[row.layout]}"
-        assert f"hd{row.head_dim}_{row.dtype}" in entry["symbol"]
+        values = f"_hd{row.value_dim}" if row.value_dim else ""
+        assert f"hd{row.head_dim}{values}_{row.dtype}" in entry["symbol"]
         assert ("group" in entry["symbol"]) is row.packed
         assert ("causal" in entry["symbol"]) is (row.mask == "causal")
         assert ("swa" in entry["symbol"]) is (row.mask == "window")

@@ -219,7 +219,8 @@ def _wave(
     kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple[int, int, int], kernarg: int, packet: int = 0
 ) -> Wave:
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
-    wave = Wave(kernel.wave, there, local, first // kernel.wave)
+    queues = waits.Queues(waits.most_shared(kernel.target))
+    wave = Wave(kernel.wave, there, local, first // kernel.wave, queues)
     described = kernel.descriptor
     place = 0
     for name, words in (

@@ -28,13 +28,19 @@ class Operation(NamedTuple):
     touch: Callable[[], None] | None = None
 
 
-# As far as the counter of vector memory counts: what is begun then waits for the oldest.
+# As far as the counter of vector memory counts.
 _MOST = 63
 
 
 class _Counted(deque[Operation]):
+    """Operations that a counter counts. Where it can count no further, what is begun waits for the oldest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
     def append(self, operation: Operation) -> None:
-        _end(self, _MOST - 1)
+        _end(self, self._most - 1)
         super().append(operation)
 
 
@@ -42,12 +48,12 @@ class Queues:
     """The operations of a wave that have not ended.
 
     The operations of `vector` (global and private memory) end in their order, and so do the operations of `shared`.
-    Scalar loads end in any order, so only a wait for all of them is a wait for one.
+    Scalar loads end in any order, so only a wait for all of them is a wait for one. most_shared: see the function.
     """
 
-    def __init__(self) -> None:
-        self.vector: deque[Operation] = _Counted()
-        self.shared: deque[Operation] = deque()
+    def __init__(self, most_shared: int) -> None:
+        self.vector: deque[Operation] = _Counted(_MOST)
+        self.shared: deque[Operation] = _Counted(most_shared)
         self.scalar: deque[Operation] = deque()
 
     def touch(self) -> None:
@@ -60,6 +66,11 @@ def _end(queue: deque[Operation], left: int) -> None:
     while len(queue) > left:
         if (finish := queue.popleft().finish) is not None:
             finish()
+
+
+def most_shared(target: str) -> int:
+    """How many operations of shared memory can be under way: the counter has four bits, from gfx10 on six."""
+    return 15 if target.startswith("gfx9") else 63
 
 
 def counts_stores(target: str) -> bool:

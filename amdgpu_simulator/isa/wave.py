@@ -50,7 +50,7 @@ class Wave:
     work group. queues: what the wave waits for.
     """
 
-    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int) -> None:
+    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues) -> None:
         self.count = lanes
         self.v = np.full((512, lanes), 0x7FC0DEAD, np.uint32)
         self.f = self.v.view(np.float32)
@@ -63,7 +63,7 @@ class Wave:
         self.shared = shared
         self.index = index
         self.private: Array = np.zeros((lanes, 0), np.uint8)
-        self.queues = Queues()
+        self.queues = queues
         self.set_exec((1 << lanes) - 1)
 
     def set_exec(self, value: int) -> None:

@@ -172,6 +172,16 @@ def test_what_it_refuses() -> None:
         assembly.parse("int main;")
 
 
+def test_the_counter_of_shared_memory_ends_at_fifteen() -> None:
+    """Then an instruction waits for the oldest one, which kernels rely on: the first of 16 reads has arrived."""
+    reads = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n s_waitcnt lgkmcnt(0)\n" + "".join(
+        f"ds_read_b32 v{20 + number}, v8\n" for number in range(16)
+    )
+    assert list(run(f"{reads} v_mov_b32_e32 v9, v20")) == list(range(64))
+    assert 0 not in run(f"{reads} v_mov_b32_e32 v9, v21")
+    assert 0 not in run(f"{reads} v_mov_b32_e32 v9, v20", "gfx1030", threads=32)
+
+
 def test_buffers_end_where_they_say() -> None:
     """Beyond its bytes a buffer reads zero, and is not written."""
     code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"

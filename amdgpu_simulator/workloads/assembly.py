@@ -51,9 +51,16 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
         entry=entry,
         run=run,
         programs=_pairs(rows) if paired else every_tile(rows),
-        operations=(4 if kernel.op == "fwd" else 10) * kernel.head_dim,
+        operations=_operations(kernel),
         lengths=(2 * rows, 4 * rows) if paired else (256, 768),
     )
+
+
+def _operations(kernel: Kernel) -> int:
+    """Floating-point operations of a query and a key."""
+    if kernel.op == "bwd":
+        return 10 * kernel.head_dim
+    return 2 * (kernel.head_dim + (kernel.value_dim or kernel.head_dim))
 
 
 def _pairs(rows: int) -> Programs:
@@ -78,15 +85,17 @@ def _plan(kernel: Kernel, rows: int, length: int) -> tuple[Launch, list[torch.Te
         (length if causal else rows, length) if kernel.op == "fwd" else (length, length if causal else rows)
     )
     dtype, head_dim = _DTYPES[kernel.dtype], kernel.head_dim
+    value_dim = kernel.value_dim or head_dim
     generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (seqlen_q, head_dim), "k": (seqlen_k, head_dim), "v": (seqlen_k, value_dim)}
+    shapes["out"] = (seqlen_q, value_dim)
     tensors = {
-        name: torch.randn(1, seqlen, 1, head_dim, generator=generator).to(dtype)
-        for name, seqlen in (("q", seqlen_q), ("k", seqlen_k), ("v", seqlen_k), ("out", seqlen_q))
+        name: torch.randn(1, seqlen, 1, dim, generator=generator).to(dtype) for name, (seqlen, dim) in shapes.items()
     }
     call = Call(
         target=kernel.target, units=_UNITS[kernel.target], dtype=kernel.dtype, batch=1, heads=1, heads_k=1,
         head_dim=head_dim, seqlen_q=seqlen_q, seqlen_k=seqlen_k, left=-1, right=0 if causal else -1,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5, value_dim=kernel.value_dim,
     )  # fmt: skip
     lse = torch.full((seqlen_q + 64,), 5.0)
     if kernel.op == "fwd":

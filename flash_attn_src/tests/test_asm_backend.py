@@ -29,8 +29,8 @@ from amdgpu_simulator.debian import UnavailableError
 
 
 @contextmanager
-def simulated(forced: str | None = None) -> Iterator[list[str]]:
-    """What ran on a pretended MI300X, where PyTorch stands in for Composable Kernel and Triton."""
+def simulated(forced: str | None = None, target: str = "gfx942") -> Iterator[list[str]]:
+    """What ran on a pretended MI300X or MI350X, where PyTorch stands in for Composable Kernel and Triton."""
     names: list[str] = []
 
     class Noting(gpu.SimulatedGpu):
@@ -39,7 +39,7 @@ def simulated(forced: str | None = None) -> Iterator[list[str]]:
             super().run(launches, tensors)
 
     try:
-        with device.using(Noting("gfx942")), backends.using(Sources(torch_backend, torch_backend, forced=forced)):
+        with device.using(Noting(target)), backends.using(Sources(torch_backend, torch_backend, forced=forced)):
             yield names
     except UnavailableError as problem:
         tools.missing(str(problem))
@@ -111,6 +111,24 @@ def test_packed_sequences(causal: bool) -> None:
     assert not dv[:9].any()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_with_a_head_dim_of_their_own(packed: bool) -> None:
+    q, k, v = tensors((1, 70, 2, 192), (1, 140, 1, 192), (1, 140, 1, 128))
+    with simulated(target="gfx950") as launched:
+        if packed:
+            rows = (x.flatten(0, 1) for x in (q, k, v))
+            ends = (torch.tensor([0, n], dtype=torch.int32) for n in (70, 140))
+            out = flash_attn_varlen_func(*rows, *ends, 70, 140, causal=True)[None]
+        else:
+            out = flash_attn_func(q, k, v, causal=True)
+        dout = torch.randn_like(out)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+    assert launched == [f"asm-fwd-bf16-d192-v128-causal{'-varlen' * packed}"]
+    exact, rough = exact_and_rough(q, k, v, dout, causal=True)
+    for name, got, one, other in zip(("out", "dq", "dk", "dv"), (out, *gradients), exact, rough, strict=False):
+        assert_close(name, got, one, rough=other, dtype=torch.bfloat16)
+
+
 def test_results_in_tensors_that_are_given() -> None:
     """dk and dv are parts of one tensor, whose heads lie apart. Composable Kernel has no sums for this head dim."""
     qkv = tensors((1, 20, 3, 1, 96))[0]
@@ -125,9 +143,10 @@ def test_results_in_tensors_that_are_given() -> None:
 
 
 def call(
-    seqlen: int = 512, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, **options: Any
+    seqlen: int = 512, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, value_dim: int = 0, **options: Any
 ) -> AttentionCall:  # fmt: skip
-    q, k, v = (torch.empty(1, seqlen, 8, head_dim, dtype=dtype) for _ in range(3))
+    dims = (head_dim, head_dim, value_dim or head_dim)
+    q, k, v = (torch.empty(1, seqlen, 8, dim, dtype=dtype) for dim in dims)
     return AttentionCall(q, k, v, softmax_scale=1.0, **options)
 
 
@@ -150,6 +169,13 @@ def call(
         ("gfx942", {"alibi_slopes": torch.ones(8)}, "ck", "ck"),
         ("gfx942", {"dtype": torch.float32}, "ck", "ck"),
         ("gfx90a", {}, "ck", "ck"),
+        ("gfx950", {"head_dim": 192, "value_dim": 128, "causal": True}, "asm", "triton"),
+        ("gfx950", {"head_dim": 192, "value_dim": 128, "seqlen": 64}, "triton", "triton"),
+        ("gfx950", {"head_dim": 192, "value_dim": 128, "dtype": torch.float16}, "triton", "triton"),
+        ("gfx950", {"head_dim": 192, "value_dim": 128, "softcap": 3.0}, "triton", "triton"),
+        ("gfx950", {"head_dim": 192, "value_dim": 96}, "triton", "triton"),
+        ("gfx942", {"head_dim": 192, "value_dim": 128}, "triton", "triton"),
+        ("gfx942", {"head_dim": 512}, "triton", "triton"),
     ],
 )
 def test_who_serves_a_call(target: str, options: dict[str, Any], forward: str, backward: str) -> None:
@@ -235,7 +261,8 @@ def test_the_table_names_kernels_that_exist() -> None:
         assert set(row.sources) <= set(choice.SOURCES)
         if choice.ASM in row.sources:
             for dtype in row.dtypes:
-                assert assembly.find(row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304) is not None
+                kind = (row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304, row.value_dim)
+                assert assembly.find(*kind) is not None
 
 
 def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ SAMPLE = {
     ("gfx942", "asm-bwd-bf16-d128-causal-varlen"),
     ("gfx942", "asm-bwd-fp16-d64-plain"),
     ("gfx950", "asm-fwd-bf16-d128-causal-varlen"),
+    ("gfx950", "asm-fwd-bf16-d192-v128-causal"),
     ("gfx950", "asm-bwd-bf16-d128-window"),
 }
 # Elements after the end of lse and delta that a window kernel may read.
@@ -78,7 +79,7 @@ class Sequences(NamedTuple):
             target=row.target, units=80 if row.name.endswith("-mi308") else 304, dtype=row.dtype,
             batch=len(self.lengths_q), heads=self.q.shape[-2], heads_k=self.k.shape[-2], head_dim=self.q.shape[-1],
             seqlen_q=max(self.lengths_q), seqlen_k=max(self.lengths_k), left=left, right=right,
-            scale=self.q.shape[-1] ** -0.5, **packed,
+            scale=self.q.shape[-1] ** -0.5, value_dim=row.value_dim, **packed,
         )  # fmt: skip
 
 
@@ -94,16 +95,17 @@ def make(row: Kernel, lengths_q: Sequence[int], lengths_k: Sequence[int], heads_
     """Two query heads for each of heads_k, in tensors whose heads lie apart."""
     torch.manual_seed(0)
 
-    def tensor(lengths: Sequence[int], heads: int) -> torch.Tensor:
+    def tensor(lengths: Sequence[int], heads: int, dim: int) -> torch.Tensor:
         rows = (sum(lengths),) if row.packed else (len(lengths), lengths[0])
-        return torch.randn(*rows, heads, head_dim + 8).to(DTYPES[row.dtype])[..., :head_dim]
+        return torch.randn(*rows, heads, dim + 8).to(DTYPES[row.dtype])[..., :dim]
 
     starts = tuple(
         torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for lengths in (lengths_q, lengths_k)
     )
     return Sequences(
-        tensor(lengths_q, 2 * heads_k), tensor(lengths_k, heads_k), tensor(lengths_k, heads_k),
+        tensor(lengths_q, 2 * heads_k, head_dim), tensor(lengths_k, heads_k, head_dim),
+        tensor(lengths_k, heads_k, row.value_dim or head_dim),
         list(lengths_q), list(lengths_k), starts if row.packed else None,
     )  # fmt: skip
 
@@ -123,7 +125,7 @@ def run(row: Kernel, launch: Launch, *tensors: torch.Tensor | None) -> None:
 
 def check_forward(row: Kernel, given: Sequences) -> None:
     call = given.call(row)
-    out, lse = torch.full_like(given.q, 7), given.statistics()
+    out, lse = given.q.new_full((*given.q.shape[:-1], given.v.shape[-1]), 7), given.statistics()
     operands = [operand(x) for x in (given.q, given.k, given.v, out)]
     assert planning.unsupported_reason(call, "fwd", dict(zip("qkv", operands, strict=False))) is None
     launch = planning.forward(call, *operands, lse.data_ptr(), lse.stride(-2))
@@ -180,9 +182,10 @@ def check_backward(row: Kernel, given: Sequences) -> None:
 
 
 def lengths(row: Kernel) -> tuple[list[int], list[int]]:
-    """Of two tiles of queries (forward) or of keys (backward), ragged; packed ones with short and empty sequences."""
+    """Of several tiles of queries and keys, ragged; packed ones with short and empty sequences."""
     if row.op == "fwd":
-        return ([270, 0, 7], [80, 33, 40]) if row.packed else ([270], [80])
+        keys = row.columns + 16  # more than a tile of any forward's
+        return ([270, 0, 7], [keys, 33, 40]) if row.packed else ([270], [keys])
     return ([70, 0, 5], [row.columns + 40, 33, 90]) if row.packed else ([70], [row.columns + 40])
 
 

@@ -60,6 +60,22 @@ def test_the_argument_of_a_forward() -> None:
     assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
 
 
+def test_values_with_a_head_dim_of_their_own() -> None:
+    """A tile has 128 queries there."""
+    call = replace(CALL, target="gfx950", head_dim=192, value_dim=128, right=0)
+    assert planning.unsupported_reason(call, "fwd", {"q": Q, "k": K, "v": V}) is None
+    launch = forward(call)
+    assert (launch.kernel, launch.grid) == ("asm-fwd-bf16-d192-v128-causal", (4, 16, 3))
+    wanted = {0x80: 128 * 4096, 0x120: 192, 0x130: 128}
+    assert {offset: word(launch.argument, offset) for offset in wanted} == wanted
+    for op, change, said in (
+        ("bwd", {}, "head_dim 192 with values of 128"),
+        ("fwd", {"value_dim": 0}, "head_dim 192, causal"),
+        ("fwd", {"value_dim": 96}, "head_dim 192 with values of 96"),
+    ):
+        assert said in str(planning.unsupported_reason(replace(call, **change), op, {"q": Q}))
+
+
 def test_the_grids_of_a_forward() -> None:
     """A causal program serves two tiles of 256 queries. Packed sequences have the tiles last."""
     causal = replace(CALL, right=0)
@@ -188,5 +204,6 @@ def test_every_kernel_is_found_by_the_calls_that_it_serves() -> None:
     for row in assembly.KERNELS:
         units = 80 if row.name.endswith("-mi308") else 304
         for head_dim in (row.least_dim, row.head_dim):
-            assert assembly.find(row.target, row.op, row.dtype, head_dim, row.mask, row.packed, units) is row
+            kind = (row.target, row.op, row.dtype, head_dim, row.mask, row.packed, units, row.value_dim)
+            assert assembly.find(*kind) is row
         assert row.layout in LAYOUTS

@@ -28,7 +28,8 @@ SOURCES = (ASM, CK, TRITON)
 class Row(NamedTuple):
     """Calls and the sources to try, the fastest first.
 
-    dims: head dims from and up to; least_q: queries of the longest sequence from which the row holds; why: cycles.
+    dims: head dims from and up to; least_q: queries of the longest sequence from which the row holds; why: cycles;
+    value_dim: the head dim of v where it is another one, else 0.
     """
 
     target: str
@@ -39,6 +40,7 @@ class Row(NamedTuple):
     least_q: int
     sources: tuple[str, ...]
     why: str
+    value_dim: int = 0
 
 
 _BOTH = (FP16, BF16)
@@ -56,6 +58,8 @@ ROWS = (
     Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, TRITON, CK), "d192: asm 47104, triton 70384*"),
     Row("gfx942", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 16052, ck 21836"),
     Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4741, ck 5958"),
+    # A tile has 128 queries.
+    Row("gfx950", "fwd", (BF16,), (192, 192), _NO_WINDOW, 65, (ASM, TRITON), "192/128: asm 3222, triton 6904", 128),
     Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4741, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2737, ck 3885"),
     Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8552, triton 16312, ck 36992*"),
@@ -115,18 +119,22 @@ def _row(
     least_q: int,
     sources: Sequence[str],
     why: str,
+    value_dim: int = 0,
 ) -> Row:
     """A row of a file. Raises ValueError or TypeError."""
     low, high = dims
-    row = Row(target, op, tuple(dtypes), (int(low), int(high)), tuple(masks), int(least_q), tuple(sources), str(why))
+    row = Row(
+        target, op, tuple(dtypes), (int(low), int(high)), tuple(masks), int(least_q), tuple(sources), str(why),
+        int(value_dim),
+    )  # fmt: skip
     if row.target != wanted or not row.sources or not set(row.sources) <= set(SOURCES):
         raise ValueError(f"a row for {row.target} names the sources {', '.join(map(str, row.sources)) or 'none'}")
     return row
 
 
 @cache
-def find(target: str, op: str, dtype: str, head_dim: int, mask: str, longest_q: int) -> Row:
-    """The row that decides about an op, fwd or bwd, of a call."""
+def find(target: str, op: str, dtype: str, head_dim: int, mask: str, longest_q: int, value_dim: int = 0) -> Row:
+    """The row that decides about an op, fwd or bwd, of a call. value_dim: as in `Row`."""
     for row in (*_measured(target), *ROWS):
         if (
             (row.target, row.op) == (target, op)
@@ -134,6 +142,7 @@ def find(target: str, op: str, dtype: str, head_dim: int, mask: str, longest_q: 
             and row.dims[0] <= head_dim <= row.dims[1]
             and mask in row.masks
             and row.least_q <= longest_q
+            and row.value_dim == value_dim
         ):
             return row
     return DEFAULT

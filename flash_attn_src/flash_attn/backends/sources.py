@@ -88,7 +88,7 @@ class Sources:
 
 
 def _for_triton_alone(q: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether no other source has kernels for the head dims."""
+    """Whether Composable Kernel has no kernels for the head dims."""
     return q.shape[-1] != v.shape[-1] or q.shape[-1] > choice.LARGEST
 
 
@@ -98,14 +98,17 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
-    if _for_triton_alone(call.q, call.v):
-        return choice.TRITON_ALONE
+    default = choice.TRITON_ALONE if _for_triton_alone(call.q, call.v) else choice.DEFAULT
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
     plain &= call.attn_bias is None
     plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
     if described is None or not plain:
-        return choice.DEFAULT
-    return choice.find(described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q)
+        return default
+    found = choice.find(
+        described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q,
+        described.value_dim,
+    )  # fmt: skip
+    return default if found is choice.DEFAULT else found
 
 
 def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | None]]:

@@ -23,8 +23,9 @@ _MI308_UNITS = (80, 64)
 class Kernel(NamedTuple):
     """A kernel and the calls that it serves.
 
-    least_dim, head_dim: the head dims from and up to; packed: whether sequences lie end to end; rows, columns: queries
-    and keys of a tile; threads: of a work group; layout: the form of its argument, by its name in `arguments`.
+    least_dim, head_dim: the head dims from and up to; value_dim: the head dim of v where it is another one, else 0;
+    packed: whether sequences lie end to end; rows, columns: queries and keys of a tile; threads: of a work group;
+    layout: the form of its argument, by its name in `arguments`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kernel(NamedTuple):
     dtype: str
     least_dim: int
     head_dim: int
+    value_dim: int
     mask: str
     packed: bool
     rows: int
@@ -54,6 +56,7 @@ class _Family(NamedTuple):
     threads: int
     layouts: tuple[str, ...]
     suffix: str = ""
+    value_dim: int = 0
 
 
 _BOTH = (FP16, BF16)
@@ -71,6 +74,7 @@ _FAMILIES = (
     _Family("gfx942", "bwd", _BOTH, (72, 128), (WINDOW,), 16, 192, 256, ("window",)),
     _Family("gfx942", "bwd", _BOTH, (136, 192), _MASKS, 16, 64, 256, _BACKWARD),
     _Family("gfx950", "fwd", (BF16,), (128, 128), _MASKS, 256, 64, 512, _FORWARD),
+    _Family("gfx950", "fwd", (BF16,), (192, 192), _MASKS, 128, 128, 256, _FORWARD, value_dim=128),
     _Family("gfx950", "bwd", _BOTH, (64, 64), _MASKS, 32, 192, 256, _BACKWARD),
     _Family("gfx950", "bwd", _BOTH, (72, 128), _MASKS, 16, 256, 256, ("backward950", "backward950")),
     _Family("gfx950", "bwd", _BOTH, (72, 128), (WINDOW,), 16, 192, 256, ("window",)),
@@ -80,13 +84,14 @@ _FAMILIES = (
 
 
 def _name(row: _Family, dtype: str, mask: str, packed: bool) -> str:
-    return f"asm-{row.op}-{dtype}-d{row.dims[1]}-{mask}{'-varlen' if packed else ''}{row.suffix}"
+    values = f"-v{row.value_dim}" if row.value_dim else ""
+    return f"asm-{row.op}-{dtype}-d{row.dims[1]}{values}-{mask}{'-varlen' if packed else ''}{row.suffix}"
 
 
 KERNELS = tuple(
     Kernel(
-        _name(row, dtype, mask, packed), row.target, row.op, dtype, *row.dims, mask, packed, row.rows, row.columns,
-        row.threads, layout,
+        _name(row, dtype, mask, packed), row.target, row.op, dtype, *row.dims, row.value_dim, mask, packed, row.rows,
+        row.columns, row.threads, layout,
     )
     for row in _FAMILIES
     for dtype in row.dtypes
@@ -96,12 +101,16 @@ KERNELS = tuple(
 
 
 @cache
-def find(target: str, op: str, dtype: str, head_dim: int, mask: str, packed: bool, units: int) -> Kernel | None:
-    """The kernel that serves a call, or None. units: compute units, which tell an MI308X from an MI300X."""
+def find(
+    target: str, op: str, dtype: str, head_dim: int, mask: str, packed: bool, units: int, value_dim: int = 0
+) -> Kernel | None:
+    """The kernel that serves a call, or None. units: compute units, which tell an MI308X from an MI300X. value_dim: of
+    v, where it is not head_dim."""
     served = [
         row
         for row in KERNELS
         if (row.target, row.op, row.dtype, row.mask, row.packed) == (target, op, dtype, mask, packed)
+        and row.value_dim == value_dim
         and row.least_dim <= head_dim <= row.head_dim
         and head_dim % 8 == 0
     ]

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call, Operand
 from flash_attn.backends.ck.parameters import aligned
-from flash_attn.calls import AttentionCall, ForwardResult
+from flash_attn.calls import AttentionCall, ForwardResult, new_out
 from flash_attn.kernels import assembly
 from flash_attn.runtime import device
 
@@ -30,8 +30,6 @@ def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> 
     ):
         if given:
             return f"{name}: the kernels have none"
-    if call.v.shape[-1] != call.q.shape[-1]:
-        return f"v: head_dim {call.v.shape[-1]} is not the {call.q.shape[-1]} of q and k"
     if described is None:
         return f"dtype: {call.q.dtype} is neither float16 nor bfloat16"
     if (kernel := planning.find(described, op)) is not None and not has_kernel(call.q.get_device(), kernel.name):
@@ -64,6 +62,7 @@ def describe(call: AttentionCall) -> Call | None:
         heads=call.q.shape[-2], heads_k=call.k.shape[-2], head_dim=call.q.shape[-1],
         seqlen_q=call.longest_q, seqlen_k=call.longest_k, left=left, right=0 if call.causal else right,
         scale=call.scale, packed=packed, starts_q=starts_q, starts_k=starts_k, total_q=total_q, total_k=total_k,
+        value_dim=0 if call.v.shape[-1] == call.q.shape[-1] else call.v.shape[-1],
     )  # fmt: skip
 
 
@@ -84,7 +83,10 @@ def forward(call: AttentionCall, described: Call) -> ForwardResult:
     """See `protocol.Backend.forward`; of a call without an unsupported_reason."""
     q, k, v = aligned(call.q), aligned(call.k), aligned(call.v)
     packed = call.cu_seqlens_q is not None
-    result = torch.empty_like(q) if call.out is None else aligned(call.out)
+    if call.out is not None:
+        result = aligned(call.out)
+    else:
+        result = torch.empty_like(q) if described.value_dim == 0 else new_out(q, v)
     lse_shape = (q.shape[1], q.shape[0]) if packed else (call.batch, q.shape[2], call.longest_q)
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
     if packed or is_empty(call):  # rows outside of every sequence, or without a key

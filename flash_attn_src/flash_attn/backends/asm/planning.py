@@ -42,7 +42,8 @@ class Call(NamedTuple):
 
     dtype: fp16 or bf16. left, right: the window, aligned at the last query and the last key, -1 for no limit; a causal
     mask has 0 on the right. packed: sequences lie end to end; then seqlen_q and seqlen_k are the longest ones, starts_q
-    and starts_k the addresses of cu_seqlens, total_q and total_k the rows in all.
+    and starts_k the addresses of cu_seqlens, total_q and total_k the rows in all. value_dim: the head dim of v where it
+    is not head_dim, else 0.
     """
 
     target: str
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     starts_k: int = 0
     total_q: int = 0
     total_k: int = 0
+    value_dim: int = 0
 
     @property
     def mask(self) -> str:
@@ -80,7 +82,7 @@ class Call(NamedTuple):
 
 def find(call: Call, op: str) -> assembly.Kernel | None:
     """The kernel that serves an op, fwd or bwd, of a call."""
-    return assembly.find(call.target, op, call.dtype, call.head_dim, call.mask, call.packed, call.units)
+    return assembly.find(call.target, op, call.dtype, call.head_dim, call.mask, call.packed, call.units, call.value_dim)
 
 
 def unsupported_reason(call: Call, op: str, operands: Mapping[str, Operand]) -> str | None:
@@ -139,7 +141,8 @@ class _Plan(NamedTuple):
 def _unsupported_reason(call: Call, op: str, operands: _Strides) -> str | None:
     if find(call, op) is None:
         form = "packed sequences" if call.packed else "sequences of one length"
-        return f"kernel: {call.target} has none for {op}, {call.dtype}, head_dim {call.head_dim}, {call.mask}, {form}"
+        dims = f"head_dim {call.head_dim}" + (f" with values of {call.value_dim}" if call.value_dim else "")
+        return f"kernel: {call.target} has none for {op}, {call.dtype}, {dims}, {call.mask}, {form}"
     if not 0.0 <= call.scale < math.inf:
         return f"softmax_scale: {call.scale}, and the kernels take the largest product for the largest score"
     sums = 2 * call.heads * call.head_dim * (call.total_q if call.packed else call.batch * call.seqlen_q)
@@ -213,7 +216,7 @@ def _common(call: Call, operands: _Strides, lse_head: int) -> dict[str, float]:
     values |= dict.fromkeys(("starts_q", "starts_k", "room_starts_q", "room_starts_k"), 0)
     values |= {
         "scale": call.scale, "seqlen_q": call.seqlen_q, "seqlen_k": call.seqlen_k, "heads": call.heads,
-        "group": call.heads // call.heads_k, "head_dim": call.head_dim, "head_dim_v": call.head_dim,
+        "group": call.heads // call.heads_k, "head_dim": call.head_dim, "head_dim_v": call.value_dim or call.head_dim,
         "lse_head": 4 * lse_head,
     }  # fmt: skip
     for name, operand in operands:
