@@ -17,6 +17,8 @@ Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU
 options:
   --plan          print what would be done, as JSON, and stop
   --docker        do it inside a container with the cell's ROCm, by the same steps
+  --cibuildwheel  assemble the universal wheel in a manylinux image and test it there under
+                  each Python, too; needs Docker and Python 3.11
   --backend NAME  ck, which holds the Triton kernels too, or triton alone
                   (default: ck where it has kernels for one of the targets)
   --dist DIR      where the wheel goes (default: dist in this repository)
@@ -159,7 +161,7 @@ if [[ $1 == --setup && ${2-} != -h && ${2-} != --help ]]; then
         exit 2
     fi
     case ${2-} in
-        benchmarks | test) python="$(find_python 11)" ;;
+        benchmarks | cibuildwheel | test) python="$(find_python 11)" ;;
         *) python="$(find_python)" ;;
     esac
     setup "${2:-build}"
@@ -176,6 +178,8 @@ if [[ $1 == --store && ${2-} != -h && ${2-} != --help ]]; then
 fi
 plan=false
 container=false
+group=build
+oldest=10
 for argument in "$@"; do
     case $argument in
         -h | --help)
@@ -184,10 +188,14 @@ for argument in "$@"; do
             ;;
         --plan) plan=true ;;
         --docker) container=true ;;
+        --cibuildwheel)
+            group=cibuildwheel
+            oldest=11
+            ;;
     esac
 done
 
-python="$(find_python)"
+python="$(find_python "$oldest")"
 if [[ $plan == true ]]; then
     bare plan --dist "$root/dist" "$@"
     exit
@@ -197,5 +205,5 @@ if [[ $container == true ]]; then
     bare build --planned "$planned" --dist "$root/dist" "$@"
     exit
 fi
-setup build
+setup "$group"
 exec "$venv/bin/python" -I -m rocm_wheels build --planned "$planned" --dist "$root/dist" "$@"

@@ -13,8 +13,9 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
-| wheel | verdict, verify, container | its verdict |
+| wheel | verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, build, benchmark | the same by one call |
+| wheel | hub | a repository of the Hugging Face Hub |
 | publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
 | publish | home, coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |

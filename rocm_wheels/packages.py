@@ -27,7 +27,7 @@ def packages_of(group: str) -> Iterator[None]:
         raise MissingTool(f"{error.name} is not installed in {sys.executable}", remedy=setup(group)) from None
 
 
-def version_of(package: str) -> str:
-    """The version of a package of the group `build`, which is not imported. MissingTool without it."""
-    with packages_of("build"):
+def version_of(package: str, group: str = "build") -> str:
+    """The version of a package of a dependency group, which is not imported. MissingTool without it."""
+    with packages_of(group):
         return metadata.version(package)

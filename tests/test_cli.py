@@ -148,6 +148,18 @@ def test_every_error_has_its_own_exit_code() -> None:
     assert sorted(codes) == list(range(2, 12))
 
 
+def test_a_build_through_cibuildwheel_has_the_same_stages(stages: Stages, tmp_path: Path) -> None:
+    made = {}
+    for options in ((), ("--cibuildwheel",)):
+        stages.calls.clear()
+        assert cli.main(["build", wheelhouse.NEWEST, "--dist", str(tmp_path / "out"), *options]) == 0
+        made[options] = [call for call in stages.calls if not call.startswith("find ")]
+    assert made["--cibuildwheel",][:3] == ["toolchain.check", "repair.check", "manylinux.check"]
+    renamed = {"cibuildwheel": "assemble"}
+    assert made[()] == [renamed.get(call, call) for call in made["--cibuildwheel",] if call != "manylinux.check"]
+    assert "cibuildwheel" in made["--cibuildwheel",]
+
+
 def test_build_runs_the_stages_in_order(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,10 +161,10 @@ def test_files_that_the_images_copy_exist() -> None:
                 assert source.partition("/")[0] not in ignored
 
 
-def test_images_end_as_an_ordinary_user_except_the_one_of_cibuildwheel() -> None:
+def test_images_end_as_an_ordinary_user() -> None:
     for dockerfile in DOCKER.glob("*/Dockerfile"):
         users = re.findall(r"^USER (\S+)$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
-        assert users == ([] if dockerfile.parent.name == "manylinux" else ["10001"]), dockerfile
+        assert users == ["10001"], dockerfile
 
 
 def test_the_user_image_is_of_the_cell_that_its_readme_builds(data: Versions) -> None:

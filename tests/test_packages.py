@@ -56,7 +56,7 @@ def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
         (["inspect", "some.whl"], "build"),
         (["compile", "--target", "gfx942"], "build"),
         (["build", *CELL], "build"),
-        (["environment", *CELL], ""),
+        (["plan", *CELL], ""),
         (["index", "--dir", "dist", "--out", "site", "--repo", "o/n"], "release"),
     ],
 )

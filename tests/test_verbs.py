@@ -1,4 +1,4 @@
-"""The verbs that the workflows and cibuildwheel call: environment, repair, verify, compile --backend, build's cache."""
+"""The verbs that the workflows and cibuildwheel call: repair, verify, compile --backend, build's cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rocm_wheels import cli
 from rocm_wheels.compile import kernels, units
 from rocm_wheels.errors import CompileFailed, DataError, VerifyFailed
 from rocm_wheels.matrix.plan import Plan
-from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble, build, contents, verdict, verify
 from rocm_wheels.wheel.verdict import Stage, Verdict
 
@@ -124,27 +123,6 @@ def test_verify_again(
     else:
         assert code == VerifyFailed.exit_code
         assert f"{built.name} was not tested on a GPU: not run: no GPU\nGive the job its GPU" in err
-
-
-def test_the_variables_of_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx942")
-    assert cli.main(["environment", "2.8.3", "3.11", "2.6.0", "6.2", "--backend", "triton"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "FLASH_ATTN_VERSION=2.8.3",
-        "FLASH_ATTN_LOCAL_VERSION=rocm62torch2.6triton",
-        "FLASH_ATTN_BACKEND=triton",
-        "FLASH_ATTN_TORCH=2.6",
-        "FLASH_ATTN_ROCM=6.2",
-        "PYTORCH_ROCM_ARCH=gfx942",
-        "TORCH_INDEX=rocm6.2.4",
-    ]
-
-
-def test_cibuildwheel_passes_on_every_variable_of_a_cell() -> None:
-    project = (FLASH_ATTN_SRC / "pyproject.toml").read_text(encoding="utf-8")
-    passed = project.partition("environment-pass = [")[2].partition("]")[0]
-    for name in (*assemble.cell_variables(plan("gfx942").cell), "PYTORCH_ROCM_ARCH", "TORCH_INDEX"):
-        assert f'"{name}"' in passed
 
 
 def test_a_kernel_that_the_cache_lacks_is_not_compiled_but_named(tmp_path: Path) -> None:

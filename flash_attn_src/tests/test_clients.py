@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rocm_wheels.wheel import hub
+
 _TESTS = Path(__file__).resolve().parent
 _ROOT = _TESTS.parent.parent
 VERSIONS = ("2.6.3", "2.7.4", "2.8.3")
@@ -106,6 +108,27 @@ def test_transformers(clients: Clients, version: int, implementation: str, model
     assert said.count("12 tokens generated as by eager attention") == models
 
 
+def test_transformers_by_the_package_kernels(clients: Clients, tmp_path: Path) -> None:
+    """transformers sends models with sinks to a repository of this name. An installed flash_attn is not used."""
+    hub.write(clients.wheel(VERSIONS[-1]), tmp_path)
+    repository = f"kernels-community/aiter-flash-attn={tmp_path}"
+    said = clients.run("clients-kernels", "with_transformers.py", repository, "--hip", "6.4.43482-0f2d60242")
+    assert "kernels: _flash_attn_rocm_" in said
+    assert f" in {tmp_path}/build/torch-rocm/__init__.py\n" in said
+    assert said.count("12 tokens generated as by eager attention") == 3
+    code = f"""
+import torch, kernels
+from kernels._rust import Digest, DigestAlgorithm, Metadata
+torch.version.cuda = None
+loaded = kernels.get_local_kernel({tmp_path!r}, backend="cpu")
+path = loaded.__path__[0]
+Metadata.read_from_file(path + "/metadata.json").digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, path))
+print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
+"""
+    said = _run(clients.environment("clients-kernels"), "-c", f"from pathlib import PosixPath\n{code}")
+    assert said == f"{tmp_path}/build/torch-cpu 64.0\n"
+
+
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
@@ -136,6 +159,6 @@ def test_versions_parse(clients: Clients, version: str) -> None:
     assert said.split() == [version, f"{version}+{LABEL}"]
 
 
-@pytest.mark.parametrize("group", ["clients-transformers-4", "clients-transformers-5"])
+@pytest.mark.parametrize("group", ["clients-kernels", "clients-transformers-4", "clients-transformers-5"])
 def test_requirements_hold(clients: Clients, group: str) -> None:
     assert "No broken requirements" in _run(clients.environment(group), "-m", "pip", "check")

@@ -37,17 +37,18 @@ def add_verbs(verbs: Any) -> None:
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
     check = verbs.add_parser("check", help="refuse what cannot be built or written; print the plans, for --planned")
     build = verbs.add_parser("build", help="build the universal wheel, or the wheel of one cell")
-    environment = verbs.add_parser("environment", help="print the variables that cibuildwheel passes on for a cell")
-    for verb in (plan, check, build, environment):
+    for verb in (plan, check, build):
         verb.add_argument(FLASH_ATTN[1], metavar=FLASH_ATTN[0], help=FLASH_ATTN[2])
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, nargs="?", help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
         verb.set_defaults(parser=verb)
-    for verb in (plan, check, build):
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
         verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
+        verb.add_argument(
+            "--cibuildwheel", action="store_true", help="assemble and test the universal wheel in a manylinux image too"
+        )
         _add_without(verb)
         verb.add_argument(
             "--published", type=Path, metavar="FILE", help="what `published` printed: changed wheels get a build number"
@@ -58,7 +59,6 @@ def add_verbs(verbs: Any) -> None:
     plan.set_defaults(run=_plan)
     check.set_defaults(run=_check)
     build.set_defaults(run=_build)
-    environment.set_defaults(run=_environment)
 
     compile_ = verbs.add_parser("compile", help="compile the kernels of GPU targets into the cache")
     compile_.add_argument(
@@ -109,6 +109,11 @@ def add_verbs(verbs: Any) -> None:
     _add_cache(verify)
     verify.set_defaults(run=_verify)
 
+    hub = verbs.add_parser("hub", help="write a wheel as a repository for Hugging Face's package kernels")
+    hub.add_argument("wheel", type=Path, help="a repaired wheel, best the universal one")
+    hub.add_argument("--output", type=_directory, required=True, metavar="DIR", help="a new directory")
+    hub.set_defaults(run=_hub)
+
     benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
     benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
     benchmark.add_argument(
@@ -150,17 +155,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 @packages_of("build")
-def _environment(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.wheel import assemble
-
-    plan = _planned(arguments)
-    variables = {**assemble.cell_variables(plan.cell), "PYTORCH_ROCM_ARCH": ";".join(plan.targets)}
-    for name, value in {**variables, "TORCH_INDEX": plan.torch_index or ""}.items():
-        print(f"{name}={value}")
-    return 0
-
-
-@packages_of("build")
 def _build(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         return _plan(arguments)
@@ -188,6 +182,7 @@ def _build(arguments: argparse.Namespace) -> int:
             cache=cache,
             cached_kernels=arguments.cached_kernels,
             without=arguments.without,
+            cibuildwheel=arguments.cibuildwheel,
             public=public,
             say=say,
         )
@@ -259,6 +254,15 @@ def _verify(arguments: argparse.Namespace) -> int:
             wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu, every=arguments.every_torch
         )
         print(verdict.summary(), flush=True)
+    return 0
+
+
+@packages_of("build")
+def _hub(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.wheel import hub
+
+    for variant in hub.write(arguments.wheel, arguments.output):
+        print(variant)
     return 0
 
 

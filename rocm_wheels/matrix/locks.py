@@ -25,7 +25,10 @@ DIRECTORY = ROOT / "locks"
 WHEEL_TESTS = "wheel_tests/requirements.txt"
 _OLDEST = "3.10"
 # Groups with packages that have no release for Python 3.10, as build_rocm.sh knows.
-_NEWER = dict.fromkeys(("benchmarks", "test", "clients-transformers-4", "clients-transformers-5"), "3.11")
+_NEWER = dict.fromkeys(
+    ("benchmarks", "cibuildwheel", "test", "clients-kernels", "clients-transformers-4", "clients-transformers-5"),
+    "3.11",
+)
 
 Groups = dict[str, list[str | dict[str, str]]]
 

@@ -147,7 +147,7 @@ def universal_wheel_rows(
             "targets": targets,
             "label": names.local_label(claim),
             "torch-index": "",
-            "runner": jobs.runner,
+            "runner": jobs.universal_runner,
             "container": "",
             "container-options": CPU_OPTIONS,
             "image": _gpu_image(data, _gpu_rocm(data)),

@@ -36,6 +36,7 @@ class Jobs:
     """The jobs of the workflows: labels of their runners, limits in minutes, parts of a backend's kernels."""
 
     runner: str
+    universal_runner: str
     container: bool
     gpu_runner: str
     compile_minutes: int
@@ -156,6 +157,7 @@ def _jobs(table: Table, backends: Mapping[str, Backend]) -> Jobs:
     parts = table.table("shards")
     jobs = Jobs(
         runner=table.text("runner"),
+        universal_runner=table.text("universal_runner"),
         container=table.get("container", bool),
         gpu_runner=table.text("gpu_runner"),
         compile_minutes=_positive(table, "compile_minutes"),

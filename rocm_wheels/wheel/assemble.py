@@ -14,7 +14,7 @@ from pathlib import Path
 from rocm_wheels.environment import OLDEST_EPOCH, source_date_epoch
 from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.matrix import names
-from rocm_wheels.matrix.cells import Claim, Universal
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.matrix.versions import Interface
 from rocm_wheels.paths import FLASH_ATTN_SRC
@@ -40,10 +40,7 @@ def assemble(
     _check_inputs(plan, stores, libraries)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
-        kernels = Path(scratch) / "kernels"
-        kernels.mkdir()
-        for target, store in stores.items():
-            shutil.copyfile(store, kernels / f"{target}.zip")
+        kernels = collect(stores, Path(scratch) / "kernels")
         built = _build(plan, kernels, libraries, Path(scratch) / "dist", source)
         return built.replace(output / built.name)
 
@@ -57,9 +54,17 @@ def assemble_interface(interface: Interface, plan: Plan, output: Path, *, source
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assemble-", dir=output) as scratch:
         expected = names.interface_wheel_name(interface, plan.cell)
-        environment = {**_cell_environment(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
+        environment = {**inherited(), **variables(plan, source), "SOURCE_DATE_EPOCH": str(OLDEST_EPOCH)}
         built = _run_build(plan, source / interface.name, Path(scratch), environment, expected)
         return built.replace(output / built.name)
+
+
+def collect(stores: Mapping[str, Path], directory: Path) -> Path:
+    """Copies stores into a new directory, as flash_attn_src/hatch_build.py takes them, and returns it."""
+    directory.mkdir()
+    for target, store in stores.items():
+        shutil.copyfile(store, directory / f"{target}.zip")
+    return directory
 
 
 def wheel_date() -> int:
@@ -149,33 +154,34 @@ def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str
     return dist / expected
 
 
-def cell_variables(cell: Claim) -> dict[str, str]:
-    """What flash_attn_src/hatch_build.py reads about a wheel's claim, except for its Python."""
-    common = {
+def variables(plan: Plan, source: Path = FLASH_ATTN_SRC) -> dict[str, str]:
+    """What flash_attn_src/hatch_build.py reads about a wheel besides its compiled parts."""
+    cell = plan.cell
+    if isinstance(cell, Universal):
+        claim = {"FLASH_ATTN_ABI": cell.abi_tag}
+    else:
+        claim = {"FLASH_ATTN_TORCH": cell.torch_minor, "FLASH_ATTN_ROCM": cell.rocm}
+    return {
+        **claim,
         "FLASH_ATTN_VERSION": cell.flash_attn,
         "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
         "FLASH_ATTN_BACKEND": cell.backend,
-    }
-    if isinstance(cell, Universal):
-        return {**common, "FLASH_ATTN_ABI": cell.abi_tag}
-    return {**common, "FLASH_ATTN_TORCH": cell.torch_minor, "FLASH_ATTN_ROCM": cell.rocm}
-
-
-def _cell_environment(plan: Plan, source: Path) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
-    return {
-        **inherited,
-        **cell_variables(plan.cell),
-        "FLASH_ATTN_PYTHON": plan.cell.python,
+        "FLASH_ATTN_PYTHON": cell.python,
         "FLASH_ATTN_REPOSITORY": repository(source),
         "FLASH_ATTN_COMMIT": commit(source),
         "SOURCE_DATE_EPOCH": str(wheel_date()),
     }
 
 
+def inherited() -> dict[str, str]:
+    """This process's environment without what would tell hatch_build.py of another wheel."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
+
+
 def _environment(plan: Plan, kernels: Path, libraries: Mapping[str, Path], source: Path) -> dict[str, str]:
     return {
-        **_cell_environment(plan, source),
+        **inherited(),
+        **variables(plan, source),
         "FLASH_ATTN_KERNELS": str(kernels.resolve()),
         **{f"FLASH_ATTN_{name}": str(path.resolve()) for name, path in libraries.items()},
     }

@@ -67,19 +67,21 @@ def run(
     say: Say,
     cached_kernels: bool = False,
     without: Sequence[str] = (),
+    cibuildwheel: bool = False,
     public: Sequence[PublicWheel] = (),
 ) -> Path:
     """Builds the wheel of a plan into `dist` and returns its path. Its verdict lies beside it.
 
     `without` names compilers whose kernels the wheel does not get. With `cached_kernels` nothing is compiled:
-    CompileFailed names the first kernel that the cache lacks. `public` are the wheels that are public: a wheel that
+    CompileFailed names the first kernel that the cache lacks. With `cibuildwheel` the wheel is assembled, repaired and
+    tested in a manylinux image before it is verified here. `public` are the wheels that are public: a wheel that
     differs from the one of its name gets the next build number. Errors of the stages pass through. After a
     VerifyFailed the wheel and its verdict are left for inspection.
     """
     # Imported here: a plan must be checked by a Python that has none of what the stages need.
     from rocm_wheels.compile import kernels, toolchain
     from rocm_wheels.compile.ck import planner as ck_planner
-    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, numbering, repair, verify
+    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, manylinux, numbering, repair, verify
 
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
@@ -90,6 +92,8 @@ def run(
         with log.stage("check") as detail:
             toolchain.check(plan)
             repair.check()
+            if cibuildwheel:
+                manylinux.check(plan)
             (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
             python = interpreters.find(tested.python)  # for verify: missing now, not after hours
             detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {tested.python} at {python}"]
@@ -103,7 +107,8 @@ def run(
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with log.stage("assemble") as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
-            raw = assemble.assemble(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
+            make = manylinux.assemble if cibuildwheel else assemble.assemble
+            raw = make(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
             detail.append(raw.name)
         with log.stage("repair") as detail:
             repaired = numbering.assign(repair.repair(raw, dist), public)

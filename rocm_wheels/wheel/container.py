@@ -25,17 +25,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: S
     Returns docker's exit code, which is the exit code of the build inside. MissingTool without docker or its daemon,
     DataError if no image is known for the ROCm.
     """
-    if shutil.which("docker") is None:
-        raise MissingTool(
-            "--docker: there is no docker on PATH", remedy="Install it, or leave --docker out: no build needs it."
-        )
-    asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        raise MissingTool(
-            f"--docker: docker cannot reach its daemon: {(asked.stderr.strip() or 'no reason given').splitlines()[-1]}",
-            remedy="Start it (sudo systemctl start docker) and join its group (sudo usermod -aG docker $USER), "
-            "or leave --docker out: no build needs it.",
-        )
+    check_docker("--docker")
     build = ROOT / "build" / "docker"
     for directory in (build, dist, cache):
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,6 +45,21 @@ def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: S
         if done.returncode != 0:
             return done.returncode
     return 0
+
+
+def check_docker(option: str) -> None:
+    """MissingTool without docker or its daemon, which an option of the command line needs."""
+    if shutil.which("docker") is None:
+        raise MissingTool(
+            f"{option}: there is no docker on PATH", remedy=f"Install it, or leave {option} out: no build needs it."
+        )
+    asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        raise MissingTool(
+            f"{option}: docker cannot reach its daemon: {(asked.stderr.strip() or 'no reason given').splitlines()[-1]}",
+            remedy="Start it (sudo systemctl start docker) and join its group (sudo usermod -aG docker $USER), "
+            f"or leave {option} out: no build needs it.",
+        )
 
 
 def commands(

@@ -383,4 +383,4 @@ def base_environment() -> dict[str, str]:
 
 def verbs() -> set[str]:
     """What `python -m rocm_wheels` knows."""
-    return set(re.findall(r"^    ([a-z]+) ", cli._parser().format_help(), re.MULTILINE))
+    return set(re.findall(r"^    ([a-z]+)\b", cli._parser().format_help(), re.MULTILINE))

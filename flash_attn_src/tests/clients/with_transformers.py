@@ -1,15 +1,20 @@
 """Small random models of transformers by flash_attn against eager attention: logits, gradients, generation.
 
     python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4]
+    python with_transformers.py OWNER/NAME=DIRECTORY [--hip 6.2.41133]
 
 With a GPU, in bf16 and through transformers' own checks. Without, in fp32 on the CPU: transformers' question whether
 there is a GPU is answered yes, everything else is its own code.
+
+The second form takes a repository for the package `kernels` from a directory, in the place of one on the Hub. Without a
+GPU torch says that it is for CPUs, or with --hip for that version of HIP: `kernels` chooses the variant by it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 from typing import Any
 from unittest import mock
 
@@ -94,7 +99,7 @@ def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module
     for kind, parameter in model.named_parameters():  # scores far from 0, so that softcap, windows and sinks matter
         parameter.data.mul_(4.0 if parameter.dim() > 1 else 50.0 if kind.endswith("sinks") else 1.0)
     model = model.to(DEVICE, dtype).eval()
-    if GPU or implementation == "eager":
+    if GPU or implementation == "eager" or "/" in implementation:
         model.set_attn_implementation(implementation)
     else:
         for module in model.modules():
@@ -127,7 +132,8 @@ def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[
         want = exact[name].double()
         size = max(float(want.abs().max()), 1e-3 * largest)
         error = float((value.double() - want).abs().max()) / size
-        bar = 3.0 * float((rough[name].double() - want).abs().max()) / size + (5e-3 if GPU else 2e-5)
+        # Gemma 4's gradients in fp32 differ by up to 3e-5, with transformers 5.22 and two threads.
+        bar = 3.0 * float((rough[name].double() - want).abs().max()) / size + (5e-3 if GPU else 4e-5)
         assert error <= bar, f"{label}: {name}: relative error {error:.2e}, bar {bar:.2e}"
         worst = max(worst, error)
     print(f"{label}: {len(got)} tensors, largest relative error {worst:.1e}")
@@ -135,7 +141,9 @@ def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[
 
 def check_package(implementation: str) -> None:
     """What transformers asks about the installed package, apart from the GPU."""
-    if MAJOR >= 5:
+    if "/" in implementation:
+        assert import_utils.is_kernels_available()
+    elif MAJOR >= 5:
         entry = dispatch.FLASH_ATTENTION_COMPATIBILITY_MATRIX[int(implementation[-1])]
         assert entry["pkg_availability_check"](), "transformers does not see the package"
     elif implementation == "flash_attention_2":
@@ -145,6 +153,17 @@ def check_package(implementation: str) -> None:
         assert import_utils._is_package_available("flash_attn_3")
 
 
+def package_of(implementation: str) -> str:
+    """The module that the functions have to come from."""
+    if "/" not in implementation:
+        return PACKAGES[implementation[-1]]
+    from kernels import get_loaded_kernels
+
+    (loaded,) = get_loaded_kernels()
+    print(f"kernels: {loaded.module.__name__} in {loaded.module.__file__}")
+    return f"{loaded.module.__name__}.flash_attn_interface"
+
+
 def count_calls(implementation: str) -> None:
     """Counts calls of the functions that transformers took, so that eager attention cannot pass for flash_attn."""
     dispatch.lazy_import_flash_attention(implementation)
@@ -152,7 +171,7 @@ def count_calls(implementation: str) -> None:
         function = getattr(dispatch, name)
         if hasattr(function, "counted"):
             continue
-        assert function.__module__ == PACKAGES[implementation[-1]], function.__module__
+        assert function.__module__ == package_of(implementation), function.__module__
 
         def counted(*args: Any, _key: str = key, _function: Any = function, **kwargs: Any) -> Any:
             calls[_key] += 1
@@ -166,10 +185,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("implementation", nargs="?", default="flash_attention_2")
     parser.add_argument("--every", action="store_true", help="every model, by flash_attention_3 and 4 too")
+    parser.add_argument("--hip", help="what torch.version.hip is to be, without a GPU")
     options = parser.parse_args()
-    implementation = options.implementation
+    implementation, _, directory = options.implementation.partition("=")
     check_package(implementation)
-    if not GPU:
+    if directory:
+        os.environ["LOCAL_KERNELS"] = options.implementation
+        if not GPU:
+            torch.version.cuda, torch.version.hip = None, options.hip
+    elif not GPU:
         answer = f"is_flash_attn_{implementation[-1]}_available"
         mock.patch.object(dispatch, answer, return_value=True).start()
     torch.manual_seed(1)

