@@ -45,6 +45,12 @@ def _descales() -> dict[str, torch.Tensor]:
     return {f"{name}_descale": floats(2, 2).abs() for name in "qkv"}
 
 
+def _latent_cache(width: int, width_v: int) -> dict[str, torch.Tensor]:
+    """A cache whose first columns are the values."""
+    cache = floats(4, 16, 2, width)
+    return {"k_cache": cache, "v_cache": cache[..., :width_v]}
+
+
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in names}
 
@@ -63,6 +69,14 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "flash_attn_kvpacked_func": (
         flash_attn.flash_attn_kvpacked_func,
         lambda: {"q": floats(2, 3, 4, 8), "kv": floats(2, 5, 2, 2, 8), **_tail()},
+    ),
+    "flash_attn_func, values": (
+        flash_attn.flash_attn_func,
+        lambda: {"q": floats(2, 3, 4, 24), "k": floats(2, 5, 2, 24), "v": floats(2, 5, 2, 16), **_tail()},
+    ),
+    "flash_attn_func, 512": (
+        flash_attn.flash_attn_func,
+        lambda: {"q": floats(1, 3, 2, 512), "k": floats(1, 5, 1, 512), "v": floats(1, 5, 1, 512), "s_aux": floats(2)},
     ),
     "flash_attn_func, bias": (
         flash_attn.flash_attn_func,
@@ -85,6 +99,14 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         flash_attn.flash_attn_varlen_func,
         lambda: {
             "q": floats(6, 4, 8), "k": floats(9, 2, 8), "v": floats(9, 2, 8),
+            **{name: ints(*ends) for name, ends in LENGTHS.items()},
+            "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(),
+        },
+    ),
+    "flash_attn_varlen_func, values": (
+        flash_attn.flash_attn_varlen_func,
+        lambda: {
+            "q": floats(6, 4, 16), "k": floats(9, 2, 16), "v": floats(9, 2, 24),
             **{name: ints(*ends) for name, ends in LENGTHS.items()},
             "max_seqlen_q": 3, "max_seqlen_k": 5, **_tail(),
         },
@@ -126,6 +148,13 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
             "cache_seqlens": ints(4, 5), "block_table": ints(1, 3)[:, None], **_cache_tail(),
         },
     ),
+    "flash_attn_with_kvcache, latent": (
+        flash_attn.flash_attn_with_kvcache,
+        lambda: {
+            "q": floats(2, 3, 4, 24), **_latent_cache(24, 16), "cache_seqlens": ints(4, 5),
+            "block_table": ints(1, 3)[:, None], **_cache_tail(),
+        },
+    ),
     "flash_attn_fp8_func": (
         flash_attn.flash_attn_fp8_func,
         lambda: {
@@ -153,6 +182,27 @@ _CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "fa3.flash_attn_func": (
         fa3.flash_attn_func,
         lambda: {"q": halves(2, 3, 4, 8), "k": halves(2, 5, 2, 8), "v": halves(2, 5, 2, 8), **_fa3_tail()},
+    ),
+    "fa3.flash_attn_func, qv": (
+        fa3.flash_attn_func,
+        lambda: {
+            "q": halves(2, 3, 4, 8), "k": halves(2, 5, 2, 8), "v": halves(2, 5, 2, 24), "qv": halves(2, 3, 4, 24),
+            "softmax_scale": 0.3, "causal": False, "s_aux": halves(4),
+        },
+    ),
+    "fa3.flash_attn_varlen_func, qv": (
+        fa3.flash_attn_varlen_func,
+        lambda: {
+            "q": halves(6, 4, 8), "k": halves(9, 2, 8), "v": halves(9, 2, 24), "qv": halves(6, 4, 24),
+            **{name: ints(*ends) for name, ends in LENGTHS.items()}, "max_seqlen_q": 3, "max_seqlen_k": 5,
+        },
+    ),
+    "fa3.flash_attn_with_kvcache, qv": (
+        fa3.flash_attn_with_kvcache,
+        lambda: {
+            "q": halves(2, 3, 4, 8), "k_cache": halves(3, 9, 2, 8), "v_cache": halves(3, 9, 2, 24),
+            "qv": halves(2, 3, 4, 24), "cache_seqlens": ints(4, 5), "cache_batch_idx": ints(2, 0),
+        },
     ),
     "fa3.flash_attn_func, FP8": (
         fa3.flash_attn_func,

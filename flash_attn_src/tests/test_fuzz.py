@@ -153,8 +153,8 @@ RIGHT = {
       if "varlen_" in function and function.split(",")[0].endswith("func")),
     ("flash_attn_varlen_func, paged", "block_table", "every second"),  # of one element
     ("flash_attn_with_kvcache", "cache_seqlens", "negative"),  # less by two is still right
-    ("flash_attn_with_kvcache, paged", "cache_seqlens", "negative"),
-    ("flash_attn_with_kvcache, paged", "block_table", "every second"),
+    *((f"flash_attn_with_kvcache, {kind}", *change) for kind in ("paged", "latent")
+      for change in (("cache_seqlens", "negative"), ("block_table", "every second"))),
     *(("flash_attn_qkvpacked_func, bias", "qkv", change) for change in ("one column more", "another float")),
     *((f"flash_attn_{kind}qkvpacked_fp8_func", "qkv", change) for kind in ("", "varlen_")
       for change in ("one row more", "one column more", "another float")),
@@ -175,13 +175,13 @@ RIGHT = {
     # Values have a head dim of their own.
     *((f"fa3.flash_attn_{kind}func", "v", "one column more") for kind in ("", "varlen_")),
     *((f"flash_attn_{kind}", "v", "one column more")
-      for kind in ("func", "func, bias", "varlen_func", "varlen_func, paged")),
+      for kind in ("func", "func, values", "func, bias", "varlen_func", "varlen_func, values", "varlen_func, paged")),
     *((f"{start}_flash_attn_{kind}", "v", "one column more")
       for start in ("", "_wrapped", "2.6 ")
       for kind in ("forward", "varlen_forward", "varlen_forward, paged")),
     ("varlen_fwd, paged", "v", "one column more"),
     ("fwd_kvcache, paged", "vcache", "one column more"),
-    ("flash_attn_with_kvcache, paged", "v_cache", "one column more"),
+    *((f"flash_attn_with_kvcache, {kind}", "v_cache", "one column more") for kind in ("paged", "latent")),
     ("fa3.flash_attn_with_kvcache, FP8", "v_cache", "one column more"),
     ("fa3.flash_attn_with_kvcache", "q", "one row more"),  # outside of every sequence
     *(("fa3.flash_attn_with_kvcache, FP8", cache, "quarter precision") for cache in ("k_cache", "v_cache")),
@@ -281,7 +281,7 @@ def test_several_arguments_wrong(case: tuple[str, list[tuple[str, str]]]) -> Non
 
 
 # Arguments that no call here has: torch's own, which its layers check; what is refused whatever it is; other keywords.
-NOT_CALLED = {"device", "dtype", "qv", "descale_do", "kwargs"}
+NOT_CALLED = {"device", "dtype", "descale_do", "kwargs"}
 
 
 def test_every_parameter_is_called() -> None:

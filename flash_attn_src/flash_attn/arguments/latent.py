@@ -20,9 +20,12 @@ def split_absorbed(call: CacheCall) -> None:
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
     try:
         width, width_q, width_k = v_cache.shape[-1], q.shape[-1], k_cache.shape[-1]
+        is_fp8 = q.element_size() == 1
     except (AttributeError, IndexError, RuntimeError):
-        return  # no dense tensors: the checks say so
-    if width == width_q or width_q != width_k or call.qv is not None or q.element_size() == 1 or is_compiling():
+        return  # no tensors with rows: the checks say so
+    if q.layout is not torch.strided:
+        return
+    if width == width_q or width_q != width_k or call.qv is not None or is_fp8 or is_compiling():
         return
     if not (0 < width_q - width <= LATENT_DIM and width <= LATENT_VALUE_DIM and _are_first(v_cache, k_cache)):
         return
@@ -39,7 +42,7 @@ def _are_first(v: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether v is a view of the first columns of k."""
     try:
         same = v.untyped_storage()._cdata == k.untyped_storage()._cdata
-    except RuntimeError:  # of a tensor without memory of its own
+    except (AttributeError, RuntimeError):  # of no tensor, or of one without memory of its own
         return False
     return same and v.storage_offset() == k.storage_offset() and v.stride() == k.stride() and v.dtype is k.dtype
 

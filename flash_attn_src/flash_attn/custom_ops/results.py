@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from flash_attn import dmask
+from flash_attn.arguments import check_strided
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import ForwardResult, new_out
 
@@ -46,6 +47,7 @@ def register_fake(op: Any) -> Callable[[_Fake], _Fake]:
     def register(fake: _Fake) -> _Fake:
         def checked(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
+            check_strided("q", arguments["q"])
             device = arguments["q"].device
             for name, x in arguments.items():
                 if isinstance(x, torch.Tensor) and x.device != device:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from flash_attn.arguments import check_second_query
+from flash_attn.backends.torch.sequences import bounds
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 
@@ -39,19 +41,22 @@ def attend(
     inputs = (q, k, v, qv)
     table = lengths = None
     if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
+        if k.device.type == "cpu" and not is_compiling():  # where lengths are known
+            bounds("cu_seqlens_k", call.cu_seqlens_k, k.shape[0], call.max_seqlen_k)
         places = torch.arange(call.max_seqlen_k, dtype=torch.int32, device=k.device)
         table = (call.cu_seqlens_k[:-1, None] + places).clamp(max=max(k.shape[0] - 1, 0))
         lengths = call.cu_seqlens_k.diff()
         k, v = k[:, None], v[:, None]
     scale = (q.shape[-1] + v.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
     cached = CacheCall(
-        q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v), qv=maybe_contiguous(qv),
+        q=maybe_contiguous(q), k_cache=maybe_contiguous(k), v_cache=maybe_contiguous(v), qv=qv,
         softmax_scale=scale, cache_seqlens=lengths, block_table=table, causal=call.causal,
         window_size=call.window_size, softcap=call.softcap, cu_seqlens_q=call.cu_seqlens_q,
         max_seqlen_q=call.max_seqlen_q, attention_chunk=attention_chunk, num_splits=num_splits, sm_margin=sm_margin,
         s_aux=call.s_aux,
     )  # fmt: skip
     check_second_query(cached)
+    cached.qv = maybe_contiguous(qv)
     out, softmax_lse = attend_to_cache(cached)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         out = _WithoutBackward.apply(out.detach(), *inputs)

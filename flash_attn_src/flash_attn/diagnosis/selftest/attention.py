@@ -24,20 +24,30 @@ def attention(
     seqlen_k: int = 203,
     heads: int = 4,
     heads_k: int | None = None,
+    value_dim: int | None = None,
     alibi: bool = False,
+    sinks: bool = False,
+    bias: bool = False,
     **options: Any,
 ) -> Errors:
-    """flash_attn_func and its gradients."""
+    """flash_attn_func and its gradients, with those of sinks and of a bias that the heads share."""
     heads_k = heads_k or heads
-    q = draw(batch, seqlen_q, heads, head_dim)
-    k, v = draw(batch, seqlen_k, heads_k, head_dim), draw(batch, seqlen_k, heads_k, head_dim)
+    inputs: dict[str, Any] = {
+        "q": draw(batch, seqlen_q, heads, head_dim),
+        "k": draw(batch, seqlen_k, heads_k, head_dim),
+        "v": draw(batch, seqlen_k, heads_k, value_dim or head_dim),
+    }
+    if sinks:
+        inputs["s_aux"] = draw(heads)
+    if bias:
+        inputs["attn_bias"] = draw(batch, 1, seqlen_q, seqlen_k)
     if alibi:
         options["alibi_slopes"] = draw.slopes(heads)
-    out = _api.flash_attn_func(q, k, v, **options)
-    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    wanted = reference.attention(*exact, **options)
+    out = _api.flash_attn_func(**inputs, **options)
+    exact: dict[str, Any] = {name: x.detach().float().requires_grad_() for name, x in inputs.items()}
+    wanted = reference.attention(**exact, **options)
     dout = draw(*out.shape, grad=False)
-    return error(out, wanted), gradients_error(out, (q, k, v), wanted, exact, dout)
+    return error(out, wanted), gradients_error(out, (*inputs.values(),), wanted, (*exact.values(),), dout)
 
 
 def packed(draw: Draw, *, head_dim: int, causal: bool, window_size: tuple[int, int] = OPEN) -> Errors:
@@ -75,6 +85,7 @@ def cache(
     page_size: int = 0,
     new: int = 0,
     rotary: bool = False,
+    sinks: bool = False,
 ) -> Errors:
     """flash_attn_with_kvcache over caches of different lengths. It appends `new` keys and checks the cache."""
     batch = 3
@@ -85,6 +96,7 @@ def cache(
     keys, values = (draw(batch, room, heads_k, head_dim, grad=False) for _ in range(2))
     options: dict[str, Any] = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32, device=draw.device)}
     added = [draw(batch, new, heads_k, head_dim, grad=False) for _ in range(2)] if new else []
+    s_aux = options["s_aux"] = draw(heads, grad=False) if sinks else None
     turned_q, added_keys = q.float(), added[0].float() if new else None
     if rotary:
         cos, sin = angles(draw, room, head_dim)
@@ -105,7 +117,8 @@ def cache(
         if added_keys is not None:
             parts[0].append(added_keys[i].to(draw.dtype).float())
             parts[1].append(added[1][i].float())
-        wanted.append(reference.attention(turned_q[i][None], *(torch.cat(x)[None] for x in parts), causal=True)[0])
+        parts_of_one = (torch.cat(x)[None] for x in parts)
+        wanted.append(reference.attention(turned_q[i][None], *parts_of_one, causal=True, s_aux=s_aux)[0])
     written = (added_keys, added[1]) if new else (None, None)
     for before, after, fresh in zip((keys, values), (k_cache, v_cache), written, strict=True):
         held = after if table is None else after[table].reshape(before.shape)
@@ -114,6 +127,24 @@ def cache(
                 raise AssertionError(f"the first {length} keys or values of cache {i} have changed")
             if fresh is not None and error(held[i, length : length + new], fresh[i]) > 2**-7:
                 raise AssertionError(f"what was appended to cache {i} is not what was given")
+    return max(error(*pair) for pair in zip(out, wanted, strict=True)), None
+
+
+def latent(draw: Draw, *, seqlen_q: int = 1, page_size: int = 64) -> Errors:
+    """Multi-head latent attention in its absorbed form: a paged cache of 576 columns whose first 512 are the values."""
+    batch, room, heads = 2, 768, 16
+    lengths = [700, 65]
+    q, keys = draw(batch, seqlen_q, heads, 576, grad=False), draw(batch, room, 1, 576, grad=False)
+    table = torch.arange(batch * room // page_size - 1, -1, -1, dtype=torch.int32, device=draw.device).view(batch, -1)
+    pages = _paged(keys, table, page_size)
+    seqlens = torch.tensor(lengths, dtype=torch.int32, device=draw.device)
+    out = _api.flash_attn_with_kvcache(
+        q, pages, pages[..., :512], cache_seqlens=seqlens, block_table=table, causal=True
+    )  # fmt: skip
+    wanted = [
+        reference.attention(q[i : i + 1], keys[i : i + 1, :n], keys[i : i + 1, :n, :, :512], causal=True)[0]
+        for i, n in enumerate(lengths)
+    ]
     return max(error(*pair) for pair in zip(out, wanted, strict=True)), None
 
 

@@ -98,6 +98,13 @@ def _head_dims() -> Iterator[Case]:
         for dim in (32, 40, 64, 96, 111, 128, 192, 256):
             name, on_cpu = f"causal dim {dim}", dim in (40, 64)
             yield _case("head dims", "attention", name, dtype, on_cpu, head_dim=dim, causal=True)
+    for dtype in ("fp16", "bf16"):
+        for dim in (320, 512):
+            name, on_cpu = f"causal dim {dim}", (dtype, dim) == ("bf16", 512)
+            yield _case("head dims", "attention", name, dtype, on_cpu, head_dim=dim, causal=True)
+        for dim, of_v in ((192, 128), (128, 64)):
+            name, on_cpu = f"causal dim {dim}, values of {of_v}", dtype == "bf16"
+            yield _case("head dims", "attention", name, dtype, on_cpu, head_dim=dim, value_dim=of_v, causal=True)
 
 
 def _masks() -> Iterator[Case]:
@@ -109,6 +116,9 @@ def _masks() -> Iterator[Case]:
         "causal window 64": {"causal": True, "window_size": (64, 0)},
         "softcap 20": {"softcap": 20.0},
         "ALiBi": {"causal": True, "alibi": True},
+        "sinks": {"causal": True, "sinks": True},
+        "sinks, causal window 64": {"causal": True, "sinks": True, "window_size": (64, 0)},
+        "bias": {"bias": True},
         "GQA 8:2": {"causal": True, "heads": 8, "heads_k": 2},
         "MQA": {"causal": True, "heads": 8, "heads_k": 1},
         "1500 tokens": {"causal": True, "batch": 1, "seqlen_q": 1500, "seqlen_k": 1500},
@@ -138,10 +148,14 @@ def _decoding() -> Iterator[Case]:
             "cache, append, pages of 256": {"new": 3, "page_size": 256},
             "cache, append, rotary": {"new": 3, "rotary": True},
             "cache, GQA 8:1": {"heads": 8, "heads_k": 1},
+            "cache, sinks": {"sinks": True},
         }
         for name, options in calls.items():
             yield _case("decoding", "cache", f"{name}, dim {dim}", on_cpu=dim == 64, head_dim=dim, **options)
     yield _case("decoding", "cache", "cache of 9000 keys, dim 128", head_dim=128, seqlen_k=9000, heads=8, heads_k=2)
+    yield _case("decoding", "cache", "cache, dim 512", head_dim=512)
+    yield _case("decoding", "latent", "latent attention over pages", on_cpu=True)
+    yield _case("decoding", "latent", "latent attention over pages, 70 queries", seqlen_q=70)
     yield _case("decoding", "attention", "one query without a cache, dim 128", head_dim=128, seqlen_q=1, seqlen_k=3000)
 
 

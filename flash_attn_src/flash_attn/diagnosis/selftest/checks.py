@@ -17,6 +17,7 @@ CHECKS: dict[str, Callable[..., Errors]] = {
     "attention": attention.attention,
     "packed": attention.packed,
     "cache": attention.cache,
+    "latent": attention.latent,
     "fp8": attention.fp8,
     "dropout": properties.dropout,
     "repeats": properties.repeats,

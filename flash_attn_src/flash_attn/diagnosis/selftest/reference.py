@@ -18,12 +18,15 @@ def attention(
     window_size: tuple[int, int] = OPEN,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    attn_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) v in fp32, (batch, seqlen_q, heads, head_dim), for k and v of heads_k heads.
+    """softmax(q k^T / sqrt(d)) v in fp32, (batch, seqlen_q, heads, head_dim of v), for k and v of heads_k heads.
 
     Query i sees key j if i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right. Causal sets right to
     0, and -1 means no bound. A query that sees no key gives 0. softcap c replaces a score s by c tanh(s / c). ALiBi
-    subtracts slope times the distance, with one slope per head.
+    subtracts slope times the distance, with one slope per head. A sink is one more score of every row of its head,
+    without a value.
     """
     q, k, v = q.float(), k.float(), v.float()
     groups = q.shape[2] // k.shape[2]
@@ -35,6 +38,8 @@ def attention(
     columns = torch.arange(k.shape[1], device=q.device)[None, :]
     if alibi_slopes is not None:
         scores = scores - alibi_slopes[:, None, None] * (rows - columns).abs()
+    if attn_bias is not None:
+        scores = scores + attn_bias.float()
     left, right = window_size
     right = 0 if causal else right
     hidden = torch.zeros(rows.shape[0], columns.shape[1], dtype=torch.bool, device=q.device)
@@ -43,7 +48,10 @@ def attention(
     if right >= 0:
         hidden |= columns > rows + right
     # Finite, because the gradient of a softmax over -inf alone is NaN.
-    weights = torch.softmax(scores.masked_fill(hidden, -1e30), -1)
+    scores = scores.masked_fill(hidden, -1e30)
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux.float()[:, None, None].expand(*scores.shape[:-1], 1)), -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[1]]
     return torch.einsum("bhqk,bkhd->bqhd", torch.where(hidden, 0.0, weights), v)
 
 
