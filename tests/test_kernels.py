@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -339,3 +340,22 @@ def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str,
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(DataError, match="neither a wheel nor a kernel store"):
         inspect_store.report(tmp_path / "text")
+
+
+def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
+    """On sm_90, in head dim 512: each of two warp groups computes half of the products of queries and keys, in the loop
+    for whole blocks and in the one for masked blocks."""
+    variants, tuning = sources.module("kernels.variants"), sources.module("kernels.tuning")
+    variant = variants.Variant("fwd", "bf16", 512, "plain")
+    tile = tuning.config("sm_90", variant)
+    command = [
+        sys.executable, "-c",
+        "import sys; from rocm_wheels.compile.triton import compiler; compiler.prepare(sys.argv[1])\n"
+        f"print(compiler.translate('sm_90', {tuple(variant)!r})[2])",
+        str(tmp_path),
+    ]  # fmt: skip
+    assembly = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    columns = [int(n) for n in re.findall(r"wgmma\.mma_async\.\S*?m64n(\d+)k16", assembly)]
+    of_scores = 512 // 16 * tile.block_n // 2
+    of_values = tile.block_n // 16 * 512 // 2
+    assert sum(columns) == 2 * (of_scores + of_values)

@@ -13,7 +13,9 @@ qv                   shaped as out: a second query, for which the values are key
                      heads last. No gradient. q and k may be None then
 return_lse           softmax_lse is returned, and has a gradient. Without it softmax_lse is None, unless autograd
                      records the call
-num_splits, pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split, disable_scheduler_metadata
+num_splits           over pages and with qv: into how many parts the keys of a sequence are split, 0 chooses by shape,
+                     which is faster for few queries of long sequences. It changes nothing elsewhere
+pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split, disable_scheduler_metadata
                      change no result: there is no plan to make ahead
 
 score_mod, mask_mod, block_sparse_tensors, their backwards and tensors, and gather_kv_indices raise NotImplementedError,
