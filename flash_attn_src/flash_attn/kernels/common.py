@@ -218,13 +218,21 @@ def sum_of_weights(b_m, b_l, values):
 
 
 @triton.jit
-def load_sinks(sinks, heads, flags, dtype: tl.constexpr):
-    """The sinks of query heads, in the units of exp2. dtype: the element type of the result."""
-    if flags & SINKS_LIKE_OUT:
-        b_sink = tl.load(sinks.to(tl.pointer_type(dtype)) + heads).to(tl.float32)
-    else:
-        b_sink = tl.load(sinks + heads).to(tl.float32)
-    return b_sink * LOG2E
+def load_sinks(sinks, heads, there, flags, dtype: tl.constexpr):
+    """The sinks of query heads as they lie in memory: in fp32, and in `dtype`, the element type of the result. One of
+    the two loads is masked off. `join_sinks` computes with them: a program waits for its loads at the first operation.
+    there: whether there are sinks.
+    """
+    like_out = (flags & SINKS_LIKE_OUT) != 0
+    b_wide = tl.load(sinks + heads, mask=there & (like_out == 0), other=float("-inf"))
+    b_narrow = tl.load(sinks.to(tl.pointer_type(dtype)) + heads, mask=there & like_out, other=float("-inf"))
+    return b_wide, b_narrow
+
+
+@triton.jit
+def join_sinks(b_wide, b_narrow, flags):
+    """What `load_sinks` gave as sinks in the units of exp2, -inf where there are none."""
+    return tl.where((flags & SINKS_LIKE_OUT) != 0, b_narrow.to(tl.float32), b_wide) * LOG2E
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from flash_attn.kernels.common import (
     alibi_bias,
     apply_softcap,
     cast,
+    join_sinks,
     load_sinks,
     query_span,
     row_stride,
@@ -331,6 +332,8 @@ def attn_decode(
     stride_kp = stride_kb.to(tl.int64) * VEC
     stride_vp = stride_vb.to(tl.int64) * VEC
 
+    if SINKS:
+        b_wide, b_narrow = load_sinks(sinks, head, has_sinks, flags, _result(out).dtype.element_ty)  # [BLOCK_M] both
     b_slope = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     if SHAPED:
         if flags & HAS_ALIBI:
@@ -381,10 +384,7 @@ def attn_decode(
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if SINKS:
-        b_sink = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
-        if has_sinks:
-            b_sink = load_sinks(sinks, head, flags, _result(out).dtype.element_ty)
-        b_m, b_l, b_alpha = add_sink(b_m, b_l, b_sink)  # [BLOCK_M] each
+        b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(b_wide, b_narrow, flags))  # [BLOCK_M] each
         b_empty = b_l == 0.0  # [BLOCK_M]
         b_acc = b_acc * b_alpha[:, None]
     b_acc = b_acc * (out_scale / tl.where(b_empty, 1.0, b_l))[:, None]

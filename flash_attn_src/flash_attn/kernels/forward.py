@@ -18,6 +18,7 @@ from flash_attn.kernels.common import (
     apply_mask,
     apply_softcap,
     cast,
+    join_sinks,
     key_bounds,
     key_span,
     load_bias,
@@ -240,12 +241,8 @@ def attn_fwd(
     p_out += row64 * stride_om
     p_lse += row64
 
-    sink = float("-inf")  # loaded here, because at its use the program would wait for it
-    if KIND == "sink":
-        sink = load_sinks(sinks, head, flags, out.dtype.element_ty)
-    elif KIND == "bias" or KIND == "any":
-        if flags & HAS_SINKS:
-            sink = load_sinks(sinks, head, flags, out.dtype.element_ty)
+    if KIND == "sink" or KIND == "bias" or KIND == "any":
+        wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, out.dtype.element_ty)
     slope = 0.0
     if KIND == "alibi" or KIND == "any":
         if flags & HAS_ALIBI:
@@ -311,7 +308,7 @@ def attn_fwd(
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if KIND == "sink" or KIND == "bias" or KIND == "any":
-        b_m, b_l, b_alpha = add_sink(b_m, b_l, sink)  # [BLOCK_M] each
+        b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(wide, narrow, flags))  # [BLOCK_M] each
         b_empty = b_l == 0.0  # [BLOCK_M]
         b_inverse = b_alpha / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     else:

@@ -15,7 +15,7 @@ from flash_attn.kernels.flags import (
     HAS_LEFTPAD_K,
     HAS_SEQUSED_K,
 )
-from flash_attn.kernels.splits import profitable_splits
+from flash_attn.kernels.splits import LATENT_RESIDENT, RESIDENT, profitable_splits
 from flash_attn.kernels.variants import bucket
 from flash_attn.runtime import device
 from flash_attn.runtime.device import Kernel
@@ -73,7 +73,8 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     num_splits = call.num_splits
     if num_splits == 0:
         units = max(device.of(index).compute_units - call.sm_margin, 1)
-        num_splits = profitable_splits(programs, blocks, units, kernel.block_m)
+        resident = RESIDENT if call.qv is None else LATENT_RESIDENT
+        num_splits = profitable_splits(programs, blocks, units, kernel.block_m, resident)
     elif num_splits > blocks:
         num_splits = max(blocks, 1)
     partial = partial_lse = lse

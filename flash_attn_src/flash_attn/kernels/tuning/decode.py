@@ -52,12 +52,12 @@ _NVIDIA: Rows = {
     # head dim 512: by size, 2026-11-24.
     ("decode", 16, 512): (C(16, 32, 4, 2),),
     ("decode", 32, 512): (C(16, 16, 8, 2),),
-    ("extend", 16, 512): (C(32, 32, 8, 2),),
+    ("extend", 16, 512): (C(64, 32, 8, 2),),
     ("extend", 32, 512): (C(32, 16, 8),),
-    # latent: measured on an H100 in bf16, 2026-11-24: 64 sequences of 8192 keys, 16 and 128 heads. fp32: by size.
+    # latent: measured on an H100 in bf16, 2026-11-25: 1 to 64 sequences of 8192 keys, 16 and 128 heads. fp32: by size.
     ("latent", 16, 512): (C(16, 32, 4, 3),),
     ("latent", 32, 512): (C(16, 16, 8, 2),),
-    ("latent-extend", 16, 512): (C(64, 32, 8, 3),),
+    ("latent-extend", 16, 512): (C(64, 64, 8, 2),),
     ("latent-extend", 32, 512): (C(16, 16, 8),),
 }
 
