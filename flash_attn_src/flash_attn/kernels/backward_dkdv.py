@@ -41,7 +41,7 @@ def _dkdv_block(
     bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -61,11 +61,11 @@ def _dkdv_block(
     if DEPTH < BLOCK_D + TAIL:
         b_s = deep_dot(  # [BLOCK_N, BLOCK_M]
             p_k, 0, pos_n - first, stride_kn, seqlen_k - first, p_q, m, offs_m, stride_qm, seqlen_q,
-            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH,
+            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH, LAST_OUTSIDE,
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_N, BLOCK_M]
             p_v, 0, pos_n - first, stride_vn, seqlen_k - first, p_do, m, offs_m, stride_gm, seqlen_q,
-            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH,
+            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH, LAST_OUTSIDE,
         )  # fmt: skip
     else:
         b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
@@ -98,13 +98,13 @@ def attn_bwd_dkdv(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
 
     Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
     at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units and VALUE_DIM as in
-    `attn_fwd`.
+    `attn_fwd`. LAST_OUTSIDE: see `deep_dot`.
     """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
     TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
@@ -199,7 +199,7 @@ def attn_bwd_dkdv(
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 bias, bias_offset, stride_sm, flags,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, LAST_OUTSIDE,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -210,7 +210,7 @@ def attn_bwd_dkdv(
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 bias, bias_offset, stride_sm, flags,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, LAST_OUTSIDE,
             )  # fmt: skip
     scale_v = 1.0
     if KIND == "dropout" or KIND == "any":

@@ -230,15 +230,22 @@ def _deep_width(head_dim, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
 def deep_dot(
     a, a_start, a_offsets, a_stride, a_limit, b, b_start, b_offsets, b_stride, b_limit, head_dim,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
+    LAST_OUTSIDE: tl.constexpr = False,
 ):  # fmt: skip
     """Rows of a times rows of b, transposed, with the head dim loaded in pieces of DEPTH columns.
 
     For targets whose registers cannot hold a whole operand: without a matrix unit a thread keeps whole rows.
+    LAST_OUTSIDE: one piece is multiplied after the loop. Triton then sees that the product goes into another one and
+    lays both out alike, where it would pass the first through shared memory, two bytes at a time.
     """
     b_product = tl.zeros((ROWS, COLS), tl.float32)  # [ROWS, COLS]
-    for d in tl.range(0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
+    for d in tl.range(DEPTH if LAST_OUTSIDE else 0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
         b_a = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)  # [ROWS, DEPTH]
         b_b = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH)  # [COLS, DEPTH]
+        b_product = tl.dot(b_a, tl.trans(b_b), b_product, input_precision="ieee")
+    if LAST_OUTSIDE:
+        b_a = load_tile(a, a_start, a_offsets, a_stride, a_limit, head_dim, DEPTH)  # [ROWS, DEPTH]
+        b_b = load_tile(b, b_start, b_offsets, b_stride, b_limit, head_dim, DEPTH)  # [COLS, DEPTH]
         b_product = tl.dot(b_a, tl.trans(b_b), b_product, input_precision="ieee")
     return b_product
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flash_attn.kernels.switches import switched
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import KernelError
@@ -61,8 +62,8 @@ class JitKernel:
         for place in self.absent:
             arguments.insert(place, None)
         try:
-            with torch.cuda.device(self.index) if self.index >= 0 else nullcontext():
-                self.function[grid](*arguments, **self.options)
+            with torch.cuda.device(self.index) if self.index >= 0 else nullcontext(), switched(self.options) as options:
+                self.function[grid](*arguments, **options)
         except RuntimeError as error:
             if "PassManager" not in str(error):
                 raise

@@ -73,7 +73,8 @@ def translate(
     where = f"{variant.name} for {target}"
     try:
         source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-        compiled = triton.compile(source, target=gpu, options=dict(spec.options))
+        with sources.module("kernels.switches").switched(spec.options) as options:
+            compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:
         raise CompileFailed(f"Triton {triton.__version__} cannot compile {where}: {error}") from error
 

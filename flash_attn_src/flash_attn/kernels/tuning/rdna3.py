@@ -14,16 +14,16 @@ with 16 bits and 64 to 128, every tile of the backward of kind `any` spills: the
 
 from __future__ import annotations
 
-from flash_attn.kernels.tuning.config import ORDERS, WAVES, C, Options, Rows
+from flash_attn.kernels.tuning.config import ORDERS, TRANSPOSES, WAVES, C, Options, Rows
 
-OPTIONS: Options = WAVES + ORDERS
+OPTIONS: Options = WAVES + ORDERS + TRANSPOSES
 
 ROWS: Rows = {
     # fwd, 16 bits: clock, 2026-11-24.
     ("fwd", 16, 32): (C(64, 32, 4, 2),),
     ("fwd", 16, 64): (C(64, 64, 4), *(C(64, 32, 4, 2),) * 3, C(128, 32, 8, depth=32)),
     ("fwd", 16, 96): (*(C(64, 32, 4),) * 4, C(64, 32, 8, depth=32)),
-    ("fwd", 16, 128): (*(C(128, 32, 8),) * 4, C(64, 32, 8, depth=64)),
+    ("fwd", 16, 128): (C(128, 64, 8, options=TRANSPOSES), *(C(128, 32, 8, options=TRANSPOSES),) * 3, C(64, 32, 8, depth=64)),
     ("fwd", 16, 192): (C(64, 32, 8, 2, depth=32),),
     ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
     # fwd, 32 bits: registers, 2026-11-21.
@@ -56,7 +56,7 @@ ROWS: Rows = {
         C(16, 64, 4, 2, depth=32),
         C(16, 32, 8, depth=16),
     ),
-    ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16),) * 4, C(16, 32, 8, depth=16)),
+    ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16, options=TRANSPOSES),) * 4, C(16, 32, 8, depth=16)),
     ("bwd-dkdv", 16, 192): (*(C(16, 32, 4, 2, depth=32),) * 4, C(16, 16, 4, depth=16)),
     ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
     # bwd-dkdv, 32 bits: registers, 2026-11-21.

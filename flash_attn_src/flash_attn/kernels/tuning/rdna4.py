@@ -6,7 +6,7 @@ RDNA 4 has RDNA 3's wavefronts and registers, and its WMMA holds less. What fits
 from __future__ import annotations
 
 from flash_attn.kernels.tuning import rdna3
-from flash_attn.kernels.tuning.config import C, Rows
+from flash_attn.kernels.tuning.config import TRANSPOSES, C, Rows
 
 OPTIONS = rdna3.OPTIONS
 
@@ -14,6 +14,6 @@ ROWS: Rows = {
     **rdna3.ROWS,
     # fwd, 16 bits: clock on gfx1201, 2026-11-24. Plain: 8097 and 15522 cycles; with 64 rows of 32 keys 8096 and 16049,
     # and they read K and V twice as often.
-    ("fwd", 16, 64): (C(128, 64, 8), *rdna3.ROWS["fwd", 16, 64][1:]),
-    ("fwd", 16, 128): (C(128, 32, 8, 2), *rdna3.ROWS["fwd", 16, 128][1:]),
+    ("fwd", 16, 64): (C(128, 64, 8, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 64][1:]),
+    ("fwd", 16, 128): (C(128, 32, 8, 2, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 128][1:]),
 }
