@@ -3,11 +3,12 @@
 clock: of a list of tiles, the one with the fewest cycles by the clock of `python -m amdgpu_simulator cycles`, with
 global loads of 500 and of 900 cycles, plain in bf16 on gfx1100. Other kinds take the same tile where it spills no more
 than theirs, or where it gains half in spite of its spills. The forward of head dim 256 spills up to 56 registers, dk
-and dv of 128 up to 39 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and dk and dv up to 96 with dropout, have
+and dv of 128 up to 58 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and dk and dv up to 96 with dropout, have
 the tile of an earlier count, of the busiest unit's cycles (2026-11-23): all columns of a score row in one warp, because
 P goes through LDS otherwise, and no more warps than a product has rows of tiles, because further warps repeat the work.
-The plain forward of 64 takes 12402 cycles, and 13209 with 32 keys; of 128 it takes 26143, and 25741 with 64 rows, which
-read K and V twice as often (2026-11-24).
+By the clock of 2026-11-25: the plain forward of 128 takes 22030 cycles, with 32 keys 24025, and 25716 where nothing is
+transposed within threads. At 64 that costs time: 13313 cycles without, 13727 with it and 128 rows, 14130 with it and 64
+rows. dk and dv of 128 take 90711, and 141751 without (2026-11-24).
 registers: of a list of tiles, the largest that spills no vector register to scratch. With fp32 and head dim 192, and
 with 16 bits and 64 to 128, every tile of the backward of kind `any` spills: the row is the tile that spills least.
 """

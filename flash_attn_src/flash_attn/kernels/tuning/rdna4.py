@@ -13,7 +13,7 @@ OPTIONS = rdna3.OPTIONS
 ROWS: Rows = {
     **rdna3.ROWS,
     # fwd, 16 bits: clock on gfx1201, 2026-11-24. Plain: 8097 and 15522 cycles; with 64 rows of 32 keys 8096 and 16049,
-    # and they read K and V twice as often.
+    # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727.
     ("fwd", 16, 64): (C(128, 64, 8, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 64][1:]),
     ("fwd", 16, 128): (C(128, 32, 8, 2, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 128][1:]),
 }
