@@ -24,7 +24,11 @@ ROWS: Rows = {
     ("fwd", 16, 32): (C(64, 32, 4, 2),),
     ("fwd", 16, 64): (C(64, 64, 4), *(C(64, 32, 4, 2),) * 3, C(128, 32, 8, depth=32)),
     ("fwd", 16, 96): (*(C(64, 32, 4),) * 4, C(64, 32, 8, depth=32)),
-    ("fwd", 16, 128): (C(128, 64, 8, options=TRANSPOSES), *(C(128, 32, 8, options=TRANSPOSES),) * 3, C(64, 32, 8, depth=64)),
+    ("fwd", 16, 128): (
+        C(128, 64, 8, options=TRANSPOSES),
+        *(C(128, 32, 8, options=TRANSPOSES),) * 3,
+        C(64, 32, 8, depth=64),
+    ),
     ("fwd", 16, 192): (C(64, 32, 8, 2, depth=32),),
     ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
     # fwd, 32 bits: registers, 2026-11-21.
