@@ -83,6 +83,7 @@ _BACKWARD_DQ = replace(
     function="attn_bwd_dq",
     types={"*T": "q k v out dout dq bias", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "out", "dout", "dq", "lse", "delta"),
+    constants=_TILE,
 )
 _BACKWARD_BIAS = Operation(
     name="bwd-dbias",
