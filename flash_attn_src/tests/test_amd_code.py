@@ -22,6 +22,7 @@ from flash_attn.runtime.device import Tensors
 from reference import attention
 
 from amdgpu_simulator import gpu
+from amdgpu_simulator.clock import cost
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile.ck import planner as build
@@ -53,7 +54,8 @@ def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_forward_and_backward(target: str) -> None:
-    """Shared memory serves matrix instructions from all of its banks: K once lay with 16 lanes on one of CDNA's."""
+    """Shared memory, with its bank conflicts, is busy for less than twice the time of the matrix units: K once lay with
+    16 lanes on one of CDNA's banks."""
     inputs = tensors((1, 70, 2, 64), (1, 90, 1, 64), (1, 90, 1, 64), dtype=torch.bfloat16)
     counted: list[Record] = []
 
@@ -65,8 +67,10 @@ def test_forward_and_backward(target: str) -> None:
         found = results(lambda *x: flash_attn_func(*x, causal=True), inputs)
     assert launched == ["fwd-bf16-d64", "bwd-dq-bf16-d64", "bwd-dkdv-bf16-d64"]
     check(found, lambda *x, dtype: attention(*x, causal=True, dtype=dtype)[0], inputs)
+    rates = cost.rates(target)
     for one in counted:
-        assert one.cycles["conflicts"] < 0.5 * one.cycles["shared"] or not one.cycles["matrix"], one.kernel.symbol
+        matrix = one.cycles["matrix"] / rates.simds
+        assert one.cycles["shared"] < 2 * matrix or not matrix, one.kernel.symbol
 
 
 @pytest.mark.parametrize(("target", "dim", "bucket"), [("gfx942", 128, 128), ("gfx942", 96, 96), ("gfx1100", 72, 96)])
