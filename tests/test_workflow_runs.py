@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,26 @@ def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
         "verify --require-gpu --cache build/cache dist/flash_attn-*.whl",
     ]
     assert row["gpu-timeout-minutes"] < 360
+
+
+def test_the_universal_wheels_alone_are_built_through_cibuildwheel(tmp_path: Path) -> None:
+    (tmp_path / "build_rocm.sh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "build_rocm.sh").chmod(0o755)
+    (step,) = (
+        step for step in load("_build_rocm.yml")["jobs"]["build"]["steps"] if step["name"] == "Build, repair, verify"
+    )
+    for row in golden_rows()["wheels"]:
+        contexts = {"inputs": {**row, "published": "published", "build-triton-backend": False}}
+        env = {name: str(render(text, contexts)) for name, text in step["env"].items()}
+        done = subprocess.run(
+            ["bash", "-euc", step["run"]], cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        cell = [row["python-version"], row["torch-version"], row["rocm-version"], "--backend", row["backend"]]
+        assert done.stdout.split() == [
+            row["flash-attn-version"], *(cell if row["backend"] else ["--cibuildwheel"]),
+            "--cache", "build/cache", "--cached-kernels", "--published", "published.json",
+        ]  # fmt: skip
 
 
 def test_runs_for_one_tag_wait_for_each_other() -> None:
