@@ -12,7 +12,9 @@ from pathlib import Path
 
 import fake_parts
 import pytest
+from wheelhouse import CELL
 
+from rocm_wheels import cli
 from rocm_wheels.errors import AssembleFailed, DataError, MissingTool
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.machine import Machine
@@ -86,13 +88,16 @@ def test_the_wheel_is_the_one_that_is_made_without(
 
 
 def test_what_it_needs_is_asked_for_before_anything_is_compiled(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(DataError, match=r"--cibuildwheel builds the universal wheel, .*-cp311-.* is for one Python"):
         manylinux.check(fake_parts.plan("gfx942"))
+    assert cli.main(["check", *CELL, "--cibuildwheel"]) == DataError.exit_code
+    assert "Leave --cibuildwheel out, or name the version of flash-attn alone." in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingTool, match="--cibuildwheel: there is no docker on PATH"):
-        manylinux.check(plan)
+    assert cli.main(["check", "2.8.3", "--cibuildwheel"]) == MissingTool.exit_code
+    assert "--cibuildwheel: there is no docker on PATH" in capsys.readouterr().err
+    (tmp_path / "docker").symlink_to("/bin/true")
     monkeypatch.setattr("rocm_wheels.packages.metadata.version", _missing)
     with pytest.raises(MissingTool, match=r"Run \./build_rocm\.sh --setup cibuildwheel, then"):
         manylinux.check(plan)

@@ -146,9 +146,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.wheel import build
+    from rocm_wheels.wheel import build, manylinux
 
     made = _plans(arguments)
+    for plan in made if arguments.cibuildwheel else ():
+        manylinux.check_plan(plan)
     build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
     print(plans.dump(made))
     return 0

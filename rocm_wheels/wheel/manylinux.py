@@ -26,15 +26,20 @@ _PROJECT = PurePosixPath("/project")  # what cibuildwheel's working directory is
 _COPIED = ("flash_attn_src", "locks", "rocm_wheels", "wheel_tests")
 
 
-def check(plan: Plan) -> None:
-    """DataError for the wheel of a cell, MissingTool without cibuildwheel or Docker."""
+def check_plan(plan: Plan) -> None:
+    """DataError for the wheel of a cell, MissingTool without Docker. Needs the standard library alone."""
     if not isinstance(plan.cell, Universal):
         raise DataError(
             f"{OPTION} builds the universal wheel, {plan.wheel} is for one Python",
             remedy=f"Leave {OPTION} out, or name the version of flash-attn alone.",
         )
-    version_of("cibuildwheel", "cibuildwheel")
     container.check_docker(OPTION)
+
+
+def check(plan: Plan) -> None:
+    """The same, and MissingTool without cibuildwheel."""
+    check_plan(plan)
+    version_of("cibuildwheel", "cibuildwheel")
 
 
 def assemble(
