@@ -16,18 +16,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:the CK backend cannot do:Runtime
 
 @pytest.fixture(autouse=True)
 def _only_ck(build_info: dict[str, Any]) -> None:
-    if build_info["backend"] != "ck":
+    if build_info["backend"] != "ck" or not set(build_info["targets"]) & set(CK_TARGETS):
         pytest.skip("the wheel is without Composable Kernel")
 
 
 @pytest.fixture
-def stores(package: Path) -> dict[str, dict[str, Any]]:
+def stores(package: Path, build_info: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Target -> its kernels, of those that Composable Kernel serves; for others the wheel has Triton kernels alone."""
     found = {}
     for path in sorted((package / "_kernels").glob("*.zip")):
         if path.stem in CK_TARGETS:
             found[path.stem] = Store(path).kernels
-    assert found
+    assert set(found) == set(build_info["targets"]) & set(CK_TARGETS)
     return found
 
 
