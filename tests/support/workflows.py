@@ -184,6 +184,17 @@ def holds(condition: Any, contexts: Mapping[str, Any]) -> bool:
     return result
 
 
+def direct(job: Mapping[str, Any]) -> list[str]:
+    """The jobs that a job names as those it needs."""
+    needs: str | list[str] = job.get("needs", [])
+    return [needs] if isinstance(needs, str) else needs
+
+
+def ancestors(jobs: Mapping[str, Any], key: str) -> set[str]:
+    """All jobs before this one: a job without a condition asks for the success of all, and a skipped one has none."""
+    return {found for need in direct(jobs[key]) for found in (need, *ancestors(jobs, need))}
+
+
 @dataclass
 class Job:
     """What became of a job, or of the jobs of a matrix together."""
@@ -220,9 +231,9 @@ class Runner:
         }
         jobs: dict[str, Job] = {}
         for key, job in content["jobs"].items():
-            needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+            needs = direct(job)
             results = {need: {"result": jobs[need].result, "outputs": jobs[need].outputs} for need in needs}
-            good = all(jobs[need].result == "success" for need in needs)
+            good = all(jobs[need].result == "success" for need in ancestors(content["jobs"], key))
             here = {**contexts, "needs": results, "status": "success" if good else "failure"}
             here["env"] = render(content.get("env", {}), here)
             if (only is not None and key not in only) or not holds(job.get("if"), here):
