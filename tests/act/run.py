@@ -217,9 +217,11 @@ def _attempt(
     scenario: Scenario, number: int, fault: Fault | None, hub: Hub, work: Path, own: Path, checkout: Path
 ) -> dict[str, str]:
     """One attempt of a run, with act's log in a file of its number. Job -> its result, for those that ran."""
+    # What kills a compiler needs kernels to compile: a run with faults sees no cache of another.
+    caches = (own if scenario.faults else work) / "caches"
     # act's server lists no artifacts where the run has no directory.
-    for name in ("artifacts/1", "caches"):
-        (own / name).mkdir(parents=True, exist_ok=True)
+    for directory in (own / "artifacts/1", caches):
+        directory.mkdir(parents=True, exist_ok=True)
     for name in ("calls", "attestations"):
         (own / name).touch()
     event = {**scenario.payload, "repository": {"default_branch": "main"}}
@@ -228,7 +230,7 @@ def _attempt(
     command += ["--no-recurse", "--no-skip-checkout", "--concurrent-jobs", "1"]
     command += ["--eventpath", str(own / "event.json"), "--defaultbranch", "main", "--actor", "owner"]
     command += ["--artifact-server-path", str(own / "artifacts"), "--artifact-server-addr", "127.0.0.1"]
-    command += ["--cache-server-path", str(own / "caches"), "--cache-server-addr", "127.0.0.1"]
+    command += ["--cache-server-path", str(caches), "--cache-server-addr", "127.0.0.1"]
     for runner in ("ubuntu-22.04", "ubuntu-24.04"):
         command += ["-P", f"{runner}=-self-hosted"]
     for used, local in _actions(checkout).items():
