@@ -6,9 +6,7 @@
 use std::ffi::{c_char, c_int, CStr};
 
 use candle_flash_rocm::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
-use candle_flash_rocm::launch::{
-    plan_backward_with, plan_forward_with, Backward, Device, Dtype, Fill, Forward, Memory, Operand, Shape, Step,
-};
+use candle_flash_rocm::launch::{Backward, Dtype, Fill, Forward, Memory, Operand, Shape, Step};
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
@@ -76,7 +74,6 @@ impl Request {
             kernels = kernels.with_planner(Planner::open(&path)?);
         }
         let stream = gpu.foreign_stream(0);
-        let device = Device { compute_units: gpu.compute_units() };
         let mut memory = Given { next: self.workspace[0], end: self.workspace[0] + self.workspace[1] };
         let shape = self.shape();
         let operand = |address, rows, heads| {
@@ -91,12 +88,12 @@ impl Request {
         let [q, k, v, out, lse, dout, dq, dk, dv] = self.tensors;
         let (q, k, v, out) = (of_q(q), of_k(k), of_k(v), of_q(out));
         let forward = Forward { shape, q, k, v, out, lse, pages: None, lengths: 0 };
-        let steps = plan_forward_with(&forward, &kernels, kernels.planner(), device, &mut memory)?;
+        let steps = kernels.sources().forward(&forward, &mut memory)?;
         let mut launches = carry_out(&kernels, &stream, &steps)?;
         if dout != 0 {
             let (dout, dq, dk, dv) = (of_q(dout), of_q(dq), of_k(dk), of_k(dv));
             let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split: false };
-            let steps = plan_backward_with(&backward, &kernels, kernels.planner(), device, &mut memory)?;
+            let steps = kernels.sources().backward(&backward, &mut memory)?;
             launches += carry_out(&kernels, &stream, &steps)?;
         }
         Ok(launches)

@@ -4,8 +4,7 @@ mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_flash_rocm::launch::{
-    self, plan_backward_with, plan_forward_with, Backward, Call, Catalogue, Forward, Launch, Memory, Operand, Pages,
-    Planner, Shape, Tile,
+    self, Backward, Call, Catalogue, Forward, Launch, Memory, Operand, Pages, Planner, Shape, Sources, Tile,
 };
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -301,11 +300,8 @@ proptest! {
         let forward = Forward { shape, q, k, v, out, lse, pages, lengths: lengths as u64 };
         let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split };
         let planner: Option<&dyn Planner> = if planned { Some(&Endless) } else { None };
-        let device = launch::Device { compute_units: units };
-        let plans = [
-            plan_forward_with(&forward, &Every, planner, device, &mut Endless),
-            plan_backward_with(&backward, &Every, planner, device, &mut Endless),
-        ];
+        let sources = Sources { kernels: &Every, planner, device: launch::Device { compute_units: units } };
+        let plans = [sources.forward(&forward, &mut Endless), sources.backward(&backward, &mut Endless)];
         for plan in plans {
             if let Err(error) = plan {
                 assert!(error.to_string().len() > 10);

@@ -6,9 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::{
-    plan_backward, plan_backward_by, plan_backward_with, plan_forward, plan_forward_by, plan_forward_with, Argument,
-    Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand, Pages, Planner, Shape, Source, Step,
-    Tile,
+    plan_backward, plan_forward, Argument, Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand,
+    Pages, Planner, Shape, Source, Sources, Step, Tile,
 };
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
@@ -28,12 +27,12 @@ struct Recorded {
     /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
     composable: Vec<Vec<(String, String)>>,
     /// Which sources Python's table gives each case.
-    sources: Vec<Sources>,
+    sources: Vec<Expected>,
     targets: BTreeMap<String, Target>,
 }
 
 #[derive(Deserialize)]
-struct Sources {
+struct Expected {
     target: String,
     compute_units: usize,
     /// The sources of forward and backward, and the launch of AMD's assembly for the forward.
@@ -276,9 +275,10 @@ fn the_planner_of_composable_kernel_is_asked_as_by_python() {
         let asked = Asked::default();
         let (forward, mut memory) = case.forward();
         let by = Source::ComposableKernel;
-        plan_forward_by(by, &forward, target, &asked, device, &mut memory).expect("a plan");
+        let sources = Sources { kernels: target, planner: Some(&asked), device };
+        sources.forward_by(by, &forward, &mut memory).expect("a plan");
         if case.backward {
-            plan_backward_by(by, &case.backward(), target, &asked, device, &mut memory).expect("a plan");
+            sources.backward_by(by, &case.backward(), &mut memory).expect("a plan");
         }
         let asked: Vec<(String, String)> = asked
             .0
@@ -311,15 +311,15 @@ fn the_source_of_each_call_is_that_of_python() {
     let mut recorded = recorded();
     let mut target = recorded.targets.remove("gfx942").expect("gfx942");
     let mut by_assembly = 0;
-    for sources in &recorded.sources {
-        target.name.clone_from(&sources.target);
-        let device = Device { compute_units: sources.compute_units };
-        for (case, (forward_by, backward_by, launch)) in recorded.cases.iter().zip(&sources.calls) {
+    for expected in &recorded.sources {
+        target.name.clone_from(&expected.target);
+        let device = Device { compute_units: expected.compute_units };
+        for (case, (forward_by, backward_by, launch)) in recorded.cases.iter().zip(&expected.calls) {
             let asked = Asked::default();
-            let planner: Option<&dyn Planner> = Some(&asked);
+            let sources = Sources { kernels: &target, planner: Some(&asked), device };
             let (forward, mut memory) = case.forward();
-            let what = format!("{} of {} units, {case:?}", sources.target, sources.compute_units);
-            let steps = plan_forward_with(&forward, &target, planner, device, &mut memory).expect("a plan");
+            let what = format!("{} of {} units, {case:?}", expected.target, expected.compute_units);
+            let steps = sources.forward(&forward, &mut memory).expect("a plan");
             let found = source_of(&steps, &asked);
             // Python mends rows without a key after a kernel of assembly. Here other kernels serve calls that may have some.
             let may_lack_keys = if case.is_packed() {
@@ -340,8 +340,7 @@ fn the_source_of_each_call_is_that_of_python() {
                 None => assert_eq!(found, forward_by, "{what}"),
             }
             if case.backward {
-                let steps =
-                    plan_backward_with(&case.backward(), &target, planner, device, &mut memory).expect("a plan");
+                let steps = sources.backward(&case.backward(), &mut memory).expect("a plan");
                 let found = source_of(&steps, &asked);
                 match backward_by.as_str() {
                     "ck" => assert_ne!(found, "asm", "{what}"),

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ffi::CStr;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use super::api::{Handle, Select};
@@ -130,12 +131,13 @@ impl Gpu {
     }
 
     /// Turns a code of a call into a result, and clears HIP's memory of it, which others would take for their own.
-    pub(super) fn check(&self, what: &str, code: i32) -> Result<()> {
-        if code != 0 {
-            if let Select::Hip { last_error, .. } = &self.driver.api.select {
-                // SAFETY: the function takes nothing.
-                unsafe { last_error() };
-            }
+    pub(super) fn check(&self, what: impl Display, code: i32) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        if let Select::Hip { last_error, .. } = &self.driver.api.select {
+            // SAFETY: the function takes nothing.
+            unsafe { last_error() };
         }
         self.driver.check(&format!("{what} on device {}", self.ordinal), code)
     }
@@ -150,7 +152,7 @@ impl Gpu {
         self.with(|| {
             // SAFETY: the function writes an address.
             let code = unsafe { (self.driver.api.malloc)(&raw mut address, bytes.max(16)) };
-            self.check(&format!("allocating {bytes} bytes"), code)
+            self.check(format_args!("allocating {bytes} bytes"), code)
         })?;
         Ok(Buffer { gpu: self.clone(), address, bytes })
     }

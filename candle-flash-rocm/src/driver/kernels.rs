@@ -8,7 +8,7 @@ use super::api::{Handle, Select};
 use super::gpu::{Gpu, Stream};
 use super::planner::Planner;
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Catalogue, Fill, Launch, Tile};
+use crate::launch::{Argument, Catalogue, Device, Fill, Launch, Sources, Tile};
 use crate::store::{generic, Kernel, Parameter, Store};
 
 /// Bytes of dynamic shared memory that a CUDA kernel may use before it has to ask for more.
@@ -73,10 +73,11 @@ impl Kernels {
         self
     }
 
-    /// The planner of Composable Kernel's launches, where those serve calls.
+    /// What plans of calls on the device choose from.
     #[must_use]
-    pub fn planner(&self) -> Option<&dyn crate::launch::Planner> {
-        self.planner.as_ref().map(|planner| planner as _)
+    pub fn sources(&self) -> Sources<'_> {
+        let planner = self.planner.as_ref().map(|planner| planner as _);
+        Sources { kernels: self, planner, device: Device { compute_units: self.gpu.compute_units() } }
     }
 
     /// The device.
@@ -110,18 +111,18 @@ impl Kernels {
             .map_err(|_| Error::Store(format!("kernel {name}: its symbol has a null character")))?;
         let (mut module, mut function): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the image was checked against its digest and is never freed.
-        self.gpu
-            .check(&format!("loading {name}"), unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) })?;
+        let code = unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) };
+        self.gpu.check(format_args!("loading {name}"), code)?;
         // SAFETY: the module is loaded, and the symbol ends with a null.
         let code = unsafe { (api.module_function)(&raw mut function, module, symbol.as_ptr()) };
-        let mut found = self.gpu.check(&format!("finding {} in {name}", kernel.symbol), code);
+        let mut found = self.gpu.check(format_args!("finding {} in {name}", kernel.symbol), code);
         if let (Ok(()), Select::Cuda { set_attribute, .. }) = (&found, &api.select) {
             const MAX_DYNAMIC_SHARED: i32 = 8;
             if kernel.shared > CUDA_DEFAULT_SHARED {
                 // SAFETY: the function is loaded.
                 let code = unsafe { set_attribute(function, MAX_DYNAMIC_SHARED, kernel.shared as i32) };
-                found =
-                    self.gpu.check(&format!("asking for {} bytes of shared memory for {name}", kernel.shared), code);
+                let what = format_args!("asking for {} bytes of shared memory for {name}", kernel.shared);
+                found = self.gpu.check(what, code);
             }
         }
         if let Err(error) = found {
@@ -210,7 +211,7 @@ impl Kernels {
                     extra,
                 )
             };
-            self.gpu.check(&format!("launching {name}"), code)
+            self.gpu.check(format_args!("launching {name}"), code)
         })
     }
 
@@ -252,17 +253,18 @@ impl Catalogue for Kernels {
 
 /// Compares arguments with what the manifest says that the kernel takes.
 fn check_arguments(name: &str, kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
-    let wanted: Vec<&Parameter> = kernel.parameters.iter().filter(|one| **one != Parameter::Null).collect();
-    let fits = |(argument, parameter): (&Argument, &&Parameter)| match (argument, parameter) {
+    let wanted = || kernel.parameters.iter().filter(|one| **one != Parameter::Null);
+    let fits = |(argument, parameter): (&Argument, &Parameter)| match (argument, parameter) {
         (Argument::Pointer(_), Parameter::Pointer)
         | (Argument::I32(_), Parameter::I32)
         | (Argument::F32(_), Parameter::F32) => true,
         (Argument::Structure(bytes), Parameter::Structure(size) | Parameter::Block(size)) => bytes.len() == *size,
         _ => false,
     };
-    if arguments.len() == wanted.len() && arguments.iter().zip(&wanted).all(fits) {
+    if arguments.len() == wanted().count() && arguments.iter().zip(wanted()).all(fits) {
         return Ok(());
     }
+    let wanted: Vec<&Parameter> = wanted().collect();
     Err(Error::Store(format!(
         "kernel {name} takes {} arguments, {wanted:?}; a launch has {} others: the store and the crate are from different \
          revisions, build both from one",

@@ -18,7 +18,7 @@ pub use choice::Source;
 pub use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub use forward::{plan_forward, Forward};
 pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Tile};
-pub use sources::{plan_backward_by, plan_backward_with, plan_forward_by, plan_forward_with};
+pub use sources::Sources;
 pub use variant::Dtype;
 
 use crate::error::{argument, Result};

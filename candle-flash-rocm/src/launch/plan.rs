@@ -2,6 +2,9 @@
 
 use crate::error::{Error, Result};
 
+/// Arguments of the kernel that takes the most, rounded up.
+const MOST_ARGUMENTS: usize = 64;
+
 /// A kernel's argument.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Argument {
@@ -140,8 +143,13 @@ pub struct Device {
 }
 
 /// Arguments as they are collected.
-#[derive(Default)]
 pub(super) struct Arguments(pub Vec<Argument>);
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self(Vec::with_capacity(MOST_ARGUMENTS))
+    }
+}
 
 impl Arguments {
     pub fn pointers(&mut self, addresses: &[u64]) {

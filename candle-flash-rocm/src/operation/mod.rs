@@ -45,6 +45,9 @@ pub(crate) struct Attention {
     /// The same of tensors on a GPU of candle, which stays there.
     #[cfg(any(feature = "cuda", feature = "rocm-device"))]
     lse_there: Mutex<Option<Tensor>>,
+    /// Whether the forward fills `lse_there`; a backward that finds nothing computes them.
+    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    keeps_lse: bool,
 }
 
 /// The gradients of q, k and v.
@@ -59,6 +62,8 @@ impl Attention {
             lse: Mutex::new(None),
             #[cfg(any(feature = "cuda", feature = "rocm-device"))]
             lse_there: Mutex::new(None),
+            #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+            keeps_lse: false,
         }
     }
 

@@ -13,11 +13,22 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: Options, varle
     let more = dim.next_multiple_of(HEAD_DIM_MULTIPLE) - dim;
     let alike = [k, v].iter().all(|tensor| tensor.dims().last() == Some(&dim));
     if more == 0 || !alike {
-        return fitting(q)?.apply_op3(&fitting(k)?, &fitting(v)?, Attention::new(options, varlen));
+        return apply(&fitting(q)?, &fitting(k)?, &fitting(v)?, Attention::new(options, varlen));
     }
     let padded = |tensor: &Tensor| tensor.pad_with_zeros(tensor.rank() - 1, 0, more);
-    let out = padded(q)?.apply_op3(&padded(k)?, &padded(v)?, Attention::new(options, varlen))?;
+    let out = apply(&padded(q)?, &padded(k)?, &padded(v)?, Attention::new(options, varlen))?;
     out.narrow(out.rank() - 1, 0, dim)
+}
+
+/// Applies the operation. What a backward needs is kept only where one can follow: each tensor more costs the host
+/// microseconds.
+fn apply(q: &Tensor, k: &Tensor, v: &Tensor, mut attention: Attention) -> Result<Tensor> {
+    attention.keeps_lse = [q, k, v].iter().any(|tensor| tensor.track_op());
+    if attention.keeps_lse {
+        q.apply_op3(k, v, attention)
+    } else {
+        q.apply_op3_no_bwd(k, v, &attention)
+    }
 }
 
 /// A tensor whose rows start at multiples of 16 bytes and are dense: itself or a copy.
@@ -37,13 +48,13 @@ fn fitting(tensor: &Tensor) -> Result<Tensor> {
 }
 
 impl Attention {
-    /// The forward. Keeps the logarithms of the sums for the backward.
+    /// The forward. Keeps the logarithms of the sums where a backward can follow.
     pub(super) fn resident_forward<S: GpuStorage>(&self, tensors: [(&S, &Layout); 3]) -> Result<(S, Shape)> {
         let [q, k, v] = tensors.map(|(_, layout)| layout.shape());
         let sizes = self.sizes(q, k, v)?;
         let call = Call { sizes: &sizes, options: &self.options, varlen: self.varlen.as_ref() };
-        let (out, lse) = resident::forward(call, tensors)?;
-        *self.lse_there.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(lse);
+        let (out, lse) = resident::forward(call, tensors, self.keeps_lse)?;
+        *self.lse_there.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = lse;
         Ok((out, q.clone()))
     }
 

@@ -3,9 +3,7 @@
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
 use crate::error::Result;
-use crate::launch::{
-    plan_backward_with, plan_forward_with, Backward, Device, Forward, Memory, Operand, Pages, Shape, Step,
-};
+use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape, Step};
 
 /// A device, a stream of it, and memory there.
 pub(crate) struct Session<'a> {
@@ -59,10 +57,6 @@ impl Session<'_> {
         Ok(content)
     }
 
-    fn device(&self) -> Device {
-        Device { compute_units: self.kernels.gpu().compute_units() }
-    }
-
     /// Copies a call's tensors to the device. The result and the logarithms have memory, not contents.
     fn place(&mut self, call: &HostForward<'_>) -> Result<Forward> {
         let mut shape = call.shape;
@@ -109,7 +103,7 @@ impl Session<'_> {
     pub fn forward(&mut self, call: &HostForward<'_>) -> Result<(Vec<u8>, Vec<f32>)> {
         self.workspace.reset();
         let placed = self.place(call)?;
-        let steps = plan_forward_with(&placed, self.kernels, self.kernels.planner(), self.device(), self.workspace)?;
+        let steps = self.kernels.sources().forward(&placed, self.workspace)?;
         // SAFETY: every address is of the workspace, as large as the shape says, and read back below.
         unsafe { run(self.kernels, self.stream, &steps)? };
         let out = self.get(placed.out.address, call.q.len())?;
@@ -139,7 +133,7 @@ impl Session<'_> {
             dv: like(placed.v, dv),
             may_split: true,
         };
-        let steps = plan_backward_with(&backward, self.kernels, self.kernels.planner(), self.device(), self.workspace)?;
+        let steps = self.kernels.sources().backward(&backward, self.workspace)?;
         let (sums, others): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| matches!(step, Step::Sum(_)));
         // SAFETY: as in `forward`.
         unsafe { run(self.kernels, self.stream, &others)? };

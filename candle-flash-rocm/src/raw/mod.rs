@@ -50,7 +50,7 @@ mod workspace;
 
 use crate::driver::{Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::launch::{plan_backward_with, plan_forward_with, Backward, Device, Forward, Step};
+use crate::launch::{Backward, Forward, Step};
 pub use workspace::Workspace;
 
 /// Launches a forward on a stream.
@@ -65,8 +65,7 @@ pub use workspace::Workspace;
 /// Where sizes, addresses or strides do not fit, a kernel is missing, or the driver refuses.
 pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Forward) -> Result<()> {
     workspace.reset();
-    let device = Device { compute_units: kernels.gpu().compute_units() };
-    let steps = plan_forward_with(call, kernels, kernels.planner(), device, workspace)?;
+    let steps = kernels.sources().forward(call, workspace)?;
     // SAFETY: the caller's promise; workspaces are as large as the plan asked for.
     unsafe { run(kernels, stream, &steps) }
 }
@@ -82,8 +81,7 @@ pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Worksp
 /// As [`forward`], and where `call.may_split` is set, because nothing here adds up parts.
 pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Backward) -> Result<()> {
     workspace.reset();
-    let device = Device { compute_units: kernels.gpu().compute_units() };
-    let steps = plan_backward_with(call, kernels, kernels.planner(), device, workspace)?;
+    let steps = kernels.sources().backward(call, workspace)?;
     // SAFETY: as in `forward`.
     unsafe { run(kernels, stream, &steps) }
 }

@@ -3,6 +3,7 @@
 //! [`GpuStorage`] is what a device of candle has to offer. `cuda` implements it for candle's CUDA device, `rocm` for the
 //! ROCm device of candle's pull request 3801.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,11 +14,9 @@ use candle_core::{DType, Device, Layout, Storage, Tensor};
 use super::{run, Workspace};
 use crate::arguments::{Options, Sizes, Varlen};
 use crate::context::open_kernels;
-use crate::driver::{Kernels, Platform};
+use crate::driver::{Kernels, Platform, Stream};
 use crate::error::{argument, Error, Result};
-use crate::launch::{
-    self, plan_backward_with, plan_forward_with, Backward, Dtype, Forward, Memory, Operand, Pages, Shape, Step,
-};
+use crate::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape, Sources, Step};
 use crate::store::Stores;
 
 /// Storage of candle in a GPU's memory.
@@ -48,21 +47,29 @@ pub(crate) trait GpuStorage: BackendStorage<Device: BackendDevice<Storage = Self
     fn candle_device(&self) -> Device;
 }
 
-/// A GPU with its kernels, and the workspace of each stream.
-struct Open {
-    kernels: Kernels,
-    workspaces: Mutex<BTreeMap<usize, Workspace>>,
+/// A stream of a GPU with the GPU's kernels, and memory that work on the stream takes for itself.
+struct Lane {
+    platform: Platform,
+    ordinal: usize,
+    stream: Stream,
+    kernels: Arc<Kernels>,
+    workspace: Workspace,
+}
+
+thread_local! {
+    /// The streams that this thread has launched on. Other threads have workspaces of their own: candle computes on
+    /// "the stream of the thread that calls", which is one handle for many streams.
+    static LANES: RefCell<Vec<Lane>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The kernels of a GPU from the store that the environment names. A GPU is opened once.
-fn open(platform: Platform, ordinal: usize) -> Result<Arc<Open>> {
-    static OPEN: Mutex<BTreeMap<(Platform, usize), Arc<Open>>> = Mutex::new(BTreeMap::new());
+fn open(platform: Platform, ordinal: usize) -> Result<Arc<Kernels>> {
+    static OPEN: Mutex<BTreeMap<(Platform, usize), Arc<Kernels>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = opened.get(&(platform, ordinal)) {
         return Ok(found.clone());
     }
-    let kernels = open_kernels(platform, ordinal, &Stores::from_environment()?)?;
-    let found = Arc::new(Open { kernels, workspaces: Mutex::default() });
+    let found = Arc::new(open_kernels(platform, ordinal, &Stores::from_environment()?)?);
     opened.insert((platform, ordinal), found.clone());
     Ok(found)
 }
@@ -75,17 +82,26 @@ fn open(platform: Platform, ordinal: usize) -> Result<Arc<Open>> {
 /// of the stream.
 unsafe fn launch<S: GpuStorage>(
     near: &S,
-    plan: impl FnOnce(&Kernels, launch::Device, &mut dyn Memory) -> Result<Vec<Step>>,
+    plan: impl FnOnce(Sources<'_>, &mut dyn Memory) -> Result<Vec<Step>>,
 ) -> Result<()> {
-    let open = open(S::PLATFORM, near.ordinal())?;
-    let gpu = open.kernels.gpu();
-    let stream = gpu.foreign_stream(near.stream());
-    let mut workspaces = open.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
-    let workspace = workspaces.entry(near.stream()).or_insert_with(|| Workspace::new(gpu.clone()));
-    workspace.reset();
-    let steps = plan(&open.kernels, launch::Device { compute_units: gpu.compute_units() }, workspace)?;
-    // SAFETY: the caller's promise; the workspace is as large as the plan asked for.
-    unsafe { run(&open.kernels, &stream, &steps) }
+    let (platform, ordinal, handle) = (S::PLATFORM, near.ordinal(), near.stream());
+    LANES.with_borrow_mut(|lanes| {
+        let known = |lane: &Lane| (lane.platform, lane.ordinal, lane.stream.handle()) == (platform, ordinal, handle);
+        let index = match lanes.iter().position(known) {
+            Some(index) => index,
+            None => {
+                let kernels = open(platform, ordinal)?;
+                let (stream, workspace) = (kernels.gpu().foreign_stream(handle), Workspace::new(kernels.gpu().clone()));
+                lanes.push(Lane { platform, ordinal, stream, kernels, workspace });
+                lanes.len() - 1
+            }
+        };
+        let Lane { stream, kernels, workspace, .. } = &mut lanes[index];
+        workspace.rewind();
+        let steps = plan(kernels.sources(), workspace)?;
+        // SAFETY: the caller's promise; the workspace is as large as the plan asked for.
+        unsafe { run(kernels, stream, &steps) }
+    })
 }
 
 /// A call without its tensors.
@@ -105,8 +121,9 @@ struct Indices {
 }
 
 impl Indices {
-    fn new(call: Call<'_>, device: &Device) -> Result<Self> {
-        let there = |tensor: &Tensor| -> Result<Tensor> { Ok(tensor.to_device(device)?.force_contiguous()?) };
+    fn new<S: GpuStorage>(call: Call<'_>, near: &S) -> Result<Self> {
+        let there =
+            |tensor: &Tensor| -> Result<Tensor> { Ok(tensor.to_device(&near.candle_device())?.force_contiguous()?) };
         let slopes = call.options.alibi_slopes.as_ref().map(there).transpose()?;
         let Some(varlen) = call.varlen else { return Ok(Self { slopes, seqlens: None, pages: None }) };
         let table = varlen.pages.as_ref().map(|pages| &pages.block_table);
@@ -194,18 +211,24 @@ fn dtype_of(dtypes: [DType; 3]) -> Result<Dtype> {
     }
 }
 
-/// The forward: the result, dense, and the logarithms of the sums in the layout of the kernels.
-pub(crate) fn forward<S: GpuStorage>(call: Call<'_>, tensors: [(&S, &Layout); 3]) -> Result<(S, Tensor)> {
+/// The forward: the result, dense, and, where a caller `keeps` them for a backward, the logarithms of the sums in the
+/// layout of the kernels.
+pub(crate) fn forward<S: GpuStorage>(
+    call: Call<'_>,
+    tensors: [(&S, &Layout); 3],
+    keeps: bool,
+) -> Result<(S, Option<Tensor>)> {
     let [(q, q_l), (k, k_l), (v, v_l)] = tensors;
     if call.varlen.and_then(|varlen| varlen.pages.as_ref()).is_some_and(|pages| pages.mm_prefix_ranges.is_some()) {
         let reason = "mm_prefix_ranges: the GPU kernels have none. Leave them out, or pass CPU tensors";
         return Err(Error::Unsupported(reason.into()));
     }
     let dtype = dtype_of([q.dtype(), k.dtype(), v.dtype()])?;
-    let indices = Indices::new(call, &q.candle_device())?;
+    let indices = Indices::new(call, q)?;
     let shape = indices.shape::<S>(call, dtype)?;
+    let elements = shape.lse_elements();
     let mut out = empty(q, q_l.shape(), q.dtype())?;
-    let mut lse = empty(q, &shape.lse_elements().into(), DType::F32)?;
+    let mut lse = if keeps { Some(empty(q, &elements.into(), DType::F32)?) } else { None };
     let pages = match &indices.pages {
         None => None,
         Some((table, _)) => {
@@ -213,28 +236,33 @@ pub(crate) fn forward<S: GpuStorage>(call: Call<'_>, tensors: [(&S, &Layout); 3]
             Some(Pages { table: address::<S>(table)?, stride: columns, columns, size: call.sizes.page_size })
         }
     };
-    let planned = Forward {
+    let mut planned = Forward {
         shape,
         q: operand("q", q, q_l)?,
         k: operand("k", k, k_l)?,
         v: operand("v", v, v_l)?,
         out: operand("out", &out, &Layout::contiguous(q_l.shape()))?,
-        lse: lse.address()?,
+        lse: lse.as_ref().map_or(Ok(0), S::address)?,
         pages,
         lengths: indices.pages.as_ref().map_or(Ok(0), |(_, lengths)| address::<S>(lengths))?,
     };
     // SAFETY: every address is of a tensor above. Each is as large as the shape says, which `Sizes` has checked; starts
     // of sequences and pages that lie on the GPU are the caller's, as in candle-flash-attn.
     unsafe {
-        launch(q, |kernels, device, memory| plan_forward_with(&planned, kernels, kernels.planner(), device, memory))?;
+        launch(q, |sources, memory| {
+            if !keeps {
+                planned.lse = memory.allocate(elements * size_of::<f32>())?; // the kernels write them in any case
+            }
+            sources.forward(&planned, memory)
+        })?;
     }
     out.written()?;
-    lse.written()?;
+    lse.as_mut().map_or(Ok(()), S::written)?;
     for (storage, _) in tensors {
         storage.address()?; // those who write there later wait
     }
-    let elements = shape.lse_elements();
-    Ok((out, Tensor::from_storage(lse.into_storage(), elements, BackpropOp::none(), false)))
+    let lse = lse.map(|lse| Tensor::from_storage(lse.into_storage(), elements, BackpropOp::none(), false));
+    Ok((out, lse))
 }
 
 /// The gradients of q, k and v. `tensors` are q, k, v, the result and its gradient.
@@ -251,11 +279,11 @@ pub(crate) fn backward<S: GpuStorage>(
     let [(q, q_l), (k, k_l), (v, v_l), (out, out_l), (dout, dout_l)] =
         [found[0], found[1], found[2], found[3], found[4]];
     let lse = match lse {
-        Some(lse) => lse,
-        None => forward(call, [(q, q_l), (k, k_l), (v, v_l)])?.1,
+        Some(lse) => Some(lse),
+        None => forward(call, [(q, q_l), (k, k_l), (v, v_l)], true)?.1,
     };
     let dtype = dtype_of([q.dtype(), k.dtype(), dout.dtype()])?;
-    let indices = Indices::new(call, &q.candle_device())?;
+    let indices = Indices::new(call, q)?;
     let shape = indices.shape::<S>(call, dtype)?;
     let dense = |near: &S, layout: &Layout| -> Result<(S, Operand)> {
         let made = empty(near, layout.shape(), near.dtype())?;
@@ -270,7 +298,7 @@ pub(crate) fn backward<S: GpuStorage>(
         k: operand("k", k, k_l)?,
         v: operand("v", v, v_l)?,
         out: operand("out", out, out_l)?,
-        lse: address::<S>(&lse)?,
+        lse: lse.as_ref().map_or(Ok(0), address::<S>)?,
         dq: dq_o,
         dk: dk_o,
         dv: dv_o,
@@ -278,7 +306,7 @@ pub(crate) fn backward<S: GpuStorage>(
     };
     // SAFETY: as in `forward`.
     unsafe {
-        launch(q, |kernels, device, memory| plan_backward_with(&planned, kernels, kernels.planner(), device, memory))?;
+        launch(q, |sources, memory| sources.backward(&planned, memory))?;
     }
     for (storage, _) in found {
         storage.address()?;

@@ -31,7 +31,7 @@ impl Workspace {
         self.buffers.iter().map(Buffer::bytes).sum()
     }
 
-    /// Takes everything back; what was given out belongs to the next call.
+    /// Takes everything back; what was given out belongs to the next call. Frees what became too small.
     ///
     /// A stream runs calls in order, so the next call on the same stream may write where this one reads.
     pub(super) fn reset(&mut self) {
@@ -39,6 +39,13 @@ impl Workspace {
         if self.buffers.len() > 1 {
             self.buffers.drain(..self.buffers.len() - 1);
         }
+    }
+
+    /// [`reset`](Self::reset) that frees nothing, because a captured graph may have addresses of it. Since a buffer is
+    /// larger than all before it together, what became too small is less than half.
+    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    pub(super) fn rewind(&mut self) {
+        self.used = 0;
     }
 }
 
