@@ -103,8 +103,8 @@ fn stores_are_found_in_files_directories_and_wheels() {
 #[test]
 fn what_is_no_store_is_refused() {
     let directory = Directory::new("refused");
-    refused(Stores::open(directory.0.join("absent")), &["absent", "cannot be read"]);
-    refused(Stores::open(&directory.0), &["no kernel store", "./build_rocm.sh --store"]);
+    refused(Stores::open(directory.0.join("absent")), &["absent", "cannot be read", "./build_rocm.sh --store"]);
+    refused(Stores::open(&directory.0), &["no store in it", "./build_rocm.sh --store"]);
     refused(Store::open(Path::new("/nonexistent/gfx942.zip")), &["/nonexistent/gfx942.zip", "cannot be read"]);
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);

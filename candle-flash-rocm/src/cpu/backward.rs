@@ -10,7 +10,7 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::call::{Call, Row, Rows, Sequence};
-use super::element::{Element, View};
+use super::element::{Element, Widened};
 use super::forward::{blocks, read_turned};
 use super::product::{add_product, exp, scale, Left, LANES};
 
@@ -20,11 +20,11 @@ const BLOCK_M: usize = 64;
 
 /// What both backward kernels read.
 #[derive(Clone, Copy)]
-pub(crate) struct Inputs<'a, T> {
-    pub q: View<'a, T>,
-    pub k: View<'a, T>,
-    pub v: View<'a, T>,
-    pub dout: View<'a, T>,
+pub(crate) struct Inputs<'a> {
+    pub q: &'a dyn Widened,
+    pub k: &'a dyn Widened,
+    pub v: &'a dyn Widened,
+    pub dout: &'a dyn Widened,
     /// `(rows_q, heads)`, of [`super::forward()`].
     pub lse: &'a [f32],
     /// `(rows_q, heads)`, of [`row_sums`].
@@ -32,7 +32,7 @@ pub(crate) struct Inputs<'a, T> {
 }
 
 /// `rowsum(dout * out)` as `(rows_q, heads)`; 0 for rows outside of every sequence.
-pub(crate) fn row_sums<T: Element>(call: &Call, out: View<'_, T>, dout: View<'_, T>) -> Vec<f32> {
+pub(crate) fn row_sums(call: &Call, out: &dyn Widened, dout: &dyn Widened) -> Vec<f32> {
     let mut sums = vec![0.0; call.rows_q * call.heads];
     let (mut left, mut right) = (vec![0.0; call.dim], vec![0.0; call.dim]);
     for sequence in &call.sequences {
@@ -49,7 +49,7 @@ pub(crate) fn row_sums<T: Element>(call: &Call, out: View<'_, T>, dout: View<'_,
 }
 
 /// The gradient of q into `dq (rows_q, heads, dim)`, which is zero where no sequence has a row.
-pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_, T>, dq: &mut [T]) {
+pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_>, dq: &mut [T]) {
     if dq.is_empty() {
         return;
     }
@@ -64,12 +64,15 @@ pub(crate) fn gradient_of_queries<T: Element>(call: &Call, inputs: Inputs<'_, T>
         }
     }
     tasks.into_par_iter().for_each(|(sequence, rows, targets)| {
-        Arch::new().dispatch(QueryKernel { call, inputs, sequence, rows, targets });
+        let sums = Arch::new().dispatch(QueryKernel { call, inputs, sequence, rows });
+        for (line, target) in sums.chunks_exact(call.columns()).zip(targets) {
+            T::narrow(&line[..call.dim], target);
+        }
     });
 }
 
 /// The gradients of k and v into `dk` and `dv (rows_k, heads_k, dim)`, which are zero where no sequence has a row.
-pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_, T>, dk: &mut [T], dv: &mut [T]) {
+pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_>, dk: &mut [T], dv: &mut [T]) {
     if dk.is_empty() {
         return;
     }
@@ -87,13 +90,18 @@ pub(crate) fn gradients_of_keys<T: Element>(call: &Call, inputs: Inputs<'_, T>, 
         }
     }
     tasks.into_par_iter().for_each(|(sequence, head, keys, targets)| {
-        Arch::new().dispatch(KeyKernel { call, inputs, sequence, head, keys, targets });
+        let [dk, dv] = Arch::new().dispatch(KeyKernel { call, inputs, sequence, head, keys });
+        let lines = dk.chunks_exact(call.columns()).zip(dv.chunks_exact(call.columns()));
+        for ((dk, dv), (to_k, to_v)) in lines.zip(targets) {
+            T::narrow(&dk[..call.dim], to_k);
+            T::narrow(&dv[..call.dim], to_v);
+        }
     });
 }
 
 /// The gradients of q, k and v, as of [`gradient_of_queries`] and [`gradients_of_keys`], where the heads of keys keep every
 /// thread busy: they go up in the threads, or each thread has two. False, and nothing done, where there are fewer.
-pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_, T>, [dq, dk, dv]: [&mut [T]; 3]) -> bool {
+pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_>, [dq, dk, dv]: [&mut [T]; 3]) -> bool {
     let (heads, threads) = (call.sequences.len() * call.heads_k, rayon::current_num_threads());
     if dk.is_empty() || (heads < 2 * threads && heads % threads != 0) {
         return false;
@@ -116,7 +124,17 @@ pub(crate) fn gradients<T: Element>(call: &Call, inputs: Inputs<'_, T>, [dq, dk,
         }
     }
     tasks.into_par_iter().for_each(|(sequence, head, of_queries, of_keys)| {
-        Arch::new().dispatch(HeadKernel { call, inputs, sequence, head, of_queries, of_keys });
+        let mut of_keys = of_keys.into_iter();
+        let mut put = |dk: &[f32], dv: &[f32]| {
+            let Some((to_k, to_v)) = of_keys.next() else { return };
+            T::narrow(&dk[..call.dim], to_k);
+            T::narrow(&dv[..call.dim], to_v);
+        };
+        let dq = Arch::new().dispatch(HeadKernel { call, inputs, sequence, head, put: &mut put });
+        let lines = dq.iter().flat_map(|tile| tile.chunks_exact(call.columns()));
+        for (line, target) in lines.zip(of_queries) {
+            T::narrow(&line[..call.dim], target);
+        }
     });
     true
 }
@@ -128,7 +146,7 @@ struct Statistics {
 }
 
 impl Statistics {
-    fn new(call: &Call, inputs: &Inputs<'_, impl Element>, sequence: &Sequence, rows: &Rows, width: usize) -> Self {
+    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, rows: &Rows, width: usize) -> Self {
         let place = |row: &Row| call.out_row(sequence, row.query) * call.heads + row.head;
         let mut lse: Vec<f32> = rows.each.iter().map(|row| inputs.lse[place(row)]).collect();
         let mut delta: Vec<f32> = rows.each.iter().map(|row| inputs.delta[place(row)]).collect();
@@ -190,31 +208,31 @@ impl Tiles {
     }
 }
 
-struct QueryKernel<'a, T> {
+/// Gives rows of dq, [`Call::columns`] apart.
+struct QueryKernel<'a> {
     call: &'a Call,
-    inputs: Inputs<'a, T>,
+    inputs: Inputs<'a>,
     sequence: &'a Sequence,
     rows: Rows,
-    targets: Vec<&'a mut [T]>,
 }
 
-impl<T: Element> WithSimd for QueryKernel<'_, T> {
-    type Output = ();
+impl WithSimd for QueryKernel<'_> {
+    type Output = Vec<f32>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) {
+    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
         if S::F32_LANES > 1 {
-            self.run::<true>();
+            self.run::<true>()
         } else {
-            self.run::<false>();
+            self.run::<false>()
         }
     }
 }
 
-impl<T: Element> QueryKernel<'_, T> {
+impl QueryKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Self { call, inputs, sequence, rows, targets } = self;
+    fn run<const FMA: bool>(self) -> Vec<f32> {
+        let Self { call, inputs, sequence, rows } = self;
         let (dim, columns, count) = (call.dim, call.columns(), rows.len());
         let width = count.next_multiple_of(LANES);
         let head_k = rows.each[0].head / call.group();
@@ -235,39 +253,37 @@ impl<T: Element> QueryKernel<'_, T> {
             tiles.compute::<FMA>(call, sequence, &rows, &keys, [&k, &v, &q, &dout], &statistics);
             add_product::<FMA>(&mut sums, Left::Columns(&tiles.scores, width), &k, (count, columns, keys.len()));
         }
-        for (line, target) in sums.chunks_exact_mut(columns).zip(targets) {
-            scale(line, call.scale);
-            T::narrow(&line[..dim], target);
-        }
+        scale(&mut sums, call.scale);
+        sums
     }
 }
 
-struct KeyKernel<'a, T> {
+/// Gives rows of dk and of dv, [`Call::columns`] apart.
+struct KeyKernel<'a> {
     call: &'a Call,
-    inputs: Inputs<'a, T>,
+    inputs: Inputs<'a>,
     sequence: &'a Sequence,
     head: usize,
     keys: Range<usize>,
-    targets: Vec<(&'a mut [T], &'a mut [T])>,
 }
 
-impl<T: Element> WithSimd for KeyKernel<'_, T> {
-    type Output = ();
+impl WithSimd for KeyKernel<'_> {
+    type Output = [Vec<f32>; 2];
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) {
+    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
         if S::F32_LANES > 1 {
-            self.run::<true>();
+            self.run::<true>()
         } else {
-            self.run::<false>();
+            self.run::<false>()
         }
     }
 }
 
-impl<T: Element> KeyKernel<'_, T> {
+impl KeyKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Self { call, inputs, sequence, head, keys, targets } = self;
+    fn run<const FMA: bool>(self) -> [Vec<f32>; 2] {
+        let Self { call, inputs, sequence, head, keys } = self;
         let (dim, columns, count) = (call.dim, call.columns(), keys.len());
         let mut k = vec![0.0; BLOCK_N * columns];
         let mut v = vec![0.0; BLOCK_N * columns];
@@ -298,24 +314,20 @@ impl<T: Element> KeyKernel<'_, T> {
                 add_product::<FMA>(&mut dk, Left::Rows(&tiles.scores, width), &q, size);
             }
         }
-        for ((dk, dv), (to_k, to_v)) in dk.chunks_exact_mut(columns).zip(dv.chunks_exact(columns)).zip(targets) {
-            scale(dk, call.scale);
-            T::narrow(&dk[..dim], to_k);
-            T::narrow(&dv[..dim], to_v);
-        }
+        scale(&mut dk, call.scale);
+        [dk, dv]
     }
 }
 
-/// A head of keys of a sequence, and the heads of queries that share it.
-struct HeadKernel<'a, T> {
+/// A head of keys of a sequence, and the heads of queries that share it. Gives rows of dq, [`Call::columns`] apart, head
+/// by head.
+struct HeadKernel<'a> {
     call: &'a Call,
-    inputs: Inputs<'a, T>,
+    inputs: Inputs<'a>,
     sequence: &'a Sequence,
     head: usize,
-    /// Rows of dq, head by head.
-    of_queries: Vec<&'a mut [T]>,
-    /// Rows of dk and dv.
-    of_keys: Vec<(&'a mut [T], &'a mut [T])>,
+    /// Takes the rows of dk and dv, key by key.
+    put: &'a mut dyn FnMut(&[f32], &[f32]),
 }
 
 /// Queries of a head and what is computed for them, kept while the keys go by.
@@ -331,7 +343,7 @@ struct QueryTile {
 }
 
 impl QueryTile {
-    fn new<T: Element>(call: &Call, inputs: &Inputs<'_, T>, sequence: &Sequence, head: usize, start: usize) -> Self {
+    fn new(call: &Call, inputs: &Inputs<'_>, sequence: &Sequence, head: usize, start: usize) -> Self {
         let queries = start..(start + BLOCK_M).min(sequence.q.len());
         let rows = Rows::new(call, sequence, head..head + 1, &queries);
         let width = rows.len().next_multiple_of(LANES);
@@ -344,24 +356,24 @@ impl QueryTile {
     }
 }
 
-impl<T: Element> WithSimd for HeadKernel<'_, T> {
-    type Output = ();
+impl WithSimd for HeadKernel<'_> {
+    type Output = Vec<Vec<f32>>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) {
+    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
         if S::F32_LANES > 1 {
-            self.run::<true>();
+            self.run::<true>()
         } else {
-            self.run::<false>();
+            self.run::<false>()
         }
     }
 }
 
-impl<T: Element> HeadKernel<'_, T> {
+impl HeadKernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Self { call, inputs, sequence, head, of_queries, of_keys } = self;
-        let (dim, columns) = (call.dim, call.columns());
+    fn run<const FMA: bool>(self) -> Vec<Vec<f32>> {
+        let Self { call, inputs, sequence, head, put } = self;
+        let columns = call.columns();
         let starts = (0..sequence.q.len()).step_by(BLOCK_M);
         let mut queries: Vec<QueryTile> = (head * call.group()..(head + 1) * call.group())
             .flat_map(|head| starts.clone().map(move |start| (head, start)))
@@ -369,7 +381,6 @@ impl<T: Element> HeadKernel<'_, T> {
             .collect();
         let mut tiles = Tiles::new(call, BLOCK_M);
         let [mut k, mut v, mut dk, mut dv] = std::array::from_fn(|_| vec![0.0; BLOCK_N * columns]);
-        let mut of_keys = of_keys.into_iter();
         for start in (0..sequence.k.len()).step_by(BLOCK_N) {
             let keys = start..(start + BLOCK_N).min(sequence.k.len());
             call.read_keys(inputs.k, sequence, keys.clone(), head, &mut k);
@@ -390,24 +401,22 @@ impl<T: Element> HeadKernel<'_, T> {
                 add_product::<FMA>(&mut tile.dq, Left::Columns(&tiles.scores, width), &k, size);
             }
             for (dk, dv) in dk.chunks_exact_mut(columns).zip(dv.chunks_exact(columns)).take(keys.len()) {
-                let Some((to_k, to_v)) = of_keys.next() else { return };
                 scale(dk, call.scale);
-                T::narrow(&dk[..dim], to_k);
-                T::narrow(&dv[..dim], to_v);
+                put(dk, dv);
             }
         }
-        let lines = queries.iter_mut().flat_map(|tile| tile.dq.chunks_exact_mut(columns));
-        for (line, target) in lines.zip(of_queries) {
-            scale(line, call.scale);
-            T::narrow(&line[..dim], target);
-        }
+        let scaled = |mut tile: QueryTile| {
+            scale(&mut tile.dq, call.scale);
+            tile.dq
+        };
+        queries.into_iter().map(scaled).collect()
     }
 }
 
 /// The rows of a tile as they are, [`Call::columns`] apart, and turned as by [`read_turned`].
-fn rows_and_turned<T: Element>(
+fn rows_and_turned(
     call: &Call,
-    from: View<'_, T>,
+    from: &dyn Widened,
     sequence: &Sequence,
     rows: &Rows,
     width: usize,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::element::{Element, View};
+use super::element::Widened;
 
 /// One sequence: where its queries and keys are in their tensors.
 #[derive(Clone, Debug)]
@@ -74,14 +74,7 @@ impl Call {
     }
 
     /// Reads keys or values of a sequence into rows of `to`, [`Call::columns`] apart.
-    pub fn read_keys<T: Element>(
-        &self,
-        from: View<'_, T>,
-        sequence: &Sequence,
-        keys: Range<usize>,
-        head: usize,
-        to: &mut [f32],
-    ) {
+    pub fn read_keys(&self, from: &dyn Widened, sequence: &Sequence, keys: Range<usize>, head: usize, to: &mut [f32]) {
         for (row, key) in to.chunks_exact_mut(self.columns()).zip(keys) {
             let (batch, place) = match key.checked_div(self.page_size) {
                 Some(page) => (sequence.pages[page], key % self.page_size),

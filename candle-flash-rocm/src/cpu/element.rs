@@ -70,6 +70,12 @@ pub(crate) struct View<'a, T> {
     pub strides: Strides,
 }
 
+/// A tensor whose rows are read as `f32`, so that the kernels are compiled once for all element types.
+pub(crate) trait Widened: Sync {
+    /// Reads one row of one head into the first `dim` elements of `to`.
+    fn read(&self, batch: usize, row: usize, head: usize, to: &mut [f32]);
+}
+
 impl<T: Element> View<'_, T> {
     /// Copies one row of one head.
     pub fn copy(&self, batch: usize, row: usize, head: usize, to: &mut [T]) {
@@ -83,9 +89,10 @@ impl<T: Element> View<'_, T> {
             }
         }
     }
+}
 
-    /// Reads one row of one head into the first `dim` elements of `to`.
-    pub fn read(&self, batch: usize, row: usize, head: usize, to: &mut [f32]) {
+impl<T: Element> Widened for View<'_, T> {
+    fn read(&self, batch: usize, row: usize, head: usize, to: &mut [f32]) {
         let at = &self.strides;
         let start = at.offset + batch * at.batch + row * at.row + head * at.head;
         if at.dim == 1 {

@@ -6,7 +6,7 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::call::{Call, Rows, Sequence};
-use super::element::{Element, View};
+use super::element::{Element, Widened};
 use super::product::{add_product, exp, scale, Left, LANES};
 
 /// Query rows and keys of a tile.
@@ -24,13 +24,7 @@ struct Task<'a, T> {
 /// Attention of q over k and v into `out (rows_q, heads, dim)`, which is zero where no sequence has a row.
 ///
 /// Returns the logarithm of each row's sum of exponentials `(rows_q, heads)`, +inf for a row that sees no key.
-pub(crate) fn forward<T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
-    out: &mut [T],
-) -> Vec<f32> {
+pub(crate) fn forward<T: Element>(call: &Call, inputs: [&dyn Widened; 3], out: &mut [T]) -> Vec<f32> {
     let mut lse = vec![f32::INFINITY; call.rows_q * call.heads];
     if out.is_empty() {
         return lse;
@@ -50,7 +44,12 @@ pub(crate) fn forward<T: Element>(
     let found: Vec<(Task<'_, T>, Vec<f32>)> = tasks
         .into_par_iter()
         .map(|mut task| {
-            let sums = Arch::new().dispatch(Kernel { call, q, k, v, task: &mut task });
+            let Task { sequence, heads, queries, .. } = &task;
+            let rows = Rows::new(call, sequence, heads.clone(), queries);
+            let (lines, sums) = Arch::new().dispatch(Kernel { call, inputs, sequence, rows });
+            for (line, target) in lines.chunks_exact(call.columns()).zip(&mut task.out) {
+                T::narrow(&line[..call.dim], target);
+            }
             (task, sums)
         })
         .collect();
@@ -86,9 +85,9 @@ pub(super) fn blocks(call: &Call, sequence: &Sequence) -> Vec<(Range<usize>, Ran
 }
 
 /// Reads the rows of a tile, turned: element `(d, row)` is at `d * width + row`.
-pub(super) fn read_turned<T: Element>(
+pub(super) fn read_turned(
     call: &Call,
-    from: View<'_, T>,
+    from: &dyn Widened,
     sequence: &Sequence,
     rows: &Rows,
     width: usize,
@@ -103,19 +102,20 @@ pub(super) fn read_turned<T: Element>(
     }
 }
 
-struct Kernel<'t, 'a, T> {
+/// Gives rows of the result, [`Call::columns`] apart, and the logarithms of their sums.
+struct Kernel<'a> {
     call: &'a Call,
-    q: View<'a, T>,
-    k: View<'a, T>,
-    v: View<'a, T>,
-    task: &'t mut Task<'a, T>,
+    /// q, k and v.
+    inputs: [&'a dyn Widened; 3],
+    sequence: &'a Sequence,
+    rows: Rows,
 }
 
-impl<T: Element> WithSimd for Kernel<'_, '_, T> {
-    type Output = Vec<f32>;
+impl WithSimd for Kernel<'_> {
+    type Output = (Vec<f32>, Vec<f32>);
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) -> Vec<f32> {
+    fn with_simd<S: Simd>(self, _simd: S) -> Self::Output {
         // Every vector extension that `pulp` detects has fused multiplication and addition.
         if S::F32_LANES > 1 {
             self.run::<true>()
@@ -125,15 +125,13 @@ impl<T: Element> WithSimd for Kernel<'_, '_, T> {
     }
 }
 
-impl<T: Element> Kernel<'_, '_, T> {
+impl Kernel<'_> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> Vec<f32> {
-        let Self { call, q, k, v, task } = self;
-        let sequence = task.sequence;
+    fn run<const FMA: bool>(self) -> (Vec<f32>, Vec<f32>) {
+        let Self { call, inputs: [q, k, v], sequence, rows } = self;
         let (dim, columns) = (call.dim, call.columns());
-        let rows = Rows::new(call, sequence, task.heads.clone(), &task.queries);
         let width = rows.len().next_multiple_of(LANES);
-        let head_k = task.heads.start / call.group();
+        let head_k = rows.each[0].head / call.group();
 
         let mut turned = vec![0.0; dim * width]; // [dim, width]
         read_turned(call, q, sequence, &rows, width, &mut turned);
@@ -162,13 +160,12 @@ impl<T: Element> Kernel<'_, '_, T> {
             call.read_keys(v, sequence, keys, head_k, &mut tile);
             add_product::<FMA>(&mut sums, Left::Columns(scores, width), &tile, (rows.len(), columns, count));
         }
-        for (line, (target, &sum)) in sums.chunks_exact_mut(columns).zip(task.out.iter_mut().zip(&total)) {
-            let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            scale(line, factor);
-            T::narrow(&line[..dim], target);
+        for (line, &sum) in sums.chunks_exact_mut(columns).zip(&total) {
+            scale(line, if sum == 0.0 { 0.0 } else { 1.0 / sum });
         }
         let natural = |(&most, &total): (&f32, &f32)| if total == 0.0 { f32::INFINITY } else { most + total.ln() };
-        most.iter().zip(&total).map(natural).take(rows.len()).collect()
+        let logarithms = most.iter().zip(&total).map(natural).take(rows.len()).collect();
+        (sums, logarithms)
     }
 }
 

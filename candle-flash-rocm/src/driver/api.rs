@@ -37,6 +37,7 @@ pub(super) enum Select {
     Cuda {
         device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
         retain: unsafe extern "C" fn(*mut Handle, c_int) -> Code,
+        get: unsafe extern "C" fn(*mut Handle) -> Code,
         push: unsafe extern "C" fn(Handle) -> Code,
         pop: unsafe extern "C" fn(*mut Handle) -> Code,
         attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> Code,
@@ -112,6 +113,7 @@ impl Api {
             Platform::Cuda => Select::Cuda {
                 device: find!("", "cuDeviceGet"),
                 retain: find!("", "cuDevicePrimaryCtxRetain"),
+                get: find!("", "cuCtxGetCurrent"),
                 push: find!("", "cuCtxPushCurrent_v2"),
                 pop: find!("", "cuCtxPopCurrent_v2"),
                 attribute: find!("", "cuDeviceGetAttribute"),

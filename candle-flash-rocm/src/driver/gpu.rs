@@ -118,7 +118,13 @@ impl Gpu {
                 driver.check("hipSetDevice", unsafe { set(before) })?;
                 result
             }
-            Select::Cuda { push, pop, .. } => {
+            Select::Cuda { get, push, pop, .. } => {
+                let mut before: Handle = std::ptr::null_mut();
+                // SAFETY: the function writes the current context.
+                driver.check("cuCtxGetCurrent", unsafe { get(&raw mut before) })?;
+                if before as usize == self.context {
+                    return calls();
+                }
                 // SAFETY: the context is retained and never released.
                 driver.check("cuCtxPushCurrent", unsafe { push(self.context as Handle) })?;
                 let result = calls();

@@ -132,7 +132,7 @@ impl Attention {
         }
         let call = self.cpu_call(sizes)?;
         let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
-        self.keep(cpu::forward(&call, q, k, v, &mut out));
+        self.keep(cpu::forward(&call, [&q, &k, &v], &mut out));
         Ok(out)
     }
 
@@ -140,9 +140,9 @@ impl Attention {
     fn cpu_backward<T: Element>(&self, sizes: &Sizes, [q, k, v, out, dout]: [View<'_, T>; 5]) -> Result<[Vec<T>; 3]> {
         let call = self.cpu_call(sizes)?;
         let size_q = call.rows_q * call.heads * call.dim;
-        let lse = self.kept().unwrap_or_else(|| cpu::forward(&call, q, k, v, &mut vec![T::default(); size_q]));
-        let delta = cpu::row_sums(&call, out, dout);
-        let inputs = cpu::Inputs { q, k, v, dout, lse: &lse, delta: &delta };
+        let lse = self.kept().unwrap_or_else(|| cpu::forward(&call, [&q, &k, &v], &mut vec![T::default(); size_q]));
+        let delta = cpu::row_sums(&call, &out, &dout);
+        let inputs = cpu::Inputs { q: &q, k: &k, v: &v, dout: &dout, lse: &lse, delta: &delta };
         let size_k = sizes.batch * sizes.seqlen_k * sizes.heads_k * sizes.dim;
         let [mut dq, mut dk, mut dv] = [size_q, size_k, size_k].map(|size| vec![T::default(); size]);
         if !cpu::gradients(&call, inputs, [&mut dq, &mut dk, &mut dv]) {

@@ -24,6 +24,10 @@ pub const FORMAT: u64 = 2;
 /// The environment variable that names a store, a wheel or a directory of stores.
 const VARIABLE: &str = "CANDLE_FLASH_ROCM_STORE";
 
+/// What has kernel stores.
+const SOURCES: &str = "a wheel of flash_attn from this crate's repository, a kernel store such as gfx942.zip, or a \
+                       directory of stores. In a clone of the repository, ./build_rocm.sh --store gfx942 writes a store";
+
 /// Where a wheel keeps its stores.
 const IN_A_WHEEL: &str = "flash_attn/_kernels/";
 
@@ -49,10 +53,7 @@ impl Stores {
     /// Where it is not set, and as [`Stores::open`].
     pub fn from_environment() -> Result<Self> {
         let Some(path) = std::env::var_os(VARIABLE) else {
-            return Err(Error::Store(format!(
-                "{VARIABLE} is not set: let it name a kernel store such as gfx942.zip, a wheel of flash_attn or a \
-                 directory of stores; ./build_rocm.sh --store gfx942 writes a store"
-            )));
+            return Err(Error::Store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
         };
         Self::open(PathBuf::from(path))
     }
@@ -64,7 +65,8 @@ impl Stores {
     /// Where the path cannot be read, or holds no store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let origin = path.as_ref().to_path_buf();
-        let unreadable = |error: &dyn std::fmt::Display| damaged(&origin, &format!("cannot be read: {error}"));
+        let unreadable =
+            |error: &dyn std::fmt::Display| damaged(&origin, &format!("cannot be read: {error}; name {SOURCES}"));
         let mut found = BTreeMap::new();
         let mut add = |name: &str, place| {
             if let Some(target) = name.strip_suffix(".zip").filter(|target| is_target(target)) {
@@ -89,10 +91,8 @@ impl Stores {
             add(&name(&origin), Place::File(origin.clone()));
         }
         if found.is_empty() {
-            let wanted =
-                "no kernel store in it: name a file <target>.zip such as gfx942.zip, a wheel of flash_attn, or \
-                          a directory of such files; `./build_rocm.sh --store gfx942` writes one";
-            return Err(damaged(&origin, wanted));
+            let found = "no store in it, which is a file <target>.zip";
+            return Err(damaged(&origin, &format!("{found}; name {SOURCES}")));
         }
         Ok(Self { origin, found })
     }
