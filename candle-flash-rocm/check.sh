@@ -29,4 +29,4 @@ cargo package --locked --allow-dirty --quiet --no-verify
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT
 tar xf "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate -C "$unpacked" --strip-components 1
-cargo check --locked --quiet --manifest-path "$unpacked/Cargo.toml" --config 'profile.dev.debug="line-tables-only"'
+cargo check --locked --quiet --manifest-path "$unpacked/Cargo.toml" --config 'profile.dev.package."*".debug=false'

@@ -39,7 +39,7 @@ def mapped(content: bytes) -> list[tuple[int, int]]:
 
 
 def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
-    """One forward and backward, compared; the names of the kernels that ran."""
+    """Forwards with and without a backward, compared; the names of the kernels that ran."""
     torch.manual_seed(0)
     heads = {"q": case.heads, "k": case.heads_k, "v": case.heads_k, "dout": case.heads}
     shapes = {name: (case.batch, case.seqlen, count, case.head_dim) for name, count in heads.items()}
@@ -65,7 +65,7 @@ def call(library: ctypes.CDLL, kernels: list[Loaded], case: Case) -> list[str]:
         )
 
     answer = ctypes.create_string_buffer(CAPACITY)
-    with packets.runtime().serving(run, 3):
+    with packets.runtime().serving(run, 4):  # two forwards, and two kernels of the backward
         status = library.rocm_candle_run(json.dumps(request).encode(), answer, ctypes.c_size_t(CAPACITY))
         if status:
             raise RuntimeError(f"{case}: {answer.value.decode()}")

@@ -8,5 +8,5 @@ mod product;
 
 pub(crate) use backward::{gradient_of_queries, gradients, gradients_of_keys, row_sums, Inputs};
 pub(crate) use call::{Call, Sequence};
-pub(crate) use element::{Element, Strides, View, Widened};
+pub(crate) use element::{Element, Strides, View};
 pub(crate) use forward::forward;
