@@ -23,8 +23,8 @@ DIMS = (64, 128, 192, 256)
 DTYPES = ("bf16", "fp16")
 OPS = ("fwd", "bwd")
 _TOKENS = 4096
-# Composable Kernel's backward has no kernel of head dim 192: it pads to 256.
-_CK_BACKWARD_DIMS = (64, 128, 256)
+# Composable Kernel's backward has no kernel of head dim 192: the one of 256 serves it.
+_CK_BACKWARD_DIMS = {192: 256}
 _COMPUTE_UNITS = 304
 
 
@@ -35,9 +35,11 @@ def kernels(target: str, source: str, op: str, dtype: str, head_dim: int) -> tup
     if source == ASM:
         found = assembly_table.find(target, op, dtype, head_dim, PLAIN, False, _COMPUTE_UNITS)
         return () if found is None else (found.name,)
-    if not has_kernels(versions.load(), target, "ck") or (op == "bwd" and head_dim not in _CK_BACKWARD_DIMS):
+    if not has_kernels(versions.load(), target, "ck"):
         return ()
-    return (f"{'fwd' if op == 'fwd' else 'dqdkdv'}-{dtype}-d{head_dim}-batch",)
+    if op == "bwd":
+        return (f"dqdkdv-{dtype}-d{_CK_BACKWARD_DIMS.get(head_dim, head_dim)}-batch",)
+    return (f"fwd-{dtype}-d{head_dim}-batch",)
 
 
 def taken(target: str, source: str, name: str) -> Taken:

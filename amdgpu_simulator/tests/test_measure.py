@@ -119,10 +119,11 @@ def test_a_table_of_every_source(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "| gfx942 | assembly | Composable Kernel | Triton | calls take |",
         "|-|-|-|-|-|",
         "| fwd bf16 d128 | 1000 (50) | 1000 (50) | 1000 (50) | asm |",
-        "| fwd bf16 d192 |  | 1000 (50) | 1000 (50) | ck |",
+        "| fwd bf16 d192 |  | 1000 (50) | 1000 (50) | triton |",
         "| bwd bf16 d128 | 1000 (50) | 1000 (50) | 2000 (50) | asm |",
-        "| bwd bf16 d192 | 1000 (50) |  | 2000 (50) | asm |",
+        "| bwd bf16 d192 | 1000 (50) | 1000 (50) | 2000 (50) | asm |",
     ]
+    assert asked.count("dqdkdv-bf16-d256-batch") == 1
     assert asked[:3] == ["asm-fwd-bf16-d128-plain", "fwd-bf16-d128-batch", "fwd-bf16-d128"]
     capsys.readouterr()
     command.main(["table", "gfx1100", "--dim", "64", "--dtype", "fp16"])
