@@ -30,6 +30,22 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot compile" in rows[2]
 
 
+def test_a_kernel_of_a_cache() -> None:
+    """A tile has 16 rows: for 128 of them, as many products of 128 x 64 keys and columns at 512 operations a cycle."""
+    variant = triton.parse_kernel("decode-bf16-d64-sink")
+    found = measure.measure(triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]))
+    assert found.matrix % 1024 == 0
+    assert 2048 <= found.matrix < found.cycles
+
+
+@pytest.mark.parametrize("name", ["fwd-bf16-d64-bias", "bwd-dbias-bf16-d64"])
+def test_kernels_with_a_bias(name: str) -> None:
+    variant = triton.parse_kernel(name)
+    record = triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]).run(32)
+    assert record.cycles["matrix"] > 0
+    assert record.cycles["memory"] > 0
+
+
 def test_loads_that_take_longer() -> None:
     variant, tile = triton.parse_kernel("fwd-bf16-d32"), triton.parse_tile("64,64,4,1")
     workload = triton.workload("gfx942", variant, tile)
@@ -81,7 +97,8 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
     ("arguments", "said"),
     [
         ("gfx942 fwd-bf16-d65", "error: fwd-bf16-d65: want fwd, bwd-dq or bwd-dkdv"),
-        ("gfx942 decode-bf16-d64", "error: decode-bf16-d64: want fwd"),
+        ("gfx942 append-bf16-d64", "error: append-bf16-d64: want fwd"),
+        ("gfx942 bwd-dbias-bf16-d32", "error: bwd-dbias-bf16-d32: want fwd"),
         ("gfx942 fwd-bf16-d64 128,x", "error: 128,x: want block_m,block_n,warps,stages"),
         ("gfx942 fwd-bf16-d64 128,64,4,1,0,16", "error: 128,64,4,1,0,16: want"),
         (

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import torch
-from flash_attn import flash_attn_func
+from flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_attn.kernels import tuning
-from flash_attn.kernels.operation import HEAD_DIMS, KINDS
+from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import Config
+from flash_attn.kernels.value_dims import LATENT_DIM
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.store import Store
 
@@ -20,9 +21,13 @@ from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # Products of matrices for a tile: over the columns of q and k, and over the columns of v.
-_PRODUCTS = {"fwd": (1, 1), "bwd-dq": (2, 1), "bwd-dkdv": (2, 2)}
+_PRODUCTS = {"fwd": (1, 1), "bwd-dq": (2, 1), "bwd-dkdv": (2, 2), "bwd-dbias": (1, 1)}
+# Over a cache: one query of so many heads as there are rows, which share the keys.
+_CACHES = {"decode": (1, 1), "extend": (1, 1), "latent": (1, 1), "latent-extend": (1, 1)}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "sink": {"s_aux": torch.zeros(1)},
+    "bias": {"attn_bias": torch.zeros(1, 1, 1, 1)},
     "alibi": {"alibi_slopes": torch.ones(1)},
     "dropout": {"dropout_p": 0.1},
     "softcap": {"softcap": 20.0},
@@ -31,14 +36,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def parse_kernel(name: str) -> Variant:
     """The variant of a name. Raises ValueError for one that no call here runs."""
-    for op in (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS)):
+    ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *_CACHES)
+    for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
         for dtype in DTYPES:
-            for head_dim in HEAD_DIMS:
-                for kind in KINDS[:-1]:
-                    if (variant := Variant(op, dtype, head_dim, kind)).name == name:
+            for kind in row.kinds_of(dtype):
+                for head_dim in row.sizes_for(kind) if kind in _OPTIONS else ():
+                    if (variant := Variant(row.name, dtype, head_dim, kind)).name == name:
                         return variant
     raise ValueError(
-        f"{name}: want fwd, bwd-dq or bwd-dkdv, with -v or without, a type, head dim and kind: bwd-dq-fp16-d64-softcap"
+        f"{name}: want fwd, bwd-dq or bwd-dkdv, with -v or without, bwd-dbias, decode or latent, a type, head dim and "
+        "kind: bwd-dq-fp16-d64-softcap"
     )
 
 
@@ -90,26 +97,42 @@ def _workload(
     target: str, variant: Variant, configs: dict[str, Config], entry: dict[str, Any], code: gpu.Code, causal: bool
 ) -> Workload:
     op = variant.op.removesuffix("-v")
-    of_keys, of_values = _PRODUCTS[op]
-    columns = of_keys * variant.block_d + of_values * _value_dim(variant)
+    of_keys, of_values = (_PRODUCTS | _CACHES)[op]
+    columns = of_keys * _key_dim(variant) + of_values * _value_dim(variant)
     tile_rows = entry["constants"]["BLOCK_N" if op == "bwd-dkdv" else "BLOCK_M"]
     rows = math.lcm(128, tile_rows)
 
     def run(length: int) -> Record:
-        records: dict[str, Record] = {}
+        records: dict[int, Record] = {}
+        measured: list[assembly.Kernel] = []  # a call may load others of the same symbol, which it does not launch
+
+        def noted(target: str, asked: Variant, config: Config | None) -> gpu.Found:
+            found = code(target, asked, config)
+            if asked == variant:
+                measured.append(found[2])
+            return found
 
         def program(kernel: assembly.Kernel) -> machine.Program:
-            return machine.Program(kernel, records.setdefault(kernel.symbol, Record(kernel)))
+            return machine.Program(kernel, records.setdefault(id(kernel), Record(kernel)))
 
-        with gpu.pretend(target, configs=configs, program=program, code=code) as launched:
-            _call(variant, rows, length, causal)
+        with gpu.pretend(target, configs=configs, program=program, code=noted) as launched:
+            if op in _CACHES:
+                _cached(variant, rows if op.endswith("extend") else tile_rows, length)
+            elif op == "bwd-dbias":
+                _shared_bias(variant, rows, length // entry["constants"]["BLOCK_N"], entry["constants"]["BLOCK_N"])
+            else:
+                _call(variant, rows, length, causal)
         assert variant.name in launched
-        return records[variant.operation.function]
+        return records[id(measured[-1])]
 
     return Workload(
         target=target, rows=tile_rows, entry=entry, run=run,
         programs=every_tile(tile_rows), operations=2 * columns,
     )  # fmt: skip
+
+
+def _key_dim(variant: Variant) -> int:
+    return variant.block_d + (LATENT_DIM if variant.op.startswith("latent") else 0)
 
 
 def _value_dim(variant: Variant) -> int:
@@ -124,7 +147,30 @@ def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
         torch.randn(1, n, 1, width, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
         for n, width in zip(lengths, widths, strict=True)
     )
-    out = flash_attn_func(q, k, v, causal=causal, **_OPTIONS[variant.kind])
+    options = dict(_OPTIONS[variant.kind])
+    if variant.kind == "bias":
+        options["attn_bias"] = options["attn_bias"].to(q.dtype).expand(1, 1, q.shape[1], k.shape[1])
+    out = flash_attn_func(q, k, v, causal=causal, **options)
     assert isinstance(out, torch.Tensor)
     if variant.op.startswith("bwd"):
         torch.autograd.backward(out.sum())
+
+
+def _shared_bias(variant: Variant, rows: int, batch: int, keys: int) -> None:
+    """A tile of the gradient of a bias that the whole batch shares, so that it sums over a tile of each sequence."""
+    dtype = DTYPES[variant.dtype]
+    q, k, v = (torch.ones(batch, n, 1, variant.block_d, dtype=dtype) for n in (rows, keys, keys))
+    bias = torch.zeros(1, 1, rows, keys, dtype=dtype, requires_grad=True)
+    out = flash_attn_func(q, k, v, attn_bias=bias)
+    assert isinstance(out, torch.Tensor)
+    torch.autograd.backward(out.sum())
+
+
+def _cached(variant: Variant, rows: int, length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, cache = (
+        torch.randn(1, n, heads, _key_dim(variant), generator=generator).to(DTYPES[variant.dtype])
+        for n, heads in ((1, rows), (length, 1))
+    )
+    sinks = torch.zeros(rows) if variant.kind == "sink" else None
+    flash_attn_with_kvcache(q, cache, cache[..., : variant.block_d], cache_seqlens=length, num_splits=1, s_aux=sinks)
