@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import fake_parts
 import pytest
@@ -134,3 +136,13 @@ def test_it_is_tested_with_the_newest_and_the_oldest_torch() -> None:
 def test_a_cell_is_tested_with_itself() -> None:
     (only,) = combinations.of(fake_parts.plan("gfx942"), DATA, lambda _: None)
     assert (only.python, only.torch, only.torch_index) == ("3.11", "2.5.1", "rocm6.2")
+
+
+def test_a_wheel_for_radeon_gpus_alone_has_nothing_of_composable_kernel_to_test(
+    wheel_script: Callable[[str], ModuleType],
+) -> None:
+    only_ck = wheel_script("test_ck")._only_ck.__wrapped__
+    only_ck({"backend": "ck", "targets": ["gfx1100", "gfx942"]})
+    for info in ({"backend": "ck", "targets": ["gfx1100"]}, {"backend": "triton", "targets": ["gfx942"]}):
+        with pytest.raises(pytest.skip.Exception, match="without Composable Kernel"):
+            only_ck(info)
