@@ -49,6 +49,9 @@ if [[ -n $crate ]]; then
     }
     cat build/crate.log
 fi
+# Many of the tests' processes import torch, whose installation leaves out byte code: the first one writes it, aside.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX="$PWD/build/bytecode"
 # Processes side by side have a core each: threads of torch and numpy that wait for one another would take it from them.
 export OMP_NUM_THREADS=1
 # In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.
