@@ -87,14 +87,13 @@ unsafe fn launch<S: GpuStorage>(
     let (platform, ordinal, handle) = (S::PLATFORM, near.ordinal(), near.stream());
     LANES.with_borrow_mut(|lanes| {
         let known = |lane: &Lane| (lane.platform, lane.ordinal, lane.stream.handle()) == (platform, ordinal, handle);
-        let index = match lanes.iter().position(known) {
-            Some(index) => index,
-            None => {
-                let kernels = open(platform, ordinal)?;
-                let (stream, workspace) = (kernels.gpu().foreign_stream(handle), Workspace::new(kernels.gpu().clone()));
-                lanes.push(Lane { platform, ordinal, stream, kernels, workspace });
-                lanes.len() - 1
-            }
+        let index = if let Some(index) = lanes.iter().position(known) {
+            index
+        } else {
+            let kernels = open(platform, ordinal)?;
+            let (stream, workspace) = (kernels.gpu().foreign_stream(handle), Workspace::new(kernels.gpu().clone()));
+            lanes.push(Lane { platform, ordinal, stream, kernels, workspace });
+            lanes.len() - 1
         };
         let Lane { stream, kernels, workspace, .. } = &mut lanes[index];
         workspace.rewind();
