@@ -67,7 +67,7 @@ ROWS = (
     Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4741, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 7664, ck 16932"),
     Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 10432, ck 20832"),
-    Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8960, triton 9733"),
+    Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8960, triton 9733, ck 20800"),
     Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8552, triton 14079, ck 36992*"),
     Row("gfx90a", "fwd", _BOTH, (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 5838, triton 6054"),
     Row("gfx90a", "fwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 10745, triton 12727"),
