@@ -143,3 +143,17 @@ def test_what_is_not_installed_is_one_line(
 def test_what_is_no_source_distribution_is_refused(upstream: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tests/\*\.py: give flash-attn's source distribution"):
         upstream.unpack(distribution(tmp_path, {"setup.py": ""}), tmp_path)
+
+
+def test_of_a_checkout_the_tests_alone_are_taken(upstream: ModuleType, tmp_path: Path) -> None:
+    """Upstream's own modules lie beside hopper's tests, which would find them before the installed ones."""
+    checkout = tmp_path / "flash-attention"
+    taken = ("tests/test_flash_attn.py", "tests/cute/test_flash_attn.py", "hopper/test_util.py", "hopper/padding.py")
+    for name in (*taken, "hopper/flash_attn_interface.py", "flash_attn/cute/interface.py", "setup.py"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("")
+    root = upstream.unpack(checkout, tmp_path / "unpacked")
+    assert {path.relative_to(root).as_posix() for path in root.rglob("*.py")} == set(taken)
+    (checkout / taken[0]).unlink()
+    with pytest.raises(ValueError, match=r"holds no tests/test_flash_attn\.py: give a checkout"):
+        upstream.unpack(checkout, tmp_path)

@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import random
 import re
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -72,11 +73,18 @@ class Outcome:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """The directory of a checkout; of a source distribution the tests, unpacked, without the modules that they test."""
+    """The tests of a checkout or of a source distribution in a directory, without the modules that they test: what lies
+    beside a test is found before what is installed."""
     if archive.is_dir():
         if not (archive / FILES[0]).is_file():
             raise ValueError(f"{archive} holds no {FILES[0]}: give a checkout of flash-attn's repository")
-        return archive
+        root = directory / "checkout"
+        for path in archive.rglob("*.py"):
+            place = path.relative_to(archive)
+            if _TESTS.fullmatch(f"checkout/{place.as_posix()}"):
+                (root / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, root / place)
+        return root
     with tarfile.open(archive) as content:
         wanted = [member for member in content if _TESTS.fullmatch(member.name)]
         if not wanted:
