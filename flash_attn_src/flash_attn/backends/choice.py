@@ -50,9 +50,9 @@ _NO_WINDOW = (PLAIN, CAUSAL)
 # The first row that a call fits in decides. fmt: off
 ROWS = (
     # A tile of the assembly has 256 queries. With 128 or fewer it is half empty.
-    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5296, triton 6714, ck 7242"),
-    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 4174, ck 4528"),
-    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6714, ck 7242"),
+    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5296, triton 6626, ck 7242"),
+    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 4115, ck 4528"),
+    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6626, ck 7242"),
     Row("gfx942", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 10516, ck 24030"),
     Row("gfx942", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 13864, ck 30270"),
     Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 15246, ck 21836"),
@@ -63,11 +63,12 @@ ROWS = (
     Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4741, ck 5958"),
     # A tile has 128 queries.
     Row("gfx950", "fwd", (BF16,), (192, 192), _NO_WINDOW, 65, (ASM, TRITON), "192/128: asm 3222, triton 6904", 128),
-    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2737, ck 3885"),
+    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2862, ck 3885"),
     Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4741, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 7664, ck 16932"),
     Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 10432, ck 20832"),
     Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8960, triton 9733, ck 20800"),
+    Row("gfx950", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 9733, ck 20800"),
     Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8552, triton 14079, ck 36992*"),
     Row("gfx90a", "fwd", _BOTH, (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 5838, triton 6054"),
     Row("gfx90a", "fwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 10745, triton 12727"),
