@@ -26,6 +26,7 @@ def attn_bwd_dbias(
     batch, nheads, group, planes_b, planes_h, seqlen_q, seqlen_k, head_dim, window_left, window_right,
     m_blocks, n_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    ANCHOR: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of dbias (planes_b, planes_h, seqlen_q, seqlen_k), the sum over all that share the bias.
 
@@ -74,7 +75,9 @@ def attn_bwd_dbias(
         if softcap > 0.0:
             b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
         bias_offset = entry64 * stride_sb + head.to(tl.int64) * stride_sh
-        b_s += load_bias(bias, bias_offset, first_row, offs_m[:, None], stride_sm, pos_n, inside, flags)
+        b_s += load_bias(
+            bias, bias_offset, first_row, offs_m[:, None], stride_sm, pos_n, seqlen_q, seqlen_k, flags, ANCHOR
+        )
         b_p = tl.exp2(b_s - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N]
         b_p = tl.where(b_lse == float("inf"), 0.0, b_p)
         b_sum += apply_mask(b_p, 0.0, pos_m, pos_n, shift, seqlen_k, window_left, window_right) * (b_dp - b_delta)

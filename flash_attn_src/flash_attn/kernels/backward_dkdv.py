@@ -41,7 +41,7 @@ def _dkdv_block(
     bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries."""
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -72,8 +72,8 @@ def _dkdv_block(
         b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL_V)  # [BLOCK_N, BLOCK_M]
     b_bias = b_lse
     if KIND == "bias":
-        seen = (pos_m < seqlen_q)[None, :] & (pos_n < seqlen_k)[:, None]  # [BLOCK_N, BLOCK_M]
-        b_bias = load_bias(bias, bias_offset, m, offs_m[None, :], stride_sm, pos_n[:, None], seen, flags)
+        rows, cols = offs_m[None, :], pos_n[:, None]
+        b_bias = load_bias(bias, bias_offset, m, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
         b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first, b_bias,
@@ -98,7 +98,7 @@ def attn_bwd_dkdv(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
+    SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
 
@@ -199,7 +199,8 @@ def attn_bwd_dkdv(
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 bias, bias_offset, stride_sm, flags,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, LAST_OUTSIDE,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
+                LAST_OUTSIDE,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -210,7 +211,8 @@ def attn_bwd_dkdv(
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
                 bias, bias_offset, stride_sm, flags,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, LAST_OUTSIDE,
+                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
+                LAST_OUTSIDE,
             )  # fmt: skip
     scale_v = 1.0
     if KIND == "dropout" or KIND == "any":

@@ -41,7 +41,7 @@ def _dq_block(
     bias, bias_offset, stride_sm, flags,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr,
+    HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to dq of a block of queries."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -66,8 +66,8 @@ def _dq_block(
         b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TAIL_V)  # [BLOCK_M, BLOCK_N]
     b_bias = b_lse
     if KIND == "bias":
-        seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
-        b_bias = load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
+        rows, cols = (pos_m - first)[:, None], pos_n[None, :]
+        b_bias = load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
         b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n, b_bias,
@@ -89,7 +89,7 @@ def attn_bwd_dq(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr, ANCHOR: tl.constexpr,
 ):  # fmt: skip
     """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`."""
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
@@ -176,7 +176,7 @@ def attn_bwd_dq(
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if DEPTH >= BLOCK_D + TAIL:
         if head_dim < BLOCK_D + TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
@@ -195,7 +195,7 @@ def attn_bwd_dq(
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if KIND == "dropout" or KIND == "any":
         scale /= 1.0 - p_dropout

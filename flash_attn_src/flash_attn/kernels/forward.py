@@ -48,7 +48,7 @@ from flash_attn.kernels.tiles import (
 @triton.jit
 def _weights(
     b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-    softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr,
+    softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr, ANCHOR: tl.constexpr,
 ):  # fmt: skip
     """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores."""
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
@@ -58,8 +58,8 @@ def _weights(
             if KIND == "softcap" or softcap > 0.0:
                 b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
         if KIND == "bias":
-            seen = (pos_m < seqlen_q)[:, None] & (pos_n < seqlen_k)[None, :]  # [BLOCK_M, BLOCK_N]
-            b_s += load_bias(bias, bias_offset, first, (pos_m - first)[:, None], stride_sm, pos_n[None, :], seen, flags)
+            rows, cols = (pos_m - first)[:, None], pos_n[None, :]
+            b_s += load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
         elif KIND != "softcap":
             b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
@@ -88,7 +88,7 @@ def _attend_block(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
-    BESIDE: tl.constexpr,
+    ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
@@ -138,7 +138,7 @@ def _attend_block(
         if n < seqlen_k:
             b_p, b_alpha, b_m_new, b_l = _weights(
                 b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND,
+                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR,
             )  # fmt: skip
             b_p = b_p.to(b_v.dtype)
         else:
@@ -146,7 +146,7 @@ def _attend_block(
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
             b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND,
+            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR,
         )  # fmt: skip
     b_acc = b_acc * b_alpha[:, None]
     if TAIL_V:
@@ -173,7 +173,7 @@ def attn_fwd(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
-    NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, BESIDE: tl.constexpr,
+    NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -279,7 +279,8 @@ def attn_fwd(
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED, BESIDE,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
+            BESIDE,
         )  # fmt: skip
         page = next_page
     if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
@@ -303,7 +304,8 @@ def attn_fwd(
             scale, shift, window_left, window_right,
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED, BESIDE,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
+            BESIDE,
         )  # fmt: skip
 
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both

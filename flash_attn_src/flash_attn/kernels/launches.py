@@ -80,6 +80,10 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "NUM_XCDS": lambda _variant, gpu, _config: gpu.num_xcds,
     "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
     "BESIDE": _beside,
+    # Elsewhere the product would cost more than it saves, or was not measured.
+    "ANCHOR": lambda variant, gpu, _config: (
+        variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")
+    ),
     "LAST_OUTSIDE": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
     "SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
     "FNUZ": lambda _variant, gpu, _config: gpu.fnuz,

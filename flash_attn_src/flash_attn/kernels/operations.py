@@ -25,6 +25,7 @@ _BIAS = {"bias": ("bias",), "stride_sb": ("bias",), "stride_sh": ("bias",), "str
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
 _TILE = (
     *("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "TAIL", "VALUE_DIM", "DEPTH", "KIND", "NUM_XCDS", "HALF_UP", "SHARED"),
+    "ANCHOR",
 )
 
 _FORWARD = Operation(
@@ -91,7 +92,7 @@ _BACKWARD_BIAS = Operation(
     function="attn_bwd_dbias",
     types={"*T": "q k v dout bias dbias", "*fp32": "lse delta", "fp32": "scale softcap"},
     aligned=("q", "k", "v", "dout", "lse", "delta"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "ANCHOR"),
     sizes=(64, 128, 256, 512),
     kinds=("bias",),
     tuning="fixed",

@@ -37,11 +37,14 @@ def config(target: str, variant: Variant) -> Config:
         return fixed.CONFIGS[variant.op, variant.kind]
     if operation.tuning == "layers":
         return layers.config(target, variant)
-    configs = _row(rows(target), variant)
+    table = rows(target)
+    configs = _row(table, variant)
     if variant.kind == "any":
         return configs[-1]
-    if variant.kind == "bias":  # half the keys, because a tile of the bias takes as many registers as one of scores
-        return configs[-1]._replace(block_n=max(configs[-1].block_n // 2, 16))
+    if variant.kind == "bias":
+        own = table.get((f"{variant.op}-bias", 32 if variant.dtype == "fp32" else 16, variant.block_d))
+        # Else half the keys, because a tile of the bias takes as many registers as one of scores.
+        return own[0] if own else configs[-1]._replace(block_n=max(configs[-1].block_n // 2, 16))
     # Sinks join after the loop over the keys.
     kind = "plain" if variant.kind == "sink" else variant.kind
     return configs[min(KINDS.index(kind), len(configs) - 1)]

@@ -47,6 +47,8 @@ ROWS: Rows = {
     ("fwd-paged-whole", 16, 256): (C(64, 16, 8, depth=32),),
     # bwd-dkdv, 16 bits: clock, 2026-11-24.
     ("bwd-dkdv", 16, 32): (C(32, 64, 4), C(32, 64, 4), C(32, 32, 4), C(32, 64, 4), C(32, 32, 4)),
+    # With a bias, clock, 2026-11-25: gfx1100 134582, gfx1201 67304; by half the keys of the plain tile 893150, 150554.
+    ("bwd-dkdv-bias", 16, 64): (C(16, 64, 8),),
     ("bwd-dkdv", 16, 64): (
         C(32, 64, 4, 2, depth=32),
         C(32, 64, 4, 2, depth=32),
