@@ -115,3 +115,9 @@ def test_a_wheel_that_fails_its_tests_in_the_image_is_none(
     stores, launcher, planner = parts
     with pytest.raises(AssembleFailed, match="cibuildwheel ended with 1: its log is above"):
         manylinux.assemble(plan, stores, launcher, tmp_path, planner=planner)
+
+
+def test_one_image_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["check", "2.8.3", "--cibuildwheel", "--docker"])
+    assert "--docker: not allowed with argument --cibuildwheel" in capsys.readouterr().err

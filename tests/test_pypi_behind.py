@@ -21,7 +21,7 @@ from rocm_wheels.matrix import cells, targets, versions
 
 LABEL = "2.8.3+rocm"
 TORCH = "2.9.1+rocm6.4"
-# Of each family that the universal wheel serves, by a kernel of its own or by that of a generic target.
+# GPUs of every family. Some have kernels of their own in the universal wheel, others those of a generic target.
 GPUS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1201")
 INSTALLERS = ("pip", "uv")
 
@@ -72,7 +72,7 @@ def line_for(site: Site, python: Path, gpu: str) -> str:
 
 
 def arguments(line: str) -> list[str]:
-    """Those of `pip install`."""
+    """The arguments of `pip install`."""
     return shlex.split(line)[2:]
 
 

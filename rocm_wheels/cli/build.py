@@ -45,8 +45,9 @@ def add_verbs(verbs: Any) -> None:
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
-        verb.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
-        verb.add_argument(
+        image = verb.add_mutually_exclusive_group()
+        image.add_argument("--docker", action="store_true", help="run the same steps in a container with that ROCm")
+        image.add_argument(
             "--cibuildwheel", action="store_true", help="assemble and test the universal wheel in a manylinux image too"
         )
         _add_without(verb)

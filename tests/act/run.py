@@ -126,7 +126,7 @@ def run(work: Path, names: list[str]) -> int:
         scenario = SCENARIOS[name]
         found, ends[name] = _play(scenario, work, work / name, checkout)
         if scenario.like in ends and ends[name] != ends[scenario.like]:
-            found.append(f"the release differs from that of {scenario.like}")
+            found.append(f"its release is not the one that the scenario {scenario.like} made")
         problems += [f"{name}: {problem}" for problem in found]
     print("\n".join(problems) or "as it should be")
     return 1 if problems else 0

@@ -22,8 +22,8 @@ _PART = 0.0015
 def profitable_splits(programs: int, blocks: int, units: int, rows: int, resident: int = RESIDENT) -> int:
     """How many splits of `blocks` blocks of keys take the least time, by an estimate.
 
-    programs: programs without splits, each with so many rows of queries. units: compute units of the GPU, of which each
-    runs `resident` programs at once.
+    programs: how many there are without splits. rows: the rows of queries of one program. units: compute units of the
+    GPU. Each of them runs `resident` programs at once.
     The estimate: rounds of programs, each as long as its blocks, and the time to combine the splits.
     """
     slots = units * resident

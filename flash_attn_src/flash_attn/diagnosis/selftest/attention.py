@@ -30,7 +30,7 @@ def attention(
     bias: bool = False,
     **options: Any,
 ) -> Errors:
-    """flash_attn_func and its gradients, with those of sinks and of a bias that the heads share."""
+    """flash_attn_func with its gradients. Sinks have gradients too, and so has a bias that all heads share."""
     heads_k = heads_k or heads
     inputs: dict[str, Any] = {
         "q": draw(batch, seqlen_q, heads, head_dim),
