@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -22,10 +23,11 @@ import pytest
 import torch
 from flash_attn.backends import recording
 from flash_attn.backends.ck.parameters import Parameters
-from flash_attn.kernels import tuning
-from flash_attn.kernels.variants import Variant
+from flash_attn.kernels import launches, switches, targets, tuning
+from flash_attn.kernels.variants import Variant, table
 from flash_attn.runtime import ck_planner, device, driver, jit, layer, store, stored
 from flash_attn.runtime.ck_planner import Launch
+from triton.backends.amd import compiler
 
 IMAGE = bytes(range(256)) * 8
 VARIANT = Variant("fwd", "bf16", 64, "plain")
@@ -221,6 +223,27 @@ def test_triton_3_2_pipelines_nothing_for_amd(
     monkeypatch.setattr(jit, "triton_version", lambda: triton)
     kernel = jit.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
     assert (kernel.options["num_stages"], kernel.options["enable_fp_fusion"]) == (stages, True)
+
+
+def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton before 3.4 has no `schedule_hint`, and one after 3.7 may have no `kpack`."""
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    whole = jit.JitKernel(VARIANT, "gfx942").options
+    assert {"kpack", "schedule_hint"} <= set(whole)
+    names = [field.name for field in dataclasses.fields(compiler.HIPOptions)]
+    for lacking in ("kpack", "schedule_hint"):
+        other = dataclasses.make_dataclass("HIPOptions", [name for name in names if name != lacking])
+        monkeypatch.setattr(compiler, "HIPOptions", other)
+        switches._names.cache_clear()
+        left = {name: value for name, value in whole.items() if name != lacking}
+        assert jit.JitKernel(VARIANT, "gfx942").options == left
+    switches._names.cache_clear()
+    monkeypatch.undo()
+    # The pinned Triton has every option of the tables.
+    for target in targets.TARGETS:
+        for variant in table(target):
+            options = launches.specification(variant, target).options
+            assert switches.known(options, targets.get(target).vendor) == options
 
 
 def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> None:

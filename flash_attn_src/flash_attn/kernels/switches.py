@@ -1,9 +1,31 @@
-"""Compiler options that Triton has as switches of the process, not as options of a kernel."""
+"""Compiler options that Triton has as switches of the process, or that the installed Triton lacks."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+
+# Those that `switched` turns on.
+_SWITCHES = frozenset({"in_thread_transpose"})
+# Vendor -> the class in Triton's backend whose fields are the options that a launch may name.
+_CLASSES = {"amd": "HIPOptions", "nvidia": "CUDAOptions"}
+
+
+def known(options: Mapping[str, int | str], vendor: str) -> dict[str, int | str]:
+    """The options that the installed Triton has. A launch that names another one raises KeyError.
+
+    They change the speed of a kernel, not its results. `schedule_hint` exists from 3.4 on; `kpack` is deprecated.
+    """
+    return {name: value for name, value in options.items() if name in _SWITCHES or name in _names(vendor)}
+
+
+@cache
+def _names(vendor: str) -> frozenset[str]:
+    module = importlib.import_module(f"triton.backends.{vendor}.compiler")
+    return frozenset(field.name for field in dataclasses.fields(getattr(module, _CLASSES[vendor])))
 
 
 @contextmanager

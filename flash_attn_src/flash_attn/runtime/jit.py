@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_attn.kernels.switches import switched
+from flash_attn.kernels.switches import known, switched
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import KernelError
@@ -29,7 +29,7 @@ class JitKernel:
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None, *, index: int = -1) -> None:
         """With a launch configuration of the caller's, or the tuning table's."""
-        from flash_attn.kernels import launches
+        from flash_attn.kernels import launches, targets
 
         spec = launches.specification(variant, target, config)
         module = importlib.import_module(f"flash_attn.kernels.{spec.module}")
@@ -44,7 +44,8 @@ class JitKernel:
         self.options = dict(spec.constants)
         self.absent = [place for place, name in enumerate(self.function.arg_names) if name in spec.absent]
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
-            self.options |= spec.options | {"enable_fp_fusion": True}  # no longer the default from Triton 3.10 on
+            self.options |= known(spec.options, targets.get(target).vendor)
+            self.options["enable_fp_fusion"] = True  # no longer the default from Triton 3.10 on
             if triton_version() == (3, 2) and not target.startswith("sm_"):
                 self.options["num_stages"] = 1  # its pipeline for AMD GPUs moves loads before what they depend on
 
