@@ -339,20 +339,46 @@ def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str,
         inspect_store.report(tmp_path / "text")
 
 
+# Prints the PTX of a variant, and what ptxas says about it.
+_TRANSLATE = """
+import subprocess, sys
+from rocm_wheels.compile.triton import compiler
+compiler.prepare(sys.argv[1])
+op, dtype, size, kind = sys.argv[2:]
+print(text := compiler.translate("sm_90", (op, dtype, int(size), kind))[2])
+from triton.backends.nvidia.compiler import get_ptxas
+command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", "-o", "/dev/null", "/dev/stdin"]
+done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+print(done.stdout + done.stderr, file=sys.stderr)
+"""
+
+
+def _translated(scratch: Path, *variant: object) -> tuple[str, str]:
+    """The PTX of a variant for sm_90, and the messages of ptxas."""
+    command = [sys.executable, "-c", _TRANSLATE, str(scratch), *map(str, variant)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
 def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
     """On sm_90, in head dim 512: each of two warp groups computes half of the products of queries and keys, in the loop
     for whole blocks and in the one for masked blocks."""
     variants, tuning = sources.module("kernels.variants"), sources.module("kernels.tuning")
     variant = variants.Variant("fwd", "bf16", 512, "plain")
     tile = tuning.config("sm_90", variant)
-    command = [
-        sys.executable, "-c",
-        "import sys; from rocm_wheels.compile.triton import compiler; compiler.prepare(sys.argv[1])\n"
-        f"print(compiler.translate('sm_90', {tuple(variant)!r})[2])",
-        str(tmp_path),
-    ]  # fmt: skip
-    assembly = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assembly, messages = _translated(tmp_path, *variant)
+    assert "Compiling entry function" in messages
+    assert "serialized" not in messages
     columns = [int(n) for n in re.findall(r"wgmma\.mma_async\.\S*?m64n(\d+)k16", assembly)]
     of_scores = 512 // 16 * tile.block_n // 2
     of_values = tile.block_n // 16 * 512 // 2
     assert sum(columns) == 2 * (of_scores + of_values)
+
+
+@pytest.mark.parametrize("op", ["extend", "latent-extend-paged"])
+def test_products_of_queries_of_a_cache_stay_under_way(op: str, tmp_path: Path) -> None:
+    """ptxas says so where it lets each `wgmma` end before the next one."""
+    assembly, messages = _translated(tmp_path, op, "bf16", 512, "plain")
+    assert "wgmma.mma_async" in assembly
+    assert "Compiling entry function" in messages
+    assert "serialized" not in messages

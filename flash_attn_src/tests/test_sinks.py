@@ -193,6 +193,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "pages of any size": {"num_splits": 1, "pages": 7},
     "the forward kernel": {"whole": True, "causal": True},
     "the forward kernel, pages": {"whole": True, "pages": 32},
+    "the forward kernel, pages of any size": {"whole": True, "pages": 7},
 }
 
 

@@ -194,6 +194,10 @@ def _attend_block(
         )
     b_acc = b_acc * b_alpha[:, None]
     b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
+    if BESIDE:
+        # No instruction, but a use, before which Triton ends this product. Else it is under way until the scores of the
+        # next block. ptxas finds other writes to its registers on the way there, and lets every `wgmma` end (C7515).
+        b_acc = tl.inline_asm_elementwise("", "=f,0", [b_acc], dtype=tl.float32, is_pure=True, pack=1)
     return b_acc, b_m_new, b_l
 
 

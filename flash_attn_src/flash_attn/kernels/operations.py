@@ -43,14 +43,15 @@ _FORWARD = Operation(
     tuning="table",
 )
 _FORWARD_PAGED = replace(
-    _FORWARD, name="fwd-paged", fixed={"PAGED": PAGE_PER_KEY}, kinds=("plain", "any"), fp32_kinds=None, tile_of="fwd"
+    _FORWARD,
+    name="fwd-paged",
+    fixed={"PAGED": PAGE_PER_KEY},
+    kinds=("plain", "sink", "any"),
+    fp32_kinds=("plain", "any"),
+    tile_of="fwd",
 )
 _FORWARD_PAGED_WHOLE = replace(
-    _FORWARD_PAGED,
-    name="fwd-paged-whole",
-    fixed={"PAGED": PAGE_PER_BLOCK},
-    dtypes=HALVES,
-    kinds=("plain", "sink", "any"),
+    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGED": PAGE_PER_BLOCK}, dtypes=HALVES, fp32_kinds=None
 )
 # For debugging, so no kind has a kernel of its own.
 _PROBABILITIES = Operation(
