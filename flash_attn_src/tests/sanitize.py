@@ -10,6 +10,7 @@ a table; the exit code is 0 only where every call ran and no tool found anything
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import subprocess
@@ -50,9 +51,16 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
             if isinstance(x, torch.Tensor) and x.requires_grad:
                 x.backward(torch.ones_like(x[..., :1] if x.dim() else x).expand_as(x), retain_graph=True)
 
-    def dense(dim: int = 64, dtype: torch.dtype = half, sq: int = 77, sk: int = 130, **options: Any) -> None:
-        q, k, v = draw(2, sq, 4, dim, dtype=dtype), draw(2, sk, 2, dim, dtype=dtype), draw(2, sk, 2, dim, dtype=dtype)
+    def dense(
+        dim: int = 64, dtype: torch.dtype = half, sq: int = 77, sk: int = 130, values: int | None = None, **options: Any
+    ) -> None:
+        q, k, v = (draw(2, *shape, dtype=dtype) for shape in ((sq, 4, dim), (sk, 2, dim), (sk, 2, values or dim)))
         differentiated(flash_attn.flash_attn_func(q, k, v, **options))
+
+    def biased(*shape: int, dim: int = 64, dtype: torch.dtype = half, **options: Any) -> None:
+        """Its rows are not aligned, and no memory of its own follows its last element."""
+        numbers = draw(1 + math.prod(shape), dtype=dtype)
+        dense(dim, dtype, shape[2], shape[3], attn_bias=numbers[1:].view(shape), **options)
 
     def packed(**options: Any) -> None:
         q, k, v = draw(90, 4, 64), draw(260, 2, 64), draw(260, 2, 64)
@@ -79,6 +87,15 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
             options |= {"rotary_cos": angles.cos().to(half), "rotary_sin": angles.sin().to(half)}
         flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=ints(500, 77), causal=True, **options)
 
+    def latent(queries: int = 1, page: int = 0, heads: int = 16, **options: Any) -> None:
+        """Multi-head latent attention: the values are the first columns of the keys."""
+        q, rows = draw(2, queries, heads, 576, grad=False), draw(2, 192, 1, 576, grad=False)
+        if page:
+            rows = rows.view(-1, page, 1, 576)
+            options["block_table"] = torch.randperm(len(rows), generator=generator).int().view(2, -1).to(device)
+        flash_attn.flash_attn_with_kvcache(q, rows, rows[..., :512], cache_seqlens=ints(190, 77), causal=True,
+                                           **options)  # fmt: skip
+
     def fp8(**options: Any) -> None:
         q, k, v = draw(2, 70, 4, 64), draw(2, 90, 2, 64), draw(2, 90, 2, 64)
         differentiated(flash_attn.flash_attn_fp8_func(q, k, v, **options))
@@ -99,7 +116,7 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
         getattr(losses, reduce)().backward()
 
     found: dict[str, Callable[[], None]] = {}
-    for dim in (32, 40, 64, 96, 128, 192, 256):
+    for dim in (32, 40, 64, 96, 128, 192, 256, 512):
         found[f"dense dim {dim}"] = lambda dim=dim: dense(dim, causal=True)
     found |= {
         "dense fp16": lambda: dense(dtype=torch.float16),
@@ -130,6 +147,20 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
         "cache one split": lambda: cache(num_splits=1, softcap=5.0),
         "cache many queries": lambda: cache(seqlen_q=200),
         "cache leftpad": lambda: cache(cache_leftpad=ints(7, 20)),
+        "cache sinks": lambda: cache(s_aux=draw(8, grad=False)),
+        "cache sinks many queries": lambda: cache(page=16, seqlen_q=200, s_aux=draw(8, grad=False)),
+        "sinks": lambda: dense(s_aux=draw(4), causal=True),
+        "sinks window": lambda: dense(s_aux=draw(4, dtype=torch.float32), window_size=(20, 0)),
+        "values": lambda: dense(192, values=128, causal=True),
+        "bias": lambda: biased(2, 4, 77, 131),
+        "bias causal": lambda: biased(1, 1, 130, 77, dim=128, causal=True),
+        "bias whole tiles": lambda: biased(1, 4, 128, 256),
+        "bias fp32": lambda: biased(2, 1, 77, 130, dtype=torch.float32),
+        "bias 512": lambda: biased(1, 4, 45, 77, dim=512),
+        "latent": latent,
+        "latent pages": lambda: latent(page=64),
+        "latent small pages": lambda: latent(page=16, queries=9),
+        "latent many heads": lambda: latent(heads=128, queries=2),
         "fp8": fp8,
         "fp8 causal": lambda: fp8(causal=True, softcap=5.0),
         "rotary": lambda: turned(False),

@@ -23,11 +23,16 @@ Shape = tuple[int, int]
 
 
 def _draw(
-    shared: Shape = (1, 2), dtype: torch.dtype = torch.float32, bias: torch.dtype | None = None, dim: int = 16
+    shared: Shape = (1, 2),
+    dtype: torch.dtype = torch.float32,
+    bias: torch.dtype | None = None,
+    dim: int = 16,
+    lengths: Shape = (41, 37),
 ) -> list[torch.Tensor]:
     """q (2, 41, 2, dim), k and v (2, 37, 1, dim), a bias (*shared, 41, 37): a fourth of it -inf, and all of row 5."""
     generator = torch.Generator().manual_seed(dim)
-    shapes = ((2, 41, 2, dim), (2, 37, 1, dim), (2, 37, 1, dim), (*shared, 41, 37))
+    seqlen_q, seqlen_k = lengths
+    shapes = ((2, seqlen_q, 2, dim), (2, seqlen_k, 1, dim), (2, seqlen_k, 1, dim), (*shared, *lengths))
     q, k, v, scores = (torch.randn(shape, generator=generator) for shape in shapes)
     scores[torch.rand(scores.shape, generator=generator) < 0.25] = -torch.inf
     scores[..., 5, :] = -torch.inf
@@ -83,6 +88,17 @@ def test_by_triton(case: tuple[dict[str, Any], Shape, torch.dtype, torch.dtype])
 def test_head_dims_in_pieces_and_of_any_size() -> None:
     with backends.using(triton):
         _check(_draw((1, 1), dim=13))
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [40, 64, 96, 128, 192, 256, 512])
+def test_the_tiles_of_a_gpu(dim: int, dtype: torch.dtype) -> None:
+    """Whole tiles, the last rows and keys of others, and rows of a bias at every alignment."""
+    lengths = [(256, 256), (113, 203), (203, 113), (6, 239), (130, 513), (255, 257), (300, 129), (64, 1)]
+    for place, each in enumerate(lengths):
+        shared = ((1, 2), (2, 1), (1, 1), (2, 2))[place % 4]
+        _check(_draw(shared, dtype, torch.float32 if place % 3 else dtype, dim, each), causal=place % 2 == 1)
 
 
 @pytest.mark.usefixtures("_tiles")

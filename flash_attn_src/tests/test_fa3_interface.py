@@ -16,6 +16,8 @@ from flash_attn import backends
 from flash_attn.layers import rotary_functions
 from small_calls import Late, in_one_graph
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 _DESCALES = "q_descale=None, k_descale=None, v_descale=None"
 _SPEED = "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 SIGNATURES = {
@@ -94,7 +96,7 @@ def test_private_signatures(name: str) -> None:
 
 
 def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def _qkv() -> tuple[torch.Tensor, ...]:
@@ -102,7 +104,7 @@ def _qkv() -> tuple[torch.Tensor, ...]:
 
 
 def _index(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
 
 def test_dense_with_gradients_equals_flash_attn() -> None:
@@ -226,7 +228,7 @@ def test_kvcache_arguments_of_version_3() -> None:
     caches = [_draw(2, 32, 2, 16, seed=i) for i in (3, 4)]
     alone = [cache.clone() for cache in caches]
     q, k, v = _draw(5, 4, 16), _draw(3, 2, 16, seed=5), _draw(3, 2, 16, seed=6)
-    angles = torch.rand(64, 4, generator=torch.Generator().manual_seed(7))
+    angles = torch.rand(64, 4, generator=torch.Generator().manual_seed(7)).to(DEVICE)
     rotary = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False}
     out, lse, *rest = fa3.flash_attn_with_kvcache(
         q, *caches, k, v, cache_seqlens=_index(7, 20), cu_seqlens_q=_index(0, 2, 5), cu_seqlens_k_new=_index(0, 1, 3),
@@ -248,7 +250,7 @@ def test_kvcache_arguments_of_version_3() -> None:
 def test_pages_and_metadata() -> None:
     q, k, v = _qkv()
     pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
-    table = torch.arange(6, dtype=torch.int32).view(2, 3)
+    table = _index(*range(6)).view(2, 3)
     lengths = _index(9, 9)
     metadata = fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths)
     out = fa3.flash_attn_with_kvcache(q, *pages, cache_seqlens=lengths, page_table=table, scheduler_metadata=metadata)
@@ -259,18 +261,18 @@ def test_pages_and_metadata() -> None:
 
 def test_metadata_splits_what_would_leave_units_idle() -> None:
     def parts(batch: int, *shape: int, **options: int) -> int:
-        return int(fa3.get_scheduler_metadata(batch, *shape, 128, torch.zeros(batch, dtype=torch.int32), **options))
+        return int(fa3.get_scheduler_metadata(batch, *shape, 128, _index(*[0] * batch), **options))
 
     assert parts(1, 1, 64, 8, 1) == 1 < parts(1, 1, 1 << 16, 8, 1)
     assert parts(1, 1, 64, 8, 1, max_seqlen_k_new=1 << 16) > 1
-    assert parts(64, 1, 1 << 16, 8, 1) == parts(1, 64, 1 << 16, 64, 1) == 1
+    assert parts(1 << 12, 1, 1 << 16, 8, 1) == parts(1, 1 << 12, 1 << 16, 64, 1) == 1  # more than any GPU has units
     with pytest.raises(ValueError, match="num_heads_q: got 4, wanted a multiple of num_heads_kv = 0"):
         parts(1, 1, 64, 4, 0)
 
 
 def test_cache_batch_idx_chooses_rows_of_the_page_table() -> None:
     q, k, v = _qkv()
-    options = {"cache_seqlens": _index(9, 9), "page_table": torch.arange(6, dtype=torch.int32).view(2, 3)}
+    options = {"cache_seqlens": _index(9, 9), "page_table": _index(*range(6)).view(2, 3)}
     pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
     out = fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=_index(1, 0))
     assert_close("out", out, fa3.flash_attn_func(q, k.flip(0), v.flip(0)))
@@ -307,7 +309,7 @@ def test_combine(packed: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_combine_compiled_and_of_parts_on_their_way(packed: bool) -> None:
     shape = (3, 5, 4, 8) if packed else (3, 2, 5, 4, 8)
-    parts = torch.randn(shape), torch.randn(shape[:-1])
+    parts = _draw(*shape), _draw(*shape[:-1], seed=1)
     wanted = fa3.flash_attn_combine(*parts)
     kernels = mock.Mock()  # which take no address of such parts
     with backends.using(kernels):
@@ -319,9 +321,9 @@ def test_combine_compiled_and_of_parts_on_their_way(packed: bool) -> None:
 
 
 def test_compiled_with_used_lengths_and_rows_of_pages() -> None:
-    q, cu = torch.randn(12, 2, 8), torch.tensor([0, 4, 12], dtype=torch.int32)
-    used = torch.tensor([3, 5], dtype=torch.int32)
-    pages, table = torch.randn(4, 6, 2, 8), torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    q, cu = _draw(12, 2, 8), _index(0, 4, 12)
+    used = _index(3, 5)
+    pages, table = _draw(4, 6, 2, 8, seed=1), _index(0, 1, 2, 3).view(2, 2)
 
     def block(q: torch.Tensor, used: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = fa3.flash_attn_varlen_func(q, q, q, cu, cu, 8, 8, seqused_q=used, seqused_k=used)
@@ -330,7 +332,7 @@ def test_compiled_with_used_lengths_and_rows_of_pages() -> None:
         )
         return out, more
 
-    rows = torch.tensor([1, 0], dtype=torch.int32)
+    rows = _index(1, 0)
     for x, y in zip(in_one_graph(block)(q, used, rows), block(q, used, rows), strict=True):
         assert torch.equal(x, y)
 
@@ -428,7 +430,7 @@ def test_private_forward_over_a_cache() -> None:
     """As Megatron calls it: every argument that the signature names, both forms of the window."""
     q, k, v = _qkv()
     pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
-    table, lengths = torch.arange(6, dtype=torch.int32).view(2, 3), _index(9, 7)
+    table, lengths = _index(*range(6)).view(2, 3), _index(9, 7)
     candidates = {
         "q": q.flatten(0, 1), "k": pages[0], "v": pages[1], "cu_seqlens_q": _index(0, 6, 12), "seqused_k": lengths,
         "max_seqlen_q": 6, "max_seqlen_k": 9, "page_table": table, "softmax_scale": None, "causal": True,
@@ -455,7 +457,7 @@ def test_private_functions_refuse_what_they_cannot_do() -> None:
         fa3._flash_attn_forward(q, k, v, cu_seqlens_q=_index(0, 6), cu_seqlens_k=_index(0, 9))
     with pytest.raises(ValueError, match=r"out_: got torch\.float16"):
         fa3._flash_attn_forward(q, k, v, out_=q.half())
-    lse = torch.zeros(2, 4, 6)
+    lse = torch.zeros(2, 4, 6, device=DEVICE)
     with pytest.raises(ValueError, match="got some, wanted all or none"):
         fa3._flash_attn_backward(q, q, k, v, q, lse, _index(0, 6, 12))
     with pytest.raises(NotImplementedError, match="sequed_q, sequed_k: wanted None"):
@@ -488,18 +490,18 @@ def test_a_second_query(varlen: bool) -> None:
     torch.testing.assert_close(cached, wanted)
 
 
-def _small(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _small(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Random numbers in FP8, and the same in fp32."""
-    small = torch.randn(shape).to(torch.float8_e4m3fn)
+    small = _draw(*shape, seed=seed).to(torch.float8_e4m3fn)
     return small.requires_grad_(), small.detach().float()
 
 
 @pytest.mark.parametrize("varlen", [False, True])
 def test_fp8_with_chunks_used_rows_and_sinks(varlen: bool) -> None:
     """As of the same numbers in fp32, whose scale the descales are."""
-    torch.manual_seed(0)
-    (q, wide_q), (k, wide_k), (v, wide_v) = (_small(2, n, h, 16) for n, h in ((7, 4), (9, 2), (9, 2)))
-    descales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
+    drawn = [_small(2, n, h, 16, seed=i) for i, (n, h) in enumerate(((7, 4), (9, 2), (9, 2)))]
+    (q, wide_q), (k, wide_k), (v, wide_v) = drawn
+    descales = [_draw(2, 2, seed=seed).sigmoid() + 0.5 for seed in (3, 4, 5)]
     factors = [descales[0].repeat_interleave(2, 1), *descales[1:]]
     wide = [x * factor[:, None, :, None] for x, factor in zip((wide_q, wide_k, wide_v), factors, strict=True)]
     given = {"causal": True, "attention_chunk": 4, "return_attn_probs": True}
@@ -514,7 +516,7 @@ def test_fp8_with_chunks_used_rows_and_sinks(varlen: bool) -> None:
             *(x.flatten(0, 1) for x in wide), *lengths, 7, 9, **used, **given
         )
     else:
-        given |= {"s_aux": torch.randn(4)}
+        given |= {"s_aux": _draw(4)}
         out, lse = fa3.flash_attn_func(q, k, v, **given, **in_fp8)
         wanted, wanted_lse = fa3.flash_attn_func(*wide, **given)
     assert out.dtype is torch.bfloat16
@@ -527,11 +529,10 @@ def test_fp8_with_chunks_used_rows_and_sinks(varlen: bool) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_fp8_is_turned(packed: bool, interleaved: bool) -> None:
     """Queries and new keys turn in fp32 and are cast again; over pages, from lengths that the device knows."""
-    torch.manual_seed(1)
-    (q, wide_q), (k, wide_k), (v, wide_v) = (_small(2, 3, h, 16) for h in (4, 2, 2))
-    pages = [torch.randn(6, 4, 2, 16).to(torch.float8_e4m3fn) for _ in range(2)]
-    table = torch.tensor([[4, 0, 2], [1, 5, 3]], dtype=torch.int32)
-    angles = torch.rand(12, 4)
+    (q, wide_q), (k, wide_k), (v, wide_v) = (_small(2, 3, h, 16, seed=i) for i, h in enumerate((4, 2, 2)))
+    pages = [_small(6, 4, 2, 16, seed=seed)[0].detach() for seed in (3, 4)]
+    table = _index(4, 0, 2, 1, 5, 3).view(2, 3)
+    angles = _draw(12, 4, seed=5)
     cos, sin = angles.cos().to(torch.float8_e4m3fn), angles.sin().to(torch.float8_e4m3fn)
     given = {
         "cache_seqlens": _index(2, 7), "page_table": table, "causal": True, "rotary_interleaved": interleaved,
@@ -568,7 +569,7 @@ def test_what_has_no_meaning_here_is_refused() -> None:
     with pytest.raises(ValueError, match="v: got head_dim 520, wanted 1 to 512"):
         fa3.flash_attn_func(q, k, _draw(2, 9, 2, 520))
     with pytest.raises(ValueError, match="q_descale: got a tensor, wanted None as q is"):
-        fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
+        fa3.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2, device=DEVICE))
     with pytest.raises(ValueError, match="num_splits: got -1"):
         fa3.flash_attn_func(q, k, v, num_splits=-1)
     with pytest.raises(ValueError, match="num_heads_q: got None"):

@@ -14,6 +14,8 @@ from small_calls import in_one_graph
 
 torch.set_num_threads(2)
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 SIGNATURES = {
     "flash_attn_func": "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, "
     "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
@@ -34,7 +36,11 @@ def draw(seqlen_q: int = 11, seqlen_k: int = 14, dim: int = 16) -> list[torch.Te
     """q (2, seqlen_q, 4, dim), k and v (2, seqlen_k, 2, dim), a sink of each query head."""
     torch.manual_seed(seqlen_q + seqlen_k)
     shapes = ((2, seqlen_q, 4, dim), (2, seqlen_k, 2, dim), (2, seqlen_k, 2, dim), (4,))
-    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return [torch.randn(shape).to(DEVICE).requires_grad_() for shape in shapes]
+
+
+def index(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
 
 def reference(
@@ -65,7 +71,7 @@ def hidden(
         mask = (key >= length_k) | (torch.arange(shape[0])[:, None] >= length_q)
         mask = mask if left is None else mask | (key < row - left)
         masks.append(mask if right is None else mask | (key > row + right))
-    return torch.stack(masks)[:, None]
+    return torch.stack(masks)[:, None].to(DEVICE)
 
 
 def check(
@@ -130,7 +136,7 @@ def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
     q, k, v = inputs
     used_q, used_k = [7, 11], [9, 12]
     given: dict[str, Any] = {"return_lse": True, "learnable_sink": sink, "window_size": window}
-    lengths_q, lengths_k = (torch.tensor(x, dtype=torch.int32) for x in (used_q, used_k))
+    lengths_q, lengths_k = index(*used_q), index(*used_k)
     mask = hidden(used_q, used_k, (11, 14), *window)
     if layout == "used":
         given |= {"seqused_q": lengths_q, "seqused_k": lengths_k}
@@ -139,7 +145,7 @@ def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
         used = layout != "packed"
         rows_q, rows_k = ([11, 11], [14, 14]) if used else (used_q, used_k)
         for name, rows in (("q", rows_q), ("k", rows_k)):
-            given[f"cu_seqlens_{name}"] = torch.tensor([0, rows[0], sum(rows)], dtype=torch.int32)
+            given[f"cu_seqlens_{name}"] = index(0, rows[0], sum(rows))
         if used:
             given |= {"seqused_q": lengths_q, "seqused_k": lengths_k}
         packed = [
@@ -148,7 +154,7 @@ def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
         out, lse = cute.flash_attn_varlen_func(*packed, **given)
         assert lse is not None
         assert lse.shape == (4, sum(rows_q))
-        spread = torch.zeros(2, 11, 4, 16)
+        spread = torch.zeros(2, 11, 4, 16, device=DEVICE)
         spread_lse = sink[None, :, None].expand(2, 4, 11).clone()  # of rows that are no rows
         start = 0
         for i, n in enumerate(rows_q):
@@ -161,22 +167,19 @@ def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
 
 def test_pages() -> None:
     q, k, v, sink = (x.detach() for x in draw(11, 16))
-    table = torch.tensor([[3, 0, 5, 1], [2, 7, 4, 6]], dtype=torch.int32)
-    cache_k, cache_v = (torch.empty(8, 4, 2, 16) for _ in range(2))
+    table = index(3, 0, 5, 1, 2, 7, 4, 6).view(2, 4)
+    cache_k, cache_v = (torch.empty(8, 4, 2, 16, device=DEVICE) for _ in range(2))
     for cache, x in ((cache_k, k), (cache_v, v)):
         cache[table.flatten().long()] = x.reshape(8, 4, 2, 16)
     used_k, used_q = [5, 13], [11, 4]
-    given = {
-        "page_table": table, "seqused_k": torch.tensor(used_k, dtype=torch.int32), "learnable_sink": sink,
-        "return_lse": True,
-    }  # fmt: skip
+    given = {"page_table": table, "seqused_k": index(*used_k), "learnable_sink": sink, "return_lse": True}
     for window in ((None, 0), (-2, None)):
         out, lse = cute.flash_attn_varlen_func(q, cache_k, cache_v, window_size=window, num_splits=3, **given)
         assert lse is not None
         wanted = reference(q, k, v, sink, hidden([11, 11], used_k, (11, 16), *window), 0.0)
         assert_close("out", out, wanted[0].float())
         assert_close("lse", lse, wanted[1].float())
-    seqused_q = torch.tensor(used_q, dtype=torch.int32)
+    seqused_q = index(*used_q)
     out, _ = cute.flash_attn_varlen_func(q, cache_k, cache_v, seqused_q=seqused_q, causal=True, **given)
     wanted = reference(q, k, v, sink, hidden(used_q, used_k, (11, 16), None, 0), 0.0)
     assert_close("out", out, wanted[0].float())
@@ -188,20 +191,20 @@ def test_pages() -> None:
 def test_second_query(layout: str) -> None:
     """As attention of q beside qv and of k beside v."""
     q, k, _, sink = (x.detach() for x in draw(11, 16))
-    v, qv = torch.randn(2, 16, 2, 24), torch.randn(2, 11, 4, 24)
+    v, qv = (torch.randn(shape).to(DEVICE) for shape in ((2, 16, 2, 24), (2, 11, 4, 24)))
     wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
     wanted, wanted_lse = reference(wide_q, wide_k, v, sink, hidden([11] * 2, [16] * 2, (11, 16), None, 0), 0.0)
     given: dict[str, Any] = {"causal": True, "learnable_sink": sink, "return_lse": True, "qv": qv}
     if layout == "dense":
         out, lse = cute.flash_attn_func(q, k, v, **given)
     elif layout == "packed":
-        ends = {f"cu_seqlens_{x}": torch.tensor([0, n, 2 * n], dtype=torch.int32) for x, n in (("q", 11), ("k", 16))}
+        ends = {f"cu_seqlens_{x}": index(0, n, 2 * n) for x, n in (("q", 11), ("k", 16))}
         rows = [x.flatten(0, 1) for x in (q, k, v)]
         out, lse = cute.flash_attn_varlen_func(*rows, **ends, **{**given, "qv": qv.flatten(0, 1)})
         assert lse is not None
         out, lse = out.view_as(qv), lse.view(2, 11, 4)
     else:
-        table = torch.arange(8, dtype=torch.int32).view(2, 4)
+        table = index(*range(8)).view(2, 4)
         pages = [x.reshape(8, 4, 2, x.shape[-1]) for x in (k, v)]
         out, lse = cute.flash_attn_varlen_func(q, *pages, page_table=table, **given)
     assert lse is not None
@@ -225,10 +228,10 @@ def test_second_query_alone() -> None:
 
 def test_combine() -> None:
     torch.manual_seed(0)
-    partial, lse = torch.randn(3, 2, 5, 4, 8), torch.randn(3, 2, 5, 4)
+    partial, lse = (torch.randn(shape).to(DEVICE) for shape in ((3, 2, 5, 4, 8), (3, 2, 5, 4)))
     lse[1:, 0] = -torch.inf
     wanted = (torch.softmax(lse, 0)[..., None] * partial).sum(0)
-    out, joined = cute.flash_attn_combine(partial, lse, seqused=torch.tensor([5, 5], dtype=torch.int32))
+    out, joined = cute.flash_attn_combine(partial, lse, seqused=index(5, 5))
     assert_close("out", out, wanted)
     assert joined is not None
     assert_close("joined", joined, torch.logsumexp(lse, 0))
@@ -267,13 +270,13 @@ def test_what_is_not_served_says_what_to_use(name: str, instead: str) -> None:
 
 def test_wrong_arguments_are_told() -> None:
     q, k, v, _ = draw()
-    ends = torch.tensor([0, 11, 22], dtype=torch.int32)
+    ends = index(0, 11, 22)
     with pytest.raises(TypeError, match=r"window_size: got 3, wanted \(left, right\), ints or None"):
         cute.flash_attn_func(q, k, v, window_size=3)
     with pytest.raises(ValueError, match=r"q: got shape \(2, 11, 4, 16\), wanted \(total_q, heads, head_dim\)"):
         cute.flash_attn_varlen_func(q, k, v, cu_seqlens_q=ends)
     with pytest.raises(ValueError, match=r"seqused_k: got \[20, 1\], wanted 0 to the lengths \[14, 14\]"):
-        cute.flash_attn_varlen_func(q, k, v, seqused_k=torch.tensor([20, 1], dtype=torch.int32))
+        cute.flash_attn_varlen_func(q, k, v, seqused_k=index(20, 1))
     with pytest.raises(TypeError, match="pack_gqa: got 'yes', wanted a bool"):
         cute.flash_attn_func(q, k, v, pack_gqa="yes")
     assert flash_attn.__version__ == cute.__version__

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-DIMS = [24, 32, 64, 80, 96, 128, 192, 256]
+DIMS = [24, 32, 64, 80, 96, 128, 192, 256, 512]
 LENGTHS = [(128, 128), (113, 203), (203, 113), (1, 239), (512, 700), (799, 3), (1023, 1024)]
 MASKS = {
     "full": {},
