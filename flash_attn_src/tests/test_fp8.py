@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import flash_attn
-import numpy as np
 import pytest
 import reference
 import torch
@@ -31,23 +30,9 @@ def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(fresh_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """Small tiles; and FP8 numbers that are rounded right: Triton's interpreter (3.7.1) loses the carry into the
-    exponent."""
+def _small_tiles(fresh_kernels: None, fp8_rounding: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     if GPU:
         return
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def rounded(x: Any, given: Any, wanted: Any, mode: Any) -> Any:
-        if wanted is not interpreter.tl.float8e4nv:
-            return convert(x, given, wanted, mode)
-        wide = convert(x, given, interpreter.tl.float32, mode).view(np.float32) if given.name != "fp32" else x
-        small = torch.from_numpy(np.ascontiguousarray(wide)).to(torch.float8_e4m3fn)
-        return small.view(torch.uint8).numpy().reshape(x.shape)
-
-    monkeypatch.setattr(interpreter, "_convert_float", rounded)
     real = tuning.config
 
     def config(target: str, variant: variants.Variant) -> tuning.Config:
