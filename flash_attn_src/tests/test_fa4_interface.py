@@ -9,7 +9,9 @@ import flash_attn
 import pytest
 import torch
 from assert_close import assert_close
-from flash_attn import cute
+from flash_attn import backends, cute
+from flash_attn.backends import torch as oracle
+from flash_attn.backends import triton
 from small_calls import in_one_graph
 
 torch.set_num_threads(2)
@@ -127,6 +129,35 @@ def test_softmax_lse_is_there_where_upstream_has_it() -> None:
     asked = cute.flash_attn_func(q, k, v, return_lse=True)[1]
     assert asked is not None
     assert asked.requires_grad
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+@pytest.mark.parametrize("backend", [oracle, triton], ids=["torch", "triton"])
+def test_softmax_lse_alone_has_a_gradient(backend: Any, layout: str, compiled: bool) -> None:
+    """Of all inputs: of v zeros, because softmax_lse does not depend on it."""
+    if DEVICE == "cuda" and backend is oracle:
+        pytest.skip("PyTorch serves CPU tensors")
+    inputs = draw()
+    ends = index(0, 11, 22), index(0, 14, 28)
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        if layout == "dense":
+            lse = cute.flash_attn_func(q, k, v, causal=True, learnable_sink=sink, return_lse=True)[1]
+        else:
+            rows = (x.flatten(0, 1) for x in (q, k, v))
+            given = {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], "max_seqlen_q": 11, "max_seqlen_k": 14}
+            lse = cute.flash_attn_varlen_func(*rows, **given, causal=True, learnable_sink=sink, return_lse=True)[1]
+        assert lse is not None
+        return lse.square().sum()
+
+    with backends.using(backend):
+        found = torch.autograd.grad((in_one_graph(loss) if compiled else loss)(*inputs), inputs)
+    _, lse = reference(*inputs, hidden([11] * 2, [14] * 2, (11, 14), None, 0), 0.0)
+    wanted = torch.autograd.grad(lse.square().sum(), inputs, materialize_grads=True)
+    for name, got, best in zip(("dq", "dk", "dv", "dsink"), found, wanted, strict=True):
+        assert_close(name, got, best, tiny=5e-5)
+    assert not found[2].any()
 
 
 @pytest.mark.parametrize("window", [(None, None), (None, 0), (-2, None), (3, -1)])

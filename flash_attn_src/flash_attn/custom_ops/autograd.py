@@ -72,7 +72,11 @@ def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     if ctx.inference:
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
     q, k, v, out, softmax_lse, *tensors = ctx.saved_tensors
-    return differentiate(restore(q, k, v, tuple(tensors), ctx.options), out, softmax_lse, dout, dlse)
+    call = restore(q, k, v, tuple(tensors), ctx.options)
+    dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse)
+    if dv is None and dlse is not None:  # zeros instead of nothing, as upstream
+        dv = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    return dq, dk, dv, dsinks, dbias
 
 
 def keep_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

@@ -20,19 +20,20 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Lse(torch.autograd.Function):
-    """softmax_lse as it is, with the gradients of q, k and s_aux."""
+    """softmax_lse as it is, with the gradients of q, k and s_aux, and of v, which is zero as upstream has it."""
 
     @staticmethod
     def forward(
         ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
+        v: torch.Tensor,
         s_aux: torch.Tensor | None,  # noqa: ARG004
         softmax_lse: torch.Tensor,
         call: AttentionCall,
     ) -> torch.Tensor:
         ctx.save_for_backward(q, k, softmax_lse, *call.tensors())
-        ctx.options = call.options()
+        ctx.options, ctx.of_v = call.options(), (v.shape, v.dtype)
         return softmax_lse.view_as(softmax_lse)
 
     @staticmethod
@@ -45,13 +46,15 @@ class _Lse(torch.autograd.Function):
         dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
         assert dq is not None
         assert dk is not None
-        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dsinks, None, None
+        shape, dtype = ctx.of_v
+        dv = torch.zeros(shape, dtype=dtype, device=q.device) if ctx.needs_input_grad[2] else None
+        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks, None, None
 
 
 def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tensor:
-    """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k and s_aux."""
+    """softmax_lse (+inf in rows without a key) of a checked call, differentiable by q, k, v and s_aux."""
     bare = replace(call, softmax_scale=call.q.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale)
-    return _Lse.apply(call.q, call.k, call.s_aux, softmax_lse.detach(), bare)
+    return _Lse.apply(call.q, call.k, call.v, call.s_aux, softmax_lse.detach(), bare)
 
 
 def by_op(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
