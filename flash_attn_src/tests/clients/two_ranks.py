@@ -25,6 +25,7 @@ def _process(work: Work, rank: int, directory: str) -> None:
     backend = "nccl" if GPU else "gloo"
     dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
     torch.save(work(rank), f"{directory}/{rank}.pt")
+    dist.barrier()  # gloo ends a process whose partner leaves first: "terminate called without an active exception"
     dist.destroy_process_group()
 
 
