@@ -125,6 +125,7 @@ CACHES = {
     "cache sinks pages": Cache(("decode-bf16-d128-sink",), BF16, (128, 128), page=64, sinks=BF16),
     "cache sinks odd pages": Cache(("decode-paged-fp16-d256-sink",), FP16, (256, 256), page=7, sinks=FP16),
     "cache sinks queries": Cache(("extend-bf16-d64-sink", "combine-bf16-d128"), BF16, (64, 64), 19, SPLIT, sinks=FP32),
+    "cache sinks whole odd pages": Cache(("fwd-paged-bf16-d64-sink",), BF16, (64, 64), 130, page=7, sinks=BF16),
     "cache d512": Cache(("decode-fp16-d512", "combine-fp16-d128"), FP16, (512, 512), options=SPLIT),
     "cache d512 pages append": Cache(("append-bf16-d64", "decode-bf16-d512"), BF16, (512, 512), page=64, new=True),
     "cache d512 odd pages": Cache(("decode-paged-bf16-d512",), BF16, (512, 512), page=7),
