@@ -78,7 +78,7 @@ const fn row(
 
 /// The first row that a call fits in decides. The Python file has the cycles behind each, and rows for values with a head
 /// dim of their own, which this crate has no calls of.
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 13] = [
     row(("gfx942", Operation::Forward), (BF16, 128..=128), (NO_WINDOW, 129), ASM),
     row(("gfx942", Operation::Forward), (BOTH, 1..=256), (ANY, 1), TRITON),
     row(("gfx942", Operation::Backward), (BOTH, 64..=64), (NO_WINDOW, 1), ASM),
@@ -90,6 +90,8 @@ const ROWS: [Row; 11] = [
     row(("gfx950", Operation::Backward), (BOTH, 64..=64), (NO_WINDOW, 1), ASM),
     row(("gfx950", Operation::Backward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx950", Operation::Backward), (BOTH, 65..=128), (ANY, 1), ASM),
+    row(("gfx950", Operation::Backward), (BOTH, 129..=256), (ANY, 1), TRITON),
+    row(("gfx90a", Operation::Forward), (BF16, 129..=256), (ANY, 1), TRITON),
 ];
 
 /// The sources for a call, the fastest first. The table holds for plain scores; other calls stay with one source.

@@ -1,9 +1,8 @@
 """Which source of kernels serves a call, as a table: AMD's assembly, Composable Kernel, or Triton.
 
-A row has the cycles of a compute unit for 128 queries and 128 keys in bf16, by `python -m amdgpu_simulator cycles` on
-2026-11-24 and 25. docs/notes/clock.md compares that clock with hardware. The source with the fewest cycles goes first.
-bwd counts all kernels of a backward that work on tiles. A figure with an asterisk is from the clock before it was
-compared with hardware, and of the kernel before its rounding to bf16 was made cheaper.
+A row has the cycles of a compute unit for 128 queries and 128 keys, in bf16 unless it says fp16, by
+`python -m amdgpu_simulator table` on 2026-11-25. docs/notes/clock.md compares that clock with hardware. The source with
+the fewest cycles goes first. bwd counts the kernels of a backward that work on tiles.
 
 Rows that `benchmarks/tune_sources.py` measured on this machine come before them. They are a file in the user's cache.
 """
@@ -50,28 +49,39 @@ _NO_WINDOW = (PLAIN, CAUSAL)
 # The first row that a call fits in decides. fmt: off
 ROWS = (
     # A tile of the assembly has 256 queries. With 128 or fewer it is half empty.
-    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5296, triton 6626, ck 7242"),
+    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5288, triton 6626, ck 7242"),
     Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 4115, ck 4528"),
     Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6626, ck 7242"),
-    Row("gfx942", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 10516, ck 24030"),
-    Row("gfx942", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 13864, ck 30270"),
-    Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 15246, ck 21836"),
-    Row("gfx942", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 15246, ck 21836"),
-    Row("gfx942", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 15669, triton 31671, ck 40256*"),
-    # Composable Kernel serves 192 by its kernel of 256. Its 9 % are less than the largest error of the clock.
-    Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, CK, TRITON), "asm 47104, ck 42864, triton 72192"),
-    Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4741, ck 5958"),
+    Row("gfx942", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 10560, ck 24030"),
+    Row("gfx942", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 13760, ck 30270"),
+    Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 14925, ck 21044"),
+    Row("gfx942", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 14925, ck 21044"),
+    Row("gfx942", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 15669, triton 31671, ck 33224"),
+    # Composable Kernel serves 192 by its kernel of 256. Its 8 % are less than the largest error of the clock.
+    Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, CK, TRITON), "asm 45728, ck 41888, triton 70144"),
+    Row("gfx942", "bwd", _BOTH, (193, 256), _ANY, 1, (CK, TRITON), "d256: ck 41888, triton 89978"),
+    Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4684, ck 5958"),
     # A tile has 128 queries.
     Row("gfx950", "fwd", (BF16,), (192, 192), _NO_WINDOW, 65, (ASM, TRITON), "192/128: asm 3222, triton 6904", 128),
     Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2862, ck 3885"),
-    Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4741, ck 5958"),
-    Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 7664, ck 16932"),
-    Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 10432, ck 20832"),
-    Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8960, triton 9733, ck 20800"),
+    Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4684, ck 5958"),
+    Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 7384, ck 16932"),
+    Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 10136, ck 20832"),
+    Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8789, triton 9733, ck 20800"),
     Row("gfx950", "bwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 9733, ck 20800"),
-    Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8552, triton 14079, ck 36992*"),
-    Row("gfx90a", "fwd", _BOTH, (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 5838, triton 6054"),
+    Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8104, triton 14068, ck 30712"),
+    Row("gfx950", "bwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 38464, ck 38656, asm 41152"),
+    Row("gfx950", "bwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 36864, ck 38656"),
+    Row("gfx90a", "fwd", _BOTH, (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 5838, triton 6051"),
     Row("gfx90a", "fwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 10745, triton 12727"),
+    Row("gfx90a", "fwd", (BF16,), (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 27424, ck 27818"),
+    Row("gfx90a", "fwd", (BF16,), (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 32976, ck 34178"),
+    Row("gfx90a", "fwd", (FP16,), (129, 192), _ANY, 1, (CK, TRITON), "d192, fp16: ck 27018, triton 28128"),
+    Row("gfx90a", "fwd", (FP16,), (193, 256), _ANY, 1, (CK, TRITON), "d256, fp16: ck 33062, triton 33080"),
+    Row("gfx90a", "bwd", _BOTH, (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 23840, triton 24567"),
+    Row("gfx90a", "bwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 40181, triton 44951"),
+    Row("gfx90a", "bwd", _BOTH, (129, 192), _ANY, 1, (CK, TRITON), "d192: ck 49114, triton 86032"),
+    Row("gfx90a", "bwd", _BOTH, (193, 256), _ANY, 1, (CK, TRITON), "d256: ck 49114, triton 158611"),
 )
 # fmt: on
 # Head dims above 256, and values with a head dim of their own.
