@@ -63,7 +63,8 @@ def test_cache_batch_idx_chooses_rows_of_the_page_table() -> None:
     pages = [x.reshape(6, 3, 2, 16) for x in (k, v)]
     out = fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=index(1, 0))
     assert_close("out", out, fa3.flash_attn_func(q, k.flip(0), v.flip(0)))
-    for wrong in ((-1, 0), (0, 2)):
+    # Reading them on a GPU would wait for it: PyTorch's own assertion ends the program there.
+    for wrong in ((-1, 0), (0, 2)) if DEVICE == "cpu" else ():
         with pytest.raises(ValueError, match=r"cache_batch_idx: got \[.*\], wanted 0 to 1, rows of page_table"):
             fa3.flash_attn_with_kvcache(q, *pages, **options, cache_batch_idx=index(*wrong))
     options["page_table"] = [[0, 1, 2]]

@@ -306,8 +306,9 @@ def test_wrong_arguments_are_told() -> None:
         cute.flash_attn_func(q, k, v, window_size=3)
     with pytest.raises(ValueError, match=r"q: got shape \(2, 11, 4, 16\), wanted \(total_q, heads, head_dim\)"):
         cute.flash_attn_varlen_func(q, k, v, cu_seqlens_q=ends)
-    with pytest.raises(ValueError, match=r"seqused_k: got \[20, 1\], wanted 0 to the lengths \[14, 14\]"):
-        cute.flash_attn_varlen_func(q, k, v, seqused_k=index(20, 1))
+    if DEVICE == "cpu":  # reading lengths on a GPU would wait for it
+        with pytest.raises(ValueError, match=r"seqused_k: got \[20, 1\], wanted 0 to the lengths \[14, 14\]"):
+            cute.flash_attn_varlen_func(q, k, v, seqused_k=index(20, 1))
     with pytest.raises(TypeError, match="pack_gqa: got 'yes', wanted a bool"):
         cute.flash_attn_func(q, k, v, pack_gqa="yes")
     assert flash_attn.__version__ == cute.__version__
