@@ -21,7 +21,7 @@ from rocm_wheels.matrix import cells, targets, versions
 
 LABEL = "2.8.3+rocm"
 TORCH = "2.9.1+rocm6.4"
-# GPUs of every family. Some have kernels of their own in the universal wheel, others those of a generic target.
+# GPUs of every family. Some have a kernel store of their own in the universal wheel, others that of their family.
 GPUS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1201")
 INSTALLERS = ("pip", "uv")
 

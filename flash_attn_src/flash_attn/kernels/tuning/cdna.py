@@ -71,15 +71,15 @@ ROWS: Rows = {
     ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
     ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
     ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
-    # bwd-dq, 16 bits: clock, 2026-11-24.
-    ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
-    # Head dim 64, plain, 2026-11-25: 5204 cycles on gfx942, 9271 on gfx90a; without the orders 6090 and 9966.
     # With a bias: clock, gfx942, 2026-11-25, head dims 64 and 128. The forward takes 11054 and 19475 cycles, dk and dv
     # 21176 and 33999; by half the keys of the plain tile 14764 and more, 26404 and more.
     ("fwd-bias", 16, 64): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
     ("fwd-bias", 16, 128): (C(128, 16, 4, 2, options=BOTH_ORDERS),),
     ("bwd-dkdv-bias", 16, 64): (C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
     ("bwd-dkdv-bias", 16, 128): (C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
+    # bwd-dq, 16 bits: clock, 2026-11-24.
+    ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
+    # Head dim 64, plain, 2026-11-25: 5204 cycles on gfx942, 9271 on gfx90a; without the orders 6090 and 9966.
     ("bwd-dq", 16, 64): (C(128, 64, 4, options=BOTH_ORDERS), *(C(64, 32, 2, 2, options=BOTH_ORDERS),) * 4),
     ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
     ("bwd-dq", 16, 128): (
