@@ -73,12 +73,13 @@ def decode(instruction: Instruction, target: str) -> Execute | None:
     name = instruction.mnemonic
     if name.startswith(("s_load_", "s_buffer_load_")):
         return _scalar_load(instruction)
-    found = re.fullmatch(r"(buffer|global|flat|scratch)_(load|store|atomic)_(\w+)", name)
+    found = re.fullmatch(r"(buffer|global|flat|scratch)_(load|store|atomic)_(lds_)?(\w+)", name)
     if found is None:
         return None
-    space, action, form = found.groups()
+    space, action, direct, form = found.groups()
+    to_shared = bool(direct) or "lds" in instruction.modifiers
     address = {"buffer": _buffer_address, "scratch": _scratch_address}.get(space, _global_address)
-    return _access(instruction, action, form, address(instruction, action), space, target)
+    return _access(instruction, action, form, address(instruction, action, to_shared), space, target, to_shared)
 
 
 # What a load or store moves: bytes, whether the sign extends, and the half of the register for 16 bits that keep the
@@ -151,10 +152,11 @@ def offset_of(instruction: Instruction) -> int:
     return int(instruction.modifiers.get("offset", "0"), 0)
 
 
-def _global_address(instruction: Instruction, action: str) -> Address:
+def _global_address(instruction: Instruction, action: str, to_shared: bool) -> Address:
     """Addresses of the lanes; a scalar base takes a 32-bit offset of the lane's."""
-    vector = instruction.operands[0 if action == "store" or _returns_nothing(instruction, action) else 1]
-    base = instruction.operands[2] if len(instruction.operands) > 2 else _OFF
+    operands = instruction.operands
+    vector = operands[0 if action == "store" or to_shared or _returns_nothing(instruction, action) else 1]
+    base = operands[1] if to_shared else operands[2] if len(operands) > 2 else _OFF
     offset = offset_of(instruction)
     if base == _OFF:
         read = source(vector, "U")
@@ -170,14 +172,14 @@ def _returns_nothing(instruction: Instruction, action: str) -> bool:
     return action == "atomic" and not {"sc0", "glc", "th"} & set(instruction.modifiers)
 
 
-def _buffer_address(instruction: Instruction, _action: str) -> Address:
+def _buffer_address(instruction: Instruction, _action: str, to_shared: bool) -> Address:
     """The addresses of a buffer resource, and how many bytes of the resource follow each.
 
     The size of a resource is a number of bytes, checked word by word. For an instruction with an index it is a number
     of records, and each lane names one.
     """
     modifiers = instruction.modifiers
-    operands = instruction.operands[(0 if "lds" in modifiers else 1) :]
+    operands = instruction.operands[(0 if to_shared else 1) :]
     vector, resource, more = operands[0], scalar(operands[1], 4), scalar(operands[2])
     if "idxen" in modifiers:
         return _record_address(instruction, vector, resource, more)
@@ -215,7 +217,7 @@ def _record_address(
     return address
 
 
-def _scratch_address(instruction: Instruction, action: str) -> Address:
+def _scratch_address(instruction: Instruction, action: str, _to_shared: bool) -> Address:
     operands = instruction.operands
     vector = operands[0 if action == "store" else 1]
     base = operands[2] if len(operands) > 2 else _OFF
@@ -231,7 +233,7 @@ def _scratch_address(instruction: Instruction, action: str) -> Address:
 
 
 def _access(
-    instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: str
+    instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: str, to_shared: bool
 ) -> Execute:
     stores_count = counts_stores(target)
     if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "idxen", "lds"}:
@@ -239,7 +241,6 @@ def _access(
     if action == "atomic":
         return _atomic(instruction, form_name, address, space, stores_count)
     form = FORMS[form_name]
-    to_shared = "lds" in instruction.modifiers
     data_operand = instruction.operands[0 if action == "load" or space == "buffer" else 1]
     index = -1 if to_shared else place(data_operand)
     size = form[0]

@@ -270,6 +270,7 @@ v_readfirstlane_b32 s8, v1
 s_mov_b32 m0, s8
 buffer_load_dword v1, s[4:7], 0 offen lds
 """
+BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "global_load_lds_dword v[2:3], off")
 
 
 @pytest.mark.parametrize(
@@ -290,6 +291,8 @@ buffer_load_dword v1, s[4:7], 0 offen lds
          "v_mov_b32_e32 v9, s6", NOT_THERE),
         ("v_mov_b32_e32 v8, 0\n ds_bpermute_b32 v9, v8, v0", NOT_THERE),
         (BRING + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", 0xABABABAB),
+        (BRING_GLOBAL + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", 0xABABABAB),
+        ("ds_read_b32 v9, v1\n" + BRING_GLOBAL + "s_waitcnt lgkmcnt(1)", NOT_THERE),
     ],
 )  # fmt: skip
 def test_a_load_is_there_when_a_wait_says_so(code: str, wanted: int | None) -> None:

@@ -17,6 +17,8 @@ from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import recording
 from flash_attn.fp8 import flash_attn_fp8_func
+from flash_attn.kernels.tuning.config import DIRECT, Config
+from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.device import Tensors
 from reference import attention
@@ -26,6 +28,7 @@ from amdgpu_simulator.clock import cost
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile.ck import planner as build
+from rocm_wheels.errors import CompileFailed
 
 # One of each family: how they multiply matrices, count lanes and address memory differs.
 TARGETS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx11-generic", "gfx1201")
@@ -71,6 +74,22 @@ def test_forward_and_backward(target: str) -> None:
     for one in counted:
         matrix = one.cycles["matrix"] / rates.simds
         assert one.cycles["shared"] < 2 * matrix or not matrix, one.kernel.symbol
+
+
+@pytest.mark.parametrize("dim", [64, 128, 176])
+def test_direct_copies(dim: int) -> None:
+    """Three blocks of keys without a mask and one with a mask: a copy is under way while another one is read."""
+    inputs = tensors((1, 70, 2, dim), (1, 250, 1, dim), (1, 250, 1, dim), dtype=torch.bfloat16)
+    with gpu.pretend("gfx950"), torch.no_grad():
+        found = flash_attn_func(*inputs)
+    exact, rounded = (attention(*inputs, dtype=dtype)[0] for dtype in (torch.float32, None))
+    assert_close("out", found, exact, rough=rounded)
+
+
+def test_a_direct_copy_that_the_compiler_waits_wrongly_for_is_refused() -> None:
+    config = Config(64, 32, 2, 2, options=DIRECT)
+    with pytest.raises(CompileFailed, match="bwd-dq-bf16-d64 for gfx950 has a direct copy"):
+        gpu.compiled("gfx950", Variant("bwd-dq", "bf16", 64, "plain"), config)
 
 
 @pytest.mark.parametrize(("target", "dim", "bucket"), [("gfx942", 128, 128), ("gfx942", 96, 96), ("gfx1100", 72, 96)])

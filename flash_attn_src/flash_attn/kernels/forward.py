@@ -174,6 +174,7 @@ def attn_fwd(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
     NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -253,7 +254,7 @@ def attn_fwd(
         bias_offset = batch64 * stride_sb + head.to(tl.int64) * stride_sh
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
-    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL, DIRECT)  # [BLOCK_D], [TAIL]
     head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
     offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
     if VALUE_DIM:

@@ -85,6 +85,7 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
         variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")
     ),
     "LAST_OUTSIDE": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
+    "DIRECT": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
     "SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
     "FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
 }

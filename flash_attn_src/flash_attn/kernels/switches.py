@@ -8,18 +8,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
-# Those that `switched` turns on.
-_SWITCHES = frozenset({"in_thread_transpose"})
+# Those that `switched` turns on, with Triton's names for them.
+_SWITCHES = {"in_thread_transpose": "use_in_thread_transpose", "async_copy": "use_async_copy"}
+# The compile stage alone takes these, because it looks at what comes out.
+_AHEAD_OF_TIME = frozenset({"async_copy"})
 # Vendor -> the class in Triton's backend whose fields are the options that a launch may name.
 _CLASSES = {"amd": "HIPOptions", "nvidia": "CUDAOptions"}
 
 
 def known(options: Mapping[str, int | str], vendor: str) -> dict[str, int | str]:
-    """The options that the installed Triton has. A launch that names another one raises KeyError.
+    """The options that the JIT path takes: those that the installed Triton has. Another one would raise KeyError.
 
     They change the speed of a kernel, not its results. `schedule_hint` exists from 3.4 on; `kpack` is deprecated.
     """
-    return {name: value for name, value in options.items() if name in _SWITCHES or name in _names(vendor)}
+    taken = _names(vendor) | (_SWITCHES.keys() - _AHEAD_OF_TIME)
+    return {name: value for name, value in options.items() if name in taken}
 
 
 @cache
@@ -35,14 +38,15 @@ def switched(options: Mapping[str, int | str]) -> Iterator[dict[str, int | str]]
     A Triton without a switch (older than 3.4 has none) compiles the same results with slower code.
     """
     left = dict(options)
-    if not left.pop("in_thread_transpose", 0):
-        yield left
-        return
+    asked = [knob for name, knob in _SWITCHES.items() if left.pop(name, 0)]
     try:
         from triton import knobs
     except ImportError:
+        asked = []
+    if not asked:
         yield left
         return
     with knobs.amd.scope():
-        knobs.amd.use_in_thread_transpose = True
+        for knob in asked:
+            setattr(knobs.amd, knob, True)
         yield left

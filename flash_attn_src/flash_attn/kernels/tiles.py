@@ -44,11 +44,32 @@ def load_tile(base, start, offsets, stride, limit, head_dim, BLOCK_D: tl.constex
     return load_at(base, offsets * stride, start + offsets < limit, head_dim, BLOCK_D, FLIP)
 
 
+if hasattr(tl, "assume"):
+
+    @triton.jit
+    def _assume_column(column, BLOCK_D: tl.constexpr):
+        tl.assume(column >= 0)
+        tl.assume(column < BLOCK_D)
+
+else:  # Triton 3.1
+
+    @triton.jit
+    def _assume_column(column, BLOCK_D: tl.constexpr):
+        pass
+
+
 @triton.jit
-def clamped_columns(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The columns 0 to BLOCK_D - 1 for `load_unmasked`: columns beyond head_dim repeat its last VEC columns."""
+def clamped_columns(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr, DIRECT: tl.constexpr = False):
+    """The columns 0 to BLOCK_D - 1 for `load_unmasked`: columns beyond head_dim repeat its last VEC columns.
+
+    DIRECT: the loads are copies straight to shared memory. For them AMD's compiler must use buffer instructions, so it
+    must know that offsets are positive. It waits wrongly for the other instruction, `global_load_lds`.
+    """
+    last = head_dim - VEC
+    if DIRECT:
+        _assume_column(last, BLOCK_D)
     offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
-    return tl.minimum(offs_d // VEC * VEC, head_dim - VEC) + offs_d % VEC
+    return tl.minimum(offs_d // VEC * VEC, last) + offs_d % VEC
 
 
 @triton.jit
@@ -96,13 +117,15 @@ def load_pair(
 
 
 @triton.jit
-def clamped_pair(head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
+def clamped_pair(
+    head_dim, VEC: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DIRECT: tl.constexpr = False
+):  # fmt: skip
     """The columns of both tiles of a pair for `load_unmasked`, each counted from the first column of its tile."""
-    offs_d = clamped_columns(head_dim, VEC, BLOCK_D)  # [BLOCK_D]
+    offs_d = clamped_columns(head_dim, VEC, BLOCK_D, DIRECT and TAIL == 0)  # [BLOCK_D]
     offs_t = offs_d  # [TAIL]
     if TAIL:  # for head dims above BLOCK_D alone
         offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
-        offs_t = clamped_columns(head_dim - BLOCK_D, VEC, TAIL)  # [TAIL]
+        offs_t = clamped_columns(head_dim - BLOCK_D, VEC, TAIL, DIRECT)  # [TAIL]
     return offs_d, offs_t
 
 

@@ -84,6 +84,9 @@ def translate(
             raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
     image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
     assembly: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
+    if "global_load_lds_" in assembly:
+        # LLVM counts it in lgkmcnt too, where the hardware does not, and so waits too little (llvm-project, 179305).
+        raise CompileFailed(f"{where} has a direct copy that is no buffer instruction: LLVM waits wrongly for it")
     if row.made_for:
         assembly = retarget.rename(assembly, row.made_for, target)
         image = retarget.assemble(assembly, target)

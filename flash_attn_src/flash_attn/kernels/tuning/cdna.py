@@ -17,7 +17,7 @@ that take more than 300 registers do.
 
 from __future__ import annotations
 
-from flash_attn.kernels.tuning.config import BOTH_ORDERS, ORDERS, ROWS_OF_16, WAVES, C, Options, Rows
+from flash_attn.kernels.tuning.config import BOTH_ORDERS, DIRECT, ORDERS, ROWS_OF_16, WAVES, C, Options, Rows
 
 OPTIONS: Options = WAVES + ORDERS
 
@@ -154,17 +154,22 @@ TARGET_ROWS: dict[str, Rows] = {
     },
     "gfx950": {
         **_PAGES,
-        # fwd, 16 bits: clock, 2026-11-24. Plain: 4741, 7664 and 10432 cycles; with the family's tiles 6524, 11888 and
-        # 14960. Head dim 64 takes 2862 by the family's tile, and 2895 with 128 keys (2026-11-25).
+        # fwd, 16 bits: clock, 2026-11-25. Direct copies, plain: head dim 64 2770 cycles and 2862 without, 128 4184 and
+        # 4684, 192 6768 and 7384, 256 8252 and 10136; 128 with values of 64 3249 and 3740, 192 with values of 128 5840
+        # and 6904. Head dim 128 with ALiBi 5719 and 6323, with dropout 5867, and 7484 by half the keys without. Head
+        # dim 64 with ALiBi loses by them: 4547 and 4451.
+        ("fwd", 16, 64): (
+            C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT),
+            *(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 3,
+            C(128, 32, 4, 2, options=BOTH_ORDERS),
+        ),
         ("fwd", 16, 128): (
-            C(128, 64, 4, 2, options=BOTH_ORDERS),
-            C(128, 64, 4, 2, options=BOTH_ORDERS),
-            C(128, 32, 4, 2),
+            *(C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT),) * 3,
             C(128, 64, 4, 2, options=BOTH_ORDERS),
             C(128, 32, 4, 2),
         ),
-        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
-        ("fwd", 16, 256): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        ("fwd", 16, 256): (C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT), C(128, 32, 4, 2, options=BOTH_ORDERS)),
         # bwd-dkdv, 16 bits: clock, 2026-11-24. Head dim 128, plain, 2026-11-25: 8917 cycles, and 11072 with the tile of
         # the other kinds. Its 45 spills are outside of both loops, and it is slower below 700 queries.
         ("bwd-dkdv", 16, 128): (
