@@ -106,6 +106,23 @@ _PAGES: Rows = {
 # A lane's operand is twice as long and feeds two matrix instructions. Triton ignores it for gfx950, with a warning.
 _KPACK: Options = (("kpack", 2),)
 _TWO_WAVES = (("waves_per_eu", 2), *BOTH_ORDERS)
+# fwd, 16 bits, gfx90a and gfx942: clock, 2026-11-25.
+_FORWARDS: Rows = {
+    # Plain, without kpack and with it: 4127 and 4115 cycles on gfx942, fp16 4808 and 4215; 6051 and 5942 on gfx90a.
+    ("fwd", 16, 64): (
+        *(C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK),) * 4,
+        C(128, 32, 4, 2, options=BOTH_ORDERS + _KPACK),
+    ),
+    # Plain on gfx942, without kpack and with it: 6806 and 6626 cycles, fp16 6709 and 6265, with 10 spills and none;
+    # with dropout 10239 and 8372. On gfx90a 12090, by the family's tile 12727. ALiBi and softcap gain nothing by it.
+    ("fwd", 16, 128): (
+        C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK),
+        C(128, 32, 4, 2, options=BOTH_ORDERS),
+        C(128, 32, 4, 2, options=_KPACK),
+        C(128, 32, 4, 2, options=BOTH_ORDERS),
+        C(128, 32, 4, 2, options=_KPACK),
+    ),
+}
 
 # Target -> its own rows, before those of the family.
 TARGET_ROWS: dict[str, Rows] = {
@@ -114,43 +131,53 @@ TARGET_ROWS: dict[str, Rows] = {
         # bwd-dkdv, 16 bits: registers, 2026-11-24.
         ("bwd-dkdv", 16, 128): (C(32, 64, 2, options=ROWS_OF_16),),
     },
+    "gfx90a": {
+        **_PAGES,
+        **_FORWARDS,
+        # fwd, 16 bits: clock, 2026-11-25. Plain: 25480 cycles, with the family's tile 27424.
+        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        # bwd-dkdv, 16 bits: clock, 2026-11-25. Plain, without kpack and with it: 29136 and 28784 cycles.
+        ("bwd-dkdv", 16, 128): (
+            C(16, 128, 4, 2, options=BOTH_ORDERS + _KPACK),
+            *ROWS["bwd-dkdv", 16, 128][1:],
+        ),
+    },
     "gfx942": {
         **_PAGES,
-        # fwd, 16 bits: clock, 2026-11-25. Plain, without kpack and with it: d64 4127 and 4115 cycles, fp16 4808 and
-        # 4215; d128 6806 and 6626, fp16 6709 and 6265, with 10 spills and none. With dropout d128 takes 10239 and 8372.
-        # ALiBi and softcap of 128 gain nothing by it.
-        ("fwd", 16, 64): (
-            *(C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK),) * 4,
-            C(128, 32, 4, 2, options=BOTH_ORDERS + _KPACK),
-        ),
-        ("fwd", 16, 128): (
-            C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK),
-            C(128, 32, 4, 2, options=BOTH_ORDERS),
-            C(128, 32, 4, 2, options=_KPACK),
-            C(128, 32, 4, 2, options=BOTH_ORDERS),
-            C(128, 32, 4, 2, options=_KPACK),
-        ),
+        **_FORWARDS,
         # fwd, 16 bits: clock, 2026-11-24. Plain: 10516 and 13864 cycles, with 1 and 22 spills; with the family's tiles
         # 13576 and 15472.
         ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
         ("fwd", 16, 256): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
-        # bwd-dkdv, 16 bits: clock, 2026-11-25. Head dim 128, plain: 21239 cycles, with the family's tile 22480. A
-        # second stage takes 17177, but it spills 161 registers, which costs more than it gains below 1100 queries.
+        # bwd-dkdv, 16 bits: clock, 2026-11-25. Head dim 128, plain: 20223 cycles, 21239 without kpack, 22480 with the
+        # family's tile. A second stage takes 17177, but it spills 161 registers, which costs more than it gains below
+        # 1100 queries.
         ("bwd-dkdv", 16, 128): (
-            C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+            C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS + _KPACK),
             C(32, 64, 2, options=ROWS_OF_16),
             C(32, 64, 2, options=ROWS_OF_16),
             C(16, 128, 4, 2, options=BOTH_ORDERS),
             C(32, 128, 4, options=ROWS_OF_16),
         ),
-        # bwd-dkdv, 16 bits: clock, 2026-11-24.
+        # bwd-dkdv, 16 bits: clock, 2026-11-24; plain 2026-11-25: 54175 cycles, without the orders 58970.
         ("bwd-dkdv", 16, 256): (
-            C(32, 64, 4, options=ROWS_OF_16),
+            C(32, 64, 4, options=ROWS_OF_16 + BOTH_ORDERS),
             C(32, 64, 4, options=ROWS_OF_16),
             C(16, 64, 4, options=BOTH_ORDERS),
             C(32, 64, 4, options=ROWS_OF_16),
             C(16, 64, 4),
         ),
+        # bwd-dkdv, 16 bits: clock, 2026-11-25. Plain: 44384 cycles, without kpack 45760. Tiles with 72 to 117 spills
+        # take 31021 and more.
+        ("bwd-dkdv", 16, 192): (
+            C(16, 64, 4, 2, options=BOTH_ORDERS + _KPACK),
+            *(C(16, 64, 4, 2, options=BOTH_ORDERS),) * 4,
+        ),
+        # bwd-dq, 16 bits: clock, 2026-11-25. Plain: 10008, 22097 and 27732 cycles, with the family's tiles 10432, 24384
+        # and 31008.
+        ("bwd-dq", 16, 128): (C(128, 32, 4, options=BOTH_ORDERS + _KPACK), *ROWS["bwd-dq", 16, 128][1:]),
+        ("bwd-dq", 16, 192): (C(128, 64, 4, options=BOTH_ORDERS + _KPACK), *ROWS["bwd-dq", 16, 192][1:]),
+        ("bwd-dq", 16, 256): (C(128, 32, 4, options=BOTH_ORDERS), C(128, 16, 4, 2, options=BOTH_ORDERS)),
     },
     "gfx950": {
         **_PAGES,
@@ -178,6 +205,14 @@ TARGET_ROWS: dict[str, Rows] = {
             C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
         ),
         ("bwd-dkdv", 16, 256): (C(16, 64, 4, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
+        # bwd-dkdv, 16 bits: clock, 2026-11-25. Plain: 20544 cycles, with the family's tile 29280, with 64 keys 22528.
+        # Tiles with 46 to 88 spills take 16768 and more.
+        ("bwd-dkdv", 16, 192): (
+            C(16, 32, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+            *(C(16, 64, 4, 2, options=BOTH_ORDERS),) * 4,
+        ),
+        # bwd-dq, 16 bits: clock, 2026-11-25. Plain: 12016 cycles, with the family's tile 12736.
+        ("bwd-dq", 16, 256): (C(128, 32, 4, 2, options=BOTH_ORDERS), C(128, 16, 4, 2, options=BOTH_ORDERS)),
         # bwd-dq, 16 bits: clock, 2026-11-24.
         ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
         ("bwd-dq", 16, 128): (
