@@ -169,6 +169,8 @@ def call(
         ("gfx942", {"alibi_slopes": torch.ones(8)}, "ck", "ck"),
         ("gfx942", {"dtype": torch.float32}, "ck", "ck"),
         ("gfx90a", {}, "ck", "ck"),
+        ("gfx90a", {"head_dim": 64}, "ck", "ck"),
+        ("gfx90a", {"head_dim": 64, "dtype": torch.float16}, "triton", "ck"),
         ("gfx90a", {"head_dim": 192}, "triton", "ck"),
         ("gfx90a", {"head_dim": 256, "dtype": torch.float16}, "ck", "ck"),
         ("gfx950", {"head_dim": 64}, "triton", "asm"),

@@ -54,6 +54,7 @@ struct Row {
 }
 
 const BF16: &[Dtype] = &[Dtype::Bf16];
+const FP16: &[Dtype] = &[Dtype::F16];
 const BOTH: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 const ANY: &[Mask] = &[Mask::Plain, Mask::Causal, Mask::Window];
 const NO_WINDOW: &[Mask] = &[Mask::Plain, Mask::Causal];
@@ -78,7 +79,7 @@ const fn row(
 
 /// The first row that a call fits in decides. The Python file has the cycles behind each, and rows for values with a head
 /// dim of their own, which this crate has no calls of.
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 15] = [
     row(("gfx942", Operation::Forward), (BF16, 128..=128), (NO_WINDOW, 129), ASM),
     row(("gfx942", Operation::Forward), (BOTH, 1..=256), (ANY, 1), TRITON),
     row(("gfx942", Operation::Backward), (BOTH, 64..=64), (NO_WINDOW, 1), ASM),
@@ -91,7 +92,9 @@ const ROWS: [Row; 13] = [
     row(("gfx950", Operation::Backward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx950", Operation::Backward), (BOTH, 65..=128), (ANY, 1), ASM),
     row(("gfx950", Operation::Backward), (BOTH, 129..=256), (ANY, 1), TRITON),
-    row(("gfx90a", Operation::Forward), (BF16, 129..=256), (ANY, 1), TRITON),
+    row(("gfx90a", Operation::Forward), (FP16, 1..=64), (ANY, 1), TRITON),
+    row(("gfx90a", Operation::Forward), (BOTH, 129..=192), (ANY, 1), TRITON),
+    row(("gfx90a", Operation::Forward), (BF16, 193..=256), (ANY, 1), TRITON),
 ];
 
 /// The sources for a call, the fastest first. The table holds for plain scores; other calls stay with one source.
