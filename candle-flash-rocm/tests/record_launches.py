@@ -320,7 +320,7 @@ def record() -> str:
         warnings.simplefilter("ignore")  # what goes to the Triton kernels
         planned = [asked_of_the_planner(case) for case in every]
     sources = []
-    for target, units in (("gfx942", 304), ("gfx942", 80), ("gfx950", 256)):
+    for target, units in (("gfx942", 304), ("gfx942", 80), ("gfx950", 256), ("gfx90a", 104)):
         gpu = Gpu(target, composable=True, compute_units=units)
         with device.using(gpu):
             found = ",\n".join(json.dumps(chosen(case, gpu), separators=(",", ":")) for case in every)
