@@ -1,4 +1,4 @@
-"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3 (2026-11-21), but for the plain forward of head dims 64 and 128.
+"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3, but for the plain forward of head dims 64 and 128 and the backward of 128.
 
 RDNA 4 has RDNA 3's wavefronts and registers, and its WMMA holds less. What fits RDNA 3 fits RDNA 4.
 """
@@ -16,4 +16,16 @@ ROWS: Rows = {
     # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727.
     ("fwd", 16, 64): (C(128, 64, 8, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 64][1:]),
     ("fwd", 16, 128): (C(128, 32, 8, 2, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 128][1:]),
+    # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 49042 cycles, by pieces of 16 columns 68000. Larger pieces
+    # take 42029, but read registers from scratch in the loop, as other kinds do by pieces of 32.
+    ("bwd-dkdv", 16, 128): (C(16, 64, 4, depth=32, options=TRANSPOSES), *rdna3.ROWS["bwd-dkdv", 16, 128][1:]),
+    # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 19126 cycles, ALiBi 20018, dropout 21374, softcap 22265; by
+    # RDNA 3's tiles 28160, 31336, 51163 and 33919. Head dim 96, plain: 19220 and 21988.
+    ("bwd-dq", 16, 128): (
+        C(128, 32, 8, options=TRANSPOSES),
+        C(128, 32, 8, options=TRANSPOSES),
+        C(64, 16, 4, options=TRANSPOSES),
+        C(128, 32, 8, options=TRANSPOSES),
+        rdna3.ROWS["bwd-dq", 16, 128][-1],
+    ),
 }
