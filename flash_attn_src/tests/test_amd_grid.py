@@ -50,7 +50,7 @@ DENSE = {
     "sinks d64 softcap": Dense(_named("fp16", 64, "any", "softcap"), FP16, (64, 64), CAP, sinks=FP32),
     "sinks d64 fp32": Dense(_named("fp32", 64, "any"), FP32, (64, 64), CAUSAL, sinks=FP32),
     "bias d64": Dense(_named("bf16", 64, "bias", "bias"), BF16, (64, 64), {}, bias=BF16),
-    "bias d96": Dense(_named("bf16", 96, "bias", "bias"), BF16, (96, 96), {}, bias=BF16),
+    "bias d96": Dense((*_named("bf16", 96, "bias", "bias")[:-1], "bwd-dbias-bf16-d128"), BF16, (96, 96), {}, bias=BF16),
     "bias d128 causal": Dense(_named("fp16", 128, "bias", "bias"), FP16, (128, 128), CAUSAL, bias=FP16),
     "bias d256 sinks": Dense(_named("bf16", 256, "bias", "bias"), BF16, (256, 256), {}, FP32, BF16),
     "bias d512": Dense(_named("bf16", 512, "bias", "bias"), BF16, (512, 512), {}, bias=BF16),
