@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from assert_close import assert_close
+from flash_attn import cute
 from flash_attn.ops.triton import add_norm, cross_entropy
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 from two_ranks import both
@@ -38,8 +39,9 @@ def _penalty(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int,
         lambda x: flash_attn.flash_attn_func(x, x, x),
         lambda x: flash_attn.flash_attn_fp8_func(x, x, x),
         lambda x: flash_attn.flash_attn_qkvpacked_fp8_func(torch.stack((x, x, x), 2)),
+        lambda x: cute.flash_attn_func(x, x, x, return_lse=True)[1],
     ],
-    ids=["attention", "fp8", "fp8 packed"],
+    ids=["attention", "fp8", "fp8 packed", "lse of FlashAttention-4"],
 )
 def test_attention_refuses(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(RuntimeError, match="has no second derivative"):

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from flash_attn.calls import AttentionCall, replace, restore
 from flash_attn.custom_ops import dispatch
 from flash_attn.custom_ops.autograd import differentiate
+from flash_attn.first_derivative import Gradients, first_only
 
 _HEAD_DIM_STEP = 8
 
@@ -37,18 +38,22 @@ class _Lse(torch.autograd.Function):
         return softmax_lse.view_as(softmax_lse)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, softmax_lse, *tensors = ctx.saved_tensors
-        wide_q, wide_k = _padded(q), _padded(k)
-        # The gradient of softmax_lse does not depend on v.
-        call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
-        dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
-        assert dq is not None
-        assert dk is not None
-        shape, dtype = ctx.of_v
-        dv = torch.zeros(shape, dtype=dtype, device=q.device) if ctx.needs_input_grad[2] else None
-        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks, None, None
+    def backward(ctx: Any, dlse: torch.Tensor) -> Gradients:
+        return *first_only("flash_attn", _gradients, ctx, dlse), None, None
+
+
+def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dlse: torch.Tensor) -> Gradients:
+    """The gradients of q, k, v and s_aux."""
+    q, k, softmax_lse, *tensors = saved
+    wide_q, wide_k = _padded(q), _padded(k)
+    # The gradient of softmax_lse does not depend on v.
+    call = restore(wide_q, wide_k, wide_k, tuple(tensors), ctx.options)
+    dq, dk, _, dsinks, _ = differentiate(call, torch.empty_like(wide_q), softmax_lse, None, dlse)
+    assert dq is not None
+    assert dk is not None
+    shape, dtype = ctx.of_v
+    dv = torch.zeros(shape, dtype=dtype, device=q.device) if ctx.needs_input_grad[2] else None
+    return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv, dsinks
 
 
 def with_gradient(call: AttentionCall, softmax_lse: torch.Tensor) -> torch.Tensor:
