@@ -380,6 +380,8 @@ def _flash_attn_forward(
     kv_batch_idx and leftpad_k, flash_attn_with_kvcache, k and v being the cache; else flash_attn_func. out_ is written
     where given, and has no gradient. out and window_size are older names, of out_ and of the window as one pair.
     """
+    if out_ is not None and out is not None:
+        raise ValueError("out_, out: got both, wanted one of them: out is an older name of out_")
     window = one_window(window_size_left, window_size_right, window_size)
     descales = (q_descale, k_descale, v_descale)
     cached = {"k_new": k_new, "page_table": page_table, "kv_batch_idx": kv_batch_idx, "leftpad_k": leftpad_k}

@@ -75,6 +75,9 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.Mon
     requires = {line for line in metadata if line.startswith("Requires-Dist")}
     assert requires == {"Requires-Dist: torch==2.5.*", "Requires-Dist: einops"}
     assert "Project-URL: Repository, https://github.com/owner/name" in metadata
+    # What an index shows: the terms as the licence expression has them.
+    terms = next(line.partition(": ")[2] for line in metadata if line.startswith("License-Expression: "))
+    assert any(line.startswith(f"License: {terms}.") for line in metadata)
     assert "Tag: cp311-cp311-linux_x86_64" in _metadata(built, "WHEEL")
     assert "Root-Is-Purelib: false" in _metadata(built, "WHEEL")
     with zipfile.ZipFile(built) as archive:
@@ -357,6 +360,8 @@ def test_the_interface_beside_a_wheel(
     assert built.name == f"{name}-{interface.version}+rocm62torch2.5triton-py3-none-any.whl"
     metadata = _metadata(built, "METADATA")
     assert "Requires-Dist: flash-attn==2.8.3+rocm62torch2.5triton" in metadata
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert any(interface.module in line for line in metadata[metadata.index("") :])
     with zipfile.ZipFile(built) as archive:
         modules = [name for name in archive.namelist() if ".dist-info/" not in name]
         (terms,) = (name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE"))

@@ -149,10 +149,14 @@ def test_private_functions_refuse_what_they_cannot_do() -> None:
         fa3._flash_attn_forward(q, k, v, cu_seqlens_q=index(0, 6), cu_seqlens_k=index(0, 9))
     with pytest.raises(ValueError, match=r"out_: got torch\.float16"):
         fa3._flash_attn_forward(q, k, v, out_=q.half())
+    with pytest.raises(ValueError, match="out_, out: got both"):
+        fa3._flash_attn_forward(q, k, v, out_=torch.empty_like(q), out=torch.empty_like(q))
     lse = torch.zeros(2, 4, 6, device=DEVICE)
     with pytest.raises(ValueError, match="got some, wanted all or none"):
         fa3._flash_attn_backward(q, q, k, v, q, lse, index(0, 6, 12))
     with pytest.raises(NotImplementedError, match="sequed_q, sequed_k: wanted None"):
         fa3._flash_attn_backward(q, q, k, v, q, lse, sequed_q=index(6, 6))
+    with pytest.raises(ValueError, match="is_causal, causal: got True and False"):
+        fa3._flash_attn_backward(q, q, k, v, q, lse, is_causal=True, causal=False)
     with pytest.raises(TypeError, match="softmax_lse: got NoneType"):
         fa3._flash_attn_backward(q, q, k, v, q, None)

@@ -48,6 +48,8 @@ def _flash_attn_backward(
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}, wanted a tensor")
     check_whole(sm_margin=sm_margin)
+    if is_causal and causal is not None and not causal:
+        raise ValueError(f"is_causal, causal: got {is_causal!r} and {causal!r}, wanted one: causal is its older name")
     is_causal = is_causal if causal is None else causal
     left, right = one_window(window_size_left, window_size_right, window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
