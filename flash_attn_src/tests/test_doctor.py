@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flash_attn import backends
+from flash_attn.backends import choice, sources
+from flash_attn.backends.triton import autotune
 from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Access, Facts
 from flash_attn.diagnosis.troubles import TROUBLES
@@ -140,6 +143,23 @@ CASES: list[tuple[str, Facts, str]] = [
     ),
     ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "FALSE"}), "asks for Composable Kernel"),
     ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "triton"}), "neither TRUE nor FALSE"),
+    (
+        "variable",
+        replace(HEALTHY, variables={findings.SOURCE: "cuda"}),
+        "SOURCE=cuda is none of asm, ck, triton",
+    ),
+    ("variable", replace(HEALTHY, variables={findings.SOURCE: "asm"}), "KERNEL_SOURCE=asm asks for kernels that this"),
+    ("variable", replace(HEALTHY, variables={findings.AUTOTUNE: "maybe"}), "AUTOTUNE=maybe is neither TRUE nor FALSE"),
+    (
+        "variable",
+        replace(HEALTHY, variables={"FLASH_ATTN_TRITON_AMD_ENABLE": "TRUE"}),
+        "nothing reads FLASH_ATTN_TRITON_AMD_ENABLE=TRUE, what is read is FLASH_ATTENTION_TRITON_AMD_ENABLE",
+    ),
+    (
+        "variable",
+        replace(HEALTHY, variables={"FLASH_ATTENTION_TRITON_AMD_ENBALE": "1"}),
+        "nothing reads FLASH_ATTENTION_TRITON_AMD_ENBALE=1",
+    ),
     ("call-failed", probed(call={**_CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),
     (
@@ -384,6 +404,23 @@ os._exit(1)"""
     assert survey.run_probe() == ({"torch": 1}, "")
     text = "import time; print('{\"torch\": 1}', flush=True); time.sleep(60)"
     assert survey.run_probe(seconds=3) == ({"torch": 1}, "did not end within 3 s")
+
+
+def test_the_variables_are_those_that_are_read() -> None:
+    assert (findings.TRITON, findings.SOURCE) == (backends._TRITON, sources.VARIABLE)
+    assert sorted(findings.SOURCES) == sorted(choice.SOURCES)
+    assert findings.AUTOTUNE == autotune._SWITCH
+
+
+def test_who_reads_its_first_lines_sees_no_traceback() -> None:
+    text = "from flash_attn.diagnosis import doctor, survey; survey.run_probe = lambda: ({}, ''); doctor.main([])"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", text], stdout=writer, stderr=subprocess.PIPE, cwd=_SOURCE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "looking; the first import of torch may take a while\n")
 
 
 def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:

@@ -2,7 +2,7 @@
 
 The wheel says which of the two. ck means AMD's kernels where they win: assembly or Composable Kernel, by the table in
 `choice`, and Triton's kernels for all other calls. FLASH_ATTENTION_TRITON_AMD_ENABLE overrides the wheel, as upstream:
-TRUE asks for Triton, FALSE for Composable Kernel alone. FLASH_ATTENTION_KERNELVARIABLE forces one source of a ck wheel.
+TRUE asks for Triton, FALSE for Composable Kernel alone. FLASH_ATTENTION_KERNEL_SOURCE forces one source of a ck wheel.
 """
 
 from __future__ import annotations

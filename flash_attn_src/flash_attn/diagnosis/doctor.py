@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -82,11 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         content = asdict(facts) | {"findings": [asdict(finding) for finding in findings]}
         content.pop("log")
-        print(json.dumps(content, indent=1))
+        text = json.dumps(content, indent=1)
     else:
-        print(report(facts))
-        for finding in findings:
-            print(f"\n{BY_KEY[finding.key].title}: {finding.what}\n  {finding.remedy}")
-        if not findings:
-            print("\nnothing is wrong")
+        told = [f"{BY_KEY[finding.key].title}: {finding.what}\n  {finding.remedy}" for finding in findings]
+        text = "\n\n".join([report(facts), *(told or ["nothing is wrong"])])
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # who reads it, as `| head`, has enough; Python must not try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if findings else 0

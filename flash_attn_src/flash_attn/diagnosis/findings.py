@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 
 TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+SOURCE, SOURCES = "FLASH_ATTENTION_KERNEL_SOURCE", ("asm", "ck", "triton")
+AUTOTUNE = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
+# How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
+_ALIKE = 0.92
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,7 @@ class Finding:
 def examine(facts: Facts) -> list[Finding]:
     """Everything wrong, in the order of the table: earlier ones explain later ones."""
     found: dict[str, str] = {}
-    for examination in (_torch, _wheel, _machine, _backend, _call, _build):
+    for examination in (_torch, _wheel, _machine, _backend, _variables, _call, _build):
         for key, what in examination(facts):
             found.setdefault(key, what)
     if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
@@ -116,6 +121,22 @@ def _backend(facts: Facts) -> _Found:
         yield "no-driver", drivers[0]
     if broken := [problem for problem in problems if "reinstall the wheel" in problem]:
         yield "wheel-incomplete", broken[0]
+
+
+def _variables(facts: Facts) -> _Found:
+    given = {name: value.strip() for name, value in facts.variables.items() if name.startswith("FLASH_ATT")}
+    source, autotune = given.get(SOURCE, "").lower(), given.get(AUTOTUNE, "")
+    if source and source not in SOURCES:
+        yield "variable", f"{SOURCE}={source} is none of {', '.join(SOURCES)}"
+    elif source not in ("", "triton") and facts.build.backend != "ck":
+        yield "variable", f"{SOURCE}={source} asks for kernels that this wheel does not have"
+    if autotune.upper() not in ("", "0", "1", "FALSE", "TRUE"):
+        yield "variable", f"{AUTOTUNE}={autotune} is neither TRUE nor FALSE"
+    read = (TRITON, SOURCE, AUTOTUNE)
+    for name, value in given.items():
+        whole = name.replace("FLASH_ATTN_", "FLASH_ATTENTION_")
+        if name not in read and (meant := difflib.get_close_matches(whole, read, 1, _ALIKE)):
+            yield "variable", f"nothing reads {name}={value}, what is read is {meant[0]}"
 
 
 def _call(facts: Facts) -> _Found:

@@ -175,6 +175,14 @@ TROUBLES = (
         log=r"asks for the CK backend|No module named 'flash_attn_2_cuda'",
     ),
     Trouble(
+        key="variable",
+        title="A variable has a wrong name or value",
+        sign="`FLASH_ATTENTION_KERNEL_SOURCE=... is none of asm, ck, triton`, or a variable without an effect",
+        remedy="These are read: FLASH_ATTENTION_TRITON_AMD_ENABLE and FLASH_ATTENTION_TRITON_AMD_AUTOTUNE, TRUE or "
+        "FALSE, and FLASH_ATTENTION_KERNEL_SOURCE, asm, ck or triton; a wheel of Triton kernels alone has no asm and "
+        "no ck. Set them before Python starts, or unset them.",
+    ),
+    Trouble(
         key="call-failed",
         title="A call fails, or is wrong",
         sign="the doctor's own forward and backward",

@@ -42,7 +42,7 @@ class _Lse(torch.autograd.Function):
         return *first_only("flash_attn", _gradients, ctx, dlse), None, None
 
 
-def _gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dlse: torch.Tensor) -> Gradients:
+def _gradients(ctx: Any, saved: tuple[Any, ...], dlse: torch.Tensor) -> Gradients:
     """The gradients of q, k, v and s_aux."""
     q, k, softmax_lse, *tensors = saved
     wide_q, wide_k = _padded(q), _padded(k)
