@@ -317,6 +317,24 @@ def test_store(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["store", "gfx94a", *where]) == 4
 
 
+def test_a_store_is_whole_or_not_there(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist, written = tmp_path / "dist", Path.write_bytes
+
+    def fill(path: Path, content: bytes) -> int:
+        if path.parent != dist:
+            return written(path, content)
+        written(path, content[:1])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    assert cli.main(["store", "gfx942", "--cache", str(tmp_path / "cache"), "--dist", str(dist)]) == 1
+    assert list(dist.iterdir()) == []
+    assert capsys.readouterr().err.startswith(f"error: {dist}/gfx942.zip")
+    assert stages.calls == ["compile"]
+
+
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/"])
 def test_a_shard_is_checked(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from rocm_wheels.compile import cache as unit_cache
-from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, units, workers
+from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, store, units, workers
 from rocm_wheels.errors import CompileFailed, DataError
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
@@ -66,6 +67,17 @@ def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], mo
 
     monkeypatch.setattr(kernels, "compile_units", refuse)
     assert kernels.compile_store(TARGETS, cache=cache, jobs=2, only=SMALL) == stores
+
+
+def test_backends_with_the_same_kernels_keep_stores_of_their_own(built: tuple[Path, dict[str, Path]]) -> None:
+    """Such as of gfx1030, where two builds at once, each by its backend, would else take the other's compilers."""
+    cache, stores = built
+    wanted = units.find(["gfx942"], only=SMALL)
+    other = store.pack(wanted, cache, ("ziglang", "0.15.2, triton 3.7.1"))
+    assert store.pack(wanted, cache, units.compiler("triton")) == stores["gfx942"] != other
+    found = [json.loads(zipfile.ZipFile(path).read("manifest.json")) for path in (stores["gfx942"], other)]
+    assert [manifest["compiler"]["name"] for manifest in found] == ["triton", "ziglang"]
+    assert found[0]["kernels"] == found[1]["kernels"]
 
 
 def test_a_damaged_object_is_compiled_again_and_gives_the_same_archive(
@@ -337,6 +349,15 @@ def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str,
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(DataError, match="neither a wheel nor a kernel store"):
         inspect_store.report(tmp_path / "text")
+
+    content = bytearray(stores["gfx942"].read_bytes())
+    with zipfile.ZipFile(stores["gfx942"]) as archive:
+        group = archive.infolist()[-1]
+    content[group.header_offset + group.compress_size // 2] ^= 0xFF
+    damaged = tmp_path / "gfx942.zip"
+    damaged.write_bytes(content)
+    with pytest.raises(DataError, match=r"gfx942\.zip is damaged: .* cannot be read"):
+        inspect_store.report(damaged)
 
 
 # Prints the PTX of a variant, and what ptxas says about it.

@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import os
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -201,13 +200,15 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 @packages_of("build")
 def _store(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.compile import cache as files
     from rocm_wheels.compile.ck import planner
     from rocm_wheels.wheel import build
 
     dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
     build.check_writable(dist=dist, cache=cache)
     for target, store in _stores(arguments, arguments.target).items():
-        print(shutil.copyfile(store, dist / f"{target}.zip"))
+        files.write(dist / f"{target}.zip", store.read_bytes())
+        print(dist / f"{target}.zip")
     if arguments.backend == "ck":
         print(planner.build(dist, cache=cache))
     return 0

@@ -17,13 +17,16 @@ _HEADER = ("variant", "threads", "shared", "VGPR", "AGPR", "SGPR", "spills v/s",
 
 
 def report(path: Path) -> str:
-    """A table per GPU target of a wheel or of one <target>.zip. Raises DataError where there is none.
+    """A table per GPU target of a wheel or of one <target>.zip. Raises DataError where there is none or it is damaged.
 
     Registers, spills and private memory come from the code object; the matrix instructions (MFMA, WMMA, WGMMA or
     MMA) are static counts that the compile stage took from the assembly.
     """
     with _stores(path) as stores:
-        return "\n\n".join(_table(store) for store in stores)
+        try:
+            return "\n\n".join(_table(store) for store in stores)
+        except sources.module("runtime.store").KernelError as error:
+            raise DataError(f"{path} is damaged: {error}") from error
 
 
 def sizes(path: Path) -> str:

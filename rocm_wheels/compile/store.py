@@ -40,8 +40,9 @@ def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
                 remedy="Let nothing else write there, and run it again: missing kernels are compiled again.",
             )
         objects[unit.name] = (group_of(unit.compiler, unit.name), held)
-    # One directory for one set of units, so that stores of different sets (`--only`) do not overwrite each other.
-    identity = hashlib.sha256("".join(unit.key for unit in wanted).encode()).hexdigest()
+    # One directory for one set of units and compilers, so that stores of different sets (`--only`) and backends do not
+    # overwrite each other while another build reads them.
+    identity = hashlib.sha256("\0".join([*made_by, *(unit.key for unit in wanted)]).encode()).hexdigest()
     path = cache / "stores" / identity[:16] / f"{target}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, archive(target, made_by, objects))
