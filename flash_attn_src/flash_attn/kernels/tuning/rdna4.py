@@ -1,4 +1,4 @@
-"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3, but for the plain forward of head dims 64 and 128 and the backward of 128.
+"""Tiles of RDNA 4 GPUs: the tiles of RDNA 3, but for plain forwards of 64 and 128 and most of the backward.
 
 RDNA 4 has RDNA 3's wavefronts and registers, and its WMMA holds less. What fits RDNA 3 fits RDNA 4.
 """
@@ -16,9 +16,19 @@ ROWS: Rows = {
     # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727.
     ("fwd", 16, 64): (C(128, 64, 8, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 64][1:]),
     ("fwd", 16, 128): (C(128, 32, 8, 2, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 128][1:]),
+    # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 16789 cycles, by RDNA 3's tile 19570. Other kinds spill.
+    ("bwd-dkdv", 16, 64): (C(32, 64, 4, options=TRANSPOSES), *rdna3.ROWS["bwd-dkdv", 16, 64][1:]),
     # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 49042 cycles, by pieces of 16 columns 68000. Larger pieces
     # take 42029, but read registers from scratch in the loop, as other kinds do by pieces of 32.
     ("bwd-dkdv", 16, 128): (C(16, 64, 4, depth=32, options=TRANSPOSES), *rdna3.ROWS["bwd-dkdv", 16, 128][1:]),
+    # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 10272 cycles, dropout 11405; RDNA 3's tile 11179 and 12898.
+    # ALiBi and softcap lose by it.
+    ("bwd-dq", 16, 64): (
+        C(64, 32, 4, options=TRANSPOSES),
+        rdna3.ROWS["bwd-dq", 16, 64][1],
+        C(64, 32, 4, options=TRANSPOSES),
+        *rdna3.ROWS["bwd-dq", 16, 64][3:],
+    ),
     # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 19126 cycles, ALiBi 20018, dropout 21374, softcap 22265; by
     # RDNA 3's tiles 28160, 31336, 51163 and 33919. Head dim 96, plain: 19220 and 21988.
     ("bwd-dq", 16, 128): (
@@ -28,4 +38,7 @@ ROWS: Rows = {
         C(128, 32, 8, options=TRANSPOSES),
         rdna3.ROWS["bwd-dq", 16, 128][-1],
     ),
+    # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain: 51336 and 77761 cycles, by RDNA 3's tiles 69085 and 157565.
+    ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=64, options=TRANSPOSES),) * 4, *rdna3.ROWS["bwd-dq", 16, 192][4:]),
+    ("bwd-dq", 16, 256): (*(C(64, 32, 8, depth=64, options=TRANSPOSES),) * 4, *rdna3.ROWS["bwd-dq", 16, 256][4:]),
 }
