@@ -84,8 +84,23 @@ def _entries(text: str) -> list[str]:
     return words if several else [" ".join(words)]
 
 
+def home() -> Path | None:
+    """The user's directory; None where the system knows none, such as for the bare number of a container's user."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
 def cache_directory(env: Mapping[str, str]) -> Path:
-    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory."""
+    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory. DataError for a user without a home."""
     if own := env.get("ROCM_WHEELS_CACHE"):
         return Path(own)
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocm_wheels"
+    if caches := env.get("XDG_CACHE_HOME"):
+        return Path(caches) / "rocm_wheels"
+    if (directory := home()) is None:
+        raise DataError(
+            "HOME is not set, so it is not known where compiled kernels are kept",
+            remedy="Set ROCM_WHEELS_CACHE to a directory, or HOME.",
+        )
+    return directory / ".cache" / "rocm_wheels"

@@ -19,6 +19,7 @@ from rocm_wheels.cli import build as build_cli
 from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import MissingTool, RocmWheelsError, VerifyFailed, exit_code
 from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.wheel import interpreters
 
 ROOT = Path(__file__).parents[1]
 
@@ -359,6 +360,22 @@ def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory(os.environ) == tmp_path / ".cache/rocm_wheels"
+
+
+def test_a_user_without_a_home(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the bare number of a container's user."""
+    for name in ("HOME", "ROCM_WHEELS_CACHE", "XDG_CACHE_HOME", "PYENV_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    where = ["--dist", str(tmp_path)]
+    assert cli.main(["plan", *CELL]) == 0
+    assert cli.main(["build", *CELL, *where]) == 10
+    assert "Set ROCM_WHEELS_CACHE to a directory, or HOME." in capsys.readouterr().err
+    assert stages.calls == []
+    assert cli.main(["build", *CELL, *where, "--cache", str(tmp_path)]) == 0
+    assert list(interpreters._candidates("3.99"))
 
 
 def test_help_reads_well() -> None:

@@ -151,7 +151,7 @@ def _check(arguments: argparse.Namespace) -> int:
     made = _plans(arguments)
     for plan in made if arguments.cibuildwheel else ():
         manylinux.check_plan(plan)
-    build.check_writable(dist=arguments.dist.absolute(), cache=arguments.cache.absolute())
+    build.check_writable(dist=arguments.dist.absolute(), cache=_cache(arguments))
     print(plans.dump(made))
     return 0
 
@@ -161,7 +161,7 @@ def _build(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         return _plan(arguments)
     made = _plans(arguments) if arguments.planned is None else plans.load(arguments.planned)
-    dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
+    dist, cache = arguments.dist.absolute(), _cache(arguments)
     from rocm_wheels.wheel import build, numbering
 
     build.check_writable(dist=dist, cache=cache)
@@ -204,7 +204,7 @@ def _store(arguments: argparse.Namespace) -> int:
     from rocm_wheels.compile.ck import planner
     from rocm_wheels.wheel import build
 
-    dist, cache = arguments.dist.absolute(), arguments.cache.absolute()
+    dist, cache = arguments.dist.absolute(), _cache(arguments)
     build.check_writable(dist=dist, cache=cache)
     for target, store in _stores(arguments, arguments.target).items():
         files.write(dist / f"{target}.zip", store.read_bytes())
@@ -225,11 +225,11 @@ def _stores(arguments: argparse.Namespace, names: list[str]) -> dict[str, Path]:
     from rocm_wheels.compile import kernels
     from rocm_wheels.wheel import build
 
-    build.check_writable(cache=arguments.cache.absolute())
+    build.check_writable(cache=_cache(arguments))
 
     return kernels.compile_store(
         targets,
-        cache=arguments.cache.absolute(),
+        cache=_cache(arguments),
         jobs=jobs,
         shard=arguments.shard,
         only=arguments.only,
@@ -255,7 +255,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     for wheel in arguments.wheel:
         verdict = build.verify_again(
-            wheel, cache=arguments.cache.absolute(), require_gpu=arguments.require_gpu, every=arguments.every_torch
+            wheel, cache=_cache(arguments), require_gpu=arguments.require_gpu, every=arguments.every_torch
         )
         print(verdict.summary(), flush=True)
     return 0
@@ -274,8 +274,8 @@ def _hub(arguments: argparse.Namespace) -> int:
 def _benchmark(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import benchmark, build
 
-    build.check_writable(cache=arguments.cache.absolute())
-    for result in benchmark.run(arguments.wheel, cache=arguments.cache.absolute(), output=arguments.out):
+    build.check_writable(cache=_cache(arguments))
+    for result in benchmark.run(arguments.wheel, cache=_cache(arguments), output=arguments.out):
         print(result)
     return 0
 
@@ -365,6 +365,10 @@ def _directory(text: str) -> Path:
     return Path(text)
 
 
+def _cache(arguments: argparse.Namespace) -> Path:
+    return (arguments.cache or cache_directory(os.environ)).absolute()
+
+
 def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -385,7 +389,6 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         type=_directory,
-        default=cache_directory(os.environ),
         metavar="DIR",
         help="compiled kernels, kept between builds (default: $ROCM_WHEELS_CACHE, else ~/.cache/rocm_wheels)",
     )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from rocm_wheels.environment import home
 from rocm_wheels.errors import MissingTool
 
 # Prints the version of a GIL build; a free-threaded one (cp313t) takes other wheels.
@@ -50,7 +51,7 @@ def _candidates(version: str) -> Iterator[Path]:
     yield Path(sys.executable)
     for directory in os.get_exec_path():
         yield Path(directory) / f"python{version}"
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    pyenv = Path(os.environ.get("PYENV_ROOT") or (home() or Path("/")) / ".pyenv")
     yield from sorted((pyenv / "versions").glob(f"{version}.*/bin/python{version}"), reverse=True)
     yield Path("/opt/python") / f"{tag}-{tag}" / "bin" / "python"
     yield from sorted(Path("/opt/hostedtoolcache/Python").glob(f"{version}.*/x64/bin/python"), reverse=True)
