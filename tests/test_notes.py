@@ -11,6 +11,7 @@ import wheelhouse
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.publish import catalogue, hardware, index, notes, templates
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Wheel
@@ -71,6 +72,19 @@ def test_flash_attn_3_accompanies_the_newest_flash_attn_alone(tmp_path: Path) ->
     page = render(catalogue.from_directory(tmp_path))
     assert 'pip install "flash_attn==2.7.4+rocm62torch2.5triton"' in page
     assert "flash-attn-3" not in page
+
+
+def test_the_universal_wheel_is_for_more_than_one_torch(tmp_path: Path) -> None:
+    for made_for in (
+        Universal(flash_attn="2.8.3", python="3.10", backend="ck"),
+        wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"),
+    ):
+        wheelhouse.write(tmp_path, made_for)
+    page = render(catalogue.from_directory(tmp_path))
+    limits = page.partition("## Known limits")[2]
+    assert 'pip install "flash_attn==2.8.3+rocm"' in page
+    assert "- A wheel that names a torch is for that torch, one ROCm and one Python" in limits
+    assert "A wheel is for one" not in limits
 
 
 def test_wheels_of_one_rocm_and_torch_stand_together(tmp_path: Path) -> None:
