@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -306,6 +307,15 @@ class TestBuild:
         again = launcher.build(tmp_path, cache=cache)
         assert again.read_bytes() == (built.modules / launcher.FILE_NAME).read_bytes()
         assert sorted(tmp_path.iterdir()) == [again]
+
+    @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"\0" + content[1:]])
+    def test_a_damaged_copy_in_the_cache_is_compiled_again(
+        self, damage: Callable[[bytes], bytes], built: Built, cache: Path, tmp_path: Path
+    ) -> None:
+        whole = (built.modules / launcher.FILE_NAME).read_bytes()
+        (kept,) = (path for path in cache.glob(f"launcher/*/{launcher.FILE_NAME}") if path.read_bytes() == whole)
+        kept.write_bytes(damage(whole))
+        assert launcher.build(tmp_path, cache=cache).read_bytes() == whole == kept.read_bytes()
 
     def test_leaves_the_home_directory_alone(
         self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""The cache of compiled units: each under the digest of everything that it depends on."""
+"""The cache of compiled units and libraries: each under the digest of everything that it depends on."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ def prune(wanted: Iterable[Unit], cache: Path) -> int:
     for path in others:
         path.unlink(missing_ok=True)
     return len(others)
+
+
+def read_library(path: Path) -> bytes | None:
+    """What `put_library` kept, or None where the cache lacks it or holds a damaged copy."""
+    try:
+        content, digest = path.read_bytes(), path.with_suffix(".sha256").read_bytes()
+    except FileNotFoundError:
+        return None
+    return content if hashlib.sha256(content).hexdigest().encode() == digest else None
+
+
+def put_library(path: Path, content: bytes) -> None:
+    """Keeps a library that is no unit, and its digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, content)
+    write(path.with_suffix(".sha256"), hashlib.sha256(content).hexdigest().encode())
 
 
 def write(path: Path, content: bytes) -> None:

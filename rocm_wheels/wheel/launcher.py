@@ -12,6 +12,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from rocm_wheels.compile.cache import put_library, read_library, write
 from rocm_wheels.errors import CompileFailed, MissingTool
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
@@ -50,17 +51,18 @@ def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = 
 
     output = output_dir / FILE_NAME
     kept = None if cache is None else cache / "launcher" / _key(target, version) / FILE_NAME
-    if kept is not None and kept.is_file():
-        _put(kept, output)
-        return output
-
-    with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
-        compiled = Path(scratch) / FILE_NAME
-        headers += _split_configuration(headers, target, Path(scratch) / "include")
-        _compile(compiled, target, headers, zig_cache=(Path(scratch) if cache is None else cache) / "zig")
-        _put(compiled, output)
+    content = None if kept is None else read_library(kept)
+    if content is None:
+        with tempfile.TemporaryDirectory(prefix="launcher-") as scratch:
+            compiled = Path(scratch) / FILE_NAME
+            headers += _split_configuration(headers, target, Path(scratch) / "include")
+            _compile(compiled, target, headers, zig_cache=(Path(scratch) if cache is None else cache) / "zig")
+            content = compiled.read_bytes()
         if kept is not None:
-            _put(compiled, kept)
+            put_library(kept, content)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write(output, content)
+    output.chmod(0o755)
     return output
 
 
@@ -124,17 +126,3 @@ def _compile(output: Path, target: str, headers: list[Path], *, zig_cache: Path)
     )
     if done.returncode != 0 or not output.is_file():
         raise CompileFailed(f"the launcher did not compile for {target}:\n{done.stderr.strip()}")
-
-
-def _put(source: Path, destination: Path) -> None:
-    """Copy so that nobody ever sees half a file."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{FILE_NAME}-", dir=destination.parent)
-    os.close(handle)
-    partial = Path(name)
-    try:
-        shutil.copyfile(source, partial)
-        partial.chmod(0o755)
-        partial.replace(destination)
-    finally:
-        partial.unlink(missing_ok=True)

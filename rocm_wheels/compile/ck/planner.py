@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from rocm_wheels.compile import sources
+from rocm_wheels.compile.cache import put_library, read_library
 from rocm_wheels.compile.ck import instances as ck_instances
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.compile.ck import toolchain as ck_toolchain
@@ -52,13 +53,14 @@ def build(output_dir: Path, *, cache: Path, flags: tuple[str, ...] = ()) -> Path
     ingredients = (clang.version, ck_sources.load().key, *recipe, *flags)
     key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()
     kept = cache / "planner" / key / FILE_NAME
-    if not kept.is_file():
+    content = read_library(kept)
+    if content is None:
         include = ck_sources.headers(cache)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".planner-", dir=kept.parent) as scratch:
-            _compile(Path(scratch), include, clang, flags, zig_cache=cache / "zig").replace(kept)
+        with tempfile.TemporaryDirectory(prefix="planner-") as scratch:
+            content = _compile(Path(scratch), include, clang, flags, zig_cache=cache / "zig").read_bytes()
+        put_library(kept, content)
     output = output_dir / FILE_NAME
-    output.write_bytes(kept.read_bytes())
+    output.write_bytes(content)
     output.chmod(0o755)
     return output
 
