@@ -10,8 +10,10 @@ from functools import cache
 
 # Those that `switched` turns on, with Triton's names for them.
 _SWITCHES = {"in_thread_transpose": "use_in_thread_transpose", "async_copy": "use_async_copy"}
-# The compile stage alone takes these, because it looks at what comes out.
-_AHEAD_OF_TIME = frozenset({"async_copy"})
+# The compile stage alone takes these: it looks at what comes out of the first, and the second is its own work on the
+# assembly, of which Triton does not hear.
+WAVE_PRIORITIES = "wave_priorities"
+_AHEAD_OF_TIME = frozenset({"async_copy", WAVE_PRIORITIES})
 # Vendor -> the class in Triton's backend whose fields are the options that a launch may name.
 _CLASSES = {"amd": "HIPOptions", "nvidia": "CUDAOptions"}
 
@@ -33,11 +35,11 @@ def _names(vendor: str) -> frozenset[str]:
 
 @contextmanager
 def switched(options: Mapping[str, int | str]) -> Iterator[dict[str, int | str]]:
-    """Turns on the switches of a configuration and gives the options that are left for the compiler.
+    """Turns on the switches of a configuration and gives the options that are left for Triton.
 
     A Triton without a switch (older than 3.4 has none) compiles the same results with slower code.
     """
-    left = dict(options)
+    left = {name: value for name, value in options.items() if name != WAVE_PRIORITIES}
     asked = [knob for name, knob in _SWITCHES.items() if left.pop(name, 0)]
     try:
         from triton import knobs

@@ -11,7 +11,7 @@ from typing import Any
 
 from rocm_wheels.compile import codeobject, sources
 from rocm_wheels.compile.isa import instruction_mix
-from rocm_wheels.compile.triton import retarget
+from rocm_wheels.compile.triton import priorities, retarget
 from rocm_wheels.errors import CompileFailed
 
 _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
@@ -71,9 +71,10 @@ def translate(
         else GPUTarget("hip", row.made_for or target, row.wavefront)
     )
     where = f"{variant.name} for {target}"
+    switches = sources.module("kernels.switches")
     try:
         source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-        with sources.module("kernels.switches").switched(spec.options) as options:
+        with switches.switched(spec.options) as options:
             compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:
         raise CompileFailed(f"Triton {triton.__version__} cannot compile {where}: {error}") from error
@@ -87,8 +88,12 @@ def translate(
     if "global_load_lds_" in assembly:
         # LLVM counts it in lgkmcnt too, where the hardware does not, and so waits too little (llvm-project, 179305).
         raise CompileFailed(f"{where} has a direct copy that is no buffer instruction: LLVM waits wrongly for it")
+    prioritised = spec.options.get(switches.WAVE_PRIORITIES, 0)
+    if prioritised:
+        assembly = priorities.insert(assembly, where)
     if row.made_for:
         assembly = retarget.rename(assembly, row.made_for, target)
+    if prioritised or row.made_for:
         image = retarget.assemble(assembly, target)
     if metadata.shared > row.shared_memory:
         raise CompileFailed(f"{where} takes {metadata.shared} bytes of shared memory, the GPU has {row.shared_memory}")

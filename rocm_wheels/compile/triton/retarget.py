@@ -17,15 +17,15 @@ _VERSIONED = ".amdhsa_code_object_version "
 _GENERIC_SINCE = 6
 
 
-def assemble(assembly: str, generic: str) -> bytes:
-    """The code object of a generic target from its assembly, which `rename` made. Raises CompileFailed."""
+def assemble(assembly: str, target: str) -> bytes:
+    """The code object of a target from its assembly, as Triton assembles it. Raises CompileFailed."""
     from triton._C.libtriton import amd
 
-    features = "-real-true16" if "gfx11" in generic else ""  # as Triton assembles for gfx11
+    features = "-real-true16" if "gfx11" in target else ""  # as Triton assembles for gfx11
     try:
-        linkable = amd.assemble_amdgcn(assembly, generic, features)
+        linkable = amd.assemble_amdgcn(assembly, target, features)
     except Exception as error:
-        raise CompileFailed(f"the assembly does not assemble for {generic}: {error}") from error
+        raise CompileFailed(f"the assembly does not assemble for {target}: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "kernel.o"), Path(folder, "kernel.hsaco")
         given.write_bytes(linkable)

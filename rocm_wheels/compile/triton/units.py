@@ -9,7 +9,7 @@ from typing import Any
 
 from rocm_wheels.compile import codeobject, isa, sources
 from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
-from rocm_wheels.compile.triton import compiler, retarget
+from rocm_wheels.compile.triton import compiler, priorities, retarget
 from rocm_wheels.packages import version_of
 
 
@@ -59,7 +59,7 @@ class Triton(Compiler):
                     "operation": variant.operation.digest(variant.dtype),
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),
-                    "recipe": recipe(compiler, retarget, isa, codeobject),
+                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject),
                 }
                 yield Unit(
                     target=target,

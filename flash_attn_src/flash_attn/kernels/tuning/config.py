@@ -44,4 +44,7 @@ TRANSPOSES: Options = (("in_thread_transpose", 1),)
 # Keys and values are copied straight to shared memory, which is then padded, so that reads of values have no bank
 # conflicts (`switches`). gfx950 alone has such copies of 16 bytes.
 DIRECT: Options = (("async_copy", 1),)
+# A wave has priority from the scaling of its output until its next scores are there. The compile stage alone does so
+# (`switches`).
+PRIORITIES: Options = (("wave_priorities", 1),)
 ROWS_OF_16: Options = (("matrix_instr_nonkdim", 16),)
