@@ -56,7 +56,7 @@ def test_each_loop_has_them() -> None:
     [
         (BEFORE + AFTER, "kernel has no loop with products"),
         # Not a step of a forward: of its products only the scores are left.
-        (BEFORE + LOOP.replace("\tv_mfma_f32_32x32x16_bf16 v[32", "\tv_fma v[32"), "has no v_mfma_ after v_mfma_, v_max"),
+        (BEFORE + LOOP.replace("\tv_mfma_f32_32x32x16_bf16 v[32", "\tv_fma v[32"), "no v_mfma_ after v_mfma_, v_max"),
         (BEFORE + LOOP.replace("\tv_max", "\tv_min"), "the loop .LBB0_2:.* has no v_max after v_mfma_"),
         # One good loop does not excuse another one.
         (LOOP + LOOP.replace("LBB0_2", "LBB0_3").replace("\tv_exp", "\tv_log"), "the loop .LBB0_3:.* has no v_exp_"),

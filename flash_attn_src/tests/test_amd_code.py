@@ -6,6 +6,7 @@ layers, fp8 and, for Composable Kernel, test_ck_*.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -76,14 +77,42 @@ def test_forward_and_backward(target: str) -> None:
         assert one.cycles["shared"] < 2 * matrix or not matrix, one.kernel.symbol
 
 
-@pytest.mark.parametrize("dim", [64, 128, 176])
-def test_direct_copies(dim: int) -> None:
+@pytest.mark.parametrize(
+    ("dim", "kind", "options"),
+    [
+        (64, "", {}),
+        (128, "", {}),
+        (176, "", {}),
+        (128, "-sink", {"s_aux": torch.tensor([0.5, 3.0])}),
+        (128, "-alibi", {"alibi_slopes": torch.tensor([0.5, 0.1])}),
+    ],
+)
+def test_direct_copies(dim: int, kind: str, options: dict[str, torch.Tensor]) -> None:
     """Three blocks of keys without a mask and one with a mask: a copy is under way while another one is read."""
     inputs = tensors((1, 70, 2, dim), (1, 250, 1, dim), (1, 250, 1, dim), dtype=torch.bfloat16)
-    with gpu.pretend("gfx950"), torch.no_grad():
-        found = flash_attn_func(*inputs)
-    exact, rounded = (attention(*inputs, dtype=dtype)[0] for dtype in (torch.float32, None))
+    with gpu.pretend("gfx950") as launched, torch.no_grad():
+        found = flash_attn_func(*inputs, **options)
+    assert launched == [f"fwd-bf16-d{dim if dim < 176 else 192}{kind}"]
+    exact, rounded = (attention(*inputs, **options, dtype=dtype)[0] for dtype in (torch.float32, None))
     assert_close("out", found, exact, rough=rounded)
+
+
+@pytest.mark.parametrize(
+    ("target", "variant"),
+    [
+        ("gfx90a", Variant("fwd", "bf16", 64, "plain")),
+        ("gfx942", Variant("fwd", "fp16", 128, "plain")),
+        ("gfx942", Variant("fwd", "bf16", 64, "softcap")),
+        ("gfx950", Variant("fwd", "bf16", 64, "plain")),
+        ("gfx950", Variant("fwd-v", "bf16", 128, "plain")),
+        ("gfx950", Variant("fwd", "bf16", 128, "dropout")),
+    ],
+)
+def test_waves_have_priorities(target: str, variant: Variant) -> None:
+    """In the loop without a mask and in the one with a mask: none, from the output's scaling on, none again."""
+    _, entry, text = gpu.compiled(target, variant)
+    assert entry["options"]["wave_priorities"] == 1
+    assert re.findall(r"s_setprio (\d)", text) == ["0", "1", "0"] * 2
 
 
 def test_a_direct_copy_that_the_compiler_waits_wrongly_for_is_refused() -> None:
@@ -108,9 +137,9 @@ def test_varlen_with_a_window(target: str, dim: int, bucket: int) -> None:
     check(found, book, inputs)
 
 
-@pytest.mark.parametrize("target", ["gfx942", "gfx1201"])
-def test_dropout(target: str) -> None:
-    inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("target", "dim"), [("gfx942", 64), ("gfx950", 128), ("gfx1201", 64)])
+def test_dropout(target: str, dim: int) -> None:
+    inputs = tensors(*[(1, 90, 1, dim)] * 3, dtype=torch.bfloat16)
     with gpu.pretend(target):
         torch.manual_seed(7)
         found = results(lambda *x: flash_attn_func(*x, dropout_p=0.3), inputs)
@@ -171,9 +200,10 @@ def test_a_paged_cache(page_size: int, op: str) -> None:
         assert_close("cache", one, other.float(), tiny=2e-3)
 
 
-def test_values_with_a_head_dim_of_their_own() -> None:
-    inputs = tensors((1, 40, 2, 192), (1, 50, 1, 192), (1, 50, 1, 128), dtype=torch.bfloat16)
-    with gpu.pretend("gfx1100") as launched, torch.no_grad():
+@pytest.mark.parametrize("target", ["gfx950", "gfx1100"])
+def test_values_with_a_head_dim_of_their_own(target: str) -> None:
+    inputs = tensors((1, 40, 2, 192), (1, 150, 1, 192), (1, 150, 1, 128), dtype=torch.bfloat16)
+    with gpu.pretend(target) as launched, torch.no_grad():
         out = flash_attn_func(*inputs, causal=True)
     assert launched == ["fwd-v-bf16-d192"]
     exact, rounded = (attention(*inputs, causal=True, dtype=dtype)[0] for dtype in (torch.float32, None))

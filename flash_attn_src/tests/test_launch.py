@@ -243,10 +243,13 @@ def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: py
     for target in targets.TARGETS:
         for variant in table(target):
             options = launches.specification(variant, target).options
-            options.pop("async_copy", None)
+            for name in ("async_copy", "wave_priorities"):
+                options.pop(name, None)
             assert switches.known(options, targets.get(target).vendor) == options
-    direct = {"async_copy": 1, "in_thread_transpose": 1}
-    assert switches.known(direct, "amd") == {"in_thread_transpose": 1}
+    asked = {"async_copy": 1, "in_thread_transpose": 1, "wave_priorities": 1}
+    assert switches.known(asked, "amd") == {"in_thread_transpose": 1}
+    with switches.switched(asked) as left:
+        assert left == {}
 
 
 def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,6 @@ struct Row {
 }
 
 const BF16: &[Dtype] = &[Dtype::Bf16];
-const FP16: &[Dtype] = &[Dtype::F16];
 const BOTH: &[Dtype] = &[Dtype::F16, Dtype::Bf16];
 const ANY: &[Mask] = &[Mask::Plain, Mask::Causal, Mask::Window];
 const NO_WINDOW: &[Mask] = &[Mask::Plain, Mask::Causal];
@@ -92,7 +91,7 @@ const ROWS: [Row; 15] = [
     row(("gfx950", Operation::Backward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx950", Operation::Backward), (BOTH, 65..=128), (ANY, 1), ASM),
     row(("gfx950", Operation::Backward), (BOTH, 129..=256), (ANY, 1), TRITON),
-    row(("gfx90a", Operation::Forward), (FP16, 1..=64), (ANY, 1), TRITON),
+    row(("gfx90a", Operation::Forward), (BOTH, 1..=64), (ANY, 1), TRITON),
     row(("gfx90a", Operation::Forward), (BOTH, 129..=192), (ANY, 1), TRITON),
     row(("gfx90a", Operation::Forward), (BF16, 193..=256), (ANY, 1), TRITON),
 ];

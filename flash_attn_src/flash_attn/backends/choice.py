@@ -49,9 +49,9 @@ _NO_WINDOW = (PLAIN, CAUSAL)
 # The first row that a call fits in decides. fmt: off
 ROWS = (
     # A tile of the assembly has 256 queries. With 128 or fewer it is half empty.
-    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5288, triton 6626, ck 7242"),
-    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 4115, ck 4528"),
-    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6626, ck 7242"),
+    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5288, triton 6359, ck 7242"),
+    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 3627, ck 4528"),
+    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6359, ck 7242"),
     Row("gfx942", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 10560, ck 24030"),
     Row("gfx942", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 13760, ck 30270"),
     Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 14925, ck 21044"),
@@ -60,11 +60,11 @@ ROWS = (
     # Composable Kernel serves 192 by its kernel of 256. Its 8 % are less than the largest error of the clock.
     Row("gfx942", "bwd", _BOTH, (129, 192), _NO_WINDOW, 1, (ASM, CK, TRITON), "asm 45728, ck 41888, triton 66481"),
     Row("gfx942", "bwd", _BOTH, (193, 256), _ANY, 1, (CK, TRITON), "d256: ck 41888, triton 81906"),
-    Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 4184, ck 5958"),
+    Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 3410, ck 5958"),
     # A tile has 128 queries.
     Row("gfx950", "fwd", (BF16,), (192, 192), _NO_WINDOW, 65, (ASM, TRITON), "192/128: asm 3222, triton 5840", 128),
-    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2770, ck 3885"),
-    Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 4184, ck 5958"),
+    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2547, ck 3885"),
+    Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 3410, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 6768, ck 16932"),
     Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 8252, ck 20832"),
     Row("gfx950", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 8789, triton 9733, ck 20800"),
@@ -72,9 +72,8 @@ ROWS = (
     Row("gfx950", "bwd", _BOTH, (65, 128), _ANY, 1, (ASM, TRITON, CK), "asm 8104, triton 14068, ck 30712"),
     Row("gfx950", "bwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 29728, ck 38656, asm 41152"),
     Row("gfx950", "bwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 36144, ck 38656"),
-    Row("gfx90a", "fwd", (BF16,), (1, 64), _ANY, 1, (CK, TRITON), "d64: ck 5838, triton 5942"),
-    Row("gfx90a", "fwd", (FP16,), (1, 64), _ANY, 1, (TRITON, CK), "d64, fp16: triton 5993, ck 6006"),
-    Row("gfx90a", "fwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 10745, triton 12090"),
+    Row("gfx90a", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 5526, ck 5838"),
+    Row("gfx90a", "fwd", _BOTH, (65, 128), _ANY, 1, (CK, TRITON), "d128: ck 10745, triton 11202"),
     Row("gfx90a", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 25480, ck 27818"),
     Row("gfx90a", "fwd", (BF16,), (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 32976, ck 34178"),
     Row("gfx90a", "fwd", (FP16,), (193, 256), _ANY, 1, (CK, TRITON), "d256, fp16: ck 33062, triton 33080"),

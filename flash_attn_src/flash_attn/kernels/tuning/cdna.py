@@ -17,7 +17,17 @@ that take more than 300 registers do.
 
 from __future__ import annotations
 
-from flash_attn.kernels.tuning.config import BOTH_ORDERS, DIRECT, ORDERS, ROWS_OF_16, WAVES, C, Options, Rows
+from flash_attn.kernels.tuning.config import (
+    BOTH_ORDERS,
+    DIRECT,
+    ORDERS,
+    PRIORITIES,
+    ROWS_OF_16,
+    WAVES,
+    C,
+    Options,
+    Rows,
+)
 
 OPTIONS: Options = WAVES + ORDERS
 
@@ -110,17 +120,20 @@ _KPACK: Options = (("kpack", 2),)
 _TWO_WAVES = (("waves_per_eu", 2), *BOTH_ORDERS)
 # fwd, 16 bits, gfx90a and gfx942: clock, 2026-11-25.
 _FORWARDS: Rows = {
-    # Plain, without kpack and with it: 4127 and 4115 cycles on gfx942, fp16 4808 and 4215; 6051 and 5942 on gfx90a.
+    # Plain, without kpack, with it, and with priorities of waves too: 4127, 4115 and 3627 cycles on gfx942, fp16 4808,
+    # 4215 and 3749; 6051, 5942 and 5526 on gfx90a.
     ("fwd", 16, 64): (
-        *(C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK),) * 4,
+        *(C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK + PRIORITIES),) * 4,
         C(128, 32, 4, 2, options=BOTH_ORDERS + _KPACK),
     ),
-    # Plain on gfx942, without kpack and with it: 6806 and 6626 cycles, fp16 6709 and 6265, with 10 spills and none;
-    # with dropout 10239 and 8372. On gfx90a 12090, by the family's tile 12727. ALiBi and softcap gain nothing by it.
+    # Plain on gfx942, without kpack, with it, and with priorities of waves too: 6806, 6626 and 6359 cycles, fp16 6709,
+    # 6265 and 6080, with 10 spills and none; with dropout 10239, 8372 and 7796. On gfx90a 12090 and 11202, by the
+    # family's tile 12727. ALiBi and softcap gain nothing by kpack. ALiBi takes 7747 with priorities and 8627 without. A
+    # softcap gains less by them than it would lose if waves took turns (`docs/notes/clock.md`).
     ("fwd", 16, 128): (
-        C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK),
-        C(128, 32, 4, 2, options=BOTH_ORDERS),
-        C(128, 32, 4, 2, options=_KPACK),
+        C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK + PRIORITIES),
+        C(128, 32, 4, 2, options=BOTH_ORDERS + PRIORITIES),
+        C(128, 32, 4, 2, options=_KPACK + PRIORITIES),
         C(128, 32, 4, 2, options=BOTH_ORDERS),
         C(128, 32, 4, 2, options=_KPACK),
     ),
@@ -181,15 +194,18 @@ TARGET_ROWS: dict[str, Rows] = {
         # fwd, 16 bits: clock, 2026-11-25. Direct copies, plain: head dim 64 2770 cycles and 2862 without, 128 4184 and
         # 4684, 192 6768 and 7384, 256 8252 and 10136; 128 with values of 64 3249 and 3740, 192 with values of 128 5840
         # and 6904. Head dim 128 with ALiBi 5719 and 6323, with dropout 5867, and 7484 by half the keys without. Head
-        # dim 64 with ALiBi loses by them: 4547 and 4451.
+        # dim 64 with ALiBi loses by them: 4547 and 4451. With priorities of waves besides, plain, ALiBi and dropout: 64
+        # 2547, 4316 and 4198; 128 3410, 5160 and 5381, softcap 7602 for 8366, values of 64 2976. From 192 on one wave
+        # is on a SIMD, and there is nothing to gain.
         ("fwd", 16, 64): (
-            C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT),
-            *(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 3,
+            C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT + PRIORITIES),
+            *(C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),) * 2,
+            C(128, 64, 4, 2, options=BOTH_ORDERS),
             C(128, 32, 4, 2, options=BOTH_ORDERS),
         ),
         ("fwd", 16, 128): (
-            *(C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT),) * 3,
-            C(128, 64, 4, 2, options=BOTH_ORDERS),
+            *(C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT + PRIORITIES),) * 3,
+            C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),
             C(128, 32, 4, 2),
         ),
         ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT), C(128, 32, 4, 2, options=BOTH_ORDERS)),
