@@ -3,8 +3,8 @@
 clock: of a list of tiles, the one with the fewest cycles by the clock of `python -m amdgpu_simulator cycles`, with
 global loads of 500 and of 900 cycles, plain in bf16 on gfx1100. Other kinds take the same tile where it spills no more
 than theirs, or where it gains half in spite of its spills. The forward of head dim 256 spills up to 56 registers, dk
-and dv of 128 up to 58 and of 192 up to 10, dq of 256 up to 14. Kind `any`, and dk and dv up to 96 with dropout, have
-the tile of an earlier count, of the busiest unit's cycles (2026-11-23): all columns of a score row in one warp, because
+and dv of 128 up to 58 and of 192 up to 10. Kind `any`, and dk and dv up to 96 with dropout, have the tile of an earlier
+count, of the busiest unit's cycles (2026-11-23): all columns of a score row in one warp, because
 P goes through LDS otherwise, and no more warps than a product has rows of tiles, because further warps repeat the work.
 By the clock of 2026-11-25: the plain forward of 128 takes 22030 cycles, with 32 keys 24025, and 25716 where nothing is
 transposed within threads. At 64 that costs time: 13313 cycles without, 13727 with it and 128 rows, 14130 with it and 64
@@ -82,12 +82,14 @@ ROWS: Rows = {
         C(64, 32, 4, depth=32),
         C(16, 16, 8, depth=16),
     ),
-    ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=32),) * 4, C(32, 16, 8, depth=16)),
+    # Head dims 192 and 256, plain, 2026-11-25: 71397 and 93558 cycles on gfx1100, 51336 and 77761 on gfx1201. Without
+    # transposition, by pieces of 32 and at 256 by a quarter of the tile: 100878 and 179828, 69085 and 157565.
+    ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=64, options=TRANSPOSES),) * 4, C(32, 16, 8, depth=16)),
     ("bwd-dq", 16, 256): (
-        C(32, 16, 4, 2, depth=32),
-        C(32, 16, 4, 2, depth=32),
+        C(64, 32, 8, depth=64, options=TRANSPOSES),
+        C(64, 32, 8, depth=64, options=TRANSPOSES),
         C(32, 16, 8, depth=32),
-        C(32, 16, 4, 2, depth=32),
+        C(64, 32, 8, depth=64, options=TRANSPOSES),
         C(32, 16, 8, depth=32),
     ),
     # bwd-dq, 32 bits: registers, 2026-11-21.
