@@ -54,6 +54,22 @@ def test_compile_values_with_a_head_dim_of_their_own() -> None:
     assert dropped.shape == (*q.shape[:-1], 12)
 
 
+def test_compile_latent_attention_leaves_the_graph() -> None:
+    """A traced call does not tell that the values are the cache's first columns: the error says what to do."""
+    q, cache = torch.randn(2, 1, 4, 576), torch.randn(2, 9, 1, 576)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        out = flash_attn.flash_attn_with_kvcache(q, cache, cache[..., :512], cache_seqlens=5)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    with pytest.raises(ValueError, match=r"got head_dim 576, .* not seen under torch\.compile: @torch\.compiler"):
+        torch.compile(attend, backend="aot_eager")(q)
+    outside = torch.compiler.disable(attend)
+    compiled = torch.compile(lambda q: outside(2 * q) + 1, backend="aot_eager")
+    assert_close("out", compiled(q), attend(2 * q) + 1)
+
+
 def _same_compiled(block: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> None:
     results = []
     for function in (block, in_one_graph(block)):

@@ -79,7 +79,12 @@ def diagnose_tensors(
         raise ValueError(f"{name_k}: got head_dim {k.shape[-1]}, wanted {q.shape[-1]} as q has")
     for name, x in (("q", q), (name_v, v)):
         if not 0 < x.shape[-1] <= MAX_HEAD_DIM:
-            view = f", or {name_v} as a view of the first columns of {name_k}" if "cache" in name_k else ""
+            view = ""
+            if "cache" in name_k:  # torch.compile may trace the check and leave the error to eager mode
+                view = (
+                    f", or {name_v} as a view of the first columns of {name_k}, which is not seen under torch.compile: "
+                    "@torch.compiler.disable the function that calls it"
+                )
             raise ValueError(f"{name}: got head_dim {x.shape[-1]}, wanted 1 to {MAX_HEAD_DIM}{view}")
     if v.shape[:-1] != k.shape[:-1]:
         wanted = (*k.shape[:-1], v.shape[-1])
