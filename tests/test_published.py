@@ -9,7 +9,7 @@ import pytest
 import wheelhouse
 from fake_github import Hub
 from publishing import TAG, client, publish, publish_as
-from wheelhouse import COMMIT
+from wheelhouse import COMMIT, OTHER_COMMIT
 
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
@@ -17,7 +17,6 @@ from rocm_wheels.publish import published
 from rocm_wheels.wheel import contents, numbering
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHER = "beef" + 36 * "0"
 
 
 def test_all_pages_are_read_and_unfinished_uploads_left_out(hub: Hub) -> None:
@@ -41,7 +40,7 @@ def test_the_listing_is_what_missing_and_a_build_read(
     (release,) = hub.releases.values()
     assert published.files(path) == sorted(asset["name"] for asset in release["assets"])
     assert numbering.load(path) == []
-    assert cli.main(["published", "v1.3.0", "--commit", OTHER]) == 0
+    assert cli.main(["published", "v1.3.0", "--commit", OTHER_COMMIT]) == 0
     path.write_text(capsys.readouterr().out)
     assert published.files(path) == []
     assert {(wheel.name, wheel.contents, wheel.final) for wheel in numbering.load(path)} == {
@@ -56,7 +55,7 @@ def test_a_wheel_counts_with_a_verdict_about_it_and_this_commit(hub: Hub, dist: 
     """A name alone says nothing: the wheel may be of another commit, or its verdict of another wheel."""
     publish(hub, dist)
     (release,) = hub.releases.values()
-    there = published.listing(client(hub), TAG, OTHER)["files"]
+    there = published.listing(client(hub), TAG, OTHER_COMMIT)["files"]
     assert [name for name in there if name.endswith(".whl")] == []
     names = [asset["name"] for asset in release["assets"] if asset["name"].endswith(".whl")]
     verdict = next(asset for asset in release["assets"] if asset["name"] == f"{names[0]}.verdict.json")
@@ -78,7 +77,7 @@ def test_build_numbers(hub: Hub, tmp_path: Path) -> None:
     assert first.name.count("-") == 4
     wheelhouse.write_verdict(first)
     publish_as(client(hub), "v1.0.0", first.parent, print)
-    assert build("v1.1.0", "", OTHER).name == first.name, "unchanged"
+    assert build("v1.1.0", "", OTHER_COMMIT).name == first.name, "unchanged"
     second = build("v1.1.0", "changed = 1\n")
     assert second.name == first.name.replace("-cp311-", "-1-cp311-", 1)
     with contents.Contents(second) as opened:
@@ -89,7 +88,7 @@ def test_build_numbers(hub: Hub, tmp_path: Path) -> None:
             path.unlink()
     wheelhouse.write_verdict(second)
     publish_as(client(hub), "v1.1.0", second.parent, print)
-    assert build("v1.2.0", "changed = 1\n", OTHER).name == second.name, "unchanged since build 1"
+    assert build("v1.2.0", "changed = 1\n", OTHER_COMMIT).name == second.name, "unchanged since build 1"
     assert build("v1.2.0", "").name == first.name.replace("-cp311-", "-2-cp311-", 1), "changed back"
 
 

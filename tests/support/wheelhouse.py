@@ -22,6 +22,7 @@ PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
 COMMIT = "c0ffee" + 34 * "0"
+OTHER_COMMIT = "beef" + 36 * "0"
 NO_GPU = "not run: the machine that tested it has no AMD or NVIDIA GPU"
 
 
