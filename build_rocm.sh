@@ -147,7 +147,7 @@ sys.exit(main(usage=usage))
 ' "$root" "$@"
 }
 
-root="$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # through links, and whatever CDPATH says
 venv="$root/build/env"
 # Every package comes in the version and with the sha256 that its lock file names: `python -m rocm_wheels lock`.
 locked=(install --quiet --disable-pip-version-check --require-hashes --requirement)

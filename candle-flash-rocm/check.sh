@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check of the crate: format, lints, documentation, tests, dependencies, and the package that a release carries.
 set -euo pipefail
-cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")"
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 if ! command -v cargo >/dev/null; then
     echo "error: no cargo on PATH: install Rust 1.94 or newer from https://rustup.rs" >&2
     exit 5

@@ -38,6 +38,17 @@ def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["targets"] == ["gfx942"]
 
 
+def test_script_finds_its_repository_through_links_and_whatever_cdpath_says(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(SCRIPT)
+    for name in (str(tmp_path / "link"), f"{ROOT.name}/{SCRIPT.name}"):
+        done = subprocess.run(
+            ["bash", name, *CELL, "--plan"], cwd=ROOT.parent, env={**os.environ, "CDPATH": str(ROOT.parent)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["label"] == "rocm62torch2.5"
+
+
 def test_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
     copy = tmp_path / "repository"
     shutil.copytree(ROOT / "rocm_wheels", copy / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
