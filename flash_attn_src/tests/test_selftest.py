@@ -282,7 +282,8 @@ def test_a_silent_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, words in (
         (["--gpu", "7"], "--gpu 7: torch sees "),
-        (["--json", str(tmp_path / "none" / "x.json")], "there is no directory"),
+        (["--json", str(tmp_path / "none" / "x.json")], "none/x.json: No such file or directory, give a file that can"),
+        (["--json", str(tmp_path)], ": Is a directory, give a file that can"),
     ):
         with pytest.raises(SystemExit, match="2"):
             command.main(options)

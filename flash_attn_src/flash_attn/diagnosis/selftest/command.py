@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gpu = arguments.gpu if arguments.gpu is not None else machine.chosen(tuple(info["targets"]))
     gpu = None if arguments.cpu else gpu
     path = arguments.json or Path(f"flash-attn-selftest-{'cpu' if gpu is None else machine.target(gpu)}.json")
-    if not path.absolute().parent.is_dir():
-        parser.error(f"--json {path}: there is no directory {path.absolute().parent}")
+    if problem := _unwritable(path):
+        parser.error(f"--json {path}: {problem}, give a file that can be written")
     if gpu is None:
         print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
         print(": fewer checks, no speed of a GPU. `python -m flash_attn.doctor` says what is wrong", file=sys.stdout)
@@ -58,14 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         [line for line in lines if "shape" in line],
         trouble,
     )
+    print(report.table(found), flush=True)
     path.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(report.table(found))
     print(f"\n{'everything is right' if found['ok'] else 'something is wrong'}; the report is in {path}")
     if gpu is not None:
         address = wheel.repository()
         where = f"{address}/{report.FORM}" if address else "an issue of the repository, form 'It ran on my GPU'"
         print(f"Please send it: paste it into {where}")
     return 0 if found["ok"] else 1
+
+
+def _unwritable(path: Path) -> str:
+    """Why a report cannot be written there, "" where it can: told before the checks, which take minutes."""
+    there = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def run(gpu: str) -> tuple[list[dict[str, Any]], str]:
