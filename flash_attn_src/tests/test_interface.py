@@ -44,6 +44,11 @@ DENSE_ERRORS = {
     "scale that rounds to 0": ({"softmax_scale": 1e-50}, ValueError, "softmax_scale: got 1e-50, wanted 0 or"),
     "negative scale that rounds to 0": ({"softmax_scale": -1e-50}, ValueError, "softmax_scale: got -1e-50"),
     "scale beyond fp32": ({"softmax_scale": -1e39}, ValueError, r"softmax_scale: got -1e\+39"),
+    "learned scale": (
+        {"softmax_scale": torch.tensor(0.3, requires_grad=True)},
+        ValueError,
+        "softmax_scale: got a tensor that requires a gradient, .* multiply q by the tensor",
+    ),
     "softcap that rounds to 0": ({"softcap": 1e-50}, ValueError, r"softcap: got 1e-50, wanted 0 \(off\) or"),
     "softcap that loses scores": ({"softcap": 4097.0}, ValueError, r"softcap: got 4097.0, wanted 0 \(off\) or .* 4096"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p: got -0.1"),
@@ -98,6 +103,11 @@ _VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_s
 VARLEN_ERRORS = {
     "dropout that rounds to 1": ({"dropout_p": 1 - 2.0**-26}, ValueError, "dropout_p: got 0.99999998"),
     "scale that rounds to 0": ({"softmax_scale": 1e-50}, ValueError, "softmax_scale: got 1e-50"),
+    "learned scale": (
+        {"softmax_scale": torch.tensor(0.3, requires_grad=True)},
+        ValueError,
+        "softmax_scale: got a tensor that requires a gradient, .* multiply q by the tensor",
+    ),
     "rank": ({"q": torch.zeros(2, 6, 4, 16)}, ValueError, "q: got shape"),
     "cu dtype": (
         {"cu_seqlens_q": offsets(0, 6, 12).long()},
