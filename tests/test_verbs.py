@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 from fake_parts import library, plan, store
@@ -71,6 +75,23 @@ def test_repair_prints_where_the_wheel_is(built: Path, tmp_path: Path, capsys: p
         for part in json.loads(archive.read(bill))["components"]:
             if part["type"] == "file":
                 assert part["hashes"][0]["content"] == hashlib.sha256(archive.read(part["name"])).hexdigest()
+
+
+def test_verify_asks_for_a_place_for_the_verdict_first(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = tempfile.TemporaryFile
+
+    def only_the_cache(*, dir: Path) -> IO[bytes]:  # noqa: A002
+        if dir != tmp_path:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", only_the_cache)
+    monkeypatch.setattr(verify, "verify", None)
+    assert cli.main(["verify", str(built), "--cache", str(tmp_path)]) == 10
+    message = f"the directory of the wheel, for its verdict, {built.parent} cannot be written: Read-only file system"
+    assert capsys.readouterr().err == f"error: {message}\nCopy the wheel to a directory that can.\n"
 
 
 @pytest.mark.parametrize(

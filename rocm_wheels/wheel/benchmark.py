@@ -31,8 +31,7 @@ def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
     plan = build.plan_of(wheel)
     (wanted, *_) = combinations.of(plan, versions.load(), interpreters.found)
     python = interpreters.find(wanted.python)
-    cache.mkdir(parents=True, exist_ok=True)
-    output.mkdir(parents=True, exist_ok=True)
+    build.check_writable(cache=cache, results=output)
     written, failed = [], []
     with work_directory(cache) as work:
         env = work / "env"

@@ -42,11 +42,15 @@ class StageLog:
         self.say(f"{name:<12}{time.monotonic() - start:7.1f} s  {', '.join(detail)}".rstrip())
 
 
-def check_writable(*, cache: Path, dist: Path | None = None) -> None:
+def check_writable(
+    *, cache: Path, dist: Path | None = None, verdicts: Path | None = None, results: Path | None = None
+) -> None:
     """Makes the directories. DataError, with the option to give, for one that no file can be written into."""
     for directory, what, remedy in (
-        (cache, "the cache", "Set ROCM_WHEELS_CACHE, or give --cache"),
-        (dist, "the directory of the wheel", "Give --dist"),
+        (cache, "the cache", "Set ROCM_WHEELS_CACHE, or give --cache,"),
+        (dist, "the directory of the wheel", "Give --dist,"),
+        (verdicts, "the directory of the wheel, for its verdict,", "Copy the wheel to"),
+        (results, "the directory of the results", "Give --out,"),
     ):
         if directory is None:
             continue
@@ -56,7 +60,7 @@ def check_writable(*, cache: Path, dist: Path | None = None) -> None:
                 pass
         except OSError as error:
             message = f"{what} {directory} cannot be written: {error.strerror}"
-            raise DataError(message, remedy=f"{remedy}, a directory that can.") from None
+            raise DataError(message, remedy=f"{remedy} a directory that can.") from None
 
 
 def run(
@@ -136,9 +140,9 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
     """
     from rocm_wheels.wheel import verdict, verify
 
-    check_writable(cache=cache)
+    plan = plan_of(wheel)
+    check_writable(cache=cache, verdicts=wheel.absolute().parent)
     with work_directory(cache) as work:
-        plan = plan_of(wheel)
         found = verify.verify(wheel, plan, work, beside=_beside(wheel, plan), require_gpu=require_gpu, every=every)
     if require_gpu and found.gpu.status != verdict.PASSED:
         raise VerifyFailed(
