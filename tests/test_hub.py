@@ -128,3 +128,14 @@ def test_the_verb_says_where_the_variants_are(
     (tmp_path / "no.whl").write_text("no wheel")
     with pytest.raises(DataError, match=r"no\.whl is not a wheel"):
         hub.write(tmp_path / "no.whl", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["flash_attn/../../../beside.py", "/flash_attn/beside.py"])
+def test_a_wheel_writes_nothing_outside_of_the_repository(name: str, wheel: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / wheel.name
+    hostile.write_bytes(wheel.read_bytes())
+    with zipfile.ZipFile(hostile, "a") as archive:
+        archive.writestr(name, "")
+    with pytest.raises(DataError, match=f"has a member outside of itself: {name}"):
+        hub.write(hostile, tmp_path / "hub" / "repository")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [hostile]

@@ -43,6 +43,9 @@ class Contents:
         if len(names) > _MAX_MEMBERS or len(set(names)) != len(names):
             self.archive.close()
             raise DataError(f"{path.name} has {len(names)} members, some twice or more than {_MAX_MEMBERS}")
+        if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
+            self.archive.close()
+            raise DataError(f"{path.name} has a member outside of itself: {outside[0]}")
         self.names = sorted(names)
         self.info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
 
