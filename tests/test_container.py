@@ -127,7 +127,7 @@ def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status:
 
 def test_without_docker_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(sys.executable)
-    for name in ("bash", "env", "dirname", "cat", "sed"):
+    for name in ("bash", "env", "dirname", "readlink", "cat", "sed"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = script("2.8.3", "3.11", "2.5.1", "6.2", "--docker", cwd=tmp_path, path=str(tmp_path))
     assert done.returncode == 5
