@@ -247,7 +247,8 @@ def _compiled(request: _Request, scratch: Path) -> _Request:
         from rocm_wheels.wheel import launcher
 
         cache = cache_directory(os.environ)
-        stores = kernels.compile_store(targets, cache=cache, jobs=parallel_jobs(data, os.environ, machine))
+        jobs = parallel_jobs(data, os.environ, machine)
+        stores = kernels.compile_store(targets, cache=cache, jobs=jobs, together=True)
         collected = scratch / "kernels"
         collected.mkdir()
         for target, store in stores.items():

@@ -25,6 +25,7 @@ from rocm_wheels.compile import cache as unit_cache
 from rocm_wheels.compile import codeobject, inspect_store, kernels, sources, store, units, workers
 from rocm_wheels.errors import CompileFailed, DataError
 from rocm_wheels.paths import FLASH_ATTN_SRC
+from rocm_wheels.wheel import assemble
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("gfx942", "gfx1100", "sm_90")
@@ -57,6 +58,27 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
             entry = store.kernels[name]
             assert entry["threads"] == 4 * (64 if target == "gfx942" else 32)
             assert entry["params"].startswith("P" * 10 + "fff" + "i" * 6)
+
+
+def test_a_generic_target_shares_the_code_of_the_gpu_that_it_is_made_for(tmp_path: Path) -> None:
+    pair = ("gfx1100", "gfx11-generic")
+    alone = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL)
+    together = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL, together=True)
+    assert together["gfx1100"] == alone["gfx1100"]
+    reader = sources.module("runtime.store")
+    wanted = dict(reader.Store(alone["gfx11-generic"]).images())
+    beside = assemble.collect(together, tmp_path / "wheel")
+    found = reader.Store(beside / "gfx11-generic.zip")
+    assert found.manifest["base"] == "gfx1100"
+    assert dict(found.images()) == wanted == {name: found.image(name) for name in wanted}
+    for name, image in wanted.items():
+        code = found.kernels[name]["code"]
+        assert (code["at"], code["size"]) == store.code(image)
+        assert found.kernels[name]["size"] + code["size"] == len(image)
+    assert "gfx11-generic: 4 kernels" in inspect_store.report(beside / "gfx11-generic.zip")
+    (beside / "gfx1100.zip").unlink()
+    with pytest.raises(reader.KernelError, match=r"cannot be read from .*gfx1100\.zip .*: reinstall the wheel"):
+        found.image(name)
 
 
 def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:

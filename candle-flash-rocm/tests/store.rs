@@ -100,6 +100,41 @@ fn stores_are_found_in_files_directories_and_wheels() {
     refused(Stores::open(&wheel).expect("stores").store("sm_90"), &["sm_90.zip", "zip archive"]);
 }
 
+/// A store of one kernel, `head tail`, whose bytes `code` are in another store.
+fn without_code(offset: usize, at: usize) -> Vec<u8> {
+    let digest = "ea0b02ab1f1a7d9b65b068a1b9398621a64f3ebdd751f293f6fa64748f87fb3e";
+    let entry = serde_json::json!({
+        "group": "g", "offset": 0, "size": 8, "sha256": digest, "symbol": "s", "threads": 64, "shared": 0,
+        "params": "P", "code": {"at": at, "offset": offset, "size": 4},
+    });
+    let manifest = serde_json::json!({"format": 2, "base": "gfx1100", "kernels": {"k": entry}}).to_string();
+    archive(&[("manifest.json", manifest.as_bytes()), ("g", b"headtail")])
+}
+
+#[test]
+fn code_comes_from_the_store_beside_it() {
+    let directory = Directory::new("beside");
+    let (path, base) = (directory.0.join("gfx11-generic.zip"), directory.0.join("gfx1100.zip"));
+    fs::write(&path, without_code(2, 4)).expect("a file");
+    refused(Store::open(&path), &["gfx1100.zip", "cannot be read"]);
+    let other = archive(&[("g", b"..code..")]);
+    fs::write(&base, &other).expect("a file");
+    let image = Store::open(&path).expect("a store").image("k").expect("an image");
+    assert_eq!(image, b"headcodetail");
+    let wheel = directory.0.join("flash_attn-2.8.3-cp310-abi3-linux_x86_64.whl");
+    let there = ["flash_attn/_kernels/gfx11-generic.zip", "flash_attn/_kernels/gfx1100.zip"];
+    fs::write(&wheel, archive(&[(there[0], &without_code(2, 4)), (there[1], &other)])).expect("a file");
+    let store = Stores::open(&wheel).expect("stores").for_gpu("gfx1103").expect("a store");
+    assert_eq!(store.image("k").expect("an image"), image);
+    fs::write(&wheel, archive(&[(there[0], &without_code(2, 4))])).expect("a file");
+    refused(Stores::open(&wheel).expect("stores").store("gfx11-generic"), &["gfx1100.zip cannot be read"]);
+    for (offset, at, words) in [(5, 4, "ends before k"), (2, 9, "ends before k"), (1, 4, "corrupt")] {
+        fs::write(&path, without_code(offset, at)).expect("a file");
+        refused(Store::open(&path).expect("a store").image("k"), &[words]);
+    }
+    refused(read(without_code(2, 4)).expect("a store").image("k"), &["the store of gfx1100, which is not beside it"]);
+}
+
 #[test]
 fn what_is_no_store_is_refused() {
     let directory = Directory::new("refused");

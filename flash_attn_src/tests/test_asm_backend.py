@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,6 +272,22 @@ def test_the_table_names_kernels_that_exist() -> None:
             for dtype in row.dtypes:
                 kind = (row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304, row.value_dim)
                 assert assembly.find(*kind) is not None
+
+
+@pytest.mark.parametrize("home", [None, "/dev/null"])
+def test_nothing_is_measured_for_a_user_without_a_home(home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
+    choice._measured.cache_clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert choice._measured("gfx942") == ()
+    finally:
+        choice._measured.cache_clear()
 
 
 def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

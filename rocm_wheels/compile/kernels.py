@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rocm_wheels.compile import units
+from rocm_wheels.compile import sources, units
 from rocm_wheels.compile.cache import prune as pruned
 from rocm_wheels.compile.cache import read
 from rocm_wheels.compile.store import pack
@@ -32,11 +32,13 @@ def compile_store(
     tiles: bool = False,
     without: Sequence[str] = (),
     prune: bool = False,
+    together: bool = False,
 ) -> dict[str, Path]:
     """Compiles what the cache lacks and packs one archive a target. Returns target -> archive.
 
     One shard of several packs no archive: the result is empty, and the cache holds the units of the shard.
     With `tiles` (see `units.find`) a unit that does not compile is left out, with its reason on stdout.
+    `together`: all archives will lie in one directory, so code that generic targets share is packed once.
     `without` names compilers to leave out. `prune` deletes every unit of the cache that is not wanted here.
     Raises CompileFailed, which names the kernel. What was compiled before stays in the cache.
     """
@@ -65,7 +67,10 @@ def compile_store(
             remedy=_NAMES,
         )
     made_by = units.compiler(backend, toolchain)
-    return {target: pack([unit for unit in wanted if unit.target == target], cache, made_by) for target in targets}
+    of = {target: [unit for unit in wanted if unit.target == target] for target in targets}
+    row = sources.module("kernels.targets").get
+    beside = {target: of.get(row(target).made_for, ()) if together else () for target in targets}
+    return {target: pack(of[target], cache, made_by, beside[target]) for target in targets}
 
 
 def require_cached(

@@ -1,8 +1,9 @@
 """Packs the kernel store of one GPU target: a zip of compressed groups of code objects and a manifest.
 
 The kernels of one operation and one size are alike, so they are compressed together: a group takes a third of the
-space that its code objects take one by one, and a call unpacks a group in milliseconds. docs/kernel-store.md
-describes the format; `flash_attn.runtime.store` reads it.
+space that its code objects take one by one, and a call unpacks a group in milliseconds. A generic target has the code
+of the GPU that it is made for, so its store can be packed without it. docs/kernel-store.md describes the format;
+`flash_attn.runtime.store` reads it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import io
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from elftools.elf.elffile import ELFFile
 
 from rocm_wheels.compile import sources
 from rocm_wheels.compile.cache import read, write
@@ -25,28 +29,45 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"(?P<operation>.+?)-(?:fp16|bf16|fp32|fp8e\w+)(?P<size>-d\d+)?(?:[-@].*)?")
 
 
-def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str]) -> Path:
+# The name of a code object -> its group and what was compiled.
+Objects = Mapping[str, tuple[str, Compiled]]
+
+
+class Base(NamedTuple):
+    """The store of another target, which lies beside this one and holds code that both have."""
+
+    target: str
+    objects: Objects
+
+
+def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str], beside: Sequence[Unit] = ()) -> Path:
     """Packs compiled units of one target and returns the path of the archive. The same units give the same bytes.
 
+    Code that the units `beside` have too, of another target, is left out: their store has to lie beside this one.
     Raises CompileFailed where the cache lost a unit.
     """
     target = wanted[0].target
+    base = Base(beside[0].target, _objects(beside, cache)) if beside else None
+    # One directory for one set of units and compilers, so that stores of different sets (`--only`) and backends do not
+    # overwrite each other while another build reads them.
+    identity = hashlib.sha256("\0".join([*made_by, *(unit.key for unit in (*wanted, *beside))]).encode()).hexdigest()
+    path = cache / "stores" / identity[:16] / f"{target}.zip"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, archive(target, made_by, _objects(wanted, cache), base))
+    return path
+
+
+def _objects(units: Sequence[Unit], cache: Path) -> dict[str, tuple[str, Compiled]]:
     objects: dict[str, tuple[str, Compiled]] = {}
-    for unit in wanted:
+    for unit in units:
         held = read(unit, cache)
         if held is None:
             raise CompileFailed(
-                f"{unit.name} for {target} vanished from the cache {cache}",
+                f"{unit.name} for {unit.target} vanished from the cache {cache}",
                 remedy="Let nothing else write there, and run it again: missing kernels are compiled again.",
             )
         objects[unit.name] = (group_of(unit.compiler, unit.name), held)
-    # One directory for one set of units and compilers, so that stores of different sets (`--only`) and backends do not
-    # overwrite each other while another build reads them.
-    identity = hashlib.sha256("\0".join([*made_by, *(unit.key for unit in wanted)]).encode()).hexdigest()
-    path = cache / "stores" / identity[:16] / f"{target}.zip"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, archive(target, made_by, objects))
-    return path
+    return objects
 
 
 def group_of(compiler: str, name: str) -> str:
@@ -56,14 +77,20 @@ def group_of(compiler: str, name: str) -> str:
     return operation if operation.startswith(f"{compiler}-") else f"{compiler}-{operation}"
 
 
-def archive(target: str, made_by: tuple[str, str], objects: Mapping[str, tuple[str, Compiled]]) -> bytes:
-    """The bytes of a store. `objects` maps the name of a code object to its group and to what was compiled."""
+def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None) -> bytes:
+    """The bytes of a store, without the code that a kernel has in common with that of the base."""
     kernels: dict[str, dict[str, Any]] = {}
     groups: dict[str, bytearray] = {}
+    code = _code_of(base, objects) if base else {}
     for name in sorted(objects):
         group, (image, entries) = objects[name]
         content = groups.setdefault(group, bytearray())
-        place = {"group": group, "offset": len(content), "size": len(image)}
+        place: dict[str, Any] = {"group": group, "offset": len(content)}
+        if name in code:
+            place["code"] = code[name]
+            start = place["code"]["at"]
+            image = image[:start] + image[start + place["code"]["size"] :]
+        place["size"] = len(image)
         kernels.update({kernel: {**entry, **place} for kernel, entry in entries.items()})
         content += image
     manifest = {
@@ -72,6 +99,8 @@ def archive(target: str, made_by: tuple[str, str], objects: Mapping[str, tuple[s
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "kernels": kernels,
     }
+    if base and code:
+        manifest["base"] = base.target
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
@@ -84,3 +113,25 @@ def archive(target: str, made_by: tuple[str, str], objects: Mapping[str, tuple[s
             information.external_attr = 0o644 << 16
             file.writestr(information, data)
     return packed.getvalue()
+
+
+def code(image: bytes) -> tuple[int, int]:
+    """Where the instructions of a code object of AMD start, and how many bytes they have; (0, 0) where it has none."""
+    section = ELFFile(io.BytesIO(image)).get_section_by_name(".text")
+    return (section["sh_offset"], section["sh_size"]) if section else (0, 0)
+
+
+def _code_of(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
+    """Where the code of kernels lies in their own code object and in the group of the base, if that has it too."""
+    found = {}
+    filled: Counter[str] = Counter()
+    for name in sorted(base.objects):
+        group, (image, _) = base.objects[name]
+        if name in objects and objects[name][0] == group:
+            mine = objects[name][1].image
+            start, size = code(mine)
+            there = image.find(mine[start : start + size]) if size else -1
+            if there >= 0:
+                found[name] = {"at": start, "offset": filled[group] + there, "size": size}
+        filled[group] += len(image)
+    return found

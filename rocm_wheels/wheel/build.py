@@ -106,7 +106,13 @@ def run(
             if cached_kernels:
                 kernels.require_cached(plan.targets, cache=cache, backend=backend, toolchain=tools, without=without)
             stores = kernels.compile_store(
-                plan.targets, cache=cache, jobs=plan.jobs, backend=backend, toolchain=tools, without=without
+                plan.targets,
+                cache=cache,
+                jobs=plan.jobs,
+                backend=backend,
+                toolchain=tools,
+                without=without,
+                together=True,
             )
             detail += [f"{target} {_size(store)}" for target, store in stores.items()]
         with log.stage("assemble") as detail:

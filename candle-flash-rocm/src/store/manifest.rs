@@ -56,11 +56,25 @@ pub struct Kernel {
     pub(super) group: String,
     pub(super) offset: usize,
     pub(super) size: usize,
+    pub(super) code: Option<Code>,
 }
+
+/// Code that the store of another target holds, in the group of the same name: where it belongs in the code object, and
+/// where it lies in that group.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct Code {
+    pub at: usize,
+    pub offset: usize,
+    pub size: usize,
+}
+
+/// The kernels of a store by name, and the target whose store has code of theirs.
+pub(super) type Parsed = (BTreeMap<String, Kernel>, Option<String>);
 
 #[derive(Deserialize)]
 struct Manifest {
     format: u64,
+    base: Option<String>,
     #[serde(default)]
     kernels: serde_json::Value,
 }
@@ -75,6 +89,7 @@ struct Entry {
     group: String,
     offset: usize,
     size: usize,
+    code: Option<Code>,
     #[serde(default)]
     constants: Constants,
 }
@@ -89,8 +104,8 @@ struct Constants {
     num_xcds: Option<usize>,
 }
 
-/// The kernels of a manifest by name. The error says what is wrong with it.
-pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
+/// What a manifest says. The error says what is wrong with it.
+pub(super) fn parse(text: &[u8]) -> Result<Parsed, String> {
     let broken = |error: serde_json::Error| format!("manifest.json cannot be read: {error}");
     let manifest: Manifest = serde_json::from_slice(text).map_err(broken)?;
     if manifest.format != FORMAT {
@@ -100,8 +115,9 @@ pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
             manifest.format
         ));
     }
+    let base = manifest.base;
     let entries: BTreeMap<String, Entry> = serde_json::from_value(manifest.kernels).map_err(broken)?;
-    entries
+    let kernels: Result<_, String> = entries
         .into_iter()
         .map(|(name, entry)| {
             let parameters = parameters(&entry.params).map_err(|reason| format!("kernel {name}: {reason}"))?;
@@ -123,10 +139,12 @@ pub(super) fn parse(text: &[u8]) -> Result<BTreeMap<String, Kernel>, String> {
                 group: entry.group,
                 offset: entry.offset,
                 size: entry.size,
+                code: entry.code,
             };
             Ok((name, kernel))
         })
-        .collect()
+        .collect();
+    Ok((kernels?, base))
 }
 
 /// From letters, or from B or K and a number of bytes, to parameters.

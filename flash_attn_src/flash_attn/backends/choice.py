@@ -110,10 +110,13 @@ def write(target: str, rows: Sequence[Row]) -> Path:
 @cache
 def _measured(target: str) -> tuple[Row, ...]:
     """The rows of the user's cache. Warns where the file holds something else, which then does not count."""
-    path = cache_file(target)
+    try:
+        path = cache_file(target)
+    except RuntimeError:  # a user without a home, such as the bare number of a container's user
+        return ()
     try:
         rows = tuple(_row(target, **fields) for fields in json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # HOME=/dev/null, or the home of somebody else
         return ()
     except (OSError, ValueError, TypeError) as error:
         warnings.warn(

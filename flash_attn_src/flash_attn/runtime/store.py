@@ -10,7 +10,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -65,32 +65,42 @@ class Store:
         Unpacks the kernel's group as far as the code object reaches, and keeps only the code object. Raises
         KernelError for a damaged store and for a Python without the module lzma.
         """
-        entry = self.kernels[name]
-        return self._checked(name, self._unpacked(entry, name))
+        return dict(self._images((name,)))[name]
 
     def images(self) -> Iterator[tuple[str, bytes]]:
         """Every kernel's name with its code object, as `image` gives it; each group is unpacked once."""
         for _, names in groupby(sorted(self.kernels, key=self._group), key=self._group):
-            members = tuple(names)
-            last = max(members, key=lambda name: int(self.kernels[name]["offset"]))
-            content = self._unpacked({**self.kernels[last], "offset": 0, "size": _end(self.kernels[last])}, last)
-            for name in members:
-                yield name, self._checked(name, content[self.kernels[name]["offset"] : _end(self.kernels[name])])
+            yield from self._images(tuple(names))
 
     def _group(self, name: str) -> str:
         return str(self.kernels[name]["group"])
 
-    def _unpacked(self, entry: dict[str, Any], name: str) -> bytes:
+    def _images(self, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+        """Kernels of one group with their code objects. Code that another store holds is put in its place."""
+        entries = [self.kernels[name] for name in names]
+        shared = [entry["code"] for entry in entries if "code" in entry]
+        content = self._unpacked(self.path, entries, names[0])
+        if shared:
+            base = self.path.with_name(f"{self.manifest['base']}.zip")
+            code = self._unpacked(base, [{**one, "group": entries[0]["group"]} for one in shared], names[0])
+        for name, entry in zip(names, entries, strict=True):
+            image = content[entry["offset"] : _end(entry)]
+            if (place := entry.get("code")) is not None:
+                image = image[: place["at"]] + code[place["offset"] : _end(place)] + image[place["at"] :]
+            yield name, self._checked(name, image)
+
+    def _unpacked(self, path: Path, entries: Sequence[dict[str, Any]], name: str) -> bytes:
+        """The group of these entries, as far as they reach. `name` is the kernel that errors tell of."""
         if lzma is None:
             raise KernelError(
                 f"{name} cannot be unpacked: this Python has no module lzma. The Pythons of Linux distributions and of "
                 "uv have it; pyenv builds it where liblzma-dev is installed"
             )
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(entry["group"]) as group:
-                return group.read(_end(entry))[entry["offset"] :]
+            with zipfile.ZipFile(path) as archive, archive.open(entries[0]["group"]) as group:
+                return group.read(max(map(_end, entries)))
         except _UNREADABLE as error:
-            raise KernelError(f"{name} cannot be read from {self.path} ({error!r}): reinstall the wheel") from error
+            raise KernelError(f"{name} cannot be read from {path} ({error!r}): reinstall the wheel") from error
 
     def _checked(self, name: str, image: bytes) -> bytes:
         digest = hashlib.sha256(image).hexdigest()

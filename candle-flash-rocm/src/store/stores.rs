@@ -1,0 +1,149 @@
+//! The kernel stores in a file, a wheel or a directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{damaged, read_archive, Archive, Store};
+use crate::error::{Error, Result};
+
+/// The environment variable that names a store, a wheel or a directory of stores.
+const VARIABLE: &str = "CANDLE_FLASH_ROCM_STORE";
+
+/// What has kernel stores.
+const SOURCES: &str = "a wheel of flash_attn from this crate's repository, a kernel store such as gfx942.zip, or a \
+                       directory of stores. In a clone of the repository, ./build_rocm.sh --store gfx942 writes a store";
+
+/// Where a wheel keeps its stores.
+const IN_A_WHEEL: &str = "flash_attn/_kernels/";
+
+/// The stores in a file, a wheel or a directory.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    origin: PathBuf,
+    /// Target -> the archive's file, or its bytes where it lies in a wheel.
+    found: BTreeMap<String, Place>,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    File(PathBuf),
+    Member(String),
+}
+
+impl Stores {
+    /// The stores in what the environment variable `CANDLE_FLASH_ROCM_STORE` names.
+    ///
+    /// # Errors
+    ///
+    /// Where it is not set, and as [`Stores::open`].
+    pub fn from_environment() -> Result<Self> {
+        let Some(path) = std::env::var_os(VARIABLE) else {
+            return Err(Error::Store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
+        };
+        Self::open(PathBuf::from(path))
+    }
+
+    /// Finds the stores in `path`: a store `<target>.zip`, a wheel `*.whl`, or a directory of stores.
+    ///
+    /// # Errors
+    ///
+    /// Where the path cannot be read, or holds no store.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let origin = path.as_ref().to_path_buf();
+        let unreadable =
+            |error: &dyn std::fmt::Display| damaged(&origin, &format!("cannot be read: {error}; name {SOURCES}"));
+        let mut found = BTreeMap::new();
+        let mut add = |name: &str, place| {
+            if let Some(target) = name.strip_suffix(".zip").filter(|target| is_target(target)) {
+                found.insert(target.to_owned(), place);
+            }
+        };
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let is_wheel = origin.extension().is_some_and(|extension| extension == "whl");
+        if origin.is_dir() {
+            for entry in fs::read_dir(&origin).map_err(|error| unreadable(&error))? {
+                let path = entry.map_err(|error| unreadable(&error))?.path();
+                add(&name(&path), Place::File(path));
+            }
+        } else if is_wheel {
+            for member in read_archive(&origin)?.names() {
+                if let Some(name) = member.strip_prefix(IN_A_WHEEL) {
+                    add(name, Place::Member(member.clone()));
+                }
+            }
+        } else {
+            fs::metadata(&origin).map_err(|error| unreadable(&error))?;
+            add(&name(&origin), Place::File(origin.clone()));
+        }
+        if found.is_empty() {
+            let found = "no store in it, which is a file <target>.zip";
+            return Err(damaged(&origin, &format!("{found}; name {SOURCES}")));
+        }
+        Ok(Self { origin, found })
+    }
+
+    /// The GPU targets, such as `gfx942`, in order.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        self.found.keys().map(String::as_str)
+    }
+
+    /// The planner library of Composable Kernel's launches beside the stores, `_ck_planner.so`, if it is there.
+    #[must_use]
+    pub fn planner(&self) -> Option<PathBuf> {
+        let directory = if self.origin.is_dir() { Some(self.origin.as_path()) } else { self.origin.parent() };
+        directory.map(|directory| directory.join("_ck_planner.so")).filter(|path| path.is_file())
+    }
+
+    /// Opens the store that a GPU loads: the store of its target, else of the generic target of its family.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stores::store`], for the GPU's own target.
+    pub fn for_gpu(&self, target: &str) -> Result<Store> {
+        match generic(target) {
+            Some(family) if !self.found.contains_key(target) && self.found.contains_key(family) => self.store(family),
+            _ => self.store(target),
+        }
+    }
+
+    /// Opens the store of a target.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, with the targets that there are and how to build it; where it is damaged.
+    pub fn store(&self, target: &str) -> Result<Store> {
+        match self.found.get(target) {
+            Some(Place::File(path)) => Store::open(path),
+            Some(Place::Member(member)) => {
+                let wheel = read_archive(&self.origin)?;
+                let read = |member: &str| wheel.read(member, usize::MAX);
+                let mut store = Store::read(self.origin.join(member), target, read(member)?)?;
+                if let Some(base) = store.base.as_deref() {
+                    let path = format!("{IN_A_WHEEL}{base}.zip");
+                    store.beside = Some(Archive::new(&self.origin.join(&path), read(&path)?)?);
+                }
+                Ok(store)
+            }
+            None => {
+                let there: Vec<&str> = self.targets().collect();
+                Err(Error::Store(format!(
+                    "{} has no kernels for {target}, only for {}. Build a store: ./build_rocm.sh --store {target}",
+                    self.origin.display(),
+                    there.join(", "),
+                )))
+            }
+        }
+    }
+}
+
+/// The generic target whose code objects a GPU loads too, by LLVM's families.
+pub(crate) fn generic(target: &str) -> Option<&'static str> {
+    let families = [("gfx103", "gfx10-3-generic"), ("gfx11", "gfx11-generic"), ("gfx120", "gfx12-generic")];
+    families.into_iter().find(|(start, _)| target.starts_with(start)).map(|(_, family)| family)
+}
+
+/// Whether a file name's stem names a GPU target: `gfx942`, `sm_90`.
+fn is_target(stem: &str) -> bool {
+    ["gfx", "sm_"].iter().any(|start| stem.strip_prefix(start).is_some_and(|rest| !rest.is_empty()))
+}
