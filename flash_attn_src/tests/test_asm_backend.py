@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import reference
@@ -241,6 +242,23 @@ def test_the_environment_forces_a_source(
     assert kind == name
     if isinstance(chosen, Sources):
         assert chosen.forced == forced
+
+
+@pytest.mark.parametrize(
+    ("variables", "there", "wanted"),
+    [({}, True, "sources"), ({}, False, "triton"), ({"FLASH_ATTENTION_KERNEL_SOURCE": "ck"}, False, "ck")],
+)
+def test_a_radeon_in_a_wheel_of_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], there: bool, wanted: str
+) -> None:
+    """Triton's kernels serve it without a warning, unless other ones are asked for."""
+    _environment(monkeypatch, "ck", variables)
+    monkeypatch.setattr(backends, "problem", lambda: None)
+    monkeypatch.setattr(backends, "_chosen", backends.choose())
+    monkeypatch.setitem(device.kernels, (3, "ck"), there)
+    chosen = backends.select(cast("torch.Tensor", SimpleNamespace(is_cuda=True, get_device=lambda: 3)))
+    kind = "sources" if isinstance(chosen, Sources) else chosen.name.rpartition(".")[2]
+    assert kind == wanted
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from flash_attn.backends import torch as _torch_backend
 from flash_attn.backends import triton as _triton
 from flash_attn.backends.choice import CK, SOURCES, TRITON
 from flash_attn.backends.ck import ComposableKernel
+from flash_attn.backends.ck.parameters import has_kernels
 from flash_attn.backends.protocol import Backend
 from flash_attn.backends.sources import VARIABLE, Sources
 from flash_attn.backends.triton import autotune
@@ -59,20 +60,22 @@ def problem() -> str | None:
 
 
 class Choice(NamedTuple):
-    """Who serves GPU tensors, and why nobody can."""
+    """Who serves GPU tensors, and why nobody can. elsewhere: who serves GPUs that CK has no kernels for, if another."""
 
     backend: Backend
     problem: str | None
+    elsewhere: Backend | None = None
 
 
 def choose() -> Choice:
     """The choice of the wheel and the environment."""
-    backend: Backend = autotune if autotune.wanted() else _triton
+    triton: Backend = autotune if autotune.wanted() else _triton
     source = _source()
-    if build_info.load().backend == "ck" and source != TRITON:
-        ck = ComposableKernel(_triton, alone=source == CK)
-        backend = ck if source == CK else Sources(ck, _triton, forced=source or None)
-    return Choice(backend, problem())
+    if build_info.load().backend != "ck" or source == TRITON:
+        return Choice(triton, problem())
+    ck = ComposableKernel(_triton, alone=source == CK)
+    backend = ck if source == CK else Sources(ck, _triton, forced=source or None)
+    return Choice(backend, problem(), None if source else triton)
 
 
 _chosen = choose()
@@ -85,7 +88,9 @@ def gpu_backend() -> Backend:
 
 
 def select(tensor: _torch.Tensor) -> Backend:
-    """The backend that serves a tensor: the process's GPU backend for GPU tensors, else pure PyTorch.
+    """The backend that serves a tensor: pure PyTorch outside of GPUs, else the process's GPU backend.
+
+    Triton's kernels alone serve a GPU for which a wheel of all GPUs has no other ones, such as a Radeon.
 
     Raises RuntimeError where the environment, when flash_attn was imported, asked for one that is not there.
     """
@@ -95,6 +100,8 @@ def select(tensor: _torch.Tensor) -> Backend:
         return _torch_backend
     if _chosen.problem is not None:
         raise RuntimeError(_chosen.problem)
+    if _chosen.elsewhere is not None and not has_kernels(tensor):
+        return _chosen.elsewhere
     return _chosen.backend
 
 

@@ -90,11 +90,18 @@ def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
         return f"head_dim: {tensor.shape[-1]} is above {DIMS[-1]}, the largest"
     if v.shape[-1] != tensor.shape[-1]:
         return f"v: head_dim {v.shape[-1]} is not the {tensor.shape[-1]} of q and k"
+    if has_kernels(tensor):
+        return None
+    return f"target: this wheel has no CK kernels for {device.of(tensor.get_device()).target}"
+
+
+def has_kernels(tensor: torch.Tensor) -> bool:
+    """Whether this wheel has CK kernels for the GPU of a tensor."""
     index = tensor.get_device()
     found: bool | None = device.kernels.get((index, "ck"))
     if found is None:
         found = device.kernels[index, "ck"] = device.of(index).has_composable_kernel()
-    return None if found else f"target: this wheel has no CK kernels for {device.of(index).target}"
+    return found
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
