@@ -181,7 +181,8 @@ def test_build_runs_the_stages_in_order(
     ]
     targets = ("gfx90a", "gfx942")
     assert stages.compiled == {
-        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi", "without": []
+        "targets": targets, "cache": tmp_path / "cache", "jobs": 3, "backend": "ck", "toolchain": "pypi", "without": [],
+        "together": True,
     }  # fmt: skip
     wheel = tmp_path / f"out/flash_attn-{wheelhouse.NEWEST}+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
     lines = capsys.readouterr().out.splitlines()

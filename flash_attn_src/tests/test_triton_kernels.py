@@ -229,7 +229,8 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
     for target, name, row in (
         ("gfx90a", "bwd-dkdv-bf16-d128-softcap", cdna.ROWS["bwd-dkdv", 16, 128][3]),
         ("gfx942", "bwd-dkdv-bf16-d256-alibi", cdna.TARGET_ROWS["gfx942"]["bwd-dkdv", 16, 256][1]),
-        ("gfx90a", "fwd-bf16-d64-any", cdna.ROWS["fwd", 16, 64][4]),
+        ("gfx908", "fwd-bf16-d64-any", cdna.ROWS["fwd", 16, 64][4]),
+        ("gfx90a", "fwd-bf16-d64-any", cdna.TARGET_ROWS["gfx90a"]["fwd", 16, 64][-1]),
         ("gfx90a", "fwd-bf16-d192-any", cdna.ROWS["fwd", 16, 192][0]),  # one of all kinds
         ("gfx90a", "fwd-fp32-d96-any", cdna.ROWS["fwd", 32, 128][1]),
         ("gfx90a", "fwd-paged-fp32-d96", cdna.ROWS["fwd", 32, 128][0]),
