@@ -73,7 +73,7 @@ def test_a_generic_target_shares_the_code_of_the_gpu_that_it_is_made_for(tmp_pat
     assert dict(found.images()) == wanted == {name: found.image(name) for name in wanted}
     for name, image in wanted.items():
         code = found.kernels[name]["code"]
-        assert (code["at"], code["size"]) == store.code(image)
+        assert (code["at"], code["size"]) == store.instructions(image)
         assert found.kernels[name]["size"] + code["size"] == len(image)
     assert "gfx11-generic: 4 kernels" in inspect_store.report(beside / "gfx11-generic.zip")
     (beside / "gfx1100.zip").unlink()

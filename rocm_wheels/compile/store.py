@@ -78,18 +78,17 @@ def group_of(compiler: str, name: str) -> str:
 
 
 def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None) -> bytes:
-    """The bytes of a store, without the code that a kernel has in common with that of the base."""
+    """The bytes of a store. With a base, kernels whose instructions the base has too are packed without them."""
     kernels: dict[str, dict[str, Any]] = {}
     groups: dict[str, bytearray] = {}
-    code = _code_of(base, objects) if base else {}
+    held = _held_by(base, objects) if base else {}
     for name in sorted(objects):
         group, (image, entries) = objects[name]
         content = groups.setdefault(group, bytearray())
         place: dict[str, Any] = {"group": group, "offset": len(content)}
-        if name in code:
-            place["code"] = code[name]
-            start = place["code"]["at"]
-            image = image[:start] + image[start + place["code"]["size"] :]
+        if code := held.get(name):
+            place["code"] = code
+            image = image[: code["at"]] + image[code["at"] + code["size"] :]
         place["size"] = len(image)
         kernels.update({kernel: {**entry, **place} for kernel, entry in entries.items()})
         content += image
@@ -99,7 +98,7 @@ def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base 
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "kernels": kernels,
     }
-    if base and code:
+    if base and held:
         manifest["base"] = base.target
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     packed = io.BytesIO()
@@ -115,21 +114,21 @@ def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base 
     return packed.getvalue()
 
 
-def code(image: bytes) -> tuple[int, int]:
+def instructions(image: bytes) -> tuple[int, int]:
     """Where the instructions of a code object of AMD start, and how many bytes they have; (0, 0) where it has none."""
     section = ELFFile(io.BytesIO(image)).get_section_by_name(".text")
     return (section["sh_offset"], section["sh_size"]) if section else (0, 0)
 
 
-def _code_of(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
-    """Where the code of kernels lies in their own code object and in the group of the base, if that has it too."""
+def _held_by(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
+    """The kernels whose instructions a base has too: where they lie in the code object and in the group of the base."""
     found = {}
     filled: Counter[str] = Counter()
     for name in sorted(base.objects):
         group, (image, _) = base.objects[name]
         if name in objects and objects[name][0] == group:
             mine = objects[name][1].image
-            start, size = code(mine)
+            start, size = instructions(mine)
             there = image.find(mine[start : start + size]) if size else -1
             if there >= 0:
                 found[name] = {"at": start, "offset": filled[group] + there, "size": size}

@@ -10,8 +10,8 @@ from functools import cache
 
 # Those that `switched` turns on, with Triton's names for them.
 _SWITCHES = {"in_thread_transpose": "use_in_thread_transpose", "async_copy": "use_async_copy"}
-# The compile stage alone takes these: it looks at what comes out of the first, and the second is its own work on the
-# assembly, of which Triton does not hear.
+# The compile stage alone takes these. It checks the code that comes out of the first. The second is its own change of
+# the assembly, and no option of Triton.
 WAVE_PRIORITIES = "wave_priorities"
 _AHEAD_OF_TIME = frozenset({"async_copy", WAVE_PRIORITIES})
 # Vendor -> the class in Triton's backend whose fields are the options that a launch may name.
