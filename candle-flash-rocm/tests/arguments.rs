@@ -159,7 +159,7 @@ fn sound(q: &Tensor, result: Result<Tensor>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(600))]
 
     #[test]
     fn dense_calls_never_panic(
@@ -275,8 +275,25 @@ fn operand() -> impl Strategy<Value = Operand> {
     })
 }
 
+/// No dimension of 0 hides that the product of the other ones is above every number.
+#[test]
+fn huge_sizes_beside_zeros_are_refused() {
+    let planner: Option<&dyn Planner> = Some(&Endless);
+    let sources = Sources { kernels: &Every, planner, device: launch::Device { compute_units: 304 } };
+    let huge = 1 << 62;
+    let sizes =
+        [(0, 1 << 20, 0, huge, 8), (0, 0, 1 << 20, huge, huge), (1 << 20, 0, 0, huge, 1), (1 << 20, 1, 1, 0, huge)];
+    for (batch, seqlen_q, seqlen_k, heads, heads_k) in sizes {
+        let shape = Shape::dense(launch::Dtype::F16, batch, (seqlen_q, seqlen_k), (heads, heads_k), 64, 1.0);
+        let [q, k, v, out] = [Operand::packed(1 << 40, 1, 64); 4];
+        let forward = Forward { shape, q, k, v, out, lse: 1 << 41, pages: None, lengths: 0 };
+        let message = sources.forward(&forward, &mut Endless).expect_err("an error").to_string();
+        assert!(message.contains("elements: pass fewer rows"), "{message}");
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(1000))]
 
     #[test]
     fn plans_never_panic(

@@ -1,5 +1,7 @@
 //! The store reader: what it finds, what it refuses, and that no damage makes it panic.
 
+mod common;
+
 use std::fs;
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -197,7 +199,7 @@ fn exhaust(bytes: Vec<u8>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(2000))]
 
     #[test]
     fn mutated_stores_never_panic(

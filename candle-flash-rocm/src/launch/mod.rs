@@ -199,10 +199,11 @@ impl Shape {
             let found = format!("{} and {}", self.seqlen_q, self.seqlen_k);
             return argument("seqlen_q and seqlen_k", found, format!("less than {longest}"));
         }
-        let rows = [self.batch.checked_mul(self.seqlen_q), self.batch.checked_mul(self.seqlen_k), Some(self.total_q)];
-        let most =
-            rows.into_iter().chain([Some(self.total_k)]).try_fold(1, |most, rows| rows.map(|rows| most.max(rows)));
-        let elements = most.and_then(|rows| rows.checked_mul(self.heads)?.checked_mul(self.head_dim));
+        // Sizes of 0 count as 1, so that the product of any of the other sizes stays below the limit too.
+        let (batch, heads) = (self.batch.max(1), self.heads.max(self.heads_k));
+        let padded = batch.checked_mul(self.seqlen_q.max(self.seqlen_k).max(1));
+        let rows = padded.map(|rows| rows.max(self.total_q).max(self.total_k));
+        let elements = rows.and_then(|rows| rows.checked_mul(heads)?.checked_mul(self.head_dim));
         if elements.is_none_or(|elements| elements > MAX_ELEMENTS) || self.batch >= longest {
             let found = format!("{} sequences of {} heads", self.batch, self.heads);
             return argument("q", found, format!("at most {MAX_ELEMENTS} elements: pass fewer rows at once"));

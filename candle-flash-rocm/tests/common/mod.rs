@@ -1,8 +1,17 @@
-//! Attention by its definition in f64, and random tensors.
+//! Attention by its definition in f64, random tensors, and how many random cases a property is tried with.
 
 #![allow(dead_code)] // each test file uses a part of it
 
 use candle_core::{DType, Device, Result, Tensor};
+use proptest::test_runner::{Config, RngSeed};
+
+/// So many random cases, the same in each run, so that no change is blamed for an old fault. `PROPTEST_RNG_SEED` takes
+/// others.
+pub fn cases(cases: u32) -> Config {
+    let config = Config::default();
+    let rng_seed = if config.rng_seed == RngSeed::Random { RngSeed::Fixed(0) } else { config.rng_seed };
+    Config { cases, rng_seed, failure_persistence: None, ..config }
+}
 
 /// What a call asks for, as the definition takes it.
 #[derive(Clone, Debug, Default)]
