@@ -36,11 +36,8 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     given = packed or (q, k, v)
     wanted = call.return_softmax
-    if (
-        head_dim % _HEAD_DIM_STEP
-        or head_dim_v % _HEAD_DIM_STEP
-        or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-    ):
+    is_padded = bool(head_dim % _HEAD_DIM_STEP or head_dim_v % _HEAD_DIM_STEP)
+    if is_padded or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
     if call.softmax_scale is None:
         call.softmax_scale = head_dim**-0.5
@@ -49,6 +46,7 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     if ctx is not None:
         ctx.save_for_backward(padded, softmax_lse, *call.tensors(), *given)
         ctx.options = call.options()
+        ctx.is_padded = is_padded
         ctx.paged = call.block_table is not None
     out = padded[..., :head_dim_v] if head_dim_v % _HEAD_DIM_STEP else padded
     if not wanted:
@@ -74,11 +72,10 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     attn_bias."""
     out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias, *given = saved
     packed = 4 - len(given)  # how many of q, k, v the last of given holds
-    padded = any(x.shape[-1] % _HEAD_DIM_STEP for x in given)
-    parts = given if packed == 1 else [*given[:-1], *given[-1].unbind(-3)]
-    if padded or not is_compiling():  # the op sees to it itself, and Dynamo of torch 2.5 takes no strides here
-        dout, *parts = (_served(x) for x in (dout, *parts))
-    q, k, v = parts
+    q, k, v = given if packed == 1 else (*given[:-1], *given[-1].unbind(-3))
+    # Where nothing is padded the op sees to strides itself, and Dynamo of torch 2.5 takes none here.
+    if ctx.is_padded or not (is_compiling() or dout.stride(-1) == q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+        dout, q, k, v = (_served(x) for x in (dout, q, k, v))
     results: tuple[torch.Tensor, ...]
     if packed == 1:
         results = dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -97,7 +94,7 @@ def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tens
     if attn_bias is not None and ctx.needs_input_grad[-1]:  # the last input of every function that takes it
         dbias = torch.empty(attn_bias.shape, dtype=attn_bias.dtype, device=attn_bias.device)
     softmax_d = dispatch.backward(GradientCall(call, dout, out, softmax_lse, dq, dk, dv, dbias))
-    if padded:
+    if ctx.is_padded:
         results = tuple(x[..., : of.shape[-1]] for x, of in zip(results, given, strict=True))
     return *results, None if s_aux is None else sinks.gradient(s_aux, softmax_lse, softmax_d), dbias
 
@@ -114,13 +111,19 @@ class _Attention(torch.autograd.Function):
         return None, *_gradients(ctx, dout)
 
 
+# `torch.autograd.Function.apply` calls this after two questions of transforms, which take a tenth of a call's time.
+_apply = super(torch.autograd.Function, _Attention).apply
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
 def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
     """The forward of a checked call with its gradient; given: q, k, v, or the tensors that they are views of.
 
     For eager mode. Dynamo cannot trace a call that is made outside of an autograd function: it takes the classes below,
     which make the call within. To make it twice takes 2 us more.
     """
-    result: Result = _Attention.apply(call, *given, call.s_aux, call.attn_bias)
+    apply = _Attention.apply if _transforms_active() else _apply
+    result: Result = apply(call, *given, call.s_aux, call.attn_bias)
     return result
 
 

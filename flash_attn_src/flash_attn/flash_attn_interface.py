@@ -122,12 +122,8 @@ def __getattr__(name: str) -> ModuleType | bool:
     )
 
 
-def _op_has_autograd(deterministic: bool) -> bool:
-    """Under torch.compile the custom op brings its own autograd, which knows no `deterministic`.
-
-    Dynamo traces it where it refuses an autograd function: one tensor given for two arguments.
-    """
-    return is_compiling() and not deterministic
+# Under torch.compile the custom op brings its own autograd, which knows no `deterministic`: the functions below take an
+# autograd function with it alone. Dynamo refuses one where one tensor is given for two arguments.
 
 
 def _is_learned(x: torch.Tensor | None) -> bool:
@@ -162,17 +158,16 @@ def flash_attn_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not _op_has_autograd(deterministic)
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)
     ):
         if not is_compiling():
             return differentiable(call, q, k, v)
-        return FlashAttnFunc.apply(
-            q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux, attn_bias,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnFunc.apply(
+                q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
+                return_attn_probs, True, s_aux, attn_bias,
+            )  # fmt: skip
     return attend(None, call)
 
 
@@ -203,17 +198,14 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not _op_has_autograd(deterministic)
-    ):
+    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)):
         if not is_compiling():
             return differentiable(call, qkv)
-        return FlashAttnQKVPackedFunc.apply(
-            qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux, attn_bias,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnQKVPackedFunc.apply(
+                qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
+                return_attn_probs, True, s_aux, attn_bias,
+            )  # fmt: skip
     return attend(None, call)
 
 
@@ -245,17 +237,16 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
-        and not _op_has_autograd(deterministic)
+    if torch.is_grad_enabled() and (
+        q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)
     ):
         if not is_compiling():
             return differentiable(call, q, kv)
-        return FlashAttnKVPackedFunc.apply(
-            q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs, True, s_aux, attn_bias,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnKVPackedFunc.apply(
+                q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
+                return_attn_probs, True, s_aux, attn_bias,
+            )  # fmt: skip
     return attend(None, call)
 
 
@@ -303,17 +294,14 @@ def flash_attn_varlen_func(
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     call.block_table = block_table
     check_varlen(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
-        and not _op_has_autograd(deterministic)
-    ):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux)):
         if not is_compiling():
             return differentiable(call, q, k, v)
-        return FlashAttnVarlenFunc.apply(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True, s_aux,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnVarlenFunc.apply(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
+                call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True, s_aux,
+            )  # fmt: skip
     return attend(None, call)
 
 
@@ -349,13 +337,14 @@ def flash_attn_varlen_qkvpacked_func(
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
     check_varlen(call)
-    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not _op_has_autograd(deterministic):
+    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)):
         if not is_compiling():
             return differentiable(call, qkv)
-        return FlashAttnVarlenQKVPackedFunc.apply(
-            qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
-            alibi_slopes, deterministic, return_attn_probs, True, s_aux,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnVarlenQKVPackedFunc.apply(
+                qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
+                alibi_slopes, deterministic, return_attn_probs, True, s_aux,
+            )  # fmt: skip
     return attend(None, call)
 
 
@@ -393,17 +382,14 @@ def flash_attn_varlen_kvpacked_func(
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     check_varlen(call)
-    if (
-        torch.is_grad_enabled()
-        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux))
-        and not _op_has_autograd(deterministic)
-    ):
+    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad or _is_learned(s_aux)):
         if not is_compiling():
             return differentiable(call, q, kv)
-        return FlashAttnVarlenKVPackedFunc.apply(
-            q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-            call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True, s_aux,
-        )  # fmt: skip
+        if deterministic:
+            return FlashAttnVarlenKVPackedFunc.apply(
+                q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
+                call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True, s_aux,
+            )  # fmt: skip
     return attend(None, call)
 
 
