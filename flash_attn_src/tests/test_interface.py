@@ -275,6 +275,22 @@ def test_no_second_derivative(packed: int, dim: int) -> None:
         torch.autograd.functional.hessian(total, x.detach())
 
 
+def test_transforms_of_torch_func() -> None:
+    """torch says what is missing within one. A tensor that one has left behind has a gradient like any other."""
+    q, k, v = qkv()
+    left: list[torch.Tensor] = []
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        left.append(x)
+        return flash_attn.flash_attn_func(x, k, v).sum()
+
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(total)(q)
+    k.requires_grad_()
+    wanted, found = (torch.autograd.grad(flash_attn.flash_attn_func(x, k, v).sum(), k) for x in (q, left[0]))
+    assert torch.equal(found[0], wanted[0])
+
+
 @pytest.mark.filterwarnings("ignore:.*create_graph=True:UserWarning")  # of a reference cycle
 def test_graph_of_the_backward_of_a_checkpoint() -> None:
     """It computes saved tensors anew for one look at them."""
