@@ -11,6 +11,7 @@ runtime are a user's too.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ from flash_attn.runtime.ck_planner import Launch
 from amdgpu_simulator import assembly_kernels
 from amdgpu_simulator.hip import packets, through_hip
 from amdgpu_simulator.isa import assembly, machine
-from rocm_wheels.compile import sources
+from rocm_wheels.compile import sources, workers
 from rocm_wheels.compile.ck import compiler as ck_compiler
 from rocm_wheels.compile.ck import instances as ck_instances
 from rocm_wheels.compile.ck import sources as ck_sources
@@ -172,9 +173,10 @@ def pretend(
 @cache
 def _compiler() -> ProcessPoolExecutor:
     """A process that compiles: where tests run Triton may be set to interpret kernels instead."""
-    scratch = tempfile.mkdtemp(prefix="amdgpu-")
+    scratch = tempfile.TemporaryDirectory(prefix="amdgpu-")
+    atexit.register(scratch.cleanup)
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=spawn, initializer=triton_compiler.prepare, initargs=(scratch,))
+    return ProcessPoolExecutor(1, mp_context=spawn, initializer=workers.start, initargs=(scratch.name,))
 
 
 @cache

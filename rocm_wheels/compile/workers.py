@@ -33,7 +33,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
     context = multiprocessing.get_context("spawn")
     failed = []
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
-    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=_start, initargs=(scratch.name,))
+    pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=start, initargs=(scratch.name,))
     try:
         # By their keys, which are digests: cheap and costly kernels mix, so the first ones tell how long all take.
         mixed = sorted(missing, key=lambda unit: unit.key)
@@ -79,8 +79,9 @@ def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
     return error if isinstance(error, RocmWheelsError) else CompileFailed(f"{what}: {error!r}")
 
 
-def _start(scratch: str) -> None:
-    """Sets up a worker. SIGTERM or the end of its parent ends it together with the compilers that it runs."""
+def start(scratch: str) -> None:
+    """Sets up a worker, whose temporary files go to `scratch`. SIGTERM or the end of its parent ends it together with
+    the compilers that it runs."""
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
