@@ -333,7 +333,7 @@ def test_backend_info_says_who_serves_a_call() -> None:
     with device.using(Recording("gfx942")), backends.using(Sources(torch_backend, torch_backend)):
         told = backend_info(one.q, one.k, one.v, causal=True)["call"]
     assert told["forward"] == {
-        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5288, triton 6359, ck 7242",
+        "source": "asm", "kernel": "asm-fwd-bf16-d128-causal", "why": "asm 5288, triton 5594, ck 7242",
     }  # fmt: skip
     assert backend_info(one.q, one.k, one.v)["call"]["backward"]["source"] == "torch"
     assert "call" not in backend_info()

@@ -49,9 +49,9 @@ _NO_WINDOW = (PLAIN, CAUSAL)
 # The first row that a call fits in decides. fmt: off
 ROWS = (
     # A tile of the assembly has 256 queries. With 128 or fewer it is half empty.
-    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5288, triton 6359, ck 7242"),
-    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 3627, ck 4528"),
-    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 6359, ck 7242"),
+    Row("gfx942", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 5288, triton 5594, ck 7242"),
+    Row("gfx942", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 3569, ck 4528"),
+    Row("gfx942", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 5594, ck 7242"),
     Row("gfx942", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 10560, ck 24030"),
     Row("gfx942", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 13760, ck 30270"),
     Row("gfx942", "bwd", _BOTH, (64, 64), _NO_WINDOW, 1, (ASM, TRITON, CK), "asm 9424, triton 14925, ck 21044"),
@@ -63,7 +63,7 @@ ROWS = (
     Row("gfx950", "fwd", (BF16,), (128, 128), _NO_WINDOW, 129, (ASM, TRITON, CK), "asm 2722, triton 3410, ck 5958"),
     # A tile has 128 queries.
     Row("gfx950", "fwd", (BF16,), (192, 192), _NO_WINDOW, 65, (ASM, TRITON), "192/128: asm 3222, triton 5840", 128),
-    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2547, ck 3885"),
+    Row("gfx950", "fwd", _BOTH, (1, 64), _ANY, 1, (TRITON, CK), "d64: triton 2420, ck 3885"),
     Row("gfx950", "fwd", _BOTH, (65, 128), _ANY, 1, (TRITON, CK), "d128: triton 3410, ck 5958"),
     Row("gfx950", "fwd", _BOTH, (129, 192), _ANY, 1, (TRITON, CK), "d192: triton 6768, ck 16932"),
     Row("gfx950", "fwd", _BOTH, (193, 256), _ANY, 1, (TRITON, CK), "d256: triton 8252, ck 20832"),

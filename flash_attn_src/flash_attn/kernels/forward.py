@@ -49,8 +49,9 @@ from flash_attn.kernels.tiles import (
 def _weights(
     b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
     softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr, ANCHOR: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores."""
+    """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores."""
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
     if SHAPED:
         b_s = b_s * (scale * LOG2E)
@@ -74,8 +75,20 @@ def _weights(
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
     b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
     b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
-    b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    if PARTS == 1:
+        b_l = b_l * b_alpha + tl.sum(b_p, 1)
+    else:
+        # MFMA gives two lanes the columns of a row in turn, four at a time.
+        LANE: tl.constexpr = PARTS // 2
+        b_parts = tl.reshape(b_p, (b_p.shape[0], b_p.shape[1] // 8, 2, 4 // LANE, LANE))
+        b_l = b_l * b_alpha[:, None, None] + tl.sum(tl.sum(b_parts, 1), 2)  # [BLOCK_M, 2, LANE]
     return b_p, b_alpha, b_m_new, b_l
+
+
+@triton.jit
+def _no_weights(BLOCK_M: tl.constexpr, PARTS: tl.constexpr):
+    """The sums of weights before the first key: [BLOCK_M], in parts [BLOCK_M, 2, PARTS // 2]."""
+    return tl.zeros((BLOCK_M,), tl.float32) if PARTS == 1 else tl.zeros((BLOCK_M, 2, PARTS // 2), tl.float32)
 
 
 @triton.jit
@@ -88,7 +101,7 @@ def _attend_block(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
-    ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
+    ANCHOR: tl.constexpr, BESIDE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
@@ -138,7 +151,7 @@ def _attend_block(
         if n < seqlen_k:
             b_p, b_alpha, b_m_new, b_l = _weights(
                 b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR,
+                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS,
             )  # fmt: skip
             b_p = b_p.to(b_v.dtype)
         else:
@@ -146,7 +159,7 @@ def _attend_block(
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
             b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR,
+            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS,
         )  # fmt: skip
     b_acc = b_acc * b_alpha[:, None]
     if TAIL_V:
@@ -174,7 +187,7 @@ def attn_fwd(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
     NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
-    DIRECT: tl.constexpr,
+    DIRECT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -183,6 +196,8 @@ def attn_fwd(
     PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
+    PARTS: how many sums of weights the loops keep for a row: 1, or 4 or 8 in the lanes and registers that hold its
+    scores, so that a step adds the weights of a row in no long chain and moves nothing between lanes.
     VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
     KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias and
     its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
@@ -265,7 +280,7 @@ def attn_fwd(
 
     b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_V, TAIL_V)  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
-    b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
+    b_l = _no_weights(BLOCK_M, PARTS)
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
     page = 0
     if PAGED == PAGE_PER_BLOCK:
@@ -281,17 +296,17 @@ def attn_fwd(
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
-            BESIDE,
+            BESIDE, PARTS,
         )  # fmt: skip
         page = next_page
     if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
         # The columns of b_k past head_dim repeat others, which meet zeros of b_q. If one holds an infinity, the product
         # is NaN. Then all blocks are done once more, by the loop for masked ones, which loads zeros there.
         if head_dim < BLOCK_D + TAIL:
-            if tl.max((b_l != b_l).to(tl.int32), 0) > 0:
+            if tl.max(tl.ravel((b_l != b_l).to(tl.int32)), 0) > 0:
                 b_acc, b_acc_tail = zeros_pair(BLOCK_M, BLOCK_V, TAIL_V)
                 b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-                b_l = tl.zeros((BLOCK_M,), tl.float32)
+                b_l = _no_weights(BLOCK_M, PARTS)
                 full_hi = full_lo
     # The masked blocks on both sides in one loop: [lo, full_lo) and [full_hi, hi).
     skipped = full_hi - full_lo
@@ -306,9 +321,11 @@ def attn_fwd(
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
-            BESIDE,
+            BESIDE, PARTS,
         )  # fmt: skip
 
+    if PARTS > 1:
+        b_l = tl.sum(tl.sum(b_l, 2), 1)
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if KIND == "sink" or KIND == "bias" or KIND == "any":
         b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(wide, narrow, flags))  # [BLOCK_M] each

@@ -60,6 +60,16 @@ def _beside(variant: Variant, gpu: Target, config: Config) -> bool:
     return gpu.name == "sm_90" and few_rows and variant.dtype != "fp32" and variant.kind != "any"
 
 
+# The head dims whose plain 16-bit forwards are faster with sums of weights in parts: docs/notes/clock.md.
+_IN_PARTS = {"gfx942": (64, 128), "gfx950": (64,)}
+
+
+def _parts(variant: Variant, gpu: Target, _: Config) -> int:
+    """How many sums of weights a row has, see `forward.attn_fwd`. Others were not measured, or gain nothing."""
+    measured = variant.op == "fwd" and variant.kind in ("plain", "sink") and variant.dtype != "fp32"
+    return 4 if measured and variant.block_d in _IN_PARTS.get(gpu.name, ()) else 1
+
+
 # The name of a constant -> its value for a variant, a target and a launch configuration.
 _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "VEC": lambda variant, *_: {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
@@ -80,6 +90,7 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "NUM_XCDS": lambda _variant, gpu, _config: gpu.num_xcds,
     "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
     "BESIDE": _beside,
+    "PARTS": _parts,
     # Elsewhere the product would cost more than it saves, or was not measured.
     "ANCHOR": lambda variant, gpu, _config: (
         variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")
