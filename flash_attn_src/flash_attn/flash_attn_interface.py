@@ -122,8 +122,8 @@ def __getattr__(name: str) -> ModuleType | bool:
     )
 
 
-# Under torch.compile the custom op brings its own autograd, which knows no `deterministic`: the functions below take an
-# autograd function with it alone. Dynamo refuses one where one tensor is given for two arguments.
+# Under torch.compile the custom op brings its own autograd, which knows no `deterministic`. Only where that is asked
+# for do the functions below take an autograd function: Dynamo refuses it for a call with one tensor as two arguments.
 
 
 def _is_learned(x: torch.Tensor | None) -> bool:

@@ -196,8 +196,8 @@ def attn_fwd(
     PAGED: k and v are (pages, page_size, heads, dim), and their batch strides are the strides of a page. PAGE_PER_KEY:
     one page lookup per key. PAGE_PER_BLOCK: one per block of BLOCK_N keys, because no block crosses a page and nothing
     pads the left.
-    PARTS: how many sums of weights the loops keep for a row: 1, or 4 or 8 in the lanes and registers that hold its
-    scores, so that a step adds the weights of a row in no long chain and moves nothing between lanes.
+    PARTS: how many sums of weights the loops keep for a row: 1, or 4 or 8 in the lanes that hold its scores. In parts a
+    step adds no long chain of weights, and no lane needs the sum of another one.
     VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
     KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias and
     its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
