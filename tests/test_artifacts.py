@@ -50,3 +50,51 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a directory"):
         merge([tmp_path / "none"], tmp_path / "into")
     assert cli.main(["merge", str(tmp_path / "none"), str(tmp_path / "into")]) == 0, "no artifact came"
+
+
+@pytest.mark.parametrize("which", ["an artifact", "the source", "the target", "in the target", "in a directory"])
+def test_links_are_refused_wherever_they_are(tmp_path: Path, which: str) -> None:
+    """Nothing is read through a link, and nothing is written through one."""
+    outside = write(tmp_path / "outside", ab__kernel="0")
+    source, target = write(tmp_path / "from", one__ab__kernel="1"), tmp_path / "into"
+    if which == "an artifact":
+        (source / "two").symlink_to(outside)
+    elif which == "the source":
+        (tmp_path / "link").symlink_to(source)
+        source = tmp_path / "link"
+    elif which == "the target":
+        target.symlink_to(outside)
+    elif which == "in the target":
+        target.mkdir()
+        (target / "ab").symlink_to(outside / "ab")
+    else:
+        (source / "one/cd").symlink_to(outside)
+    assert cli.main(["merge", str(source), str(target)]) == DataError("").exit_code
+    assert (outside / "ab/kernel").read_text() == "0"
+    assert (tmp_path / "from/one/ab/kernel").is_file(), "nothing is moved"
+
+
+def test_a_file_beside_the_artifacts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a single artifact leaves it that does not hold a directory of its name."""
+    write(tmp_path / "from", one__a="1", loose="2")
+    assert cli.main(["merge", str(tmp_path / "from"), str(tmp_path / "into")]) != 0
+    assert "files outside of an artifact's directory: loose" in capsys.readouterr().err
+    assert not (tmp_path / "into").exists()
+
+
+def test_artifacts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "from", one__a="1")
+    words = ["merge", str(tmp_path / "from"), str(tmp_path / "into"), "--count"]
+    assert cli.main([*words, "2"]) != 0
+    assert "holds 1 artifacts, 2 were built" in capsys.readouterr().err
+    assert cli.main([*words, "1"]) == 0
+    assert cli.main(["merge", str(tmp_path / "none"), str(tmp_path / "into"), "--count", "0"]) == 0
+
+
+def test_a_file_and_a_directory_of_one_name_are_refused(tmp_path: Path) -> None:
+    sources = [write(tmp_path / "one", ab="1"), write(tmp_path / "two", ab__c="2")]
+    with pytest.raises(DataError, match="is a file, .* a directory"):
+        merge(sources, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
+    with pytest.raises(DataError, match="is no regular"):
+        merge([sources[1]], write(tmp_path / "other", ab="1"))

@@ -43,7 +43,7 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
     ran = [name for name, job in jobs.items() if job.result == "success"]
     assert ran == [*BUILDING, REHEARSING], log
     assert all(job.result == "skipped" for name, job in jobs.items() if name not in ran)
-    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("flash_attn-*.whl")
+    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*/flash_attn-*.whl")
     verdict = json.loads(Path(f"{wheel}.verdict.json").read_text(encoding="utf-8"))
     assert wheel.name.startswith(f"{WHEEL}-cp311-manylinux")
     assert verdict["ok"]
@@ -56,13 +56,13 @@ def test_the_wheel_is_assembled_from_kernels_of_another_job(
 ) -> None:
     """Those that the wheel of another cell holds, byte for byte."""
     runner, jobs = rehearsal
-    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("flash_attn-*.whl")
+    (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*/flash_attn-*.whl")
     with ZipFile(wheel) as archive:
         assert archive.read("flash_attn/_kernels/gfx1030.zip") == kernel_store.read_bytes()
     assert jobs["build_kernels"].log.count("$ build/env/bin/python -m rocm_wheels compile") == 1
     assert "--cached-kernels" in jobs["rehearse_wheels"].log
     assert "  compiled" not in jobs["rehearse_wheels"].log
-    assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx1030-1").glob("*/*.co"))
+    assert list((runner.storage / "artifacts/kernels-triton-rocm_any-gfx1030-1").glob("*/*/*.co"))
 
 
 def test_every_step_of_the_jobs_ran(rehearsal: tuple[Runner, dict[str, Job]]) -> None:
@@ -71,16 +71,18 @@ def test_every_step_of_the_jobs_ran(rehearsal: tuple[Runner, dict[str, Job]]) ->
         "create_matrix: Check out",
         "create_matrix: Rows of the jobs",
         "build_kernels: Check out",
-        "build_kernels: Take over kernels that are compiled",
+        "build_kernels: Restore compiled kernels",
         "build_kernels: Set up",
         "build_kernels: Compile",
-        "build_kernels: Keep them, done or not",
-        "build_kernels: Hand over",
+        "build_kernels: Save compiled kernels, finished or not",
+        "build_kernels: Name the directory after the artifact",
+        "build_kernels: Upload",
         "build: Check out",
-        "build: Take over the kernels",
-        "build: Put the kernels together",
+        "build: Download the kernels",
+        "build: Merge the kernels",
         "build: Build, repair, verify",
-        "build: Hand over",
+        "build: Name the directory after the artifact",
+        "build: Upload",
     ]
 
 

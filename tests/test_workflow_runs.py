@@ -81,8 +81,8 @@ def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, buil
         "status": "success",
     }
     conditions = {step["name"]: step.get("if") for step in load("build.yml")["jobs"]["publish"]["steps"]}
-    assert holds(conditions["Take over the wheels"], contexts) is built
-    assert holds(conditions["Take over what the release has already"], contexts) is not built
+    assert holds(conditions["Download the wheels"], contexts) is built
+    assert holds(conditions["Download what the release has already"], contexts) is not built
 
 
 def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
@@ -180,7 +180,11 @@ def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
         assert holds(measure["if"], contexts)
         assert render(measure["strategy"]["matrix"], contexts) == row
         steps = {step["name"]: holds(step["if"], contexts) for step in measure["steps"] if "if" in step}
-        assert steps == {"Take over the wheel": given != "", "Build the wheel": given == ""}
+        assert steps == {
+            "Download the wheel": given != "",
+            "Build the wheel": given == "",
+            "Take the wheel out of its artifact": given != "",
+        }
     contexts["vars"] = {}
     assert not holds(measure["if"], contexts)
     (build,) = (step for step in measure["steps"] if step["name"] == "Build the wheel")
@@ -236,9 +240,9 @@ def test_a_failing_step_fails_its_job_and_keeps_what_must_be_kept(tmp_path: Path
 def test_a_shard_that_runs_out_of_time_keeps_its_kernels() -> None:
     job = load("build.yml")["jobs"]["build_kernels"]
     names = [step["name"] for step in job["steps"]]
-    compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Keep them, done or not"))
+    compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Save compiled kernels, finished or not"))
     assert keep["if"] == "always()"
-    assert names.index("Keep them, done or not") == names.index("Compile") + 1
+    assert names.index("Save compiled kernels, finished or not") == names.index("Compile") + 1
     for row in golden_rows()["kernels"]:
         contexts = {"matrix": row}
         assert render(compile_["timeout-minutes"], contexts) < render(job["timeout-minutes"], contexts) <= 360

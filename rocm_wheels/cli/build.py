@@ -123,8 +123,9 @@ def add_verbs(verbs: Any) -> None:
     benchmark.set_defaults(run=_benchmark)
 
     merge = verbs.add_parser("merge", help="move the files of several artifacts into one directory")
-    merge.add_argument("source", type=Path, help="a directory with a directory for each artifact; there may be none")
+    merge.add_argument("source", type=Path, help="a directory with a directory for each artifact")
     merge.add_argument("target", type=Path, help="where the files go; different files of one name are refused")
+    merge.add_argument("--count", type=int, metavar="N", help="fail unless there are N artifacts")
     merge.set_defaults(run=_merge)
 
     lock = verbs.add_parser("lock", help="make the lock files again from pyproject.toml, with uv")
@@ -289,7 +290,12 @@ def _refresh(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    sources = sorted(arguments.source.iterdir()) if arguments.source.is_dir() else []
+    sources = artifacts.unpacked(arguments.source)
+    if arguments.count is not None and len(sources) != arguments.count:
+        raise DataError(
+            f"{arguments.source} holds {len(sources)} artifacts, {arguments.count} were built",
+            remedy="Artifacts live 30 days: run all jobs again, not the failed ones alone.",
+        )
     print(f"{arguments.target}: {artifacts.merge(sources, arguments.target)} files of {len(sources)} artifacts")
     return 0
 

@@ -6,7 +6,6 @@ need GitHub are stubs with the same results on a disk: checkout, cache, artifact
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -18,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import actions
 import fewer_kernels
 import yaml
+from actions import ActionFailed
 
 from rocm_wheels import cli
 
@@ -278,7 +279,13 @@ class Runner:
             self.ran.append(f"{label}: {step['name']}")
             if "uses" in step:
                 inputs = render(step.get("with", {}), contexts, self.workspace)
-                contexts["steps"][step.get("id")] = {"outputs": self._action(step["uses"].partition("@")[0], inputs)}
+                try:
+                    outputs = self._action(step["uses"].partition("@")[0], inputs)
+                except ActionFailed as error:
+                    log.append(f"{step['uses']}: {error}")
+                    contexts["status"] = "failure"
+                    continue
+                contexts["steps"][step.get("id")] = {"outputs": outputs}
                 continue
             done, outputs = self._run(step, contexts)
             log.append(f"$ {step['run']}\n{done.stdout}")
@@ -317,12 +324,13 @@ class Runner:
 
     def _action(self, action: str, inputs: Mapping[str, Any]) -> dict[str, str]:
         """Runs the stub of an action and returns its outputs."""
+        artifacts = self.storage / "artifacts"
         stubs: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "actions/checkout": self._checkout,
             "actions/cache/restore": self._restore,
             "actions/cache/save": self._save,
-            "actions/upload-artifact": self._upload,
-            "actions/download-artifact": self._download,
+            "actions/upload-artifact": lambda inputs: actions.upload(inputs, self.workspace, artifacts),
+            "actions/download-artifact": lambda inputs: actions.download(inputs, self.workspace, artifacts),
         }
         stubs[action](inputs)
         return {"cache-primary-key": inputs["key"]} if action == "actions/cache/restore" else {}
@@ -340,44 +348,15 @@ class Runner:
             fewer_kernels.narrow(self.workspace)
 
     def _restore(self, inputs: Mapping[str, Any]) -> None:
+        actions.check_keys(inputs)
         if self.caches.is_dir():
             shutil.copytree(self.caches, self.workspace / inputs["path"], dirs_exist_ok=True)
 
     def _save(self, inputs: Mapping[str, Any]) -> None:
-        assert inputs["key"]
+        actions.check_keys(inputs)
         source = self.workspace / inputs["path"]
         if source.is_dir():
             shutil.copytree(source, self.caches, dirs_exist_ok=True)
-
-    def _upload(self, inputs: Mapping[str, Any]) -> None:
-        """A directory or the parent of a glob is the root of an artifact; a file lies at its top."""
-        assert not re.search(r'[":<>|*?\r\n\\/]', inputs["name"]), inputs["name"]
-        target = self.storage / "artifacts" / inputs["name"]
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        found = [path for line in inputs["path"].split("\n") if line for path in self.workspace.glob(line)]
-        if len(found) == 1 and found[0].is_dir():
-            found = list(found[0].iterdir())
-        for path in found:
-            if path.is_dir():
-                shutil.copytree(path, target / path.name)
-            else:
-                shutil.copy2(path, target)
-        assert found or inputs["if-no-files-found"] == "ignore", inputs
-
-    def _download(self, inputs: Mapping[str, Any]) -> None:
-        pattern = inputs.get("name") or inputs["pattern"]
-        target = self.workspace / inputs.get("path", ".")
-        choices = pattern[1:-1].split(",") if pattern[:1] == "{" else [pattern]
-        found = [
-            path
-            for path in (self.storage / "artifacts").iterdir()
-            if any(fnmatch.fnmatchcase(path.name, each) for each in choices)
-        ]
-        assert found or "pattern" in inputs, inputs
-        for artifact in found:
-            own = "name" in inputs or inputs.get("merge-multiple") is True
-            shutil.copytree(artifact, target if own else target / artifact.name, dirs_exist_ok=True)
 
 
 def golden_rows() -> dict[str, list[dict[str, Any]]]:

@@ -4,22 +4,24 @@ const { DefaultArtifactClient } = require("@actions/artifact");
 const core = require("@actions/core");
 const glob = require("@actions/glob");
 
-// The root of an artifact: the one directory that is given, else the deepest directory that holds all files.
+// The root of an artifact: of several search paths the common directory, of a file its parent, else the search path.
 function rootOf(searched, files) {
-  if (searched.length === 1 && fs.existsSync(searched[0]) && fs.statSync(searched[0]).isDirectory()) {
-    return searched[0];
+  if (searched.length > 1) {
+    const parts = searched.map((each) => path.normalize(each).split(path.sep));
+    let same = 0;
+    while (same < Math.min(...parts.map((each) => each.length)) && parts.every((each) => each[same] === parts[0][same])) same++;
+    return parts[0].slice(0, same).join(path.sep) || path.sep;
   }
-  let root = path.dirname(files[0]);
-  while (!files.every((file) => file.startsWith(root + path.sep))) root = path.dirname(root);
-  return root;
+  return files.length === 1 && searched[0] === files[0] ? path.dirname(files[0]) : searched[0];
 }
 
 async function run() {
   const name = core.getInput("name", { required: true });
-  const globber = await glob.create(core.getInput("path", { required: true }));
-  const files = (await globber.glob()).filter((file) => fs.statSync(file).isFile());
+  const options = { excludeHiddenFiles: core.getInput("include-hidden-files") !== "true" };
+  const globber = await glob.create(core.getInput("path", { required: true }), options);
+  const files = (await globber.glob()).filter((file) => !fs.statSync(file).isDirectory());
   if (files.length === 0) {
-    if (core.getInput("if-no-files-found") === "error") throw new Error("no file was found");
+    if (core.getInput("if-no-files-found") === "error") throw new Error("no files were found with the provided path");
     return;
   }
   const client = new DefaultArtifactClient();

@@ -6,7 +6,7 @@ async function run() {
   const others = core.getInput("restore-keys").split("\n").map((line) => line.trim()).filter(Boolean);
   core.setOutput("cache-primary-key", key);
   const found = await cache.restoreCache([core.getInput("path", { required: true })], key, others);
-  core.setOutput("cache-hit", String(found === key));
+  if (found) core.setOutput("cache-hit", String(found === key)); // empty where nothing is cached
   core.info(found ? `restored ${found}` : `nothing is cached for ${key}`);
 }
 
