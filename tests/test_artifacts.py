@@ -93,7 +93,7 @@ def test_artifacts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_file_and_a_directory_of_one_name_are_refused(tmp_path: Path) -> None:
     sources = [write(tmp_path / "one", ab="1"), write(tmp_path / "two", ab__c="2")]
-    with pytest.raises(DataError, match="is a file, .* a directory"):
+    with pytest.raises(DataError, match=r"is a file, .* a directory"):
         merge(sources, tmp_path / "into")
     assert not (tmp_path / "into").exists()
     with pytest.raises(DataError, match="is no regular"):

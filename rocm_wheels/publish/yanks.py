@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
+from rocm_wheels.compile import cache as files
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.tables import Table, parse
 
+MAX_REASON = 300  # characters; pip shows them in one line
 DATA_FILE = Path(__file__).with_name("yanked.toml")
 _HEAD = """\
 # Wheel -> why it is yanked. `python -m rocm_wheels yank` writes this file; commit it, and the next index has the marks.
@@ -19,8 +22,12 @@ _HEAD = """\
 
 
 def load(path: Path = DATA_FILE) -> dict[str, str]:
-    """File name of a wheel -> the reason. DataError if the file is malformed."""
-    root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
+    """File name of a wheel -> the reason. Raises DataError if the file is malformed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", remedy="Restore it: git checkout -- FILE.") from error
+    root = Table(path.name, "", parse(text, path.name))
     wheels = root.table("wheels")
     found = {name: wheels.text(name) for name in wheels.names()}
     root.finish()
@@ -28,17 +35,39 @@ def load(path: Path = DATA_FILE) -> dict[str, str]:
 
 
 def mark(wheel: str, reason: str | None, path: Path = DATA_FILE) -> None:
-    """Yanks a wheel for a reason, or with None takes the mark away. DataError if that is not possible."""
+    """Yanks a wheel for a reason, or with None takes the mark away. Raises DataError if that is not possible."""
     if not (names.is_wheel(wheel) or names.is_interface(wheel)):
         raise DataError(f"{wheel!r} is not the file name of one of these wheels", remedy=f"Expected: {names.EXAMPLE}")
-    found = load(path)
-    if reason is None and wheel not in found:
+    if reason is not None:
+        _check_reason(reason)
+    reasons = load(path)
+    if reason is None and wheel not in reasons:
         raise DataError(f"{wheel} is not yanked")
-    others = {name: why for name, why in found.items() if name != wheel}
+    others = {name: why for name, why in reasons.items() if name != wheel}
     _write(others if reason is None else {**others, wheel: reason}, path)
 
 
+def _check_reason(reason: str) -> None:
+    """Raises DataError unless installers, the index pages and the notes can show the reason in one line."""
+    remedy = "Give one line of text: --reason 'dQ is wrong with ALiBi on gfx90a'."
+    if not reason.strip():
+        raise DataError("the reason is empty", remedy=remedy)
+    if len(reason) > MAX_REASON:
+        raise DataError(f"the reason has {len(reason)} characters, it may have {MAX_REASON}", remedy=remedy)
+    # Categories C*: control and format characters, lone surrogates, private and unassigned code points. A joiner (Cf)
+    # is part of an emoji.
+    bad = [each for each in reason if unicodedata.category(each)[0] == "C" and each != "\u200d"]
+    if bad or any(unicodedata.category(each) in ("Zl", "Zp") for each in reason):
+        raise DataError(f"the reason {reason!r} holds characters that are not printed", remedy=remedy)
+
+
 def _write(wheels: Mapping[str, str], path: Path) -> None:
-    # JSON's strings are strings of TOML too.
-    lines = [f"{json.dumps(name)} = {json.dumps(why)}\n" for name, why in sorted(wheels.items())]
-    path.write_text(_HEAD + "".join(lines), encoding="utf-8")
+    lines = [f"{_quoted(name)} = {_quoted(why)}\n" for name, why in sorted(wheels.items())]
+    text = _HEAD + "".join(lines)
+    assert parse(text, path.name)["wheels"] == dict(wheels)
+    files.write(path, text.encode())
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's escapes are also escapes of TOML, except for surrogate pairs, which stand for an emoji."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
