@@ -2,6 +2,12 @@
 
 Where an element of an operand lies, by AMD's matrix instruction calculator and the guides: lane and register of
 A[row, k], B[k, column] and of D[row, column].
+
+MI200 flushes subnormals in its products of fp16 and bf16: "MI200 MFMA behavior specifics" in ROCm's documentation of
+MIOpen says "input/output data", PyTorch's "Numerical accuracy" says the same of MFMA and V_DOT2 and excepts fp32, fp64
+and every other GPU. MMA-Sim, which was compared with hardware bit by bit, has the details that this file follows:
+inputs and the accumulator become +0. An fp32 accumulator or result is subnormal below 1.2e-38. Here a result is flushed
+once, in MI200 every product and partial sum is: only bf16 has products so small.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+from flash_attn.kernels.targets import TARGETS
 
 from amdgpu_simulator.isa import fp8
 from amdgpu_simulator.isa.assembly import Instruction
@@ -39,6 +46,7 @@ def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | No
     else:
         read = [_wmma_operand(text, kind, target) for text, kind in zip((a, b), kinds, strict=True)]
         lanes, registers = _wmma_places(target)
+    flush = flushes_subnormals(target) and not {"f16", "bf16"}.isdisjoint(kinds)
     first = place(destination)
     accumulator = place(c) if register(c) else None
     start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
@@ -49,9 +57,24 @@ def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | No
             total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
         else:
             total = wave.f[accumulator + registers, lanes]
-        wave.f[first + registers, lanes] = read[0](wave) @ read[1](wave).T + total
+        left, right = (one(wave) for one in read)
+        if flush:
+            wave.f[first + registers, lanes] = _flushed(left @ right.T + _flushed(total))
+        else:
+            wave.f[first + registers, lanes] = left @ right.T + total
 
     return execute
+
+
+def flushes_subnormals(target: str) -> bool:
+    """Whether the products of fp16 and bf16 of a GPU flush subnormals. False for an unknown target."""
+    row = TARGETS.get(target)
+    return row is not None and row.flushes_subnormals
+
+
+def _flushed(values: Array, smallest: float = 2.0**-126) -> Array:
+    """The values, zero where they lie below the smallest normal number of their type."""
+    return np.where(np.abs(values) < np.float32(smallest), np.float32(0), values)
 
 
 def _mfma_places(rows: int) -> tuple[Array, Array]:
@@ -76,9 +99,13 @@ def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> C
     size = {"f32": 4, "f16": 2, "bf16": 2}.get(kind, 1)
     words = max(each * size // 4, 1)
 
+    smallest = {"f16": 2.0**-14, "bf16": 2.0**-126}.get(kind, 0.0) if flushes_subnormals(target) else 0.0
+
     def read(wave: Wave) -> Array:
         content = np.ascontiguousarray(wave.v[index : index + words].T)
         values = _floats(content, kind, target)[:, :each]
+        if smallest:
+            values = _flushed(values, smallest)
         return values.reshape(groups, rows, each).transpose(1, 0, 2).reshape(rows, depth)
 
     return read

@@ -9,6 +9,7 @@ import numpy as np
 
 from amdgpu_simulator.isa.arithmetic import COMPARISONS, OPERATIONS, classes, half_bits, saturated
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.matrix import flushes_subnormals
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.wave import (
     Array,
@@ -66,6 +67,8 @@ def _name(instruction: Instruction) -> str:
 
 def _tabled(instruction: Instruction, gpu: str) -> Execute:
     name = _name(instruction)
+    if name.startswith("dot2") and flushes_subnormals(gpu):
+        raise NotImplementedError(f"{instruction.text}: {gpu} flushes subnormals here, which is not modelled")
     kinds, compute = OPERATIONS[name]
     modifiers = dict(instruction.modifiers)
     halves = [int(bit) for bit in modifiers.pop("op_sel", "").strip("[]").split(",") if bit] or [0] * 4

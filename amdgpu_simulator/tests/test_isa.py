@@ -140,6 +140,39 @@ def test_matrices() -> None:
     assert floats(code) == [1.0 + row + (row + 32) for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("kind", "a", "b", "c", "exact"),
+    [
+        ("32x32x8f16", 0x03FF03FF, 0x3C003C00, 0x3F800000, 1 + 8 * 1023 * 2.0**-24),  # the largest subnormal, times 1
+        ("32x32x8f16", 0x3C003C00, 0x80018001, 0x3F800000, 1 - 8 * 2.0**-24),  # the smallest one, negative
+        ("32x32x8f16", 0x04000400, 0x3C003C00, 0x3F800000, None),  # the smallest normal number
+        ("16x16x16f16", 0x03FF03FF, 0x3C003C00, 0x3F800000, 1 + 16 * 1023 * 2.0**-24),
+        ("32x32x8bf16_1k", 0x007F007F, 0x7F007F00, 0x3F800000, 1 + 8 * 127 * 2.0**-133 * 2.0**127),
+        ("32x32x8bf16_1k", 0x1E801E80, 0x1E801E80, 0, 8 * 2.0**-132),  # 2^-66 squared: a subnormal result
+        ("32x32x8f16", 0, 0, 0x00400000, 2.0**-127),  # a subnormal accumulator
+        ("32x32x2f32", 0x00400000, 0x7F000000, 0x3F800000, None),  # products of fp32 flush nothing
+        ("32x32x2f32", 0, 0, 0x00400000, None),
+    ],
+)  # fmt: skip
+def test_subnormals_of_matrices(kind: str, a: int, b: int, c: int, exact: float | None) -> None:
+    """MI200 alone takes them as zero; exact: the result without a flush, None where MI200 has the same."""
+    code = "".join(f"v_mov_b32_e32 v{at}, {a if at < 12 else b:#x}\n " for at in range(10, 14))
+    code += "".join(f"v_mov_b32_e32 v{at}, {c:#x}\n " for at in range(16, 32))
+    left, right = ("v10", "v12") if "f32" in kind else ("v[10:11]", "v[12:13]")
+    last = 19 if kind.startswith("16") else 31
+    code += f"v_mfma_f32_{kind} v[16:{last}], {left}, {right}, v[16:{last}]\n v_mov_b32_e32 v9, v17"
+    flushed = set(floats(code, "gfx90a"))
+    plain = {target: set(floats(code, target)) for target in ("gfx908", "gfx942")}
+    assert plain["gfx908"] == plain["gfx942"]
+    if exact is None:
+        assert flushed == plain["gfx942"]
+    else:
+        assert plain["gfx942"] == {np.float32(exact)}
+        assert flushed == {1.0 if c == 0x3F800000 else 0.0}
+    with pytest.raises(NotImplementedError, match="gfx90a flushes subnormals here"):
+        floats("v_dot2_f32_f16 v9, v8, v8, v8", "gfx90a")
+
+
 def test_shared_memory_and_barriers() -> None:
     write = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n s_waitcnt lgkmcnt(0)\n"
     read = "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8\n s_waitcnt lgkmcnt(0)"

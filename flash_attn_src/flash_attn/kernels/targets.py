@@ -31,6 +31,8 @@ class Target:
     unit's results. See `dropout.keep_mask`.
     shared_memory: bytes that one program can have.
     registers: vector registers of a SIMD for each lane, which its waves share. 0 for NVIDIA GPUs.
+    flushes_subnormals: whether the matrix unit takes subnormal fp16 and bf16 inputs as zero. fp16 loses what lies below
+    6.1e-5, bf16 only what lies below 1.2e-38.
     generic: the generic target whose code objects the GPU loads too.
     made_for: only of a generic target: the GPU of its family whose assembly is assembled for it.
     """
@@ -45,6 +47,7 @@ class Target:
     dropout_bits: int
     shared_memory: int
     registers: int
+    flushes_subnormals: bool = False
     generic: str | None = None
     made_for: str | None = None
 
@@ -92,7 +95,8 @@ _GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "g
 TARGETS: dict[str, Target] = {
     **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, registers=256),
     **_rows(_CDNA, "gfx908", registers=256),
-    **_rows(_CDNA, "gfx90a"),
+    # MI200 alone flushes: ROCm, "MI200 MFMA behavior specifics"; PyTorch, "Numerical accuracy". gfx908 does not.
+    **_rows(_CDNA, "gfx90a", flushes_subnormals=True),
     **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8),
     **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, shared_memory=160 * KIB),
     **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012"),
