@@ -31,7 +31,7 @@ def image(target: str, name: str) -> bytes:
 @cache
 def program(target: str, name: str) -> machine.Program:
     """A kernel. Raises as `image`, and debian.UnavailableError."""
-    return machine.Program(disassembly.kernel(image(target, name)))
+    return machine.Program(disassembly.kernel(image(target, name), target=target))
 
 
 @cache

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 
 from amdgpu_simulator.gpu import SimulatedGpu
 from amdgpu_simulator.hip import packets
-from amdgpu_simulator.isa import assembly, machine
+from amdgpu_simulator.isa import assembly, machine, targets
 
 _FORMS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 
@@ -65,7 +65,7 @@ class _Driver:
 
     @property
     def _wave(self) -> int:
-        return 64 if self._target.startswith("gfx9") else 32
+        return targets.get(self._target).wave
 
     def get_current_device(self) -> int:
         return 0

@@ -64,12 +64,13 @@ class StoredGpu(gpu.SimulatedGpu):
 
     def _code(self, target: str, variant: Variant, config: Config | None) -> gpu.Found:  # noqa: ARG002
         image, entry = self._store.image(variant.name), self._store.kernels[variant.name]
-        return image, entry, disassembly.kernel(image, entry["symbol"])
+        return image, entry, disassembly.kernel(image, entry["symbol"], target=target)
 
     @cache  # noqa: B019 - as long-lived as the process
     def _loaded(self, name: str) -> through_hip.Kernel:
         image, entry = self._store.image(name), self._store.kernels[name]
-        return through_hip.Kernel(name, image, entry, machine.Program(disassembly.kernel(image, entry["symbol"])))
+        code = disassembly.kernel(image, entry["symbol"], target=self.target)
+        return through_hip.Kernel(name, image, entry, machine.Program(code))
 
 
 def check(store: Path, *, all_sources: bool) -> str:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from amdgpu_simulator.isa import targets as simulated
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix import versions
@@ -156,3 +157,13 @@ def test_every_target_has_a_row_of_facts_for_its_kernels(data: Versions) -> None
     rows = sources.module("kernels.targets").TARGETS
     assert set(data.targets) <= set(rows)
     assert all(row.name == name for name, row in rows.items())
+
+
+def test_the_simulator_has_the_facts_of_the_kernels_table() -> None:
+    """The simulator installs without flash_attn, so what its instructions need of a GPU stands there too."""
+    table = sources.module("kernels.targets").TARGETS
+    for name, target in simulated.TARGETS.items():
+        row = table[name]
+        assert (target.wave, target.fnuz, target.shared_bytes) == (row.wavefront, row.fnuz, row.shared_memory), name
+        assert target.flushes_subnormals == row.flushes_subnormals, name
+        assert (target.generation.matrix == "mfma") == (row.matrix_unit == "mfma"), name

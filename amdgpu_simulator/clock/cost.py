@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.wave import Array
 
@@ -56,16 +57,17 @@ class Rates:
 
 
 _RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
-# By the beginning of the target's name; the first row that fits counts. Caches: the level-2 cache of a die of CDNA
+# By the name of the target, else of its generation. Caches: the level-2 cache of a die of CDNA
 # gives 2048 bytes a cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array of
 # RDNA 2 and 3 gives 256 bytes a cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
     "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
-    "gfx94": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
-    "gfx9": Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20),
-    "gfx10": replace(_RDNA, cache=16 << 10, fill=25),
-    "gfx11": replace(_RDNA, by_8=512, by_16=256),
-    "gfx12": replace(_RDNA, by_8=1024, by_16=512),
+    "gfx942": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
+    # gfx908 by the row of its successor: its cycles are counted, and were never compared with anything.
+    **dict.fromkeys(("gfx908", "gfx90a"), Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20)),
+    "RDNA2": replace(_RDNA, cache=16 << 10, fill=25),
+    "RDNA3": replace(_RDNA, by_8=512, by_16=256),
+    "RDNA4": replace(_RDNA, by_8=1024, by_16=512),
 }
 
 _PRODUCT = re.compile(r"v_(?:s?mfmac?|wmma)_\w+?_(\d+)x(\d+)x(\d+)_?(\w+)")
@@ -102,13 +104,13 @@ class Cost(NamedTuple):
 
 @functools.cache
 def rates(target: str) -> Rates:
-    """The row of a target. Raises ValueError for one that no row fits."""
-    for prefix, row in RATES.items():
-        if target.startswith(prefix):
-            return row
-    raise ValueError(
-        f"the clock has no rates for {target}: add a row to RATES in clock/cost.py, which has {', '.join(RATES)}"
-    )
+    """The row of a target. Raises ValueError for a target without one."""
+    row = RATES.get(target) or RATES.get(targets.get(target).generation.name)
+    if row is None:
+        raise ValueError(
+            f"the clock has no rates for {target}: add a row to RATES in clock/cost.py, which has {', '.join(RATES)}"
+        )
+    return row
 
 
 def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amdgpu_simulator.isa import targets
+
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies:
@@ -34,5 +36,12 @@ _CDNA = Latencies(memory=800, cached=200, shared=128, vector=0)
 _RDNA = Latencies(memory=500, cached=150, shared=64, vector=4)
 
 
+_OF = {"CDNA": _CDNA, "RDNA2": _RDNA, "RDNA3": _RDNA, "RDNA4": _RDNA}
+
+
 def latencies(target: str) -> Latencies:
-    return _CDNA if target.startswith("gfx9") else _RDNA
+    """The row of a target's generation. Raises ValueError for a target without one."""
+    generation = targets.get(target).generation.name
+    if generation not in _OF:
+        raise ValueError(f"the clock has no latencies for {generation}: add a row to clock/latencies.py")
+    return _OF[generation]

@@ -77,7 +77,7 @@ def _main() -> None:
     asked = parser.parse_args()
     try:
         words, environment = command(asked.release, asked.target, asked.arguments)
-    except UnavailableError as problem:
+    except (UnavailableError, ValueError) as problem:
         raise SystemExit(f"error: {problem}") from None
     os.execve(words[0], words, environment)
 

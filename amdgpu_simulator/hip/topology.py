@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# The numbers of a family of GPUs by which ROCr lays out images.
-_CHIPS = {9: "141:60", 10: "143:40", 11: "145:1", 12: "152:80"}
+from amdgpu_simulator.isa import targets
+
+# The numbers by which ROCr lays out images.
+_CHIPS = {"CDNA": "141:60", "RDNA2": "143:40", "RDNA3": "145:1", "RDNA4": "152:80"}
 
 
 def write(root: Path, target: str, gpus: int) -> dict[str, str]:
     """Writes the files in which the kernel describes a machine with GPUs of a target, below root. Returns the variables
     that kfd.c reads.
 
-    The numbers of units are not the numbers of a real card.
+    The numbers of units are not the numbers of a real card. Raises ValueError for what is no GPU that the simulator
+    knows.
     """
+    known = targets.get(target)
     numbers = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", target)
-    if numbers is None or int(numbers[1]) not in _CHIPS:
-        raise SystemExit(f"error: {target}: want a target of the gfx9 to gfx12 families, such as gfx942")
+    if numbers is None:
+        raise ValueError(f"{target} is not one GPU: name one, such as gfx942")
     major, minor, step = int(numbers[1]), int(numbers[2], 16), int(numbers[3], 16)
     base = root / "sys/devices/virtual/kfd/kfd/topology"
 
@@ -39,7 +43,7 @@ def write(root: Path, target: str, gpus: int) -> dict[str, str]:
     (base / "generation_id").write_text("2\n", encoding="utf-8")
     every = range(1, gpus + 1)
     node(0, 0, {"heap_type": 0, "size_in_bytes": 1 << 34}, [(0, gpu) for gpu in every], cpu_cores_count=1)
-    wide = major == 9  # waves of 64
+    wide = known.wave == 64
     for gpu in every:
         node(
             gpu,
@@ -54,8 +58,8 @@ def write(root: Path, target: str, gpus: int) -> dict[str, str]:
             simd_arrays_per_engine=1 if wide else 2,
             max_waves_per_simd=8 if wide else 16,
             max_slots_scratch_cu=32,
-            wave_front_size=64 if wide else 32,
-            lds_size_in_kb=160 if target == "gfx950" else 64,
+            wave_front_size=known.wave,
+            lds_size_in_kb=known.shared_bytes >> 10,
             gfx_target_version=major * 10000 + minor * 100 + step,
             vendor_id=0x1002,
             device_id=0x7400,
@@ -72,4 +76,4 @@ def write(root: Path, target: str, gpus: int) -> dict[str, str]:
     driver = root / "sys/module/amdgpu"
     driver.mkdir(parents=True, exist_ok=True)
     (driver / "initstate").write_text("live\n", encoding="utf-8")
-    return {"KFD_ROOT": str(root), "KFD_CHIP": _CHIPS[major], "KFD_GPUS": str(gpus)}
+    return {"KFD_ROOT": str(root), "KFD_CHIP": _CHIPS[known.generation.name], "KFD_GPUS": str(gpus)}

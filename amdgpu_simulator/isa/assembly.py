@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from amdgpu_simulator.isa import targets
+
 # An array of numpy's.
 Array = Any
 
@@ -40,8 +42,8 @@ class Kernel:
 
     @property
     def wave(self) -> int:
-        """Lanes of a wave."""
-        return 64 if self.target.startswith("gfx9") else 32
+        """Lanes of a wave. Raises ValueError for a target that the simulator does not know."""
+        return targets.get(self.target).wave
 
 
 _ENCODING = re.compile(r"(_e32|_e64|_sdwa|_dpp|_e64_dpp)$")
@@ -54,7 +56,7 @@ _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 def parse(text: str) -> Kernel:
     """The one kernel in an assembly text. Raises ValueError where there is none."""
     found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
-    target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx\w+)", text)
+    target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx[\w-]+)", text)
     if found is None or target is None:
         raise ValueError("the text holds no AMD kernel")
     symbol = found[1]

@@ -18,17 +18,12 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from amdgpu_simulator import debian
+from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.assembly import Instruction, Kernel, parse_line
 
 CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "test-cache" / "llvm"
 _PACKAGE = debian.Package(("forky",), "llvm-22")
 
-# The lowest byte of an ELF file's flags: LLVM's guide, "AMDGPU Machine Types".
-# Triton compiles for one GPU of the family, so a generic target's code runs as this GPU's.
-_TARGETS = {
-    0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x36: "gfx1030", 0x41: "gfx1100", 0x4E: "gfx1201",
-    0x53: "gfx1030", 0x54: "gfx1100", 0x59: "gfx1201",
-}  # fmt: skip
 # The kernel descriptor: word, first bit and bits of each of its fields that a launch needs.
 _FIELDS = {
     "group_segment_fixed_size": (0, 0, 32),
@@ -42,39 +37,46 @@ _FIELDS = {
     "user_sgpr_dispatch_ptr": (14, 1, 1),
     "user_sgpr_queue_ptr": (14, 2, 1),
     "user_sgpr_kernarg_segment_ptr": (14, 3, 1),
+    "wavefront_size32": (14, 10, 1),
     "user_sgpr_kernarg_preload_length": (14, 16, 7),
 }
 _LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
 
 
-def kernel(image: bytes, symbol: str | None = None) -> Kernel:
+def kernel(image: bytes, symbol: str | None = None, *, target: str | None = None) -> Kernel:
     """The kernel with this symbol, or the only kernel of the code object.
 
-    Raises ValueError for another file, and for a kernel that reads data beside its code, because the text does not tell
-    the address of that data. Raises debian.UnavailableError.
+    target: the GPU target, needed for a code object that does not name it, such as AMD's assembly kernels.
+
+    Raises ValueError for another file, for a code object of another target, and for a kernel that reads data beside its
+    code, because the text does not tell the address of that data. Raises debian.UnavailableError.
     """
     elf = ELFFile(io.BytesIO(image))
-    described = _metadata(elf, symbol)
-    machine = elf.header["e_flags"] & 0xFF
-    if machine not in _TARGETS:
-        raise ValueError(f"the code object is for machine {machine:#x}, not for {', '.join(_TARGETS.values())}")
+    described, named = _metadata(elf, symbol)
+    if named and target not in (None, named):
+        raise ValueError(f"the code object is for {named}, not for {target}")
+    if not (target := named or target):
+        raise ValueError("the code object does not name its GPU target: give the target")
+    targets.get(target)
     descriptor = _descriptor(elf, described[".symbol"])
     descriptor["kernarg_size"] = max(descriptor["kernarg_size"], described[".kernarg_segment_size"])
     instructions, labels = _code(image, described[".name"])
     if any(part.mnemonic == "s_getpc_b64" for parts in instructions for part in parts):
         raise ValueError(f"{described['.name']} reads data beside its code: run it from its assembly text")
     arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described.get(".args", ())]
-    return Kernel(described[".name"], _TARGETS[machine], instructions, labels, descriptor, arguments, {})
+    return Kernel(described[".name"], target, instructions, labels, descriptor, arguments, {})
 
 
-def _metadata(elf: ELFFile, symbol: str | None) -> dict[str, Any]:
+def _metadata(elf: ELFFile, symbol: str | None) -> tuple[dict[str, Any], str]:
+    """What the code object says of the kernel, and its target, "" where it names none."""
     for section in elf.iter_sections():
         for note in section.iter_notes() if isinstance(section, NoteSection) else ():
             if note["n_name"] == "AMDGPU":
-                kernels = msgpack.unpackb(note["n_descdata"])["amdhsa.kernels"]
-                named = [one for one in kernels if symbol in (None, one[".name"])]
+                described = msgpack.unpackb(note["n_descdata"])
+                named = [one for one in described["amdhsa.kernels"] if symbol in (None, one[".name"])]
                 if len(named) == 1:
-                    return dict(named[0])
+                    target = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
+                    return dict(named[0]), target
     raise ValueError("the file holds no AMD kernel, or several" if symbol is None else f"the file holds no {symbol}")
 
 

@@ -1,4 +1,4 @@
-"""Conversions of 8-bit floating point: e4m3fnuz on gfx942, the e4m3fn of OCP elsewhere."""
+"""Conversions of 8-bit floating point: e4m3fnuz or the e4m3fn of OCP, as the target has it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import torch
 
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import Array, Wave, place, put, source
 
 _U32 = np.uint32
 
 
-def _dtype(target: str) -> torch.dtype:
-    return torch.float8_e4m3fnuz if target == "gfx942" else torch.float8_e4m3fn
+def _dtype(target: Target) -> torch.dtype:
+    return torch.float8_e4m3fnuz if target.fnuz else torch.float8_e4m3fn
 
 
 @cache
-def _values(target: str) -> Array:
+def _values(target: Target) -> Array:
     """What each of the 256 bytes means."""
     return torch.arange(256, dtype=torch.uint8).view(_dtype(target)).float().numpy()
 
 
-def widen(content: Array, target: str) -> Array:
+def widen(content: Array, target: Target) -> Array:
     """Bytes as float32."""
     return _values(target)[content]
 
 
-def narrow(values: Array, target: str) -> Array:
+def narrow(values: Array, target: Target) -> Array:
     """float32 as bytes, to nearest even."""
     tensor = torch.from_numpy(np.array(values, np.float32))
     return tensor.to(_dtype(target)).view(torch.uint8).numpy().astype(np.uint32)
 
 
-def decode(instruction: Instruction, target: str) -> Execute | None:
+def decode(instruction: Instruction, target: Target) -> Execute | None:
     """The function that executes a conversion, or None for another instruction."""
     name = instruction.mnemonic.removeprefix("v_cvt_").replace("scalef32_", "")
     maker = {"pk_fp8_f32": _to_fp8, "pk_f32_fp8": _from_fp8, "pk_f16_fp8": _from_fp8, "f32_fp8": _one}.get(name)
@@ -53,7 +54,7 @@ def _scale(instruction: Instruction, index: int) -> Callable[[Wave], Array]:
     return source(instruction.operands[index], "f")
 
 
-def _to_fp8(instruction: Instruction, target: str) -> Execute:
+def _to_fp8(instruction: Instruction, target: Target) -> Execute:
     """Two float32 into one half of a register."""
     index = place(instruction.operands[0])
     read, scale = [source(text, "f") for text in instruction.operands[1:3]], _scale(instruction, 3)
@@ -67,7 +68,7 @@ def _to_fp8(instruction: Instruction, target: str) -> Execute:
     return execute
 
 
-def _from_fp8(instruction: Instruction, target: str) -> Execute:
+def _from_fp8(instruction: Instruction, target: Target) -> Execute:
     """Two bytes of a register into two float32, or two float16 in one register."""
     index, read, scale = place(instruction.operands[0]), source(instruction.operands[1], "u"), _scale(instruction, 2)
     high = _switches(instruction)[0] or instruction.modifiers.get("src0_sel") == "WORD_1"
@@ -86,7 +87,7 @@ def _from_fp8(instruction: Instruction, target: str) -> Execute:
     return execute
 
 
-def _one(instruction: Instruction, target: str) -> Execute:
+def _one(instruction: Instruction, target: Target) -> Execute:
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
     switches = _switches(instruction)
     byte = int(instruction.modifiers.get("src0_sel", f"BYTE_{switches[0] + 2 * switches[1]}")[-1])

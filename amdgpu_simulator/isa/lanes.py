@@ -8,6 +8,7 @@ import numpy as np
 
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import (
     Array,
     Wave,
@@ -25,7 +26,7 @@ from amdgpu_simulator.isa.wave import (
 _U32, _U64 = np.uint32, np.uint64
 
 
-def decode(instruction: Instruction, _target: str) -> Execute | None:
+def decode(instruction: Instruction, _target: Target) -> Execute | None:
     """The function that executes an instruction, or None for what is not in this file."""
     name = instruction.mnemonic.removeprefix("v_")
     if maker := _MAKERS.get(name):

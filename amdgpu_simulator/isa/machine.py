@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, vector, waits
+from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, targets, vector, waits
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.events import Event, Observer
 from amdgpu_simulator.isa.memory import PRIVATE, Memory
@@ -30,7 +30,15 @@ class Program:
     """A kernel's instructions as functions. observer: is told what each launch executes."""
 
     def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
+        """Raises ValueError for a target that the simulator does not know, and for waves of another size."""
         self.kernel = kernel
+        self._target = targets.get(kernel.target)
+        described = 32 if kernel.descriptor.get("wavefront_size32", self._target.wave == 32) else 64
+        if described != self._target.wave:
+            raise ValueError(
+                f"{kernel.symbol} has waves of {described} lanes; on {kernel.target} the simulator runs waves of "
+                f"{self._target.wave}: compile it for those"
+            )
         self.observer = observer
         self.code = [self._together(parts) for parts in kernel.instructions]
 
@@ -106,7 +114,7 @@ class Program:
         if instruction.mnemonic.startswith("s_") and not instruction.mnemonic.startswith(("s_load", "s_buffer_load")):
             return scalar.decode(instruction)
         decoders = (matrix.decode, fp8.decode, memory.decode, shared.decode, lanes.decode, vector.decode)
-        return next(filter(None, (decode(instruction, self.kernel.target) for decode in decoders)), None)
+        return next(filter(None, (decode(instruction, self._target) for decode in decoders)), None)
 
     def _branch(self, instruction: Instruction) -> Step:
         goal = self.kernel.labels[instruction.operands[-1]]
@@ -219,7 +227,8 @@ def _wave(
     kernel: Kernel, there: Memory, local: Shared, first: int, group: tuple[int, int, int], kernarg: int, packet: int = 0
 ) -> Wave:
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
-    queues = waits.Queues(waits.most_shared(kernel.target))
+    generation = targets.get(kernel.target).generation
+    queues = waits.Queues(generation.max_shared)
     wave = Wave(kernel.wave, there, local, first // kernel.wave, queues)
     described = kernel.descriptor
     place = 0
@@ -246,12 +255,12 @@ def _wave(
         wave.pc = int(kernel.instructions[0][0].mnemonic == "s_trap")
     for axis, number in zip("xyz", group, strict=True):
         if described.get(f"system_sgpr_workgroup_id_{axis}"):
-            if not kernel.target.startswith("gfx12"):
+            if not generation.ids_in_ttmp:
                 wave.s[place] = number
             place += 1
     if described.get("system_sgpr_private_segment_wavefront_offset"):
         wave.s[place] = 0
-    if kernel.target.startswith("gfx12"):  # in trap registers there
+    if generation.ids_in_ttmp:
         wave.s[TTMP + 9] = group[0]
         wave.s[TTMP + 7] = group[1] | group[2] << 16
         wave.s[TTMP + 8] = first // kernel.wave << 25

@@ -16,18 +16,21 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-from flash_attn.kernels.targets import TARGETS
 
 from amdgpu_simulator.isa import fp8
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import Array, Wave, number, place, register
 
 _NAME = re.compile(
     r"v_(mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8|f8f6f4)(?:_1k)?$"
 )
 
+# Layouts of `targets.Generation.matrix` by the kind of instruction.
+_LAYOUTS = {"mfma": ("mfma",), "wmma": ("mirrored", "split")}
 
-def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | None:
+
+def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] | None:
     """The function that executes a matrix instruction, or None for another one."""
     found = _NAME.match(instruction.mnemonic)
     if found is None:
@@ -37,6 +40,8 @@ def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | No
     rows, columns, depth = (int(found[index]) for index in (2, 3, 4))
     if rows != columns:
         raise NotImplementedError(instruction.text)
+    if target.generation.matrix not in _LAYOUTS[found[1]]:
+        raise NotImplementedError(f"{target.name} has no such instruction")
     destination, a, b, c = instruction.operands
     # f8f6f4: modifiers name other formats than e4m3.
     kinds = (found[5].replace("f8f6f4", "fp8").split("_") * 2)[:2]
@@ -46,7 +51,7 @@ def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | No
     else:
         read = [_wmma_operand(text, kind, target) for text, kind in zip((a, b), kinds, strict=True)]
         lanes, registers = _wmma_places(target)
-    flush = flushes_subnormals(target) and not {"f16", "bf16"}.isdisjoint(kinds)
+    flush = target.flushes_subnormals and not {"f16", "bf16"}.isdisjoint(kinds)
     first = place(destination)
     accumulator = place(c) if register(c) else None
     start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
@@ -66,12 +71,6 @@ def decode(instruction: Instruction, target: str) -> Callable[[Wave], None] | No
     return execute
 
 
-def flushes_subnormals(target: str) -> bool:
-    """Whether the products of fp16 and bf16 of a GPU flush subnormals. False for an unknown target."""
-    row = TARGETS.get(target)
-    return row is not None and row.flushes_subnormals
-
-
 def _flushed(values: Array, smallest: float = 2.0**-126) -> Array:
     """The values, zero where they lie below the smallest normal number of their type."""
     return np.where(np.abs(values) < np.float32(smallest), np.float32(0), values)
@@ -84,14 +83,14 @@ def _mfma_places(rows: int) -> tuple[Array, Array]:
     return row // 4 % groups * rows + column, row // (4 * groups) * 4 + row % 4
 
 
-def _wmma_places(target: str) -> tuple[Array, Array]:
+def _wmma_places(target: Target) -> tuple[Array, Array]:
     row, column = np.meshgrid(np.arange(16), np.arange(16), indexing="ij")
-    if target.startswith("gfx11"):
+    if target.generation.matrix == "mirrored":
         return row % 2 * 16 + column, row // 2
     return row // 8 * 16 + column, row % 8
 
 
-def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> Callable[[Wave], Array]:
+def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: Target) -> Callable[[Wave], Array]:
     """A or B as (rows, depth). Lane l holds row l % rows. Its values of k start at l // rows times their number."""
     groups = 64 // rows
     each = depth // groups
@@ -99,7 +98,7 @@ def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> C
     size = {"f32": 4, "f16": 2, "bf16": 2}.get(kind, 1)
     words = max(each * size // 4, 1)
 
-    smallest = {"f16": 2.0**-14, "bf16": 2.0**-126}.get(kind, 0.0) if flushes_subnormals(target) else 0.0
+    smallest = {"f16": 2.0**-14, "bf16": 2.0**-126}.get(kind, 0.0) if target.flushes_subnormals else 0.0
 
     def read(wave: Wave) -> Array:
         content = np.ascontiguousarray(wave.v[index : index + words].T)
@@ -111,9 +110,9 @@ def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: str) -> C
     return read
 
 
-def _wmma_operand(text: str, kind: str, target: str) -> Callable[[Wave], Array]:
+def _wmma_operand(text: str, kind: str, target: Target) -> Callable[[Wave], Array]:
     index = place(text)
-    if target.startswith("gfx11"):  # lanes 0 to 15 hold whole rows, and the others the same
+    if target.generation.matrix == "mirrored":  # lanes 0 to 15 hold whole rows, and the others the same
 
         def whole(wave: Wave) -> Array:
             values = _floats(np.ascontiguousarray(wave.v[index : index + 8].T), kind, target)
@@ -132,7 +131,7 @@ def _wmma_operand(text: str, kind: str, target: str) -> Callable[[Wave], Array]:
     return halves
 
 
-def _floats(content: Array, kind: str, target: str) -> Array:
+def _floats(content: Array, kind: str, target: Target) -> Array:
     """Registers (lanes, words) as float32 (lanes, elements)."""
     if kind == "f32":
         return content.view(np.float32)

@@ -12,7 +12,8 @@ import numpy as np
 
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.scalar import Execute
-from amdgpu_simulator.isa.waits import Operation, counts_stores
+from amdgpu_simulator.isa.targets import Target
+from amdgpu_simulator.isa.waits import Operation
 from amdgpu_simulator.isa.wave import M0, Array, Wave, place, register, scalar, source
 
 _U32, _U64 = np.uint32, np.uint64
@@ -68,7 +69,7 @@ class Memory:
             left = left[~here]
 
 
-def decode(instruction: Instruction, target: str) -> Execute | None:
+def decode(instruction: Instruction, target: Target) -> Execute | None:
     """The function that executes a memory instruction, or None for another one."""
     name = instruction.mnemonic
     if name.startswith(("s_load_", "s_buffer_load_")):
@@ -233,9 +234,9 @@ def _scratch_address(instruction: Instruction, action: str, _to_shared: bool) ->
 
 
 def _access(
-    instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: str, to_shared: bool
+    instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: Target, to_shared: bool
 ) -> Execute:
-    stores_count = counts_stores(target)
+    stores_count = target.generation.counts_stores
     if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "idxen", "lds"}:
         raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
     if action == "atomic":
@@ -245,8 +246,7 @@ def _access(
     index = -1 if to_shared else place(data_operand)
     size = form[0]
     resource = scalar(instruction.operands[1 if to_shared else 2], 4) if space == "buffer" else None
-    # gfx950 has more shared memory than 16 bits can address.
-    shared_mask = 0xFFFFF if target == "gfx950" else 0xFFFF
+    shared_mask = (1 << (target.shared_bytes - 1).bit_length()) - 1
 
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)

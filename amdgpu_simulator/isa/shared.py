@@ -9,6 +9,7 @@ import numpy as np
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.memory import FORMS, Form, MemoryFaultError, arrive, from_registers, offset_of
 from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.waits import Operation
 from amdgpu_simulator.isa.wave import Array, Wave, place, source
 
@@ -100,7 +101,7 @@ class Shared:
         raise MemoryFaultError(f"a race: wave {wave} {does} another one {did} since the last barrier, at byte {where}")
 
 
-def decode(instruction: Instruction, _target: str) -> Execute | None:
+def decode(instruction: Instruction, _target: Target) -> Execute | None:
     """The function that executes an instruction of shared memory, or None for another one."""
     if not instruction.mnemonic.startswith("ds_"):
         return None

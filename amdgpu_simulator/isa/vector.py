@@ -9,8 +9,8 @@ import numpy as np
 
 from amdgpu_simulator.isa.arithmetic import COMPARISONS, OPERATIONS, classes, half_bits, saturated
 from amdgpu_simulator.isa.assembly import Instruction
-from amdgpu_simulator.isa.matrix import flushes_subnormals
 from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import (
     Array,
     Read,
@@ -43,7 +43,7 @@ _SELECTIONS = {
 _WHOLE = {("dst_sel", "DWORD"), ("dst_unused", "UNUSED_PAD")}
 
 
-def decode(instruction: Instruction, gpu: str) -> Execute | None:
+def decode(instruction: Instruction, gpu: Target) -> Execute | None:
     """The function that executes an instruction of a GPU target, or None for what is not in this file."""
     name = _name(instruction)
     if found := re.fullmatch(r"cmp(x?)_(\w+?)_([fiubB]\d\d)", name):
@@ -65,10 +65,10 @@ def _name(instruction: Instruction) -> str:
     return name.replace("_nc_", "_").replace("_num_", "_")
 
 
-def _tabled(instruction: Instruction, gpu: str) -> Execute:
+def _tabled(instruction: Instruction, gpu: Target) -> Execute:
     name = _name(instruction)
-    if name.startswith("dot2") and flushes_subnormals(gpu):
-        raise NotImplementedError(f"{instruction.text}: {gpu} flushes subnormals here, which is not modelled")
+    if name.startswith("dot2") and gpu.flushes_subnormals:
+        raise NotImplementedError(f"{instruction.text}: {gpu.name} flushes subnormals here, which is not modelled")
     kinds, compute = OPERATIONS[name]
     modifiers = dict(instruction.modifiers)
     halves = [int(bit) for bit in modifiers.pop("op_sel", "").strip("[]").split(",") if bit] or [0] * 4
@@ -86,7 +86,7 @@ def _tabled(instruction: Instruction, gpu: str) -> Execute:
         return _moved(instruction, read, modifiers, compute, kinds)
     # The last of VOP3's switches names the half that a result of 16 bits goes to.
     upper = kinds[0] == "h" and len(halves) > len(read) and bool(halves[len(read)])
-    write = target(operands[0] + (".h" if upper else ""), kinds[0], keep=not gpu.startswith("gfx9") or upper)
+    write = target(operands[0] + (".h" if upper else ""), kinds[0], keep=gpu.generation.keeps_half or upper)
     if part != "DWORD":
         write = _part(operands[0], kinds[0], part, rest)
     scale = {"mul": float(modifiers.pop("mul", 1)), "div": 1 / float(modifiers.pop("div", 1))}

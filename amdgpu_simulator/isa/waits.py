@@ -48,12 +48,13 @@ class Queues:
     """The operations of a wave that have not ended.
 
     The operations of `vector` (global and private memory) end in their order, and so do the operations of `shared`.
-    Scalar loads end in any order, so only a wait for all of them is a wait for one. most_shared: see the function.
+    Scalar loads end in any order, so only a wait for all of them is a wait for one.
     """
 
-    def __init__(self, most_shared: int) -> None:
+    def __init__(self, max_shared: int) -> None:
+        """max_shared: see `targets.Generation`."""
         self.vector: deque[Operation] = _Counted(_MOST)
-        self.shared: deque[Operation] = _Counted(most_shared)
+        self.shared: deque[Operation] = _Counted(max_shared)
         self.scalar: deque[Operation] = deque()
 
     def touch(self) -> None:
@@ -66,16 +67,6 @@ def _end(queue: deque[Operation], left: int) -> None:
     while len(queue) > left:
         if (finish := queue.popleft().finish) is not None:
             finish()
-
-
-def most_shared(target: str) -> int:
-    """How many operations of shared memory can be under way: the counter has four bits, from gfx10 on six."""
-    return 15 if target.startswith("gfx9") else 63
-
-
-def counts_stores(target: str) -> bool:
-    """Whether stores count with the loads of `vector`; they have a counter of their own from gfx10 on."""
-    return target.startswith("gfx9")
 
 
 def decode(instruction: Instruction) -> Callable[[Wave], None]:

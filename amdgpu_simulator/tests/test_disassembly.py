@@ -91,5 +91,10 @@ def test_a_kernel_of_a_code_object_runs(image: bytes) -> None:
 def test_other_files_are_refused(image: bytes) -> None:
     with pytest.raises(ValueError, match="no AMD kernel"):
         disassembly.kernel(image.replace(b"AMDGPU\0", b"NOBODY\0"))
-    with pytest.raises(ValueError, match="machine 0x7"):
-        disassembly.kernel(image[:48] + b"\x07" + image[49:])
+    with pytest.raises(ValueError, match="is for gfx942, not for gfx950"):
+        disassembly.kernel(image, target="gfx950")
+    with pytest.raises(ValueError, match="does not know the instructions of gfx949"):
+        disassembly.kernel(image.replace(b"--gfx942", b"--gfx949"))
+    nameless = image.replace(b"amdhsa.target", b"amdhsa.nobody")
+    with pytest.raises(ValueError, match="does not name its GPU target"):
+        disassembly.kernel(nameless)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from amdgpu_simulator.clock import cost
+from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.clock.record import Record
+from amdgpu_simulator.hip import topology
 from amdgpu_simulator.isa import assembly, machine
 from amdgpu_simulator.isa.memory import Memory, MemoryFaultError
 from amdgpu_simulator.isa.shared import Shared
@@ -434,3 +438,39 @@ def test_cycles_of_global_memory() -> None:
     assert taken("v_lshlrev_b32_e32 v4, 6, v0\n" + load.format("dwordx4", 4), "gfx942")["memory"] == 64
     load = load.replace("6:9", "8:9")
     assert taken("v_mul_u32_u24_e32 v4, 60, v0\n" + load.format("dwordx2", 4), "gfx942")["memory"] == 60
+
+
+@pytest.mark.parametrize("target", ["gfx1300", "gfx900", "gfx1250", "gfx13-generic"])
+def test_a_gpu_that_nobody_taught_is_refused_by_name(target: str) -> None:
+    wanted = f"does not know the instructions of {target}, only those of gfx908"
+    code = kernel("v_mov_b32_e32 v9, v0", target)
+    with pytest.raises(ValueError, match=wanted):
+        machine.Program(code)
+    for question in (cost.rates, latencies):
+        with pytest.raises(ValueError, match=wanted):
+            question(target)
+    with pytest.raises(ValueError, match=wanted):
+        topology.write(Path("/nowhere"), target, 1)
+
+
+@pytest.mark.parametrize(("target", "is_32"), [("gfx1100", 0), ("gfx942", 1)])
+def test_waves_of_another_size_are_refused(target: str, is_32: int) -> None:
+    text = KERNEL.format(target=target, code="").replace(
+        "\t.end_amdhsa", f"\t\t.amdhsa_wavefront_size32 {is_32}\n\t.end_amdhsa"
+    )
+    with pytest.raises(ValueError, match=f"on {target} the simulator runs waves of"):
+        machine.Program(assembly.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "target"),
+    [
+        ("v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[4:5], 0", "gfx1100"),
+        ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx942"),
+        ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx1030"),
+    ],
+)
+def test_matrix_instructions_of_another_generation_are_refused(instruction: str, target: str) -> None:
+    program = machine.Program(kernel(instruction, target))
+    with pytest.raises(NotImplementedError, match=f"{target} has no such instruction"):
+        run("", target, threads=64 if target == "gfx942" else 32, program=program)

@@ -31,7 +31,7 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
     if kernel is None:
         raise ValueError(f"{name}: for {target} there are {', '.join(row.name for row in known) or 'no such kernels'}")
     image = image or assembly_kernels.image(target, name)
-    code = disassembly.kernel(image)
+    code = disassembly.kernel(image, target=target)
     found = codeobject.read(image)
     entry = {"threads": kernel.threads, "shared": 0, "resources": found.resources()}
     rows = kernel.rows if kernel.op == "fwd" else kernel.columns

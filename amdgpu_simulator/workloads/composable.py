@@ -69,7 +69,8 @@ def stored(store: Store, name: str) -> Workload:
     if name not in store.kernels:
         raise ValueError(f"{store.path} has no kernel {name}; see `rocm_wheels inspect`")
     entry = store.kernels[name]
-    return _workload(store.target, name, disassembly.kernel(store.image(name), entry["symbol"]), entry)
+    kernel = disassembly.kernel(store.image(name), entry["symbol"], target=store.target)
+    return _workload(store.target, name, kernel, entry)
 
 
 class _Parsed(NamedTuple):

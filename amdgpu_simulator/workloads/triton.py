@@ -85,7 +85,7 @@ def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
     if variant.name not in store.kernels:
         raise ValueError(f"{store.path} has no kernel {variant.name}; see `rocm_wheels inspect`")
     entry, image = store.kernels[variant.name], store.image(variant.name)
-    found = image, entry, disassembly.kernel(image, entry["symbol"])
+    found = image, entry, disassembly.kernel(image, entry["symbol"], target=store.target)
 
     def code(target: str, asked: Variant, config: Config | None) -> gpu.Found:
         return found if asked == variant else gpu.compiled_code(target, asked, config)

@@ -143,7 +143,7 @@ def amd_stored(target: str, directory: Path, cases: Sequence[Case]) -> list[Load
         entry = {**entries[name], "sha256": hashlib.sha256(image).hexdigest()}
         objects[name] = (store.group_of("ck", name), Compiled(image, {name: entry}))
         code = through_hip.code_of(image, entry["symbol"])
-        program = machine.Program(disassembly.kernel(image, entry["symbol"]))
+        program = machine.Program(disassembly.kernel(image, entry["symbol"], target=target))
         found.append(Loaded(name, entry["threads"], code, program))
     (directory / f"{target}.zip").write_bytes(store.archive(target, ("ck", "simulated"), objects))
     return found

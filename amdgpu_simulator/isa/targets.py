@@ -1,0 +1,93 @@
+"""The GPUs whose instructions the simulator knows, and how their generations differ.
+
+A target is here once somebody has taught its instructions. Every other name is refused, because a GPU that runs by the
+rules of a relative gives wrong results in silence. What a target's code needs of a compiler and a launch stands in
+`flash_attn/kernels/targets.py`; a test compares the columns that both tables have.
+
+Sources: the guides that `amdgpu_simulator` names; LLVM, "User Guide for AMDGPU Backend".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How the instructions of a family of GPUs differ from those of other families.
+
+    wave: lanes of a wave.
+    max_shared: operations of shared memory that the counter of a wave can count.
+    counts_stores: whether stores count with the loads of global memory. Otherwise they have a counter of their own.
+    keeps_half: whether a result of 16 bits leaves the other half of its register as it was.
+    ids_in_ttmp: whether a wave finds the number of its work group in trap registers. Otherwise in scalar registers.
+    matrix: the layout of the operands of matrix instructions, None where there are none. `mirrored` is WMMA where both
+    halves of a wave hold the same rows; `split` is WMMA where each half holds half of a row.
+    """
+
+    name: str
+    wave: Literal[32, 64]
+    max_shared: int
+    counts_stores: bool
+    keeps_half: bool
+    ids_in_ttmp: bool = False
+    matrix: Literal["mfma", "mirrored", "split"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A GPU target.
+
+    fnuz: whether 8-bit floating point is e4m3fnuz, not the e4m3fn of OCP.
+    flushes_subnormals: whether products of fp16 and bf16 take subnormal numbers as zero, and give none: see `matrix`.
+    shared_bytes: shared memory that a work group can have; M0 has bits enough for it.
+    """
+
+    name: str
+    generation: Generation
+    fnuz: bool = False
+    flushes_subnormals: bool = False
+    shared_bytes: int = 64 << 10
+
+    @property
+    def wave(self) -> int:
+        """Lanes of a wave."""
+        return self.generation.wave
+
+
+_CDNA = Generation(name="CDNA", wave=64, max_shared=15, counts_stores=True, keeps_half=False, matrix="mfma")
+_RDNA2 = Generation(name="RDNA2", wave=32, max_shared=63, counts_stores=False, keeps_half=True, matrix=None)
+_RDNA3 = replace(_RDNA2, name="RDNA3", matrix="mirrored")
+_RDNA4 = replace(_RDNA2, name="RDNA4", matrix="split", ids_in_ttmp=True)
+
+# Triton compiles a generic target's code for one GPU of the family, so the family's rules hold for it.
+_NAMES: dict[Generation, tuple[str, ...]] = {
+    _CDNA: ("gfx908", "gfx90a", "gfx942", "gfx950"),
+    _RDNA2: ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx10-3-generic"),
+    _RDNA3: (
+        *("gfx1100", "gfx1101", "gfx1102", "gfx1103"),
+        *("gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx11-generic"),
+    ),
+    _RDNA4: ("gfx1200", "gfx1201", "gfx12-generic"),
+}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "gfx90a": {"flushes_subnormals": True},
+    "gfx942": {"fnuz": True},
+    "gfx950": {"shared_bytes": 160 << 10},
+}
+TARGETS = {
+    name: Target(name=name, generation=generation, **_SPECIAL.get(name, {}))
+    for generation, names in _NAMES.items()
+    for name in names
+}
+
+
+def get(name: str) -> Target:
+    """The target of this name. Raises ValueError where nobody has taught the simulator its instructions."""
+    if name not in TARGETS:
+        raise ValueError(
+            f"the simulator does not know the instructions of {name}, only those of {', '.join(TARGETS)}: teach it "
+            "them, then add the name to amdgpu_simulator/isa/targets.py"
+        )
+    return TARGETS[name]
