@@ -23,6 +23,7 @@ cargo doc --locked --no-deps --quiet
 # The lints compile the examples. Linking them here would take as long as the tests.
 cargo test --locked --quiet --lib --tests
 cargo test --locked --quiet --doc
+cargo run --locked --quiet --example llama
 rm -f "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate
 cargo package --locked --allow-dirty --quiet --no-verify
 # The package alone compiles, as a user of it finds it. Its dependencies are there from the lints.

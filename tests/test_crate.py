@@ -89,5 +89,5 @@ def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
     subprocess.run(make, check=True)
     manifest = str(package / "Cargo.toml")
     artifacts = os.environ.get("CARGO_TARGET_DIR", str(CRATE / "target"))  # the crate's, most of which it shares
-    built = build("--manifest-path", manifest, CARGO_TARGET_DIR=artifacts)
+    built = build("--manifest-path", manifest, CARGO_TARGET_DIR=artifacts, CANDLE_FLASH_ROCM_DEVICE="1")
     assert "2 calls on gfx942" in run("resident_calls.py", built, "gfx942", tmp_path)

@@ -142,7 +142,7 @@ fn speed(gpu: &Arc<Gpu>, stores: &Stores) -> Result<()> {
         for buffer in &buffers {
             let values: Vec<u8> =
                 (0..elements).flat_map(|i| half::bf16::from_f32((i as f32).sin()).to_le_bytes()).collect();
-            stream.upload(&values, buffer)?;
+            stream.upload(values, buffer)?;
         }
         let lse = gpu.allocate(shape.lse_elements() * 4)?;
         let tensor = |index: usize| Operand::dense(buffers[index].address(), seqlen, heads, dim);

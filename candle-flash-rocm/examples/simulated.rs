@@ -6,7 +6,8 @@
 use std::ffi::{c_char, c_int, CStr};
 
 use candle_flash_rocm::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
-use candle_flash_rocm::launch::{Backward, Dtype, Fill, Forward, Memory, Operand, Shape, Step};
+use candle_flash_rocm::launch::internals::{Fill, Step};
+use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Shape};
 use candle_flash_rocm::store::Stores;
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
@@ -44,7 +45,7 @@ impl Memory for Given {
         let address = self.next.next_multiple_of(256);
         self.next = address + bytes as u64;
         if self.next > self.end {
-            return Err(Error::Driver(format!("the workspace has no {bytes} bytes left")));
+            return Err(Error::Unsupported(format!("the workspace has no {bytes} bytes left")));
         }
         Ok(address)
     }
@@ -71,9 +72,11 @@ impl Request {
         let stores = Stores::open(&self.store)?;
         let mut kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target())?)?;
         if let Some(path) = stores.planner() {
-            kernels = kernels.with_planner(Planner::open(&path)?);
+            // SAFETY: the test that loads this library names its own planner.
+            kernels = kernels.with_planner(unsafe { Planner::open(&path)? });
         }
-        let stream = gpu.foreign_stream(0);
+        // SAFETY: the default stream is always there.
+        let stream = unsafe { gpu.foreign_stream(0) };
         let mut memory = Given { next: self.workspace[0], end: self.workspace[0] + self.workspace[1] };
         let shape = self.shape();
         let operand = |address, rows, heads| {

@@ -3,10 +3,13 @@
 use candle_core::{DType, Shape, Tensor};
 
 use crate::cpu;
-use crate::error::{argument, Result};
+use crate::error::{argument, zeros, Error, Result};
 
 /// The largest head dim that candle-flash-attn accepts, and the CPU kernels with it.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
+
+/// What the CPU kernels keep of each row of a head, in bytes: references, positions, sums.
+const ROW_BYTES: usize = 128;
 
 /// What a call asks for beside its tensors, named as in candle-flash-attn.
 #[derive(Clone, Debug)]
@@ -84,6 +87,17 @@ impl Sizes {
         Self { batch: 1, seqlen_q, seqlen_k: 0, heads, heads_k, dim, pages, page_size }.checked(q, k, v)
     }
 
+    /// Zeros for a tensor like q. `Error::OutOfMemory` where the host has no memory for it and for what the CPU kernels
+    /// keep of each row.
+    pub fn memory_of_q<T: bytemuck::Zeroable>(&self) -> Result<Vec<T>> {
+        memory([self.batch, self.seqlen_q, self.heads, self.dim])
+    }
+
+    /// Zeros for a tensor like k. Errors as of `memory_of_q`.
+    pub fn memory_of_k<T: bytemuck::Zeroable>(&self) -> Result<Vec<T>> {
+        memory([self.batch, self.seqlen_k, self.heads_k, self.dim])
+    }
+
     fn checked(self, q: &Shape, k: &Shape, v: &Shape) -> Result<Self> {
         if k.dims() != v.dims() {
             return argument("v", format!("shape {v:?}"), format!("the shape of k, {k:?}"));
@@ -101,6 +115,19 @@ impl Sizes {
     }
 }
 
+/// Zeros for a tensor `(batch, rows, heads, dim)`. A tensor that was expanded may have more elements than memory.
+pub(crate) fn memory<T: bytemuck::Zeroable>(sizes: [usize; 4]) -> Result<Vec<T>> {
+    let product = |sizes: &[usize]| sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+    let (Some(rows), Some(elements)) = (product(&sizes[..3]), product(&sizes)) else {
+        let reason =
+            format!("a tensor of shape {sizes:?} has more elements than an address space: pass fewer sequences");
+        return Err(Error::OutOfMemory { reason, source: None });
+    };
+    // Given back at once; it shows that the host has the memory.
+    drop(zeros::<u8>(rows.saturating_mul(ROW_BYTES))?);
+    zeros(elements)
+}
+
 impl Options {
     /// Checks the options that need no tensor, and the slopes.
     pub fn check(&self, sizes: &Sizes) -> Result<()> {
@@ -114,6 +141,10 @@ impl Options {
             if slopes.dtype() != DType::F32 {
                 return argument("alibi_slopes", format!("dtype {:?}", slopes.dtype()), "dtype F32");
             }
+            if slopes.track_op() {
+                let wanted = "a tensor without a gradient, which no kernel computes: pass alibi_slopes.detach()";
+                return argument("alibi_slopes", "a variable, or a result of one", wanted);
+            }
             if slopes.dims() != [sizes.heads] {
                 let wanted = format!("shape [{}], a slope for each head of q", sizes.heads);
                 return argument("alibi_slopes", format!("shape {:?}", slopes.shape()), wanted);
@@ -122,10 +153,11 @@ impl Options {
         Ok(())
     }
 
-    /// The window sizes, where a window larger than the longest sequence of keys is no window.
-    pub fn window(&self, max_seqlen_k: usize) -> (Option<usize>, Option<usize>) {
-        let open = |size: &usize| *size <= max_seqlen_k;
-        (self.window_size_left.filter(open), self.window_size_right.filter(open))
+    /// The window sizes; `None` for one that excludes no key. Query `i` sees the keys from `i + seqlen_k - seqlen_q - left`
+    /// to `i + seqlen_k - seqlen_q + right`, so the first query needs `right >= seqlen_q - 1` to see the last key.
+    pub fn window(&self, max_seqlen_q: usize, max_seqlen_k: usize) -> (Option<usize>, Option<usize>) {
+        let left = self.window_size_left.filter(|&left| left <= max_seqlen_k);
+        (left, self.window_size_right.filter(|&right| right <= max_seqlen_q.max(max_seqlen_k)))
     }
 
     /// The cap of the scores, 0 for none.

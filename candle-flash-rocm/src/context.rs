@@ -1,16 +1,49 @@
 //! A GPU for CPU tensors: candle has no ROCm device, so tensors go there and back.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Driver, Gpu, Kernels, Planner, Platform, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::raw::host::Session;
 use crate::raw::Workspace;
 use crate::store::{Store, Stores};
 
+/// Where the calls of a thread are computed.
+#[derive(Clone, Debug)]
+enum Place {
+    Undecided,
+    Cpu,
+    Gpu(RocmContext),
+}
+
 thread_local! {
-    static CURRENT: RefCell<Option<RocmContext>> = const { RefCell::new(None) };
+    static PLACE: RefCell<Place> = const { RefCell::new(Place::Undecided) };
+}
+
+/// Open scopes of GPUs, on all threads.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Closes a scope of a GPU, also where its calls panic.
+struct Closing;
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs calls with this thread's place set, and restores the place before, also where the calls panic.
+fn within<T>(place: Place, calls: impl FnOnce() -> T) -> T {
+    struct Restore(Place);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            PLACE.set(std::mem::replace(&mut self.0, Place::Undecided));
+        }
+    }
+    let _restore = Restore(PLACE.replace(place));
+    calls()
 }
 
 /// A GPU with a kernel store. CPU tensors are computed there where a caller asks for it, and only there.
@@ -40,11 +73,15 @@ struct Inner {
 pub(crate) fn open_kernels(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Kernels> {
     let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
     let store = stores.for_gpu(gpu.target())?;
+    let planner = match (store.planner(), stores.planner()) {
+        (Some(sha256), Some(path)) => Some(Planner::verified(&path, sha256)?),
+        _ => None,
+    };
     let kernels = Kernels::new(gpu, store)?;
-    match stores.planner() {
-        Some(path) => Ok(kernels.with_planner(Planner::open(&path)?)),
-        None => Ok(kernels),
-    }
+    Ok(match planner {
+        Some(planner) => kernels.with_planner(planner),
+        None => kernels,
+    })
 }
 
 impl RocmContext {
@@ -60,8 +97,8 @@ impl RocmContext {
 
     /// The AMD GPU of a number, with its store among these.
     ///
-    /// Where a library `_ck_planner.so` lies beside a store with kernels of Composable Kernel, those serve the calls that
-    /// they can.
+    /// Kernels of Composable Kernel serve the calls that they can, if the store has some and `_ck_planner.so`, the library
+    /// whose digest the store's manifest names, is in the directory of the stores.
     ///
     /// # Errors
     ///
@@ -91,22 +128,37 @@ impl RocmContext {
         self.0.kernels.gpu()
     }
 
-    /// Runs calls of this thread on the GPU: forwards within, and the backwards of these, whenever they come.
+    /// Runs calls of this thread on the GPU: forwards within, and the backwards of these, whenever and on whichever thread
+    /// they come.
+    ///
+    /// While a scope is open, calls on other threads need a scope of their own, this one or [`cpu_scope`](Self::cpu_scope):
+    /// otherwise they are errors, because work that was handed to another thread would run on the CPU unnoticed.
     pub fn scope<T>(&self, calls: impl FnOnce() -> T) -> T {
-        // The context before comes back also where the calls panic.
-        struct Restore(Option<RocmContext>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.with_borrow_mut(|current| *current = self.0.take());
-            }
-        }
-        let _restore = Restore(CURRENT.with_borrow_mut(|current| current.replace(self.clone())));
-        calls()
+        OPEN.fetch_add(1, Ordering::SeqCst);
+        let _open = Closing;
+        within(Place::Gpu(self.clone()), calls)
     }
 
-    /// The context of this thread's scope.
-    pub(crate) fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+    /// Runs calls of this thread on the CPU, whatever scopes are open.
+    pub fn cpu_scope<T>(calls: impl FnOnce() -> T) -> T {
+        within(Place::Cpu, calls)
+    }
+
+    /// The GPU of this thread's scope, `None` for the CPU.
+    ///
+    /// # Errors
+    ///
+    /// Where this thread has no scope and another one has one of a GPU.
+    pub(crate) fn current() -> Result<Option<Self>> {
+        match PLACE.with_borrow(Clone::clone) {
+            Place::Gpu(context) => Ok(Some(context)),
+            Place::Undecided if OPEN.load(Ordering::SeqCst) > 0 => Err(Error::Unsupported(
+                "this thread has no scope, and another thread has a scope of a RocmContext: call within \
+                 RocmContext::scope to compute on the GPU, or within RocmContext::cpu_scope to compute on the CPU"
+                    .into(),
+            )),
+            Place::Undecided | Place::Cpu => Ok(None),
+        }
     }
 
     /// Lets one call use the GPU's memory, when those before have finished.

@@ -3,12 +3,15 @@
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 use crate::arguments::Options;
+use crate::context::RocmContext;
+use crate::error::Error;
 use crate::operation::{attend, Attention};
 
 /// Attention as an operation for [`Tensor::apply_op3`]: `q.apply_op3(k, v, FlashAttn { .. })`.
 ///
-/// The functions of this module save the backward some work against it: they keep the logarithms of the softmax sums.
-/// Within a scope of [`RocmContext`](crate::RocmContext) it computes on the GPU; its backward has to be in one too.
+/// Prefer the functions: they keep the logarithms of the softmax sums for the backward, and compute CPU tensors on the GPU
+/// of a [`RocmContext`](crate::RocmContext). This operation keeps nothing between its forward and its backward, so within
+/// a scope of a GPU it is an error for CPU tensors.
 #[derive(Clone, Debug)]
 pub struct FlashAttn {
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
@@ -24,6 +27,20 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
+    /// The operation for CPU tensors. Refuses to compute on the CPU what a scope sends to a GPU.
+    fn cpu_operation(&self) -> Result<Attention> {
+        if RocmContext::current()?.is_some() {
+            return Err(Error::Unsupported(
+                "FlashAttn: its backward may come after the scope of the RocmContext, and would compute on the CPU: call \
+                 flash_attn or another function of the crate, which remembers the GPU, or call it within \
+                 RocmContext::cpu_scope"
+                    .into(),
+            )
+            .into());
+        }
+        Ok(self.operation())
+    }
+
     fn operation(&self) -> Attention {
         let options = Options {
             softmax_scale: self.softmax_scale,
@@ -50,7 +67,7 @@ impl CustomOp3 for FlashAttn {
         s3: &CpuStorage,
         l3: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.operation().cpu_fwd(s1, l1, s2, l2, s3, l3)
+        self.cpu_operation()?.cpu_fwd(s1, l1, s2, l2, s3, l3)
     }
 
     #[cfg(feature = "cuda")]
@@ -66,7 +83,7 @@ impl CustomOp3 for FlashAttn {
         self.operation().cuda_fwd(s1, l1, s2, l2, s3, l3)
     }
 
-    #[cfg(feature = "rocm-device")]
+    #[cfg(rocm_device)]
     fn rocm_fwd(
         &self,
         s1: &candle_core::RocmStorage,
@@ -87,7 +104,8 @@ impl CustomOp3 for FlashAttn {
         res: &Tensor,
         grad_res: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        self.operation().bwd(arg1, arg2, arg3, res, grad_res)
+        let operation = if arg1.device().is_cpu() { self.cpu_operation()? } else { self.operation() };
+        operation.bwd(arg1, arg2, arg3, res, grad_res)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Flash attention for candle, forward and backward, with the functions of candle-flash-attn under their own names.
+#![doc = include_str!("../README.md")]
 
 #![deny(unsafe_code)]
 #![warn(missing_docs, clippy::pedantic)]

@@ -3,9 +3,8 @@
 mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_flash_rocm::launch::{
-    self, Backward, Call, Catalogue, Forward, Launch, Memory, Operand, Pages, Planner, Shape, Sources, Tile,
-};
+use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Launch, Planner, Sources, Tile};
+use candle_flash_rocm::launch::{self, Backward, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
     flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed,
@@ -279,7 +278,7 @@ fn operand() -> impl Strategy<Value = Operand> {
 #[test]
 fn huge_sizes_beside_zeros_are_refused() {
     let planner: Option<&dyn Planner> = Some(&Endless);
-    let sources = Sources { kernels: &Every, planner, device: launch::Device { compute_units: 304 } };
+    let sources = Sources { kernels: &Every, planner, device: internals::Device { compute_units: 304 } };
     let huge = 1 << 62;
     let sizes =
         [(0, 1 << 20, 0, huge, 8), (0, 0, 1 << 20, huge, huge), (1 << 20, 0, 0, huge, 1), (1 << 20, 1, 1, 0, huge)];
@@ -317,7 +316,7 @@ proptest! {
         let forward = Forward { shape, q, k, v, out, lse, pages, lengths: lengths as u64 };
         let backward = Backward { shape, dout, q, k, v, out, lse, dq, dk, dv, may_split };
         let planner: Option<&dyn Planner> = if planned { Some(&Endless) } else { None };
-        let sources = Sources { kernels: &Every, planner, device: launch::Device { compute_units: units } };
+        let sources = Sources { kernels: &Every, planner, device: internals::Device { compute_units: units } };
         let plans = [sources.forward(&forward, &mut Endless), sources.backward(&backward, &mut Endless)];
         for plan in plans {
             if let Err(error) = plan {
@@ -325,4 +324,41 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn calls_that_are_too_large_for_memory_are_errors() {
+    use candle_flash_rocm::Error;
+    // A tensor of one element, which candle shows as many.
+    let expanded = |shape: &[usize]| tensor(&vec![1; shape.len()]).expand(shape).expect("a view");
+    for shape in [[1usize << 40, 16, 4, 64], [1 << 20, 1 << 20, 4, 64], [1 << 45, 1, 1, 1]] {
+        let q = expanded(&shape);
+        let error = flash_attn(&q, &q, &q, 1.0, true).expect_err("no such memory");
+        assert!(matches!(Error::in_candle(&error), Some(Error::OutOfMemory { .. })), "{error}");
+        assert!(error.to_string().contains("pass fewer sequences"), "{error}");
+    }
+}
+
+#[test]
+fn slopes_that_want_a_gradient_are_refused() {
+    let q = tensor(&[1, 3, 2, 8]);
+    let slopes = Var::from_tensor(&tensor(&[2])).expect("a variable");
+    refused(flash_attn_alibi(&q, &q, &q, &slopes, 1.0, true), &["alibi_slopes", "detach()"]);
+    let result = slopes.affine(2.0, 0.0).expect("a result");
+    refused(flash_attn_alibi(&q, &q, &q, &result, 1.0, true), &["alibi_slopes", "detach()"]);
+    flash_attn_alibi(&q, &q, &q, &result.detach(), 1.0, true).expect("a result");
+}
+
+#[test]
+fn errors_keep_their_kind_within_candles() {
+    use candle_core::Context;
+    use candle_flash_rocm::Error;
+    let wide = tensor(&[1, 2, 1, 520]);
+    let error = flash_attn(&wide, &wide, &wide, 1.0, false).expect_err("a head dim");
+    assert_eq!(error.to_string(), "head_dim: got 520, wanted 1 to 512");
+    let wrapped = flash_attn(&wide, &wide, &wide, 1.0, false).context("in layer 3").expect_err("a head dim");
+    for error in [error, wrapped] {
+        assert!(matches!(Error::in_candle(&error), Some(Error::Argument { name: "head_dim", .. })), "{error}");
+    }
+    assert!(Error::in_candle(&candle_core::Error::msg("another")).is_none());
 }

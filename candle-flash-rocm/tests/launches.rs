@@ -5,10 +5,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use candle_flash_rocm::launch::{
-    plan_backward, plan_forward, Argument, Backward, Call, Catalogue, Device, Dtype, Forward, Launch, Memory, Operand,
-    Pages, Planner, Shape, Source, Sources, Step, Tile,
+use candle_flash_rocm::launch::internals::{
+    plan_backward, plan_forward, Argument, Call, Catalogue, Device, Launch, Planner, Source, Sources, Step, Tile,
 };
+use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{Error, Result};
 use serde::Deserialize;
 

@@ -133,6 +133,18 @@ fn full_and_causal() -> Result<()> {
 }
 
 #[test]
+fn windows_of_more_queries_than_keys() -> Result<()> {
+    let size = Size { batch: 1, q: 37, k: 5, heads: 2, heads_k: 1, dim: 16 };
+    for right in [0, 3, 5, 6, 17, 35, 36, 40] {
+        for left in [None, Some(0), Some(4), Some(6)] {
+            let wanted = Wanted { scale: 0.25, left, right: Some(right), ..Wanted::default() };
+            check(size, DType::F32, &wanted, true, |q, k, v| flash_attn_windowed(q, k, v, 0.25, left, Some(right)))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn windows() -> Result<()> {
     for size in SIZES {
         for (left, right) in

@@ -185,6 +185,56 @@ fn damaged_entries_are_refused() {
     }
 }
 
+/// An archive whose member is `count` times a byte.
+fn inflating(name: &str, byte: u8, count: usize) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+    writer.start_file(name, options).expect("a member");
+    let block = vec![byte; 1 << 20];
+    for _ in 0..count >> 20 {
+        writer.write_all(&block).expect("its content");
+    }
+    writer.finish().expect("an archive").into_inner()
+}
+
+#[test]
+fn archives_that_unpack_to_more_than_a_store_has_are_refused() {
+    let bomb = inflating("manifest.json", b' ', 64 << 20);
+    assert!(bomb.len() < 100_000, "{}", bomb.len());
+    refused(read(bomb), &["manifest.json", "more than 16777216 bytes"]);
+    refused(read(with("size", "1000000000")).expect("a store").image("k"), &["1000000000 bytes", "at most 268435456"]);
+    // The group of the sample is LZMA: after the local header come two bytes of version, two of size, and the properties.
+    let mut large = sample();
+    let name = b"triton-fwd-d64";
+    let at = large.windows(name.len()).position(|window| window == name).expect("the group") + name.len();
+    assert_eq!(&large[at + 2..at + 4], [5, 0], "the size of LZMA's properties");
+    large[at + 5..at + 9].copy_from_slice(&u32::MAX.to_le_bytes());
+    refused(read(large).expect("a store").image("fwd-bf16-d64"), &["its dictionary has 4294967295 bytes", "at most"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused() {
+    let directory = Directory::new("pipe");
+    let pipe = directory.0.join("gfx942.zip");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    refused(Store::open(&pipe), &["gfx942.zip", "is no regular file"]);
+    refused(Stores::open(&directory.0).expect("a listing").store("gfx942"), &["is no regular file"]);
+    refused(Store::open(Path::new("/dev/null")), &["/dev/null", "is no regular file"]);
+}
+
+#[test]
+fn errors_of_stores_can_be_matched() {
+    use candle_flash_rocm::Error;
+    let missing = read(sample()).expect("a store").image("fwd-bf16-d512").expect_err("no such kernel");
+    assert!(matches!(&missing, Error::MissingKernel { kernel, .. } if kernel == "fwd-bf16-d512"), "{missing:?}");
+    let absent = Store::open("/nonexistent/gfx942.zip").expect_err("no such file");
+    let source = std::error::Error::source(&absent).expect("a cause");
+    let cause = source.downcast_ref::<std::io::Error>().expect("an error of the file system");
+    assert_eq!(cause.kind(), std::io::ErrorKind::NotFound);
+}
+
 /// Reads everything that there is in a store.
 fn exhaust(bytes: Vec<u8>) {
     if let Ok(store) = read(bytes) {

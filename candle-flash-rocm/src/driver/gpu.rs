@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::api::{Handle, Select};
 use super::{Driver, Platform};
-use crate::error::{Error, Result};
+use crate::error::{zeros, Error, Result};
 
 /// Where HIP's `hipDeviceProp_tR0600`, whose layout is fixed since ROCm 6.0, has what is read of it; its size in bytes.
 const PROPERTIES: usize = 1472;
@@ -42,7 +42,7 @@ impl Gpu {
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
         let Some(number) = number else {
             let hint = "look at HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, and at the rights to /dev/kfd";
-            return Err(Error::Driver(format!(
+            return Err(Error::WrongDevice(format!(
                 "no GPU number {ordinal}: {} has {count}, numbered from 0; {hint}",
                 driver.path()
             )));
@@ -180,8 +180,13 @@ impl Gpu {
     }
 
     /// A stream of somebody else, by its handle: a `hipStream_t` or `CUstream` as a number, 0 for the default stream.
+    ///
+    /// # Safety
+    ///
+    /// The handle has to be 0 or a stream of this device's context, and its owner must not destroy it before the result
+    /// is dropped. The drivers dereference the handle.
     #[must_use]
-    pub fn foreign_stream(self: &Arc<Self>, handle: usize) -> Stream {
+    pub unsafe fn foreign_stream(self: &Arc<Self>, handle: usize) -> Stream {
         Stream { gpu: self.clone(), handle, owned: false }
     }
 
@@ -257,22 +262,24 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Where they do not fit, or the driver refuses.
-    pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
+    /// Where they do not fit, or the driver refuses. Where the wait fails the copy may still be reading: the bytes are
+    /// then leaked.
+    pub fn upload(&self, from: Vec<u8>, to: &Buffer) -> Result<()> {
         self.fits(from.len(), to)?;
         // SAFETY: the buffer is of this device and large enough.
         unsafe { self.copy_to(from, to.address) }
     }
 
-    /// Copies the start of a buffer into bytes, and waits until they are there.
+    /// Copies the first `bytes` of a buffer, and waits until they are there.
     ///
     /// # Errors
     ///
-    /// Where they do not fit, or the driver refuses.
-    pub fn download(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
-        self.fits(to.len(), from)?;
+    /// Where the buffer has fewer, the host has no memory for them, or the driver refuses. Where the wait fails the copy
+    /// may still be writing: its target is then leaked.
+    pub fn download(&self, from: &Buffer, bytes: usize) -> Result<Vec<u8>> {
+        self.fits(bytes, from)?;
         // SAFETY: the buffer is of this device and large enough.
-        unsafe { self.copy_from(from.address, to) }
+        unsafe { self.copy_from(from.address, bytes) }
     }
 
     /// Copies bytes to an address, and waits until they are there.
@@ -280,41 +287,64 @@ impl Stream {
     /// # Safety
     ///
     /// The address has to be memory of this device with so many bytes.
-    pub(crate) unsafe fn copy_to(&self, from: &[u8], address: u64) -> Result<()> {
+    pub(crate) unsafe fn copy_to(&self, from: Vec<u8>, address: u64) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
-        self.gpu.with(|| {
+        let started = self.gpu.with(|| {
             let source: *const c_void = from.as_ptr().cast();
-            // SAFETY: the caller's promise; the source lives until the wait below is over.
+            // SAFETY: the caller's promise; the source lives until the copy is known to be over, see `finish`.
             let code = unsafe { (self.gpu.driver.api.to_device)(address, source, from.len(), self.handle as Handle) };
             self.gpu.check("copying to the device", code)
-        })?;
-        self.wait()
+        });
+        self.finish(started, from).map(drop)
     }
 
-    /// Copies bytes from an address, and waits until they are there.
+    /// Copies `bytes` from an address, and waits until they are there.
     ///
     /// # Safety
     ///
     /// As `copy_to`.
-    pub(crate) unsafe fn copy_from(&self, address: u64, to: &mut [u8]) -> Result<()> {
+    pub(crate) unsafe fn copy_from(&self, address: u64, bytes: usize) -> Result<Vec<u8>> {
+        let mut to: Vec<u8> = zeros(bytes)?;
         if to.is_empty() {
-            return Ok(());
+            return Ok(to);
         }
-        self.gpu.with(|| {
+        let started = self.gpu.with(|| {
             let target: *mut c_void = to.as_mut_ptr().cast();
-            // SAFETY: the caller's promise; the target lives until the wait below is over.
-            let code = unsafe { (self.gpu.driver.api.to_host)(target, address, to.len(), self.handle as Handle) };
+            // SAFETY: the caller's promise; the target lives until the copy is known to be over, see `finish`.
+            let code = unsafe { (self.gpu.driver.api.to_host)(target, address, bytes, self.handle as Handle) };
             self.gpu.check("copying from the device", code)
-        })?;
-        self.wait()
+        });
+        self.finish(started, to)
+    }
+
+    /// Waits for a copy and returns its host memory. Where the driver does not confirm that the copy is over, the memory
+    /// is leaked, because the GPU may still use it.
+    fn finish(&self, started: Result<()>, memory: Vec<u8>) -> Result<Vec<u8>> {
+        match started.and_then(|()| self.wait()) {
+            Ok(()) => Ok(memory),
+            Err(error) => {
+                memory.leak();
+                Err(error)
+            }
+        }
     }
 
     fn fits(&self, bytes: usize, buffer: &Buffer) -> Result<()> {
-        if bytes > buffer.bytes || !Arc::ptr_eq(&self.gpu, &buffer.gpu) {
-            let what = format!("{bytes} bytes, the buffer has {} on {}", buffer.bytes, buffer.gpu.target);
-            return Err(Error::Driver(format!("a copy of {what}: take a buffer of this device that is large enough")));
+        if !Arc::ptr_eq(&self.gpu, &buffer.gpu) {
+            let (own, other) = (&self.gpu, &buffer.gpu);
+            return Err(Error::WrongDevice(format!(
+                "a copy on a stream of device {} ({}) to or from a buffer of device {} ({}): take a buffer of the \
+                 stream's own Gpu",
+                own.ordinal, own.target, other.ordinal, other.target
+            )));
+        }
+        if bytes > buffer.bytes {
+            return Err(Error::driver(format!(
+                "a copy of {bytes} bytes, the buffer has {}: allocate a larger one",
+                buffer.bytes
+            )));
         }
         Ok(())
     }

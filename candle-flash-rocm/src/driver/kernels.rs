@@ -50,7 +50,7 @@ impl Kernels {
     /// Where the store is of another target.
     pub fn new(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
         if store.target() != gpu.target() && generic(gpu.target()) != Some(store.target()) {
-            return Err(Error::Store(format!(
+            return Err(Error::store(format!(
                 "{} has kernels for {}, the GPU is {target}: build a store with ./build_rocm.sh --store {target}",
                 store.path().display(),
                 store.target(),
@@ -75,6 +75,7 @@ impl Kernels {
 
     /// What plans of calls on the device choose from.
     #[must_use]
+    #[doc(hidden)]
     pub fn sources(&self) -> Sources<'_> {
         let planner = self.planner.as_ref().map(|planner| planner as _);
         Sources { kernels: self, planner, device: Device { compute_units: self.gpu.compute_units() } }
@@ -108,7 +109,7 @@ impl Kernels {
     fn load(&self, name: &str, kernel: &Kernel, image: &'static [u8]) -> Result<Function> {
         let api = &self.gpu.driver().api;
         let symbol = CString::new(kernel.symbol.as_str())
-            .map_err(|_| Error::Store(format!("kernel {name}: its symbol has a null character")))?;
+            .map_err(|_| Error::store(format!("kernel {name}: its symbol has a null character")))?;
         let (mut module, mut function): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the image was checked against its digest and is never freed.
         let code = unsafe { (api.module_load)(&raw mut module, image.as_ptr().cast()) };
@@ -143,6 +144,7 @@ impl Kernels {
     /// # Errors
     ///
     /// Where the store lacks the kernel, an argument is not what it takes, or the driver refuses.
+    #[doc(hidden)]
     pub unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<()> {
         let name = &launch.kernel;
         let kernel = self.store.kernel(name)?;
@@ -224,6 +226,7 @@ impl Kernels {
     /// # Errors
     ///
     /// Where the driver refuses.
+    #[doc(hidden)]
     pub unsafe fn fill(&self, stream: &Stream, fill: &Fill) -> Result<()> {
         if fill.count == 0 {
             return Ok(());
@@ -265,7 +268,7 @@ fn check_arguments(name: &str, kernel: &Kernel, arguments: &[Argument]) -> Resul
         return Ok(());
     }
     let wanted: Vec<&Parameter> = wanted().collect();
-    Err(Error::Store(format!(
+    Err(Error::store(format!(
         "kernel {name} takes {} arguments, {wanted:?}; a launch has {} others: the store and the crate are from different \
          revisions, build both from one",
         wanted.len(),

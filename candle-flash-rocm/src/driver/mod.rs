@@ -14,7 +14,7 @@ use std::ffi::{c_char, c_void, CStr};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use crate::error::{Error, Result};
+use crate::error::{DriverCode, Error, Result};
 use api::Api;
 pub use gpu::{Buffer, Event, Gpu, Stream};
 pub use kernels::Kernels;
@@ -22,6 +22,7 @@ pub use planner::Planner;
 
 /// Whose driver it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Platform {
     /// AMD's HIP runtime.
     Hip,
@@ -128,7 +129,7 @@ impl Driver {
             }
             Platform::Cuda => "install the NVIDIA driver",
         };
-        Err(Error::Driver(format!("no GPU driver opens: {}; {install}", problems.join("; "))))
+        Err(Error::driver(format!("no GPU driver opens: {}; {install}", problems.join("; "))))
     }
 
     /// Whose driver it is.
@@ -167,7 +168,13 @@ impl Driver {
         }
         let (name, text) = self.words(code);
         let remedy = remedy(&name).map_or(String::new(), |remedy| format!("; {remedy}"));
-        Err(Error::Driver(format!("{what} failed: {name} ({code}): {text}{remedy}")))
+        let reason = format!("{what} failed: {name} ({code}): {text}{remedy}");
+        let source = DriverCode { code, name };
+        Err(match source.name.as_str() {
+            OUT_OF_MEMORY_HIP | OUT_OF_MEMORY_CUDA => Error::OutOfMemory { reason, source: Some(Box::new(source)) },
+            "hipErrorInvalidDevice" | "CUDA_ERROR_INVALID_DEVICE" => Error::WrongDevice(reason),
+            _ => Error::Driver { reason, source: Some(source) },
+        })
     }
 
     /// A code's name and description.
@@ -197,10 +204,14 @@ impl Driver {
     }
 }
 
+/// The drivers' names of the error for memory that a device does not have.
+const OUT_OF_MEMORY_HIP: &str = "hipErrorOutOfMemory";
+const OUT_OF_MEMORY_CUDA: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+
 /// What to do about an error, by the driver's name of it.
 fn remedy(name: &str) -> Option<&'static str> {
     Some(match name {
-        "hipErrorOutOfMemory" | "hipErrorMemoryAllocation" | "CUDA_ERROR_OUT_OF_MEMORY" => {
+        OUT_OF_MEMORY_HIP | OUT_OF_MEMORY_CUDA => {
             "pass fewer sequences at once, or free memory of the GPU"
         }
         "hipErrorNoBinaryForGpu" | "hipErrorInvalidImage" | "hipErrorSharedObjectInitFailed" | "CUDA_ERROR_NO_BINARY_FOR_GPU"

@@ -40,19 +40,49 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// Opens the library.
+    /// Opens the library if its bytes have the digest that a store's manifest names
+    /// ([`Store::planner`](crate::store::Store::planner)).
+    ///
+    /// # Errors
+    ///
+    /// Where its digest is another one, it does not open, or it has another version.
+    pub(crate) fn verified(path: &Path, sha256: &str) -> Result<Self> {
+        let unreadable = |error: std::io::Error| Error::Store {
+            reason: format!("the planner of Composable Kernel {} cannot be read: {error}", path.display()),
+            source: Some(Box::new(error)),
+        };
+        let found = crate::store::sha256(&std::fs::read(path).map_err(unreadable)?);
+        if found != sha256 {
+            return Err(Error::store(format!(
+                "{} is not the planner of this store: its sha256 is {found}, the manifest says {sha256}. Put the \
+                 _ck_planner.so there that was written with the store, or remove the file to do without Composable Kernel",
+                path.display()
+            )));
+        }
+        // SAFETY: the library is the one that was built with the store.
+        unsafe { Self::open(path) }
+    }
+
+    /// Opens the library, whatever it is.
+    ///
+    /// # Safety
+    ///
+    /// The file has to be a `_ck_planner.so` of this repository: loading it runs its initializers, and its functions are
+    /// called with the structures of `flash_attn_ck.h`.
     ///
     /// # Errors
     ///
     /// Where it does not open, or has another version.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub unsafe fn open(path: &Path) -> Result<Self> {
+        // The loader looks for a name without a directory in its own search path.
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let failed = |reason: String| {
-            Error::Driver(format!(
+            Error::driver(format!(
                 "the planner of Composable Kernel {}: {reason}; ./build_rocm.sh --store gfx942 --backend ck writes one",
                 path.display()
             ))
         };
-        // SAFETY: the library has no initializers beside those of the C++ runtime.
+        // SAFETY: the caller's promise.
         let library = unsafe { Library::new(path) }.map_err(|error| failed(why(&error)))?;
         macro_rules! find {
             ($name:literal) => {
@@ -96,7 +126,7 @@ impl crate::launch::Planner for Planner {
             Call::Backward => (self.backward, BACKWARD),
         };
         if parameters.len() != size {
-            return Err(Error::Driver(format!("a call of {} bytes, the planner takes {size}", parameters.len())));
+            return Err(Error::driver(format!("a call of {} bytes, the planner takes {size}", parameters.len())));
         }
         let parameters = aligned(parameters);
         let mut plan = vec![0u64; PLAN / 8];

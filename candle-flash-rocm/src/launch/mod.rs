@@ -1,7 +1,8 @@
-//! Which kernels a call needs, with which grids and arguments: what the wheels' Python backends launch, byte for byte.
+//! A call of attention as values: shapes, device addresses and strides, for [`crate::raw`].
 //!
-//! Nothing here touches a GPU. A plan is computed from device addresses, strides and what the store says of its
-//! kernels; [`crate::driver`] launches it.
+//! From a call, what the store says of its kernels, and the GPU's compute units, a plan is computed: which kernels to
+//! launch, with which grids and arguments. It is what the wheels' Python backends launch, byte for byte. The plan's types
+//! are private.
 
 mod assembly;
 mod backward;
@@ -13,13 +14,28 @@ mod sources;
 mod split_kv;
 mod variant;
 
-pub use backward::{plan_backward, Backward};
-pub use choice::Source;
-pub use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
-pub use forward::{plan_forward, Forward};
-pub use plan::{Argument, Catalogue, Device, Fill, Launch, Memory, Step, Sum, Tile};
-pub use sources::Sources;
+pub use backward::Backward;
+pub use forward::Forward;
+pub use plan::Memory;
 pub use variant::Dtype;
+
+pub(crate) use backward::plan_backward;
+pub(crate) use choice::Source;
+pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
+pub(crate) use forward::plan_forward;
+pub(crate) use plan::{Argument, Catalogue, Device, Fill, Launch, Step, Tile};
+pub(crate) use sources::Sources;
+
+/// For this crate's own tests and examples. Any release may change or remove what is here.
+#[doc(hidden)]
+pub mod internals {
+    pub use super::backward::plan_backward;
+    pub use super::choice::Source;
+    pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
+    pub use super::forward::plan_forward;
+    pub use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step, Sum, Tile};
+    pub use super::sources::Sources;
+}
 
 use crate::error::{argument, Result};
 use plan::Arguments;

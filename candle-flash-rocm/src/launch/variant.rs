@@ -7,6 +7,7 @@ pub(super) const MAX_HEAD_DIM: usize = 512;
 
 /// Element type of a call's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Dtype {
     /// IEEE half precision.
     F16,

@@ -3,10 +3,10 @@
 use candle_core::{Tensor, WithDType};
 
 use super::{Attention, HEAD_DIM_MULTIPLE};
-use crate::arguments::Sizes;
+use crate::arguments::{memory, Sizes};
 use crate::context::RocmContext;
 use crate::cpu::{Element, View};
-use crate::error::{Error, Result};
+use crate::error::{argument, zeros, Error, Result};
 use crate::launch::Shape;
 use crate::raw::host::{HostBackward, HostForward};
 
@@ -36,26 +36,30 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros.
-fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], padded: usize) -> Vec<T> {
-    let mut found = vec![T::default(); batch * rows * heads * padded];
+/// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros. `Error::OutOfMemory` where it is too
+/// large.
+fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], padded: usize) -> Result<Vec<T>> {
+    let mut found: Vec<T> = memory([batch, rows, heads, padded])?;
     if padded > 0 {
         for (index, row) in found.chunks_exact_mut(padded).enumerate() {
             let (head, place) = (index % heads, index / heads);
             view.copy(place / rows, place % rows, head, &mut row[..dim]);
         }
     }
-    found
+    Ok(found)
 }
 
-/// The elements of a dense tensor without the padding of its head dims.
-fn unpadded<T: Element>(bytes: &[u8], padded: usize, dim: usize) -> Vec<T> {
-    let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
-    bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
-    if padded == dim {
-        return elements;
+/// The elements of a dense tensor without the padding of its head dims. `Error::OutOfMemory` where the host has no memory.
+fn unpadded<T: Element>(bytes: &[u8], padded: usize, dim: usize) -> Result<Vec<T>> {
+    let rows = bytes.len() / size_of::<T>() / padded.max(1);
+    let mut elements: Vec<T> = zeros(rows * dim)?;
+    if padded > 0 {
+        let width = size_of::<T>();
+        for (row, from) in elements.chunks_exact_mut(dim).zip(bytes.chunks_exact(padded * width)) {
+            bytemuck::cast_slice_mut(row).copy_from_slice(&from[..dim * width]);
+        }
     }
-    elements.chunks_exact(padded).flat_map(|row| row[..dim].iter().copied()).collect()
+    Ok(elements)
 }
 
 impl Attention {
@@ -66,7 +70,7 @@ impl Attention {
         let mut shape = Shape::dense(T::DTYPE, batch, (seqlen_q, seqlen_k), (heads, heads_k), padded, scale);
         shape.softcap = self.options.cap();
         let keys = if pages > 0 { [pages, page_size, heads_k, dim] } else { [batch, seqlen_k, heads_k, dim] };
-        let mut longest_k = seqlen_k;
+        let (mut longest_q, mut longest_k) = (seqlen_q, seqlen_k);
         let (mut seqlens, mut table) = (None, None);
         if let Some(varlen) = &self.varlen {
             if varlen.pages.as_ref().is_some_and(|pages| pages.mm_prefix_ranges.is_some()) {
@@ -75,14 +79,16 @@ impl Attention {
                 return Err(Error::Unsupported(reason.into()));
             }
             let sequences = varlen.sequences(sizes)?;
-            longest_k = varlen.max_seqlen_k;
-            let starts = |lengths: Vec<usize>| -> Vec<i32> {
-                let mut sum = 0;
-                let ends = lengths.into_iter().map(|length| {
-                    sum += length as i32;
-                    sum
-                });
-                std::iter::once(0).chain(ends).collect()
+            (longest_q, longest_k) = (varlen.max_seqlen_q, varlen.max_seqlen_k);
+            let starts = |name, lengths: &[usize]| -> Result<Vec<i32>> {
+                let mut sum = 0usize;
+                let mut starts = vec![0];
+                for length in lengths {
+                    sum += length;
+                    let wanted = "at most 2147483647 rows in all, because the GPU kernels count them in 32 bits";
+                    starts.push(i32::try_from(sum).or_else(|_| argument(name, format!("{sum} rows"), wanted))?);
+                }
+                Ok(starts)
             };
             let lengths_q: Vec<usize> = sequences.iter().map(|sequence| sequence.q.len()).collect();
             let lengths_k: Vec<usize> = sequences.iter().map(|sequence| sequence.k.len()).collect();
@@ -90,7 +96,7 @@ impl Attention {
             shape.batch = sequences.len();
             shape.seqlen_q = lengths_q.iter().copied().max().unwrap_or(0);
             shape.seqlen_k = lengths_k.iter().copied().max().unwrap_or(0);
-            seqlens = Some((starts(lengths_q), starts(lengths_k)));
+            seqlens = Some((starts("seqlens_q", &lengths_q)?, starts("seqlens_k", &lengths_k)?));
             if varlen.pages.is_some() {
                 let columns = sequences.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0).max(1);
                 let rows = sequences.iter().flat_map(|sequence| {
@@ -100,12 +106,12 @@ impl Attention {
                 table = Some((rows.collect(), columns, page_size));
             }
         }
-        (shape.window_left, shape.window_right) = self.options.window(longest_k);
+        (shape.window_left, shape.window_right) = self.options.window(longest_q, longest_k);
         Ok(Inputs {
             shape,
-            q: gather(q, [batch, seqlen_q, heads, dim], padded),
-            k: gather(k, keys, padded),
-            v: gather(v, keys, padded),
+            q: gather(q, [batch, seqlen_q, heads, dim], padded)?,
+            k: gather(k, keys, padded)?,
+            v: gather(v, keys, padded)?,
             slopes: self.options.alibi_slopes.as_ref().map(Tensor::to_vec1).transpose()?,
             seqlens,
             pages: table,
@@ -122,7 +128,7 @@ impl Attention {
         let inputs = self.inputs(sizes, tensors)?;
         let (out, lse) = rocm.session(|mut session| session.forward(&inputs.forward()))?;
         self.keep(lse);
-        Ok(unpadded(&out, inputs.shape.head_dim, sizes.dim))
+        unpadded(&out, inputs.shape.head_dim, sizes.dim)
     }
 
     /// The backward on a GPU: elements of dq, dk and dv.
@@ -135,7 +141,7 @@ impl Attention {
         let inputs = self.inputs(sizes, [q, k, v])?;
         let padded = inputs.shape.head_dim;
         let shape = [sizes.batch, sizes.seqlen_q, sizes.heads, sizes.dim];
-        let (out, dout) = (gather(out, shape, padded), gather(dout, shape, padded));
+        let (out, dout) = (gather(out, shape, padded)?, gather(dout, shape, padded)?);
         let gradients = rocm.session(|mut session| {
             let lse = match self.kept() {
                 Some(lse) => lse,
@@ -153,6 +159,7 @@ impl Attention {
                 bytemuck::cast_slice(&narrowed).to_vec()
             })
         })?;
-        Ok(gradients.map(|bytes| unpadded(&bytes, padded, sizes.dim)))
+        let [dq, dk, dv] = gradients.map(|bytes| unpadded(&bytes, padded, sizes.dim));
+        Ok([dq?, dk?, dv?])
     }
 }

@@ -1,7 +1,7 @@
 //! Attention as an operation of candle: forward and backward, dense or over packed sequences.
 
 mod gpu;
-#[cfg(any(feature = "cuda", feature = "rocm-device"))]
+#[cfg(any(feature = "cuda", rocm_device))]
 mod resident;
 
 use std::sync::{Mutex, PoisonError};
@@ -27,26 +27,27 @@ pub(crate) fn attend(
     options: Options,
     varlen: Option<Varlen>,
 ) -> candle_core::Result<Tensor> {
-    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    #[cfg(any(feature = "cuda", rocm_device))]
     if !q.device().is_cpu() {
         return resident::attend(q, k, v, options, varlen);
     }
-    q.apply_op3(k, v, Attention::new(options, varlen))
+    let attention = Attention { rocm: RocmContext::current()?, ..Attention::new(options, varlen) };
+    q.apply_op3(k, v, attention)
 }
 
 /// One call of attention. It is used for one call alone, because it keeps what the backward needs of its forward.
 pub(crate) struct Attention {
     options: Options,
     varlen: Option<Varlen>,
-    /// The GPU that computes, which was the thread's when the call was made; None for the CPU.
+    /// The GPU that computes CPU tensors, which was the thread's when the call was made; None for the CPU.
     rocm: Option<RocmContext>,
     /// In the layout of who computes.
     lse: Mutex<Option<Vec<f32>>>,
     /// The same of tensors on a GPU of candle, which stays there.
-    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    #[cfg(any(feature = "cuda", rocm_device))]
     lse_there: Mutex<Option<Tensor>>,
     /// Whether the forward fills `lse_there`; a backward that finds nothing computes them.
-    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    #[cfg(any(feature = "cuda", rocm_device))]
     keeps_lse: bool,
 }
 
@@ -58,11 +59,11 @@ impl Attention {
         Self {
             options,
             varlen,
-            rocm: RocmContext::current(),
+            rocm: None,
             lse: Mutex::new(None),
-            #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+            #[cfg(any(feature = "cuda", rocm_device))]
             lse_there: Mutex::new(None),
-            #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+            #[cfg(any(feature = "cuda", rocm_device))]
             keeps_lse: false,
         }
     }
@@ -90,14 +91,14 @@ impl Attention {
             pages: Vec::new(),
             prefixes: Vec::new(),
         };
-        let (sequences, max_seqlen_k) = if let Some(varlen) = &self.varlen {
-            (varlen.sequences(sizes)?, varlen.max_seqlen_k)
+        let (sequences, longest_q, longest_k) = if let Some(varlen) = &self.varlen {
+            (varlen.sequences(sizes)?, varlen.max_seqlen_q, varlen.max_seqlen_k)
         } else {
             let each = (0..sizes.batch).map(|batch| cpu::Sequence { batch, ..dense() });
-            (each.collect(), sizes.seqlen_k)
+            (each.collect(), sizes.seqlen_q, sizes.seqlen_k)
         };
         let slopes = self.options.alibi_slopes.as_ref();
-        let (window_left, window_right) = self.options.window(max_seqlen_k);
+        let (window_left, window_right) = self.options.window(longest_q, longest_k);
         Ok(cpu::Call {
             heads: sizes.heads,
             heads_k: sizes.heads_k,
@@ -130,21 +131,22 @@ impl Attention {
         if let Some(rocm) = &self.rocm {
             return self.gpu_forward(rocm, sizes, [q, k, v]);
         }
+        let mut out = sizes.memory_of_q()?;
         let call = self.cpu_call(sizes)?;
-        let mut out = vec![T::default(); call.rows_q * call.heads * call.dim];
         self.keep(cpu::forward(&call, [&q, &k, &v], &mut out));
         Ok(out)
     }
 
     /// The gradients on the CPU: elements of dq, dk and dv.
     fn cpu_backward<T: Element>(&self, sizes: &Sizes, [q, k, v, out, dout]: [View<'_, T>; 5]) -> Result<[Vec<T>; 3]> {
+        let (mut dq, mut dk, mut dv) = (sizes.memory_of_q()?, sizes.memory_of_k()?, sizes.memory_of_k()?);
         let call = self.cpu_call(sizes)?;
-        let size_q = call.rows_q * call.heads * call.dim;
-        let lse = self.kept().unwrap_or_else(|| cpu::forward(&call, [&q, &k, &v], &mut vec![T::default(); size_q]));
+        let lse = match self.kept() {
+            Some(lse) => lse,
+            None => cpu::forward(&call, [&q, &k, &v], &mut sizes.memory_of_q::<T>()?),
+        };
         let delta = cpu::row_sums(&call, &out, &dout);
         let inputs = cpu::Inputs { q: &q, k: &k, v: &v, dout: &dout, lse: &lse, delta: &delta };
-        let size_k = sizes.batch * sizes.seqlen_k * sizes.heads_k * sizes.dim;
-        let [mut dq, mut dk, mut dv] = [size_q, size_k, size_k].map(|size| vec![T::default(); size]);
         if !cpu::gradients(&call, inputs, [&mut dq, &mut dk, &mut dv]) {
             cpu::gradient_of_queries(&call, inputs, &mut dq);
             cpu::gradients_of_keys(&call, inputs, &mut dk, &mut dv);
@@ -162,7 +164,9 @@ impl Attention {
         let mut views = Vec::with_capacity(tensors.len());
         for (storage, layout) in &stored {
             let Storage::Cpu(storage) = &**storage else {
-                return Err(Error::Unsupported("q, k, v and their gradients have to be on the CPU".into()));
+                return Err(Error::WrongDevice(
+                    "q, k, v, and their gradients have to be on the CPU, as q is: move them with to_device".into(),
+                ));
             };
             views.push(view(storage.as_slice::<T>()?, layout)?);
         }
@@ -245,7 +249,7 @@ impl CustomOp3 for Attention {
         self.resident_forward([(q, q_l), (k, k_l), (v, v_l)])
     }
 
-    #[cfg(feature = "rocm-device")]
+    #[cfg(rocm_device)]
     fn rocm_fwd(
         &self,
         q: &candle_core::RocmStorage,
@@ -264,7 +268,7 @@ impl CustomOp3 for Attention {
         if q.device().is_cuda() {
             return self.resident_backward::<candle_core::CudaStorage>(tensors);
         }
-        #[cfg(feature = "rocm-device")]
+        #[cfg(rocm_device)]
         if matches!(q.device(), candle_core::Device::Rocm(_)) {
             return self.resident_backward::<candle_core::RocmStorage>(tensors);
         }

@@ -2,7 +2,7 @@
 
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
-use crate::error::Result;
+use crate::error::{zeros, Result};
 use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape, Step};
 
 /// A device, a stream of it, and memory there.
@@ -43,18 +43,19 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 impl Session<'_> {
+    /// Copies bytes to memory of the workspace and returns its address.
     fn put(&mut self, content: &[u8]) -> Result<u64> {
         let address = self.workspace.allocate(content.len())?;
+        let mut owned = zeros(content.len())?;
+        owned.copy_from_slice(content);
         // SAFETY: the workspace gave so many bytes.
-        unsafe { self.stream.copy_to(content, address)? };
+        unsafe { self.stream.copy_to(owned, address)? };
         Ok(address)
     }
 
     fn get(&self, address: u64, length: usize) -> Result<Vec<u8>> {
-        let mut content = vec![0; length];
         // SAFETY: the workspace gave at least so many bytes.
-        unsafe { self.stream.copy_from(address, &mut content)? };
-        Ok(content)
+        unsafe { self.stream.copy_from(address, length) }
     }
 
     /// Copies a call's tensors to the device. The result and the logarithms have memory, not contents.
@@ -143,7 +144,7 @@ impl Session<'_> {
             let Step::Sum(sum) = step else { continue };
             let dim = placed.shape.head_dim;
             let parts = floats(&self.get(sum.parts, sum.rows * sum.count * dim * 4)?);
-            let mut total = vec![0.0f32; sum.rows * dim];
+            let mut total: Vec<f32> = zeros(sum.rows * dim)?;
             for (total, parts) in total.chunks_exact_mut(dim).zip(parts.chunks_exact(dim * sum.count)) {
                 for part in parts.chunks_exact(dim) {
                     for (sum, value) in total.iter_mut().zip(part) {

@@ -42,9 +42,9 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 pub(crate) mod host;
-#[cfg(any(feature = "cuda", feature = "rocm-device"))]
+#[cfg(any(feature = "cuda", rocm_device))]
 pub(crate) mod resident;
-#[cfg(feature = "rocm-device")]
+#[cfg(rocm_device)]
 mod rocm;
 mod workspace;
 
@@ -95,7 +95,7 @@ pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Works
 /// # Errors
 ///
 /// Where a kernel is missing, the driver refuses, or a step is a sum, which is the caller's.
-pub unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> Result<()> {
+pub(crate) unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> Result<()> {
     for step in steps {
         match step {
             // SAFETY: the caller's promise.

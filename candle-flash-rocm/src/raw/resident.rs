@@ -91,7 +91,9 @@ unsafe fn launch<S: GpuStorage>(
             index
         } else {
             let kernels = open(platform, ordinal)?;
-            let (stream, workspace) = (kernels.gpu().foreign_stream(handle), Workspace::new(kernels.gpu().clone()));
+            let workspace = Workspace::new(kernels.gpu().clone());
+            // SAFETY: the stream is used only in calls with a tensor of candle whose stream it is, and which keeps it.
+            let stream = unsafe { kernels.gpu().foreign_stream(handle) };
             lanes.push(Lane { platform, ordinal, stream, kernels, workspace });
             lanes.len() - 1
         };
@@ -161,7 +163,7 @@ impl Indices {
             (shape.seqlen_q, shape.seqlen_k) = (varlen.max_seqlen_q, varlen.max_seqlen_k);
             (shape.cu_seqlens_q, shape.cu_seqlens_k) = (address::<S>(starts_q)?, address::<S>(starts_k)?);
         }
-        (shape.window_left, shape.window_right) = call.options.window(shape.seqlen_k);
+        (shape.window_left, shape.window_right) = call.options.window(shape.seqlen_q, shape.seqlen_k);
         Ok(shape)
     }
 }
@@ -175,7 +177,9 @@ fn address<S: GpuStorage>(tensor: &Tensor) -> Result<u64> {
 }
 
 fn stored<S: GpuStorage>(storage: &Storage) -> Result<&S> {
-    S::of(storage).ok_or_else(|| Error::Unsupported("q, k, v and their gradients have to be on one device".into()))
+    S::of(storage).ok_or_else(|| {
+        Error::WrongDevice("q, k, v, and their gradients have to be on one device: move them with to_device".into())
+    })
 }
 
 /// A tensor `(batch, rows, heads, head_dim)` or `(rows, heads, head_dim)` as kernels take it.

@@ -43,7 +43,7 @@ impl Workspace {
 
     /// [`reset`](Self::reset) that frees nothing, because a captured graph may have addresses of it. Since a buffer is
     /// larger than all before it together, what became too small is less than half.
-    #[cfg(any(feature = "cuda", feature = "rocm-device"))]
+    #[cfg(any(feature = "cuda", rocm_device))]
     pub(super) fn rewind(&mut self) {
         self.used = 0;
     }

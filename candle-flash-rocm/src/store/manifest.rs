@@ -15,6 +15,7 @@ const MAX_PARAMETERS: usize = 64;
 
 /// An argument of a kernel, by its letter in the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Parameter {
     /// A device address.
     Pointer,
@@ -36,6 +37,7 @@ pub enum Parameter {
 
 /// What a store says of one kernel.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Kernel {
     /// Name of the function in the code object.
     pub symbol: String,
@@ -68,15 +70,28 @@ pub(super) struct Code {
     pub size: usize,
 }
 
-/// The kernels of a store by name, and the target whose store has code of theirs.
-pub(super) type Parsed = (BTreeMap<String, Kernel>, Option<String>);
+/// A manifest whose entries have been checked.
+pub(super) struct Manifest {
+    /// By name.
+    pub kernels: BTreeMap<String, Kernel>,
+    /// The target whose store has code of these kernels.
+    pub base: Option<String>,
+    /// Digest of the planner library of Composable Kernel's launches, in hexadecimal; None without such kernels.
+    pub planner: Option<String>,
+}
+
+/// The format alone, so that a manifest of another one is refused by its number.
+#[derive(Deserialize)]
+struct Head {
+    format: u64,
+}
 
 #[derive(Deserialize)]
-struct Manifest {
-    format: u64,
+struct Content {
     base: Option<String>,
+    planner: Option<String>,
     #[serde(default)]
-    kernels: serde_json::Value,
+    kernels: BTreeMap<String, Entry>,
 }
 
 #[derive(Deserialize)]
@@ -104,20 +119,19 @@ struct Constants {
     num_xcds: Option<usize>,
 }
 
-/// What a manifest says. The error says what is wrong with it.
-pub(super) fn parse(text: &[u8]) -> Result<Parsed, String> {
+/// Reads a manifest. The error is the reason to refuse it.
+pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
     let broken = |error: serde_json::Error| format!("manifest.json cannot be read: {error}");
-    let manifest: Manifest = serde_json::from_slice(text).map_err(broken)?;
-    if manifest.format != FORMAT {
+    let head: Head = serde_json::from_slice(text).map_err(broken)?;
+    if head.format != FORMAT {
         return Err(format!(
             "it has format {}, this crate reads {FORMAT}: build the store with the version of the repository that the \
              crate is from",
-            manifest.format
+            head.format
         ));
     }
-    let base = manifest.base;
-    let entries: BTreeMap<String, Entry> = serde_json::from_value(manifest.kernels).map_err(broken)?;
-    let kernels: Result<_, String> = entries
+    let Content { base, planner, kernels } = serde_json::from_slice(text).map_err(broken)?;
+    let kernels: Result<_, String> = kernels
         .into_iter()
         .map(|(name, entry)| {
             let parameters = parameters(&entry.params).map_err(|reason| format!("kernel {name}: {reason}"))?;
@@ -144,7 +158,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Parsed, String> {
             Ok((name, kernel))
         })
         .collect();
-    Ok((kernels?, base))
+    Ok(Manifest { kernels: kernels?, base, planner })
 }
 
 /// From letters, or from B or K and a number of bytes, to parameters.

@@ -10,13 +10,13 @@ mod stores;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use archive::Archive;
+use manifest::Manifest;
 pub use manifest::{Kernel, Parameter};
 pub(crate) use stores::generic;
 pub use stores::Stores;
@@ -24,7 +24,13 @@ pub use stores::Stores;
 /// The manifest format that this crate reads.
 pub const FORMAT: u64 = 2;
 
+/// Largest manifest that is read. That of the store with the most kernels has 1 MiB.
+const MAX_MANIFEST: usize = 16 << 20;
+
 /// The kernels of one GPU target.
+///
+/// A store is code that runs on the GPU, and names the planner library that this process loads: open only stores that
+/// you would run a program from.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -34,6 +40,7 @@ pub struct Store {
     /// The target whose store has code of these kernels, and that store.
     base: Option<String>,
     beside: Option<Archive>,
+    planner: Option<String>,
 }
 
 impl Store {
@@ -45,11 +52,10 @@ impl Store {
     /// Where a file cannot be read, is damaged or has another format.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|error| damaged(path, &format!("cannot be read: {error}")))?;
         let target = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let mut store = Self::read(path.to_path_buf(), &target, bytes)?;
+        let mut store = Self::of(path.to_path_buf(), &target, Archive::open(path)?)?;
         if let Some(base) = store.base.as_deref() {
-            store.beside = Some(read_archive(&path.with_file_name(format!("{base}.zip")))?);
+            store.beside = Some(Archive::open(&path.with_file_name(format!("{base}.zip")))?);
         }
         Ok(store)
     }
@@ -61,9 +67,20 @@ impl Store {
     /// As [`Store::open`].
     pub fn read(path: PathBuf, target: &str, bytes: Vec<u8>) -> Result<Self> {
         let archive = Archive::new(&path, bytes)?;
-        let text = archive.read("manifest.json", usize::MAX)?;
-        let (kernels, base) = manifest::parse(&text).map_err(|reason| damaged(&path, &reason))?;
-        Ok(Self { path, target: target.to_owned(), kernels, archive, base, beside: None })
+        Self::of(path, target, archive)
+    }
+
+    fn of(path: PathBuf, target: &str, archive: Archive) -> Result<Self> {
+        let text = archive.read("manifest.json", MAX_MANIFEST)?;
+        let Manifest { kernels, base, planner } = manifest::parse(&text).map_err(|reason| damaged(&path, &reason))?;
+        Ok(Self { path, target: target.to_owned(), kernels, archive, base, beside: None, planner })
+    }
+
+    /// Digest of the planner library that plans launches of the store's Composable Kernel kernels: sha256 in hexadecimal.
+    /// `None` for a store without such kernels.
+    #[must_use]
+    pub fn planner(&self) -> Option<&str> {
+        self.planner.as_deref()
     }
 
     /// The GPU target, such as `gfx942` or `sm_90`.
@@ -72,7 +89,7 @@ impl Store {
         &self.target
     }
 
-    /// The file, as errors call it.
+    /// Path of the store, for error messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -96,11 +113,8 @@ impl Store {
     /// Where the store lacks the kernel, with how to build it.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         self.get(name).ok_or_else(|| {
-            Error::Store(format!(
-                "{} has no kernel {name} for {target}. Build a store that has it: ./build_rocm.sh --store {target}",
-                self.path.display(),
-                target = self.target,
-            ))
+            let (kernel, target, store) = (name.to_owned(), self.target.clone(), self.path.clone());
+            Error::MissingKernel { kernel, target, store }
         })
     }
 
@@ -121,10 +135,7 @@ impl Store {
             let there = part(beside, &kernel.group, code.offset, code.size)?.filter(|_| code.at <= image.len());
             image.splice(code.at..code.at, there.ok_or_else(ends)?);
         }
-        let mut digest = String::with_capacity(64);
-        for byte in Sha256::digest(&image) {
-            let _ = write!(digest, "{byte:02x}"); // a String takes everything
-        }
+        let digest = sha256(&image);
         if digest != kernel.sha256 {
             let start = |text: &str| text.chars().take(16).collect::<String>();
             let found = format!(
@@ -141,15 +152,24 @@ impl Store {
 /// So many bytes of a group, from `offset` on; None where it ends before.
 fn part(archive: &Archive, group: &str, offset: usize, size: usize) -> Result<Option<Vec<u8>>> {
     let Some(end) = offset.checked_add(size) else { return Ok(None) };
-    let mut content = archive.read(group, end)?;
+    let mut content = archive.start(group, end)?;
     Ok((content.len() == end).then(|| content.split_off(offset)))
 }
 
-fn read_archive(path: &Path) -> Result<Archive> {
-    let bytes = fs::read(path).map_err(|error| damaged(path, &format!("cannot be read: {error}")))?;
-    Archive::new(path, bytes)
+/// The sha256 of bytes, in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    let mut digest = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        let _ = write!(digest, "{byte:02x}"); // a String takes everything
+    }
+    digest
 }
 
 fn damaged(path: &Path, reason: &str) -> Error {
-    Error::Store(format!("the kernel store {}: {reason}", path.display()))
+    Error::store(format!("the kernel store {}: {reason}", path.display()))
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> Error {
+    let reason = format!("the kernel store {}: cannot be read: {error}", path.display());
+    Error::Store { reason, source: Some(Box::new(error)) }
 }

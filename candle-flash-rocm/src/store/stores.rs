@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{damaged, read_archive, Archive, Store};
+use super::archive::{Archive, MAX_MEMBER};
+use super::{damaged, Store};
 use crate::error::{Error, Result};
 
 /// The environment variable that names a store, a wheel or a directory of stores.
@@ -39,7 +40,7 @@ impl Stores {
     /// Where it is not set, and as [`Stores::open`].
     pub fn from_environment() -> Result<Self> {
         let Some(path) = std::env::var_os(VARIABLE) else {
-            return Err(Error::Store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
+            return Err(Error::store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
         };
         Self::open(PathBuf::from(path))
     }
@@ -67,7 +68,7 @@ impl Stores {
                 add(&name(&path), Place::File(path));
             }
         } else if is_wheel {
-            for member in read_archive(&origin)?.names() {
+            for member in Archive::open(&origin)?.names() {
                 if let Some(name) = member.strip_prefix(IN_A_WHEEL) {
                     add(name, Place::Member(member.clone()));
                 }
@@ -88,10 +89,13 @@ impl Stores {
         self.found.keys().map(String::as_str)
     }
 
-    /// The planner library of Composable Kernel's launches beside the stores, `_ck_planner.so`, if it is there.
+    /// The file `_ck_planner.so` in the directory of the stores, as an absolute path; `None` if there is none.
+    ///
+    /// It is loaded only if the manifest of the GPU's store has its digest.
     #[must_use]
     pub fn planner(&self) -> Option<PathBuf> {
-        let directory = if self.origin.is_dir() { Some(self.origin.as_path()) } else { self.origin.parent() };
+        let origin = std::path::absolute(&self.origin).ok()?;
+        let directory = if origin.is_dir() { Some(origin.as_path()) } else { origin.parent() };
         directory.map(|directory| directory.join("_ck_planner.so")).filter(|path| path.is_file())
     }
 
@@ -116,8 +120,8 @@ impl Stores {
         match self.found.get(target) {
             Some(Place::File(path)) => Store::open(path),
             Some(Place::Member(member)) => {
-                let wheel = read_archive(&self.origin)?;
-                let read = |member: &str| wheel.read(member, usize::MAX);
+                let wheel = Archive::open(&self.origin)?;
+                let read = |member: &str| wheel.read(member, MAX_MEMBER);
                 let mut store = Store::read(self.origin.join(member), target, read(member)?)?;
                 if let Some(base) = store.base.as_deref() {
                     let path = format!("{IN_A_WHEEL}{base}.zip");
@@ -127,7 +131,7 @@ impl Stores {
             }
             None => {
                 let there: Vec<&str> = self.targets().collect();
-                Err(Error::Store(format!(
+                Err(Error::store(format!(
                     "{} has no kernels for {target}, only for {}. Build a store: ./build_rocm.sh --store {target}",
                     self.origin.display(),
                     there.join(", "),

@@ -3,7 +3,8 @@
     python candle-flash-rocm/tests/rocm_candle/make.py DIRECTORY && cargo build --manifest-path DIRECTORY/Cargo.toml
 
 candle without its feature `metal` has a Metal device that does nothing. The copy calls it ROCm everywhere, and the
-stand-in gives it memory. So feature `rocm-device` compiles and runs before candle has a ROCm device.
+stand-in gives it memory. So the crate compiles for tensors of a ROCm device, and runs, before
+candle has one: CANDLE_FLASH_ROCM_DEVICE=1 switches them on.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ crate-type = ["cdylib"]
 
 [dependencies]
 candle-core = {{ version = "*", default-features = false }}
-candle-flash-rocm = {{ path = "{crate}", features = ["rocm-device"] }}
+candle-flash-rocm = {{ path = "{crate}" }}
 half = "*"
 serde = {{ version = "*", features = ["derive"] }}
 serde_json = "*"

@@ -1,0 +1,77 @@
+/* A HIP runtime without a GPU: its memory is the host's, its kernels do nothing. tests/driver.rs tells it to fail. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, LAUNCH_FAILURE = 719 };
+
+/* What hipStreamSynchronize answers, and the target of the last copy to the host. */
+int stub_wait_code = SUCCESS;
+void *stub_last_target;
+
+const char *hipGetErrorName(int code) {
+    switch (code) {
+    case OUT_OF_MEMORY: return "hipErrorOutOfMemory";
+    case INVALID_DEVICE: return "hipErrorInvalidDevice";
+    case LAUNCH_FAILURE: return "hipErrorLaunchFailure";
+    default: return "hipErrorUnknown";
+    }
+}
+const char *hipGetErrorString(int code) { return code == OUT_OF_MEMORY ? "out of memory" : "some error"; }
+int hipInit(unsigned flags) { (void)flags; return SUCCESS; }
+int hipGetDeviceCount(int *count) { *count = 2; return SUCCESS; }
+int hipGetDevice(int *device) { *device = 0; return SUCCESS; }
+int hipSetDevice(int device) { return device < 2 ? SUCCESS : INVALID_DEVICE; }
+int hipGetLastError(void) { return SUCCESS; }
+/* hipDeviceProp_tR0600: 1472 bytes, the compute units at 388, the target's name at 1160. */
+int hipGetDevicePropertiesR0600(char *properties, int device) {
+    int units = 304;
+    (void)device;
+    memset(properties, 0, 1472);
+    memcpy(properties + 388, &units, sizeof units);
+    strcpy(properties + 1160, "gfx942:sramecc+:xnack-");
+    return SUCCESS;
+}
+int hipMalloc(uint64_t *address, size_t bytes) {
+    if (bytes > (size_t)1 << 32) return OUT_OF_MEMORY;
+    *address = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return SUCCESS;
+}
+int hipFree(uint64_t address) { free((void *)(uintptr_t)address); return SUCCESS; }
+int hipMemcpyHtoDAsync(uint64_t to, const void *from, size_t bytes, void *stream) {
+    (void)stream;
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return SUCCESS;
+}
+int hipMemcpyDtoHAsync(void *to, uint64_t from, size_t bytes, void *stream) {
+    (void)stream;
+    stub_last_target = to;
+    memcpy(to, (void *)(uintptr_t)from, bytes);
+    return SUCCESS;
+}
+int hipMemsetD32Async(uint64_t to, unsigned value, size_t count, void *stream) {
+    (void)stream;
+    for (size_t i = 0; i < count; i++) ((uint32_t *)(uintptr_t)to)[i] = value;
+    return SUCCESS;
+}
+int hipStreamCreateWithFlags(void **stream, unsigned flags) { (void)flags; *stream = malloc(1); return SUCCESS; }
+int hipStreamDestroy(void *stream) { free(stream); return SUCCESS; }
+int hipStreamSynchronize(void *stream) { (void)stream; return stub_wait_code; }
+int hipEventCreateWithFlags(void **event, unsigned flags) { (void)flags; *event = malloc(1); return SUCCESS; }
+int hipEventDestroy(void *event) { free(event); return SUCCESS; }
+int hipEventRecord(void *event, void *stream) { (void)event; (void)stream; return SUCCESS; }
+int hipEventSynchronize(void *event) { (void)event; return SUCCESS; }
+int hipEventElapsedTime(float *time, void *from, void *to) { (void)from; (void)to; *time = 0; return SUCCESS; }
+int hipModuleLoadData(void **module, const void *image) { *module = (void *)image; return SUCCESS; }
+int hipModuleUnload(void *module) { (void)module; return SUCCESS; }
+int hipModuleGetFunction(void **function, void *module, const char *name) {
+    (void)name;
+    *function = module;
+    return SUCCESS;
+}
+int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                          unsigned shared, void *stream, void **arguments, void **extra) {
+    (void)function, (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz;
+    (void)shared, (void)stream, (void)arguments, (void)extra;
+    return SUCCESS;
+}
