@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -278,6 +279,7 @@ def _write_build_info(request: _Request, stores: list[Path], scratch: Path) -> P
         "repository": os.environ.get("FLASH_ATTN_REPOSITORY", ""),
         "torch_indexes": indexes,
         "commit": os.environ.get("FLASH_ATTN_COMMIT") or None,
+        "planner": hashlib.sha256(request.planner.read_bytes()).hexdigest() if request.planner else "",
     }
     path = scratch / "_build_info.json"
     path.write_text(json.dumps(info, indent=2, sort_keys=True) + "\n", encoding="utf-8")

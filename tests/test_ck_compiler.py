@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -52,6 +53,7 @@ def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
     for target, path in stores.items():
         store = sources.module("runtime.store").Store(path)
         assert store.manifest["compiler"]["name"] == "ziglang"
+        assert store.manifest["planner"] == hashlib.sha256(planner.PATH.read_bytes()).hexdigest()
         assert set(store.kernels) == {i.name for _, some in ck_instances.units(SUBSETS[target]) for i in some}
         for name, image in store.images():
             entry = store.kernels[name]

@@ -110,6 +110,15 @@ def test_manifests(stores: dict[str, Path], build_info: dict[str, Any]) -> None:
         assert names == {"manifest.json", *(entry["group"] for entry in manifest["kernels"].values())}
 
 
+def test_the_planner_is_the_one_that_stores_and_build_name(
+    stores: dict[str, Path], build_info: dict[str, Any], package: Path
+) -> None:
+    named = {Store(path).manifest.get("planner") for path in stores.values()} - {None}
+    found = package / "_ck_planner.so"
+    digests = {hashlib.sha256(found.read_bytes()).hexdigest()} if found.exists() else set()
+    assert named == digests == {build_info["planner"]} - {""}
+
+
 def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
     """All but three kinds: FP8 kernels, which only targets with matrix units for FP8 have, each in its own format;
     Composable Kernel's, which test_ck.py tests; AMD's assembly kernels, which only some Instinct GPUs have."""

@@ -2,8 +2,8 @@
 
     python -m amdgpu_simulator.hip.process 6.4 gfx942 candle-flash-rocm/tests/resident_calls.py LIBRARY gfx942
 
-LIBRARY is the library of rocm_candle/make.py: the crate with CANDLE_FLASH_ROCM_DEVICE=1, and a candle with a stand-in for a
-ROCm device. candle's autograd asks for the gradients.
+LIBRARY is the library of rocm_candle/make.py: the crate with CANDLE_FLASH_ROCM_DEVICE=1, and a candle with a stand-in
+for a ROCm device. candle's autograd asks for the gradients.
 """
 
 from __future__ import annotations

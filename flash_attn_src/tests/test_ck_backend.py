@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any
 
@@ -215,9 +216,25 @@ def test_ck_alone_raises() -> None:
 )
 def test_the_environment_asks(monkeypatch: pytest.MonkeyPatch, value: str, backend: str, expected: str | None) -> None:
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", value)
-    monkeypatch.setattr(backends.build_info, "load", lambda: backends.build_info.BuildInfo(backend=backend))
+    digest = hashlib.sha256(ck_planner.PATH.read_bytes()).hexdigest()
+    _build(monkeypatch, backend, digest)
     problem = backends.problem()
     assert problem is None if expected is None else problem is not None and expected in problem
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+def test_a_planner_that_the_wheel_does_not_name_is_not_loaded(monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
+    _build(monkeypatch, "ck", digest)
+    monkeypatch.setattr(ck_planner, "library", lambda: pytest.fail("the library was loaded"))
+    problem = backends.problem()
+    assert problem is not None
+    assert "is not the planner that the wheel was built with" in problem
+    assert problem.endswith("reinstall the wheel")
+
+
+def _build(monkeypatch: pytest.MonkeyPatch, backend: str, planner: str) -> None:
+    info = backends.build_info.BuildInfo(backend=backend, planner=planner)
+    monkeypatch.setattr(backends.build_info, "load", lambda: info)
 
 
 def test_recordings_do_not_nest() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from rocm_wheels.compile import sources, units
 from rocm_wheels.compile.cache import prune as pruned
 from rocm_wheels.compile.cache import read
+from rocm_wheels.compile.ck import planner as ck_planner
+from rocm_wheels.compile.ck.units import ComposableKernel
 from rocm_wheels.compile.store import pack
 from rocm_wheels.compile.workers import compile_units
 from rocm_wheels.errors import CompileFailed
@@ -70,7 +72,11 @@ def compile_store(
     of = {target: [unit for unit in wanted if unit.target == target] for target in targets}
     row = sources.module("kernels.targets").get
     beside = {target: of.get(row(target).made_for, ()) if together else () for target in targets}
-    return {target: pack(of[target], cache, made_by, beside[target]) for target in targets}
+    planner = {
+        target: ck_planner.digest(cache) if any(unit.compiler == ComposableKernel.name for unit in of[target]) else None
+        for target in targets
+    }
+    return {target: pack(of[target], cache, made_by, beside[target], planner[target]) for target in targets}
 
 
 def require_cached(

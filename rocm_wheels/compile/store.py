@@ -40,20 +40,28 @@ class Base(NamedTuple):
     objects: Objects
 
 
-def pack(wanted: Sequence[Unit], cache: Path, made_by: tuple[str, str], beside: Sequence[Unit] = ()) -> Path:
+def pack(
+    wanted: Sequence[Unit],
+    cache: Path,
+    made_by: tuple[str, str],
+    beside: Sequence[Unit] = (),
+    planner: str | None = None,
+) -> Path:
     """Packs compiled units of one target and returns the path of the archive. The same units give the same bytes.
 
     Code that the units `beside` have too, of another target, is left out: their store has to lie beside this one.
+    planner: sha256 of the library that plans launches of Composable Kernel's units, if there are any.
     Raises CompileFailed where the cache lost a unit.
     """
     target = wanted[0].target
     base = Base(beside[0].target, _objects(beside, cache)) if beside else None
     # One directory for one set of units and compilers, so that stores of different sets (`--only`) and backends do not
     # overwrite each other while another build reads them.
-    identity = hashlib.sha256("\0".join([*made_by, *(unit.key for unit in (*wanted, *beside))]).encode()).hexdigest()
+    parts = [*made_by, planner or "", *(unit.key for unit in (*wanted, *beside))]
+    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = cache / "stores" / identity[:16] / f"{target}.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, archive(target, made_by, _objects(wanted, cache), base))
+    write(path, archive(target, made_by, _objects(wanted, cache), base, planner))
     return path
 
 
@@ -77,7 +85,9 @@ def group_of(compiler: str, name: str) -> str:
     return operation if operation.startswith(f"{compiler}-") else f"{compiler}-{operation}"
 
 
-def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None) -> bytes:
+def archive(
+    target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None, planner: str | None = None
+) -> bytes:
     """The bytes of a store. With a base, kernels whose instructions the base has too are packed without them."""
     kernels: dict[str, dict[str, Any]] = {}
     groups: dict[str, bytearray] = {}
@@ -100,6 +110,8 @@ def archive(target: str, made_by: tuple[str, str], objects: Objects, base: Base 
     }
     if base and held:
         manifest["base"] = base.target
+    if planner:
+        manifest["planner"] = planner
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:

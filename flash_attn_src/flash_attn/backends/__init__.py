@@ -53,6 +53,7 @@ def problem() -> str | None:
         return f"{VARIABLE}={source} asks for kernels that this wheel does not have: unset it"
     if has_ck and source != TRITON:
         try:
+            ck_planner.check(build_info.load().planner)
             ck_planner.library()
         except ImportError as error:
             return str(error)

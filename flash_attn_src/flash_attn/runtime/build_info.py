@@ -31,6 +31,7 @@ class BuildInfo:
 
     repository: address of the repository that the wheel was built from, "" where the build did not know it.
     torch_indexes: version of torch -> ROCm -> directory of PyTorch's wheel index, as the build knew them.
+    planner: sha256 of `_ck_planner.so`, "" where the wheel has none.
     """
 
     version: str = field(default_factory=_newest)
@@ -44,6 +45,7 @@ class BuildInfo:
     repository: str = ""
     torch_indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     commit: str = ""
+    planner: str = ""
 
     @property
     def torch_minor(self) -> str:

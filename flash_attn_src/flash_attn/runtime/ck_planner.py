@@ -6,6 +6,7 @@ Its structures are packed here by `struct`, which is several times faster than c
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,22 @@ class Launch(NamedTuple):
     kernel: str
     grid: tuple[int, int, int]
     argument: bytes
+
+
+def check(sha256: str) -> None:
+    """Raises ImportError unless the planner is the file of this digest, which the build of the wheel recorded.
+
+    A library is code: one that the wheel does not name is never loaded.
+    """
+    try:
+        found = hashlib.sha256(PATH.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ImportError(f"the planner of the CK backend cannot be read ({error}): reinstall the wheel") from error
+    if found != sha256:
+        raise ImportError(
+            f"{PATH} is not the planner that the wheel was built with (its sha256 is {found[:16]}..., the wheel names "
+            f"{sha256[:16] or 'none'}...): reinstall the wheel"
+        )
 
 
 @cache

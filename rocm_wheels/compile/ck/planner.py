@@ -65,6 +65,12 @@ def build(output_dir: Path, *, cache: Path, flags: tuple[str, ...] = ()) -> Path
     return output
 
 
+def digest(cache: Path) -> str:
+    """The sha256 of the planner, in hexadecimal. Compiles it where the cache lacks it. Raises as `build`."""
+    with tempfile.TemporaryDirectory(prefix="planner-") as scratch:
+        return hashlib.sha256(build(Path(scratch), cache=cache).read_bytes()).hexdigest()
+
+
 def _compile(
     scratch: Path, include: Path, clang: ck_toolchain.Clang, flags: tuple[str, ...], *, zig_cache: Path
 ) -> Path:
