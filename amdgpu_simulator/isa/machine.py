@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from flash_attn.kernels import vopd
 
 from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, targets, vector, waits
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
@@ -73,6 +74,10 @@ class Program:
         if len(functions) == 1:
             return functions[0]
         first, second = functions
+        if self.kernel.target.startswith("gfx11"):
+            pair = vopd.parse(" :: ".join(part.text for part in parts))
+            if pair and (slot := vopd.conflict(*pair)):
+                return _unknown(f"{pair[0]} :: {pair[1]}: {slot}: {vopd.RULE}")
         found = register(parts[0].operands[0])
         index = found[1] if found else 0
 

@@ -290,6 +290,29 @@ def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> 
     assert (append.block_m, append.block_n, append.num_xcds) == (16, 0, 1)
 
 
+@pytest.mark.parametrize(("target", "repairs"), [("gfx1150", True), ("gfx11-generic", True), ("gfx1201", False)])
+def test_the_jit_compiles_for_gfx11_without_its_hazard(
+    target: str, repairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = compiler.HIPBackend
+    whole = backend.make_amdgcn, backend.hash
+    inside = []
+
+    def function(*_: object, **__: object) -> None:
+        inside.append((backend.make_amdgcn, backend.hash) == whole)
+
+    monkeypatch.setattr(jit, "interpreting", lambda: False)
+    kernel = jit.JitKernel(Variant("fwd", "bf16", 64, "plain"), target)
+    kernel.function = {(1, 1, 1): function}
+    kernel.absent = []
+    kernel.launch((1, 1, 1), (), ())
+    assert inside == [not repairs]
+    kernel.function = {(1, 1, 1): mock.Mock(side_effect=RuntimeError("HIP out of memory"))}
+    with pytest.raises(RuntimeError, match="HIP out of memory"):
+        kernel.launch((1, 1, 1), (), ())
+    assert (backend.make_amdgcn, backend.hash) == whole
+
+
 def test_a_layer_takes_the_smallest_block_that_holds_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kernel", lambda index, variant: (index, *variant))
     half, single = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)

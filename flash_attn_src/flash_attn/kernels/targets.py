@@ -33,6 +33,7 @@ class Target:
     registers: vector registers of a SIMD for each lane, which its waves share. 0 for NVIDIA GPUs.
     flushes_subnormals: whether the matrix unit takes subnormal fp16 and bf16 inputs as zero. fp16 loses what lies below
     6.1e-5, bf16 only what lies below 1.2e-38.
+    vopd_hazard: whether the GPU has the erratum of dual instructions that `vopd` rewrites.
     generic: the generic target whose code objects the GPU loads too.
     made_for: only of a generic target: the GPU of its family whose assembly is assembled for it.
     """
@@ -48,6 +49,7 @@ class Target:
     shared_memory: int
     registers: int
     flushes_subnormals: bool = False
+    vopd_hazard: bool = False
     generic: str | None = None
     made_for: str | None = None
 
@@ -74,10 +76,10 @@ _RDNA2 = Target(
 # WMMA of gfx11: a thread has every second column.
 _RDNA3 = Target(
     name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True,
-    dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536,
+    dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536, vopd_hazard=True,
 )  # fmt: skip
 # WMMA of gfx12: a thread has 8 columns, and the ones 16 further on.
-_RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", dropout_bits=0b10111)
+_RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", dropout_bits=0b10111, vopd_hazard=False)
 # mma from sm_80 on: a thread has columns 8 apart, and rows.
 _NVIDIA = Target(
     name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False,

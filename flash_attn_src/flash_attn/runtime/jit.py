@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import torch
 from flash_attn.kernels.switches import known, switched
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
+from flash_attn.runtime.jit_repair import repaired
 from flash_attn.runtime.store import KernelError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class JitKernel:
         self.num_xcds: int = spec.constants.get("NUM_XCDS", 1)
         self.takes_sinks = variant.takes("sinks")
         self.function = getattr(module, spec.symbol)
+        self.repairs = targets.get(target).vopd_hazard and not interpreting()
         self.options = dict(spec.constants)
         self.absent = [place for place, name in enumerate(self.function.arg_names) if name in spec.absent]
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
@@ -63,7 +65,12 @@ class JitKernel:
         for place in self.absent:
             arguments.insert(place, None)
         try:
-            with torch.cuda.device(self.index) if self.index >= 0 else nullcontext(), switched(self.options) as options:
+            with ExitStack() as stack:
+                if self.index >= 0:
+                    stack.enter_context(torch.cuda.device(self.index))
+                if self.repairs:
+                    stack.enter_context(repaired())
+                options = stack.enter_context(switched(self.options))
                 self.function[grid](*arguments, **options)
         except RuntimeError as error:
             if "PassManager" not in str(error):

@@ -84,16 +84,19 @@ def translate(
         if getattr(metadata, scratch, 0):
             raise CompileFailed(f"{where} wants {scratch}, which the launcher does not provide")
     image: bytes = compiled.asm["cubin" if gpu.backend == "cuda" else "hsaco"]
-    assembly: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
+    written: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
+    assembly = written
     if "global_load_lds_" in assembly:
         # LLVM counts it in lgkmcnt too, where the hardware does not, and so waits too little (llvm-project, 179305).
         raise CompileFailed(f"{where} has a direct copy that is no buffer instruction: LLVM waits wrongly for it")
     prioritised = spec.options.get(switches.WAVE_PRIORITIES, 0)
     if prioritised:
         assembly = priorities.insert(assembly, where)
+    if row.vopd_hazard:
+        assembly = _without_hazards(assembly, where)
     if row.made_for:
         assembly = retarget.rename(assembly, row.made_for, target)
-    if prioritised or row.made_for:
+    if assembly != written:
         image = retarget.assemble(assembly, target)
     if metadata.shared > row.shared_memory:
         raise CompileFailed(f"{where} takes {metadata.shared} bytes of shared memory, the GPU has {row.shared_memory}")
@@ -114,3 +117,12 @@ def translate(
         "isa": instruction_mix(assembly),
     }
     return image, entry, assembly
+
+
+def _without_hazards(assembly: str, where: str) -> str:
+    """The assembly with no dual instruction that GFX11 may execute wrongly. Raises CompileFailed."""
+    vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
+    try:
+        return str(pairing.repair(assembly))
+    except ValueError as error:
+        raise CompileFailed(f"{where}: {vopd.RULE}: {error}") from error

@@ -42,6 +42,7 @@ class Triton(Compiler):
     def _units(self, target: str, only: str | None, configurations: Callable[[Any], list[Any]]) -> Iterator[Unit]:
         variants = sources.module("kernels.variants")
         launches = sources.module("kernels.launches")
+        vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
         wavefront = sources.module("kernels.targets").get(target).wavefront
         made_by = self.version()
         for variant in variants.table(target):
@@ -59,7 +60,7 @@ class Triton(Compiler):
                     "operation": variant.operation.digest(variant.dtype),
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),
-                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject),
+                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject, vopd, pairing),
                 }
                 yield Unit(
                     target=target,
