@@ -25,7 +25,6 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.version import InvalidVersion, Version
 
 _ROOT = Path(__file__).resolve().parent
-_OLDEST_TORCH = "2.5"
 
 
 def _tools() -> Path:
@@ -117,7 +116,9 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
 
     @property
     def requires(self) -> list[str]:
-        return [f"torch=={self.torch}.*" if self.torch else f"torch>={_OLDEST_TORCH}", "einops"]
+        """A wheel for every torch requires none: installers would replace a torch for ROCm by PyPI's, which is for
+        CUDA (`uv pip install -U` does where torch is installed, every installer where it is not)."""
+        return [f"torch=={self.torch}.*", "einops"] if self.torch else ["einops"]
 
     @property
     def tag(self) -> str:
@@ -133,7 +134,7 @@ class MetadataHook(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         request = _Request.from_environment()
-        known = (*_versions().flash_attn, *_versions().flash_attn_unreleased)
+        known = (*_versions().flash_attn_names, *_versions().flash_attn_unreleased)
         if request.version not in known:
             raise SystemExit(f"error: FLASH_ATTN_VERSION={request.version} is not known\nknown: {', '.join(known)}")
         try:

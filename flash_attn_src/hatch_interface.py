@@ -27,7 +27,8 @@ class MetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root).resolve()
         versions = _versions(root)
-        flash_attn = os.environ.get("FLASH_ATTN_VERSION") or versions["flash_attn"][-1]
+        releases = [name for name, release in versions["flash_attn"].items() if name == release]
+        flash_attn = os.environ.get("FLASH_ATTN_VERSION") or releases[-1]
         label = os.environ.get("FLASH_ATTN_LOCAL_VERSION")
         suffix = f"+{label}" if label else ""
         metadata["version"] = versions["interfaces"][root.name]["version"] + suffix

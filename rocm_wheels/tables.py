@@ -15,8 +15,10 @@ T = TypeVar("T")
 
 @functools.cache
 def version_key(version: str) -> tuple[int, ...]:
-    """Sort key of a dotted version: "2.10.0" comes after "2.9.1". ValueError if it is none."""
-    return tuple(int(part) for part in version.split("."))
+    """Sort key of a dotted version: "2.10.0" comes after "2.9.1", and "2.8.3.post1" after "2.8.3". ValueError if it is
+    none."""
+    release, _, post = version.partition(".post")
+    return (*(int(part) for part in release.split(".")), *([int(post)] if post or version.endswith(".post") else []))
 
 
 def parse(text: str, name: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ const DEFAULT_BACKEND = "ck";
 const OLDEST_TORCH = "2.5"; // that the universal wheel runs with
 const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backend: "backend", flash_attn: "flash-attn"};
 
-const numbers = (version) => version.split(".").map(Number);
+const numbers = (version) => version.replace(".post", ".").split(".").map(Number); // 2.8.3.post2 too
 
 // Steps between two minor versions; a major one counts as 100 minor ones.
 function steps(ours, theirs) {
@@ -67,7 +67,11 @@ const differences = (wheel, want) => AXES.filter((axis) => !fits(wheel, want, ax
 
 // {wheel} with the wheel for a complete choice, or {nearest} with the one that differs least, which may be null.
 function choose(wheels, want) {
-  const order = (wheel) => [...distance(wheel, want), ...numbers(wheel.flash_attn).map((part) => -part), isUniversal(wheel) ? 0 : 1, wheel.backend === "ck" ? 0 : 1];
+  // The newest release, before its post releases, in the universal wheel.
+  const order = (wheel) => {
+    const [major, minor, patch, post = 0] = numbers(wheel.flash_attn);
+    return [...distance(wheel, want), -major, -minor, -patch, post, isUniversal(wheel) ? 0 : 1, wheel.backend === "ck" ? 0 : 1];
+  };
   let best = null, least = null;
   for (const wheel of wheels) {
     if (wheel.yanked !== null) continue;
@@ -147,7 +151,7 @@ function start(page) {
   const known = JSON.parse(at("known").textContent);
   const selects = Object.fromEntries(AXES.map((axis) => [axis, at(axis)]));
   let notRocm = false; // what was pasted says that torch is not built for ROCm
-  const newest = selects.flash_attn.options[selects.flash_attn.options.length - 1].value;
+  const newest = [...selects.flash_attn.options].map((option) => option.value).filter((value) => !value.includes("post")).pop();
   const rows = [...page.querySelectorAll("#wheels tbody tr")].map((row) => {
     const {python, torch, rocm, backend, flashAttn, version, targets, yanked, verdict} = row.dataset;
     return {row, python, torch, rocm, backend, flash_attn: flashAttn, version, targets: targets.split(" "), yanked: yanked ?? null, verdict};

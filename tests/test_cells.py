@@ -13,7 +13,7 @@ from rocm_wheels.matrix import cells, versions
 from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import Versions
 
-FLASH_ATTN = ("2.6.3", "2.7.4", "2.8.3")
+FLASH_ATTN = ("2.6.3", "2.7.3", "2.7.4", "2.7.4.post1", "2.8.3", "2.8.3.post2")
 TORCH = ("2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.14.0")
 
 
@@ -21,7 +21,8 @@ TORCH = ("2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0"
 def data() -> Versions:
     """Of versions.toml what these tests name: what is added there changes none of them."""
     whole = versions.load()
-    return replace(whole, flash_attn=FLASH_ATTN, torch={name: whole.torch[name] for name in TORCH})
+    flash_attn = {name: whole.flash_attn_names[name] for name in FLASH_ATTN}
+    return replace(whole, flash_attn_names=flash_attn, torch={name: whole.torch[name] for name in TORCH})
 
 
 def resolve(data: Versions, text: str, backend: str = "triton") -> Cell:
@@ -42,7 +43,9 @@ def resolve(data: Versions, text: str, backend: str = "triton") -> Cell:
         ("2.8.3 3.11 2.5.1 rocm6.2", "2.8.3 3.11 2.5.1 6.2"),
         ("2.8.3 311 2.5.1 6.2", "2.8.3 3.11 2.5.1 6.2"),
         ("2.8.3 cp310 2.5.1 6.2", "2.8.3 3.10 2.5.1 6.2"),
-        ("2.8.3.post2 3.11 2.5.1 6.2", "2.8.3 3.11 2.5.1 6.2"),
+        ("2.8.3.post2 3.11 2.5.1 6.2", "2.8.3.post2 3.11 2.5.1 6.2"),
+        ("v2.7.4.post1 3.11 2.5.1 6.2", "2.7.4.post1 3.11 2.5.1 6.2"),
+        ("2.7 3.11 2.5.1 6.2", "2.7.4 3.11 2.5.1 6.2"),
         ("v2.8.3 3.11.4 2.5.1+rocm6.2 rocm6.2", "2.8.3 3.11 2.5.1 6.2"),
         ("2.8.3 python3.11 2.6.0+rocm6.2.4 6.2.4", "2.8.3 3.11 2.6.0 6.2"),
     ],
@@ -62,10 +65,16 @@ def test_properties(data: Versions) -> None:
         (
             "2.8.5 3.11 2.5.1 6.2",
             "flash-attn '2.8.5' is newer than this checkout knows",
-            "Newest known: 2.8.3. `git pull` may bring it; docs/adding-a-version.md says how to add it",
+            "Newest known: 2.8.3.post2. `git pull` may bring it; docs/adding-a-version.md says how to add it",
         ),
         ("2 3.11 2.5.1 6.2", "flash-attn '2' is not known", "Nearest: 2.6.3."),
-        ("v2.7.3 3.11 2.5.1 6.2", "flash-attn 'v2.7.3' is not known", "Nearest: 2.7.4."),
+        ("v2.7.2 3.11 2.5.1 6.2", "flash-attn 'v2.7.2' is not known", "Nearest: 2.7.3."),
+        ("2.7.4.post2 3.11 2.5.1 6.2", "flash-attn '2.7.4.post2' is not known", "Nearest: 2.7.4.post1."),
+        (
+            "2.8.3.post 3.11 2.5.1 6.2",
+            "flash-attn '2.8.3.post' is not known",
+            "Known: 2.6.3, 2.7.3, 2.7.4, 2.7.4.post1,",
+        ),
         ("2.8.3 3.9 2.5.1 6.2", "Python '3.9' is not known", "Nearest: 3.10."),
         ("2.8.3 pypy311 2.5.1 6.2", "Python 'pypy311' is not known", "Known: 3.10, 3.11, 3.12, 3.13, 3.14, 3.15"),
         ("2.8.3 3.11 2.5.0 6.2", "torch '2.5.0' is not known", "Nearest: 2.5.1."),
@@ -235,8 +244,8 @@ def test_a_new_torch_rocm_and_python_are_a_change_of_data_alone() -> None:
     text = versions.DATA_FILE.read_text(encoding="utf-8")
     with pytest.raises(RocmWheelsError):
         resolve(versions.loads(text), "9.9.0 3.99 2.99.0 9.9")
-    for axis, new in (("flash_attn", "9.9.0"), ("python", "3.99")):
-        text = re.sub(rf"(?m)^({axis} = \[.*)\]", rf'\1, "{new}"]', text, count=1)
+    text = re.sub(r"(?m)^(python = \[.*)\]", r'\1, "3.99"]', text, count=1)
+    text = text.replace("[flash_attn]\n", '[flash_attn]\n"9.9.0" = "9.9.0"\n', 1)
     data = versions.loads(text + NEW_TORCH)
     assert resolve(data, "9.9 3.99 2.99 9.9.1") == Cell(
         flash_attn="9.9.0", python="3.99", torch="2.99.0", rocm="9.9", backend="triton"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import fake_github
 import pytest
@@ -84,8 +84,16 @@ def test_page_of_one_cell(site: Path) -> None:
     assert first["data-requires-python"] == ">=3.10"
     assert [anchor.get("data-yanked") for anchor in found] == ["wrong gradients <b>"] * 2 + [None] * 2
     assert roots(site / "rocm6.4" / "torch2.9") == ["flash-attn/"]
-    assert roots(site) == roots(site / "rocm6.2" / "torch2.5") == ["flash-attn/", "flash-attn-3/"]
-    assert len(anchors(site / "simple" / "flash-attn" / "index.html")) == 2 * len(CELLS)
+    assert roots(site / "rocm6.2" / "torch2.5") == ["flash-attn/", "flash-attn-3/"]
+
+
+def test_the_index_at_the_root_lists_no_wheel_of_a_combination(site: Path) -> None:
+    """Its label would win over the universal wheel's, and replace the user's torch."""
+    assert roots(site) == ["flash-attn/"]
+    assert anchors(site / "simple" / "flash-attn" / "index.html") == []
+    listed = [anchors(page) for page in site.glob("rocm*/torch*/simple/flash-attn/index.html")]
+    assert sum(map(len, listed)) == 2 * len(CELLS)
+    assert len(json.loads((site / "metadata.json").read_text())["wheels"]) == 2 * len(CELLS)
 
 
 def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None:
@@ -250,11 +258,11 @@ def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
         "0" * 64, b"", url="https://x/y.whl", release="v1.0.0", yanked="it is not known whether it passed its tests",
     )  # fmt: skip
     index.build(Catalogue(wheels=wheels, unverified=(bare,)), tmp_path / "site", versions=versions.load(), home=HOME)
-    listed = anchors(tmp_path / "site/simple/flash-attn/index.html")
-    assert len(listed) == 3
-    assert [anchor.get("data-yanked") for anchor in listed] == [None, None, bare.yanked]
-    assert "data-core-metadata" not in listed[-1]
-    assert len(anchors(tmp_path / "site/rocm7.1/torch2.10/simple/flash-attn/index.html")) == 1
+    listed = anchors(tmp_path / "site/rocm6.2/torch2.5/simple/flash-attn/index.html")
+    assert [anchor.get("data-yanked") for anchor in listed] == [None, None]
+    (unverified,) = anchors(tmp_path / "site/rocm7.1/torch2.10/simple/flash-attn/index.html")
+    assert unverified.get("data-yanked") == bare.yanked
+    assert "data-core-metadata" not in unverified
     summary = json.loads((tmp_path / "site/metadata.json").read_text())["wheels"]
     assert [wheel["release"] for wheel in summary] == ["v1.1.0"]
 
@@ -270,7 +278,8 @@ def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None
     wheels = tuple(catalogue.from_directory(dist))
     found = Catalogue(wheels=wheels, interfaces=tuple(catalogue.interfaces_in(dist)))
     index.build(found, out, versions=versions.load(), home=HOME, files=dist)
-    assert len(anchors(out / "simple/flash-attn/index.html")) == 2
+    (listed,) = anchors(out / "simple/flash-attn/index.html")
+    assert f"/{quote(path.name)}#" in (listed["href"] or "")
     assert len(anchors(out / "simple/flash-attn-3/index.html")) == 1
     assert len(anchors(out / "rocm6.2/torch2.5/simple/flash-attn/index.html")) == 1
     summary = json.loads((out / "metadata.json").read_text())["wheels"]

@@ -112,7 +112,7 @@ def test_a_cell_has_the_same_members_under_another_claim(tmp_path: Path) -> None
     plain = [{name: content for name, content in each.items() if name not in claimed[0]} for each in members]
     assert plain[0] == plain[1]
     (metadata,) = (content.decode() for name, content in members[0].items() if name.endswith("METADATA"))
-    assert "Requires-Dist: torch>=2.5\n" in metadata
+    assert "Requires-Dist: torch" not in metadata, "an installer would replace a torch for ROCm by PyPI's"
     assert "Version: 2.8.3+rocm\n" in metadata
     (wheel_file,) = (content.decode() for name, content in members[0].items() if name.endswith("WHEEL"))
     assert "Tag: cp310-abi3-linux_x86_64\n" in wheel_file

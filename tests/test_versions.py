@@ -156,11 +156,18 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
             "Known: 6.1",
             id="dangling rocm of a target",
         ),
-        pytest.param('"2.7.4"', '"2.7.x"', "versions.toml: flash_attn: '2.7.x' is not a dotted", "", id="version"),
+        pytest.param('"2.6.3" =', '"2.6.x" =', "flash_attn/2.6.x: '2.6.x' is not a dotted", "", id="version"),
         pytest.param('[torch."2.5.1"]', '[torch."2.5.x"]', "torch/2.5.x: '2.5.x' is not a dotted", "", id="torch"),
         pytest.param('[rocm."6.3"]', '[rocm."6.x"]', "rocm/6.x: '6.x' is not a dotted", "", id="rocm"),
-        pytest.param('"2.7.4"', '"2.6.3"', "versions.toml: flash_attn: '2.6.3' is listed twice", "", id="twice"),
-        pytest.param('"2.7.4"', "274", "versions.toml: flash_attn: 274 is int, not str", "", id="list type"),
+        pytest.param('"2.6.3" =', '"2.6.3.post" =', "'2.6.3.post' is not a dotted", "", id="post"),
+        pytest.param('"2.7.3" =', '"2.6.3" =', "versions.toml: not valid TOML", "", id="twice"),
+        pytest.param(
+            '= "2.6.3"', '= "2.6.4"', "flash_attn/2.6.3: '2.6.4' is not known", "Known: 2.7.4, 2.8.3", id="name"
+        ),
+        pytest.param('= "2.6.3"', "= 263", "flash_attn/2.6.3: 263 is int, not str", "", id="name type"),
+        pytest.param(
+            '["2.8.4"]', "[284]", "versions.toml: flash_attn_unreleased: 284 is int, not str", "", id="list type"
+        ),
         pytest.param("[torch.", "[[torch.", "versions.toml: not valid TOML", "", id="syntax"),
     ],
 )

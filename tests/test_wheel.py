@@ -300,7 +300,7 @@ def test_user_asks_pip_for_composable_kernel(tmp_path: Path) -> None:
 def test_user_names_a_version_that_does_not_exist(tmp_path: Path) -> None:
     done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"FLASH_ATTN_VERSION": "9.9.9"})
     assert done.returncode != 0
-    assert "FLASH_ATTN_VERSION=9.9.9 is not known\nknown: 2.6.3, 2.7.4, 2.8.3, 2.8.4" in done.stdout + done.stderr
+    assert "FLASH_ATTN_VERSION=9.9.9 is not known\nknown: 2.6.3, 2.7.3, 2.7.4, 2.7" in done.stdout + done.stderr
 
 
 def test_user_names_a_label_that_no_version_takes(tmp_path: Path) -> None:
@@ -318,7 +318,8 @@ def test_wheel_without_kernels(tmp_path: Path) -> None:
         info = json.loads(archive.read("flash_attn/_build_info.json"))
         assert not [name for name in archive.namelist() if name.endswith((".so", ".zip"))]
     assert (info["targets"], info["compiler"], info["torch"]) == ([], None, None)
-    assert "Requires-Dist: torch>=2.5" in _metadata(built, "METADATA")
+    requirements = [line for line in _metadata(built, "METADATA") if line.startswith("Requires-Dist: ")]
+    assert requirements == ["Requires-Dist: einops"]
 
 
 def test_sdist_builds_the_same_package(tmp_path: Path) -> None:

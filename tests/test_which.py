@@ -288,7 +288,8 @@ def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer, with_unive
     """And neither offers a line that would put another torch in the place of the one that is there."""
     wheels = json.loads((site / "metadata.json").read_text())["wheels"]
     if with_universal:
-        wheels += [universal(wheels[0], flash_attn) for flash_attn in ("2.7.4", "2.8.3")]
+        each_name = ("2.7.4", "2.7.4.post1", "2.8.3", "2.8.3.post1", "2.8.3.post2")
+        wheels += [universal(wheels[0], flash_attn) for flash_attn in each_name]
     chance = random.Random(fake_github.seed("choose"))
     chosen, uses = 0, set()
     for _ in range(400):
@@ -339,7 +340,7 @@ def test_a_universal_wheel_serves_a_torch_that_no_cell_is_for(
 @pytest.mark.parametrize(
     "name", ["gfx942", "gfx942:sramecc+:xnack-", "mi300x", "MI300X", "AMD Instinct MI300X", "Instinct MI325X", "300x"]
 )
-def test_gpus_by_the_names_that_users_type(site: Path, name: str) -> None:
+def test_gpus_by_the_each_namethat_users_type(site: Path, name: str) -> None:
     content = json.loads((site / "metadata.json").read_text())
     assert which.target(content, name) == "gfx942"
     for radeon in ("7900 XTX", "Radeon RX 7900 XTX", "rx7900xtx", "AMD Radeon Pro W7900"):

@@ -12,6 +12,14 @@ __version__ = _build.version
 # The doctor has to run where torch is missing or broken. While Python looks for a module to run, argv is ["-m", ...].
 if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
     try:
+        from torch import __version__ as _torch
+
+        # The metadata of a wheel for every torch cannot ask for it: installers would replace the user's torch.
+        if [int(part) for part in _torch.split(".")[:2]] < [2, 5]:
+            raise ImportError(
+                f"flash_attn {__version__} needs torch 2.5 or newer, torch {_torch} is installed. "
+                "`python -m flash_attn.doctor` prints the line that replaces it"
+            )
         from flash_attn.diagnosis.info import backend_info
         from flash_attn.flash_attn_interface import (
             flash_attn_func,

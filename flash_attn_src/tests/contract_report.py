@@ -1,4 +1,4 @@
-"""What the flash_attn on the path offers of contract.toml, as JSON: run as a program, once for each release."""
+"""What the flash_attn on the path offers of contract.toml, as JSON. Run it with the release to compare with."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def main() -> None:
 
     version = flash_attn.__version__
     wanted: dict[str, dict[str, str]] = {}
-    tables = (contract["all"], contract.get(contract["like"].get(version), {}), contract[version])
+    release = sys.argv[1]
+    tables = (contract["all"], contract.get(contract["like"].get(release), {}), contract[release])
     for table in tables:
         for module, names in table.items():
             wanted.setdefault(module, {}).update(names)
@@ -108,7 +109,7 @@ def main() -> None:
             "wanted": wanted,
             "offered": offered,
             "missing": missing,
-            "results": results(version),
+            "results": results(release),
             "has triton": has_triton,
         },
         sys.stdout,

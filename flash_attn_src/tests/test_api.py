@@ -37,14 +37,20 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+# Names of a release whose numbers are not the release's: their functions must be the same.
+OTHER_NAMES = {"2.7.3": "2.7.4", "2.8.0.post2": "2.8.3"}
+
+
+@pytest.fixture(scope="module", params=[*VERSIONS, *OTHER_NAMES])
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = install(request.param, tmp_path_factory.mktemp("release"))
-    done = run(directory, str(_TESTS / "contract_report.py"))
+    release = OTHER_NAMES.get(request.param, request.param)
+    done = run(directory, str(_TESTS / "contract_report.py"), release)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert Path(found["file"]).parent.parent == directory
     assert found["version"] == request.param
+    found["release"] = release
     return found
 
 
@@ -66,7 +72,7 @@ def test_signatures(report: dict[str, Any]) -> None:
 
 def test_private_functions_give_what_upstream_gives(report: dict[str, Any]) -> None:
     counts = {name: number for name, (number, _) in report["results"].items()}
-    assert counts == _CONTRACT["returns"][report["version"]]
+    assert counts == _CONTRACT["returns"][report["release"]]
     assert all(right for _, right in report["results"].values()), report["results"]
 
 

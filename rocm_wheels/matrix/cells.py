@@ -75,7 +75,8 @@ Claim = Cell | Universal
 
 
 def universal(versions: Versions, flash_attn: str) -> Universal:
-    """The claim of the universal wheel of a flash-attn version, "2.8.3" or "2.8". UnknownVersion for an unknown one."""
+    """The claim of the universal wheel of a flash-attn version: "2.8.3", "2.8.3.post2" or "2.8". UnknownVersion for an
+    unknown one."""
     return Universal(flash_attn=_flash_attn(versions, flash_attn), python=versions.python[0])
 
 
@@ -94,7 +95,7 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
             backend=known_backend(versions, backend).name,
         )
     except UnknownVersion as error:
-        known = (versions.flash_attn, versions.python, versions.torch, versions.rocm)
+        known = (list(versions.flash_attn_names), versions.python, versions.torch, versions.rocm)
         given = (flash_attn, python, torch, rocm)
         everything = {*itertools.chain(*known)}
         if any(value in everything and value not in own for value, own in zip(given, known, strict=True)):
@@ -223,21 +224,23 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
 
 
 def _flash_attn(versions: Versions, value: str) -> str:
-    """The known flash-attn version that `value` names; "2.8" names no unreleased one."""
+    """The known flash-attn version that `value` names; "2.8" names the newest 2.8.x that is a release."""
     plain = value.removeprefix("v").partition("+")[0]
-    return plain if plain in versions.flash_attn_unreleased else _newest("flash-attn", value, versions.flash_attn)
+    if plain in versions.flash_attn_names or plain in versions.flash_attn_unreleased:
+        return plain
+    if plain.count(".") == 1:
+        return _newest("flash-attn", value, versions.flash_attn)
+    raise _unknown("flash-attn", value, list(versions.flash_attn_names))
 
 
 def _newest(what: str, value: str, known: Sequence[str]) -> str:
     """The known version that `value` names: itself, or the newest patch release of a "major.minor".
 
-    A post release, 2.8.3.post2, has the interface of its release. A "v" in front and a label behind, as in v2.8.3 and
-    2.6.0+rocm6.2.4, do not count.
+    A "v" in front and a label behind, as in v2.5.1 and 2.6.0+rocm6.2.4, do not count.
     """
     plain = value.removeprefix("v").partition("+")[0]
-    released, _, post = plain.partition(".post")
-    if released in known and (not post or post.isdigit()) and plain != f"{released}.post":
-        return released
+    if plain in known:
+        return plain
     series = [version for version in known if version.rpartition(".")[0] == plain and plain.count(".") == 1]
     if series:
         return max(series, key=version_key)

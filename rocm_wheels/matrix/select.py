@@ -46,7 +46,8 @@ def select(
 ) -> Matrix:
     """The cells of all platforms that are on and whose backend is ready, in ascending order, and the universal wheels.
 
-    Each flash-attn version of a platform with the ck backend has a universal wheel. `only` is a glob over
+    Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of it,
+    such as 2.8.3.post2. `only` is a glob over
     `cell_name`. A pull request gets the oldest and the newest cell. `has` are names of published files: what has its
     wheel, verdict and wheels of interfaces among them is left out. DataError if the glob matches nothing.
     """
@@ -67,7 +68,7 @@ def select(
             )
         left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
         if "ck" in wanted["backend"] and data.backends["ck"].ready:
-            universals += [universal(data, version) for version in wanted["flash_attn"]]
+            universals += [universal(data, name) for version in wanted["flash_attn"] for name in _names(data, version)]
         for cell in found:
             if data.backends[cell.backend].ready:
                 cells.append(cell)
@@ -100,3 +101,9 @@ def select(
         left_out=tuple(left_out),
         universals=tuple(each for each in universals if not released(each)),
     )
+
+
+def _names(data: Versions, version: str) -> list[str]:
+    """The version, and the names that have its functions."""
+    known = universal(data, version).flash_attn
+    return [known, *(name for name, release in data.flash_attn_names.items() if known == release != name)]

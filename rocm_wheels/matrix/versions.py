@@ -102,9 +102,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """All of versions.toml; the versions ascend in every field."""
+    """All of versions.toml; the versions ascend in every field. `flash_attn_names` maps a version of flash-attn to the
+    release whose functions it has."""
 
-    flash_attn: tuple[str, ...]
+    flash_attn_names: Mapping[str, str]
     flash_attn_unreleased: tuple[str, ...]
     python: tuple[str, ...]
     interfaces: Mapping[str, Interface]
@@ -116,6 +117,11 @@ class Versions:
     torch: Mapping[str, Torch]
     targets: Mapping[str, Target]
 
+    @property
+    def flash_attn(self) -> tuple[str, ...]:
+        """The releases of flash-attn, without the other names of them."""
+        return tuple(name for name, release in self.flash_attn_names.items() if name == release)
+
 
 def load(path: Path = DATA_FILE) -> Versions:
     """Reads the data file. DataError if its content is wrong."""
@@ -125,12 +131,12 @@ def load(path: Path = DATA_FILE) -> Versions:
 def loads(text: str, *, name: str = "versions.toml") -> Versions:
     """Reads the text of a data file; `name` is what errors call it."""
     root = Table(name, "", parse(text, name))
-    flash_attn = root.versions("flash_attn")
+    flash_attn_names = _flash_attn(root)
     python = root.versions("python")
     build = root.table("build")
     compilers = root.table("compilers")
     versions = Versions(
-        flash_attn=flash_attn,
+        flash_attn_names=flash_attn_names,
         flash_attn_unreleased=root.versions("flash_attn_unreleased"),
         python=python,
         interfaces={entry.last: _interface(entry) for entry in root.tables("interfaces")},
@@ -145,6 +151,18 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
     for table in (build, compilers, root):
         table.finish()
     return versions
+
+
+def _flash_attn(root: Table) -> dict[str, str]:
+    """Every name of a version, ascending -> its release, which is a name of itself."""
+    table = root.table("flash_attn")
+    if not table.data:
+        raise root.error("flash_attn", {}, "is empty")
+    names = sorted((table.check_version(name, name) for name in table.names()), key=version_key)
+    releases = [name for name in names if table.data[name] == name]
+    found = {name: table.choice(name, releases) for name in names}
+    table.finish()
+    return found
 
 
 def _interface(table: Table) -> Interface:

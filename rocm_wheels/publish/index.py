@@ -1,4 +1,9 @@
-"""The site: package indexes as static pages (PEP 503), one per ROCm and torch, and the page to choose a wheel on."""
+"""The site: package indexes as static pages (PEP 503) and the page to choose a wheel on.
+
+The index at the root lists universal wheels alone, because installers compare labels: beside `2.8.3+rocm` they take
+`2.8.3+rocm62torch2.5` for `flash-attn==2.8.3`, and replace the user's torch. So each ROCm and torch has an index of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +54,8 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
     """Writes the whole site into `out`, in the place of an earlier one. The same wheels, the same bytes.
 
     The pages list every file that was ever public. metadata.json and the page to choose on have the newest build of
-    each wheel. What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone. With `files`, the
-    directory that the wheels lie in, wheels and their metadata become part of the site.
+    each wheel, of all directories. What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone.
+    With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
 
     Killed at any point, or where the disk is full, it leaves a directory that the next run accepts and completes.
     """
@@ -67,16 +72,12 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
                 wheels=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.wheels),
                 interfaces=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.interfaces),
             )
-        _write_index(found, site, home, versions, title=names.DISTRIBUTION)
         everything: list[Link] = [*found.wheels, *found.interfaces, *found.unverified]
-        for directory in sorted({link.directory for link in everything if link.directory}):
-            here = replace(
-                found,
-                wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
-                interfaces=tuple(wheel for wheel in found.interfaces if wheel.directory == directory),
-                unverified=tuple(link for link in found.unverified if link.directory == directory),
-            )
-            _write_index(here, site / directory, home, versions, title=f"{names.DISTRIBUTION} for {directory[:-1]}")
+        for directory in sorted({"", *(link.directory for link in everything)}):
+            title = f"{names.DISTRIBUTION} for {directory[:-1]}" if directory else names.DISTRIBUTION
+            _write_pages(_in_directory(found, directory), site / directory, title=title)
+            listed = found if directory == "" else _in_directory(found, directory)
+            _write_summary(listed.wheels, site / directory, home, versions)
         _write(site / "index.html", chooser(newest(found.wheels), versions=versions, home=home))
         _write(site / "which.py", which.standalone(home.url))
         _swap(site, out)
@@ -128,8 +129,18 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
     )
 
 
-def _write_index(found: Catalogue, directory: Path, home: Home, versions: Versions, *, title: str) -> None:
-    """simple/ with a page of each project, and metadata.json, of one set of wheels."""
+def _in_directory(found: Catalogue, directory: str) -> Catalogue:
+    """What the index of one directory lists, "" for the root."""
+    return replace(
+        found,
+        wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
+        interfaces=tuple(wheel for wheel in found.interfaces if wheel.directory == directory),
+        unverified=tuple(link for link in found.unverified if link.directory == directory),
+    )
+
+
+def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
+    """simple/ with a page of each project. flash-attn has one even if no wheel of it is listed."""
     bare = [link for link in found.unverified if not names.is_interface(link.name)]
     projects: dict[str, list[Link]] = {PROJECT: [*found.wheels, *bare]}
     for link in (*found.interfaces, *found.unverified):
@@ -140,13 +151,17 @@ def _write_index(found: Catalogue, directory: Path, home: Home, versions: Versio
     for project, links in projects.items():
         page = render("simple.html.j2", title=title, links=[_anchor(link) for link in links])
         _write(directory / "simple" / project / "index.html", page)
+
+
+def _write_summary(wheels: Sequence[Wheel], directory: Path, home: Home, versions: Versions) -> None:
+    """metadata.json: the newest build of each wheel, and what can be built."""
     summary = {
         "format": FORMAT,
         "url": home.url,
         "repository": home.repository,
         "flash_attn": list(versions.flash_attn),
         **_known(versions),
-        "wheels": [wheel.summary() for wheel in newest(found.wheels)],
+        "wheels": [wheel.summary() for wheel in newest(wheels)],
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 

@@ -128,7 +128,9 @@ class Wheel(Link):
         return self._order() < other._order()
 
     def _order(self) -> tuple[object, ...]:
-        """Newest first, the universal wheel before the cells, then the default backend, then Python ascending."""
-        versions = (self.flash_attn, self.rocm, self.torch)
-        newest = [[-part for part in version_key(version)] if version else [] for version in versions]
-        return *newest, self.backend, version_key(self.python), self.name
+        """Newest first, a release before its post releases, the universal wheel before the cells, then the default
+        backend, then Python ascending."""
+        release, _, post = self.flash_attn.partition(".post")
+        versions = (release, self.rocm, self.torch)
+        flash_attn, *others = [[-part for part in version_key(version)] if version else [] for version in versions]
+        return flash_attn, int(post or 0), *others, self.backend, version_key(self.python), self.name

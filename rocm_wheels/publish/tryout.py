@@ -58,13 +58,13 @@ def run(site: str, *, installer: str, python: str, torch_index: str = f"{TORCH_I
 
 
 def newest_universal(summary: dict[str, Any], site: str) -> dict[str, Any]:
-    """The universal wheel with the newest flash-attn in a site's metadata.json. Raises DataError if it lists none."""
+    """The universal wheel of the newest release in a site's metadata.json. Raises DataError if it lists none."""
     found = [wheel for wheel in summary["wheels"] if not wheel["torch"] and wheel["yanked"] is None]
     if not found:
         raise DataError(
             f"{site} offers no universal wheel", remedy="Publish one, or take the mark off (`yank --undo`)."
         )
-    return max(found, key=lambda wheel: version_key(wheel["flash_attn"]))
+    return max(found, key=lambda wheel: (version_key(wheel["flash_attn"])[:3], -len(wheel["flash_attn"])))
 
 
 def _summary(site: str) -> dict[str, Any] | None:

@@ -311,8 +311,8 @@ def minor(version: str) -> str:
 
 
 def numbers(version: str) -> list[int]:
-    """Sort key of a dotted version."""
-    return [int(part) for part in version.split(".")]
+    """Sort key of a dotted version, or of a post release such as 2.8.3.post2."""
+    return [int(part) for part in version.replace(".post", ".").split(".")]
 
 
 def _steps(ours: str, theirs: str) -> int:
@@ -323,9 +323,10 @@ def _steps(ours: str, theirs: str) -> int:
     return abs(100 * (major - other_major) + minor_ - other_minor)
 
 
-def _preference(wheel: Wheel) -> tuple[list[int], bool, int]:
-    newest = [-part for part in numbers(wheel["flash_attn"])]
-    return newest, not is_universal(wheel), BACKENDS.index(wheel["backend"])
+def _preference(wheel: Wheel) -> tuple[list[int], list[int], bool, int]:
+    """The newest release, before its post releases, in the universal wheel."""
+    release, post = numbers(wheel["flash_attn"])[:3], numbers(wheel["flash_attn"])[3:]
+    return [-part for part in release], post, not is_universal(wheel), BACKENDS.index(wheel["backend"])
 
 
 def _torch() -> tuple[str | None, str | None]:

@@ -110,12 +110,17 @@ def install(
     return uv(cache, "--python", str(python), *arguments, settings=settings)
 
 
+def empty(directory: Path) -> Path:
+    """The Python of an environment that has nothing."""
+    made = call([find_uv_bin(), "venv", "--no-project", "--python", sys.executable, str(directory / "env")], directory)
+    assert made.returncode == 0, made.stderr
+    return directory / "env" / "bin" / "python"
+
+
 def with_torch(directory: Path, torch: str) -> Path:
     """The Python of an environment that has this torch, and nothing else."""
     wheel = pure_wheel(directory / "torch", "torch", torch)
-    made = call([find_uv_bin(), "venv", "--no-project", "--python", sys.executable, str(directory / "env")], directory)
-    assert made.returncode == 0, made.stderr
-    python = directory / "env" / "bin" / "python"
+    python = empty(directory)
     assert uv(directory / "cache", "--python", str(python), "--no-index", str(wheel)).returncode == 0
     return python
 

@@ -80,7 +80,7 @@ def write(
     version = names.version(made_for)
     info = f"{names.DISTRIBUTION}-{version}.dist-info"
     tag = f"{made_for.python_tag}-{made_for.abi_tag}-{platform}"
-    requires = [f"torch=={made_for.torch_minor}.*" if isinstance(made_for, Cell) else "torch>=2.5", "einops"]
+    requires = [f"torch=={made_for.torch_minor}.*", "einops"] if isinstance(made_for, Cell) else ["einops"]
     metadata = ["Metadata-Version: 2.4", "Name: flash_attn", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     name = names.wheel_name(made_for, platform)

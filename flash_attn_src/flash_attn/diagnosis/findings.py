@@ -64,6 +64,8 @@ def _torch(facts: Facts) -> _Found:
     minor = ".".join(torch["version"].split(".")[:2])
     if build.torch_minor and minor != build.torch_minor:
         yield "torch-minor", f"this wheel is for torch {build.torch_minor}, torch {torch['version']} is installed"
+    if not build.torch_minor and [int(part) for part in minor.split(".")] < [2, 5]:
+        yield "torch-minor", f"this wheel is for torch 2.5 and newer, torch {torch['version']} is installed"
     hip = ".".join((torch["hip"] or "").split(".")[:2])
     if build.rocm and hip and hip != build.rocm:
         yield "rocm-mismatch", f"this wheel is for ROCm {build.rocm}, torch is built for ROCm {hip}"

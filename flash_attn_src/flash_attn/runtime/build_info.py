@@ -20,8 +20,8 @@ def _newest() -> str:
     """
     for parent in _PATH.parents[1:3]:
         if (file := parent / _VERSIONS).is_file():
-            (listed,) = re.findall(r"^flash_attn = (\[.*\])$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            return str(json.loads(listed)[-1])
+            releases = re.findall(r'^"([\d.]+)" = "\1"$', file.read_text(encoding="utf-8"), re.MULTILINE)
+            return max(releases, key=lambda release: [int(part) for part in release.split(".")])
     raise ImportError(f"{_PATH.parent} has neither {_PATH.name} nor a {_VERSIONS} beside it: install a wheel")
 
 
