@@ -59,14 +59,18 @@ def _extended_forward(
 
 @_extended_forward.register_fake
 def _fake(
-    q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *more: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, *_ = more[7:]
+    dropout_p, return_softmax, _rng_state, cu_seqlens_q, _cu_seqlens_k, max_seqlen_q, max_seqlen_k, *_ = more[6:]
     *outer, heads, _dim = q.shape
-    batch, *rows = outer if cu_seqlens_q is None else (cu_seqlens_q.shape[0] - 1, outer[0])
-    lse_shape = (batch, heads, *rows) if cu_seqlens_q is None else (heads, *rows)
-    dmask_shape = (batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax else (0,)
-    return fake_results(q, v, lse_shape, dmask_shape)[:3]
+    lse_shape: tuple[int, ...]
+    if cu_seqlens_q is None:
+        batch, seqlen_q = outer
+        lse_shape, dmask_shape = (batch, heads, seqlen_q), (batch, heads, seqlen_q, k.shape[1])
+    else:
+        lse_shape = (heads, *outer)
+        dmask_shape = (cu_seqlens_q.shape[0] - 1, heads, max_seqlen_q, max_seqlen_k)
+    return fake_results(q, v, lse_shape, dmask_shape if return_softmax and dropout_p > 0.0 else (0,))[:3]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

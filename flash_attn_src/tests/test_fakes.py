@@ -1,0 +1,239 @@
+"""The fakes of the custom ops say what the ops return: shapes, types, strides, over a grid of options."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import flash_attn.fp8  # noqa: F401 - registers its ops
+import pytest
+import torch
+from flash_attn import backends, flash_attn_func
+from flash_attn.backends import torch as oracle
+from flash_attn.backends import triton
+from flash_attn.ops.triton import rotary  # noqa: F401 - registers its op
+from small_calls import in_one_graph
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+OPS = torch.ops.flash_attn
+Arguments = list[Any]
+# seqlen_q, seqlen_k, heads, heads_k, head_dim, head_dim_v
+SHAPES = {
+    "group": (5, 7, 4, 2, 16, 16),
+    "values": (3, 6, 2, 2, 16, 8),
+    "no keys": (3, 0, 2, 1, 8, 8),
+    "no queries": (0, 4, 2, 2, 8, 8),
+    "one": (1, 1, 1, 1, 8, 8),
+}
+
+
+def _described(results: Any) -> list[Any]:
+    """What a compiler asks of results. Strides of an axis of size 1, and of tensors without elements, do not count."""
+    described: list[Any] = []
+    for x in results if isinstance(results, (tuple, list)) else [results]:
+        if x is None:
+            described.append(None)
+            continue
+        strides = [0 if size == 1 or not x.numel() else step for size, step in zip(x.shape, x.stride(), strict=True)]
+        described.append((tuple(x.shape), x.dtype, strides, x.storage_offset(), x.device.type))
+    return described
+
+
+def _agree(op: Any, arguments: Arguments) -> None:
+    """The op with real tensors against the op with fake ones."""
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        fakes = tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+        promised = _described(op(*fakes))
+    assert _described(op(*arguments)) == promised
+
+
+def _layouts(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """A tensor of a shape: dense, with its heads outside of its rows, a part of a wider one, or strided in its rows."""
+    torch.manual_seed(0)
+    if layout == "heads first":
+        return torch.randn(*shape[:-3], shape[-2], shape[-3], shape[-1]).to(dtype).transpose(-2, -3)
+    if layout == "cut":
+        return torch.randn(*shape[:-1], shape[-1] + 8).to(dtype)[..., : shape[-1]]
+    if layout == "strided":
+        return torch.randn(*shape[:-1], 2 * shape[-1]).to(dtype)[..., ::2]
+    return torch.randn(shape).to(dtype)
+
+
+def _dense(name: str, dtype: torch.dtype, layout: str) -> list[torch.Tensor]:
+    seqlen_q, seqlen_k, heads, heads_k, dim, dim_v = SHAPES[name]
+    shapes = ((2, seqlen_q, heads, dim), (2, seqlen_k, heads_k, dim), (2, seqlen_k, heads_k, dim_v))
+    return [_layouts(shape, dtype, layout) for shape in shapes]
+
+
+def _packed(name: str, dtype: torch.dtype, layout: str) -> tuple[list[torch.Tensor], list[Any]]:
+    """q, k, v of two sequences, and their offsets and longest lengths."""
+    seqlen_q, seqlen_k, *_ = SHAPES[name]
+    rows = [x.flatten(0, 1) if layout == "dense" else x[0] for x in _dense(name, dtype, layout)]
+    entries = 2 if layout == "dense" else 1
+    cu_q, cu_k = (torch.arange(entries + 1, dtype=torch.int32) * n for n in (seqlen_q, seqlen_k))
+    return rows, [cu_q, cu_k, seqlen_q, seqlen_k]
+
+
+GRID = [
+    (name, dtype, layout, dropout_p, wanted)
+    for (name, (dtype, layout)), dropout_p, wanted in itertools.product(
+        zip(
+            SHAPES,
+            (
+                (torch.float16, "dense"), (torch.float32, "heads first"), (torch.bfloat16, "cut"),
+                (torch.float64, "strided"), (torch.float32, "dense"),
+            ),
+            strict=True,
+        ),
+        (0.0, 0.3),
+        (False, True),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), GRID)
+def test_forward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, wanted: bool) -> None:
+    inputs = _dense(name, dtype, layout)
+    heads = inputs[0].shape[2]
+    rng_state = torch.tensor([1, 2]) if dropout_p else None
+    for slopes in (None, torch.rand(heads)):
+        options = (0.3, True, -1, -1, 0.0, slopes)
+        _agree(OPS._flash_attn_forward, [*inputs, dropout_p, *options, wanted])
+        for sinks in (None, torch.randn(heads)):
+            more = [rng_state, None, None, 0, 0, None, sinks, None]
+            _agree(OPS._extended_forward, [*inputs, *options, dropout_p, wanted, *more])
+    if not dropout_p:
+        bias = torch.randn(1, heads, inputs[0].shape[1], inputs[1].shape[1]).to(dtype)
+        more = [None, None, None, 0, 0, None, None, bias]
+        _agree(OPS._extended_forward, [*inputs, 0.3, False, -1, -1, 0.0, None, 0.0, wanted, *more])
+    rows, lengths = _packed(name, dtype, layout)
+    _agree(OPS._flash_attn_varlen_forward, [*rows, *lengths, dropout_p, 0.3, True, -1, -1, 0.0, None, wanted])
+    more = [rng_state, *lengths, None, torch.randn(heads), None]
+    _agree(OPS._extended_forward, [*rows, 0.3, False, 3, -1, 2.0, None, dropout_p, wanted, *more])
+
+
+@pytest.mark.parametrize(("name", "dtype", "layout", "dropout_p", "wanted"), [row for row in GRID if not row[-1]])
+def test_backward(name: str, dtype: torch.dtype, layout: str, dropout_p: float, wanted: bool) -> None:
+    """softmax_lse comes as the forward wrote it, and transposed."""
+    inputs = _dense(name, dtype, layout)
+    heads = inputs[0].shape[2]
+    rng_state = torch.tensor([1, 2]) if dropout_p else None
+    out, lse, _ = OPS._extended_forward(
+        *inputs, 0.3, True, -1, -1, 0.0, None, dropout_p, wanted, rng_state, None, None, 0, 0, None, None, None
+    )
+    into = [torch.empty_like(x) for x in inputs]
+    options = [dropout_p, 0.3, True, -1, -1, 0.0, None, False, rng_state]
+    for statistics in (lse, lse.transpose(1, 2).contiguous().transpose(1, 2), lse.transpose(1, 2)):
+        _agree(OPS._flash_attn_backward, [out, *inputs, out, statistics, *into, *options])
+        if statistics.shape == lse.shape and not dropout_p:
+            bias = torch.randn(1, heads, inputs[0].shape[1], inputs[1].shape[1]).to(dtype)
+            tail = [bias.expand(2, -1, -1, -1), 0.3, True, -1, -1, 0.0, torch.randn(heads)]
+            _agree(OPS._bias_backward, [out, *inputs, out, statistics, *tail])
+        if statistics.shape == lse.shape:
+            for softmax_d, dlse in ((statistics, None), (None, lse), (lse, statistics)):
+                sinks = torch.randn(2 * heads).half()[::2]
+                _agree(OPS._sink_gradient, [sinks, statistics, softmax_d, dlse])
+    rows, lengths = _packed(name, dtype, layout)
+    out, lse, _ = OPS._extended_forward(
+        *rows, 0.3, True, -1, -1, 0.0, None, dropout_p, wanted, rng_state, *lengths, None, None, None
+    )
+    into = [torch.empty_like(x) for x in rows]
+    for statistics in (lse, lse.t()):
+        _agree(OPS._flash_attn_varlen_backward, [out, *rows, out, statistics, *into, *lengths, *options])
+
+
+@pytest.mark.parametrize("layout", ["dense", "heads first", "cut"])
+def test_paged_forward(layout: str) -> None:
+    pages = _layouts((3, 4, 2, 16), torch.float32, layout)
+    q = _layouts((5, 4, 16), torch.float32, "dense")
+    cu = torch.tensor([0, 2, 5], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    lengths = [cu, torch.tensor([0, 6, 13], dtype=torch.int32), 3, 8]
+    _agree(OPS._flash_attn_varlen_forward, [q, pages, pages, *lengths, 0.0, 0.3, True, -1, -1, 0.0, None, True, table])
+    more = [None, *lengths, table, torch.randn(4), None]
+    _agree(OPS._extended_forward, [q, pages, pages, 0.3, True, -1, -1, 0.0, None, 0.0, True, *more])
+
+
+def _caches() -> Iterator[Arguments]:
+    """Calls of a cache: dense and packed, with keys that are appended, pages, sinks, a second query and FP8."""
+    for layout, packed, new, paged, dim_v in itertools.product(
+        ("dense", "heads first", "cut"), (False, True), (False, True), (False, True), (16, 8)
+    ):
+        q = _layouts((4, 4, 16) if packed else (2, 2, 4, 16), torch.float16, layout)
+        lead = (4, 8) if paged else (2, 8)
+        k_cache, v_cache = (_layouts((*lead, 2, dim), torch.float16, layout) for dim in (16, dim_v))
+        k, v = (_layouts((2, 1, 2, dim), torch.float16, layout) if new else None for dim in (16, dim_v))
+        table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32) if paged else None
+        lengths = torch.tensor([3, 5], dtype=torch.int32)
+        cu = torch.tensor([0, 1, 4], dtype=torch.int32) if packed else None
+        qv = _layouts((*q.shape[:-1], dim_v), torch.float16, layout)
+        yield [
+            q, k_cache, v_cache, k, v, None, None, lengths, None, None, None, table, 0.3, True, -1, -1, 0.0, True, None,
+            0, cu, 3 if packed else 0, None, None, 0, 0, None, None, None, torch.randn(4), qv,
+        ]  # fmt: skip
+    q, cache = (torch.randn(2, 3, 2, 16).to(torch.float8_e4m3fn) for _ in range(2))
+    factor = torch.ones(2, 2)
+    yield [
+        q, cache, cache.clone(), None, None, None, None, None, 3, None, None, None, 0.3, True, -1, -1, 0.0, True, None,
+        0, None, 0, None, None, 0, 0, factor, factor, factor, None, None,
+    ]  # fmt: skip
+
+
+def test_caches() -> None:
+    for arguments in _caches():
+        _agree(OPS._flash_attn_with_kvcache, arguments)
+
+
+@pytest.mark.parametrize("layout", ["dense", "heads first", "cut"])
+def test_fp8_and_rotary(layout: str) -> None:
+    q, k, v = _dense("group", torch.bfloat16, layout)
+    options = [0.25, True, -1, -1, 0.0, None]
+    descale = torch.rand(2, 2).t()
+    for given in (None, descale):
+        _agree(OPS._fp8_forward, [q, k, v, None, given, given, *options, 0.0, None, None, None, 0, 0])
+    _agree(OPS._fp8_there_and_back, [k, descale, None])
+    rows, lengths = _packed("group", torch.bfloat16, layout)
+    factors = torch.rand(lengths[0].shape[0] - 1, 2)
+    _agree(OPS._fp8_forward, [*rows, None, factors, None, *options, 0.3, torch.tensor([1, 2]), *lengths])
+    _agree(OPS._fp8_there_and_back, [rows[1], factors, lengths[1]])
+    for half in (0, 4, 8):
+        tables = [torch.rand(9, half), torch.rand(9, half)]
+        _agree(OPS._apply_rotary, [q, *tables, 1, None, None, 0, False, False])
+        _agree(OPS._apply_rotary, [rows[0], *tables, 0, None, lengths[0], 5, True, True])
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of a CPU are in the interpreter's reach alone")
+def test_the_kernels_results() -> None:
+    """Those of Triton's kernels, which the fakes describe too."""
+    with backends.using(triton):
+        for name, layout in (("group", "heads first"), ("values", "cut")):
+            inputs = _dense(name, torch.float32, layout)
+            seeds = torch.tensor([1, 2])
+            for dropout_p in (0.0, 0.3):
+                rng_state = seeds if dropout_p else None
+                more = [rng_state, None, None, 0, 0, None, None, None]
+                _agree(OPS._extended_forward, [*inputs, 0.3, True, -1, -1, 0.0, None, dropout_p, True, *more])
+                _agree(OPS._flash_attn_forward, [*inputs, dropout_p, 0.3, True, -1, -1, 0.0, None, True])
+            out, lse, _ = OPS._extended_forward(
+                *inputs, 0.3, True, -1, -1, 0.0, None, 0.0, False, *[None] * 3, 0, 0, *[None] * 3
+            )
+            bias = torch.randn(1, 1, inputs[0].shape[1], inputs[1].shape[1])
+            tail = [bias, 0.3, True, -1, -1, 0.0, None]
+            _agree(OPS._bias_backward, [out, *inputs, out, lse, *tail])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_the_mask_of_dropout_in_a_compiled_function() -> None:
+    q, k, v = _dense("group", torch.float32, "dense")
+
+    def share(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Size, torch.Tensor]:
+        _, _, mask = flash_attn_func(q, k, v, dropout_p=0.3, return_attn_probs=True)
+        return mask.shape, (mask < 0).sum()
+
+    with backends.using(oracle):
+        shape, dropped = in_one_graph(share)(q, k, v)
+    assert shape == (2, 4, 5, 7)
+    assert 0 < int(dropped) < 280
