@@ -31,6 +31,7 @@ class Dense(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - never changed
     sinks: torch.dtype | None = None
     bias: torch.dtype | None = None
+    hides: float = -torch.inf  # the bias of the keys that a row does not see, and of all keys of some rows
 
 
 def _named(dtype: str, size: int, forward: str, backward: str = "plain", values: bool = False) -> tuple[str, ...]:
@@ -41,6 +42,7 @@ def _named(dtype: str, size: int, forward: str, backward: str = "plain", values:
     return (*names, f"bwd-dbias-{dtype}-d{size}") if backward == "bias" else tuple(names)
 
 
+LOWEST, LOWEST_BF16 = torch.finfo(FP32).min, torch.finfo(BF16).min
 CAUSAL, WINDOW, CAP = {"causal": True}, {"window": (20, 9)}, {"softcap": 3.0, "causal": True}
 DENSE = {
     "sinks d64": Dense(_named("bf16", 64, "sink"), BF16, (64, 64), CAUSAL, sinks=FP32),
@@ -55,6 +57,13 @@ DENSE = {
     "bias d256 sinks": Dense(_named("bf16", 256, "bias", "bias"), BF16, (256, 256), {}, FP32, BF16),
     "bias d512": Dense(_named("bf16", 512, "bias", "bias"), BF16, (512, 512), {}, bias=BF16),
     "bias d64 fp32": Dense(_named("fp32", 64, "bias", "bias"), FP32, (64, 64), WINDOW, bias=FP32),
+    "bias d64 lowest": Dense(_named("bf16", 64, "bias", "bias"), BF16, (64, 64), {}, bias=BF16, hides=LOWEST_BF16),
+    "bias d128 lowest": Dense(_named("fp16", 128, "bias", "bias"), FP16, (128, 128), CAUSAL, FP16, FP32, LOWEST),
+    "bias d64 fp16": Dense(_named("fp16", 64, "bias", "bias"), FP16, (64, 64), CAP, FP32, FP16, -65504.0),
+    "bias d96 lowest": Dense(
+        (*_named("bf16", 96, "bias", "bias")[:-1], "bwd-dbias-bf16-d128"), BF16, (96, 96), CAP, BF16, FP32, LOWEST
+    ),
+    "bias d64 fp32 lowest": Dense(_named("fp32", 64, "bias", "bias"), FP32, (64, 64), WINDOW, FP32, FP32, LOWEST),
     "d320": Dense(_named("bf16", 512, "plain"), BF16, (320, 320), CAUSAL),
     "d384 window": Dense(_named("fp16", 512, "plain"), FP16, (384, 384), WINDOW),
     "d512": Dense(_named("bf16", 512, "plain"), BF16, (512, 512), CAUSAL),
@@ -82,7 +91,8 @@ def _dense(case: Dense, target: str) -> None:
         leaves["s_aux"] = torch.randn(2).to(case.sinks)
     if case.bias is not None:
         bias = torch.randn(1, 2, queries, keys)
-        leaves["attn_bias"] = bias.masked_fill(bias < -1.2, -torch.inf).to(case.bias)
+        bias[:, :, 5:9] = -2.0
+        leaves["attn_bias"] = bias.masked_fill(bias < -1.2, case.hides).to(case.bias)
     dout = torch.randn(1, queries, 2, case.dims[1]).to(case.dtype)
     for leaf in leaves.values():
         leaf.requires_grad_()
@@ -91,7 +101,11 @@ def _dense(case: Dense, target: str) -> None:
         found = [out, lse, *torch.autograd.grad(out, list(leaves.values()), dout)]
     results = []
     for dtype in (torch.float64, case.dtype):
-        wide = {name: x.detach().to(dtype).requires_grad_() for name, x in leaves.items()}
+        wide = {name: x.detach().to(dtype) for name, x in leaves.items()}
+        if case.hides > -torch.inf:  # in fp16 and bf16 the lowest number of fp32 is -inf
+            wide["attn_bias"] = wide["attn_bias"].nan_to_num(neginf=torch.finfo(dtype).min)
+        for leaf in wide.values():
+            leaf.requires_grad_()
         best, best_lse = reference.attention(**wide, dtype=dtype, **case.options)
         results.append([best, best_lse, *torch.autograd.grad(best, list(wide.values()), dout.to(dtype))])
     for name, mine, exact, rough in zip(("out", "lse", *leaves), found, *results, strict=True):
@@ -187,8 +201,9 @@ CASES: dict[str, Dense | Cache] = DENSE | CACHES
 # What is run always.
 SAMPLE = {
     ("sinks d64", "gfx90a"), ("bias d64", "gfx1100"), ("d512", "gfx942"), ("d192 v128", "gfx950"),
-    ("bias d96", "gfx950"), ("d128 v64", "gfx1201"), ("cache sinks", "gfx908"), ("cache latent pages", "gfx90a"),
-    ("cache latent queries", "gfx1201"), ("cache qv d64 v512", "gfx950"), ("cache d512", "gfx1030"),
+    ("bias d96", "gfx950"), ("bias d64 lowest", "gfx90a"), ("d128 v64", "gfx1201"), ("cache sinks", "gfx908"),
+    ("cache latent pages", "gfx90a"), ("cache latent queries", "gfx1201"), ("cache qv d64 v512", "gfx950"),
+    ("cache d512", "gfx1030"),
 }  # fmt: skip
 
 

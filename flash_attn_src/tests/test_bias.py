@@ -118,6 +118,68 @@ def test_with_sinks(backend: Any) -> None:
         assert_close("gradient", one, exact, tiny=2e-5)
 
 
+LOWEST = torch.finfo(torch.float32).min
+# The type of q and the bias, the number that hides keys, and options of the call.
+HIDDEN: dict[str, tuple[torch.dtype, torch.dtype, float, dict[str, Any]]] = {
+    "lowest": (torch.float32, torch.float32, LOWEST, {}),
+    "lowest, fp16": (torch.float16, torch.float32, LOWEST, {"causal": True}),
+    "lowest of bf16": (torch.float32, torch.float32, torch.finfo(torch.bfloat16).min, {"window": (30, 12)}),
+    "lowest of fp16": (torch.float16, torch.float16, torch.finfo(torch.float16).min, {}),
+    "lowest, softcap": (torch.float32, torch.float32, LOWEST, {"softcap": 3.0}),
+    "lowest, sinks": (torch.float32, torch.float32, LOWEST, {"s_aux": [0.5, -1.0]}),
+    "lowest, sinks as low": (torch.float32, torch.float32, LOWEST, {"s_aux": [LOWEST, LOWEST]}),
+    "-1e9": (torch.float32, torch.float32, -1e9, {}),
+    "-1e30, softcap and sinks": (torch.float32, torch.float32, -1e30, {"softcap": 3.0, "s_aux": [-1e30, 0.0]}),
+}
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("backend", [oracle, triton], ids=["torch", "triton"])
+@pytest.mark.parametrize("case", HIDDEN.values(), ids=list(HIDDEN))
+def test_rows_that_a_finite_bias_hides(case: tuple[Any, ...], backend: Any) -> None:
+    """Row 5 sees all its keys alike. Row 6 has keys of -inf too, which it does not see. Row 7 sees one key more."""
+    if GPU and backend is oracle:
+        pytest.skip("PyTorch serves CPU tensors")
+    dtype, bias_dtype, hides, options = case
+    q, k, v, bias = _draw((1, 2), dtype, bias_dtype)
+    scores = bias.detach().clone()
+    scores[..., 5:8, :] = hides
+    scores[..., 6, ::2] = -torch.inf
+    scores[..., 7, 3] = max(hides * 0.5, -100.0)
+    leaves = [q, k, v, scores.requires_grad_()]
+    sinks = options.get("s_aux")
+    more = {name: value for name, value in options.items() if name != "s_aux"}
+    s_aux = None if sinks is None else torch.tensor(sinks, device=DEVICE)
+    with backends.using(backend):
+        out, lse, _ = flash_attn.flash_attn_func(
+            q, k, v, return_attn_probs=True, attn_bias=scores, s_aux=s_aux, **reference.public(more)
+        )
+        dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+        got = (out, lse, *torch.autograd.grad(out, leaves, dout))
+    wide = [x.detach().float().requires_grad_() for x in leaves]  # fp32, as the scores are rounded in all
+    best, best_lse = reference.attention(*wide[:3], attn_bias=wide[3], s_aux=s_aux, **more)
+    wanted = (best, best_lse, *torch.autograd.grad(best, wide, dout.float()))
+    tiny = 1e-5 if dtype is torch.float32 else 3e-3
+    for name, value, exact in zip(("out", "lse", "dq", "dk", "dv", "dbias"), got, wanted, strict=True):
+        assert_close(name, value, exact, tiny=tiny)
+        if name in ("out", "dq"):
+            assert_close(f"{name} of hidden rows", value[:, 5:8], exact[:, 5:8], tiny=tiny)
+    assert lse[..., 5:8].isfinite().all()
+
+
+@pytest.mark.usefixtures("_tiles")
+def test_the_largest_and_the_lowest_bias_in_a_row() -> None:
+    """The weight of a key is 1 where every other one is lower, by whatever."""
+    q, k, v, _ = (x.detach() for x in _draw())
+    for high, low in ((-3e38, LOWEST), (-LOWEST, LOWEST), (-LOWEST, 0.0), (-1e38, -1.1e38)):
+        bias = torch.full((1, 1, 41, 37), low, device=DEVICE)
+        bias[..., 3] = high
+        with backends.using(triton):
+            out, lse, _ = flash_attn.flash_attn_func(q, k, v, attn_bias=bias, return_attn_probs=True)
+        assert torch.equal(out, v[:, 3:4].expand(out.shape))
+        assert_close("lse", lse / high, torch.ones_like(lse))
+
+
 @pytest.mark.usefixtures("_tiles")
 def test_views_are_taken_as_they_are() -> None:
     """A bias that repeats by strides of 0, in its rows too, one of every second row, and one whose keys are strided."""
@@ -174,7 +236,7 @@ def test_opcheck() -> None:
     out, lse, _ = (x.detach() for x in op(q, k, v, *options))
     saved = (torch.randn_like(out), *(x.detach() for x in (q, k, v)), out, lse, bias.detach())
     op = torch.ops.flash_attn._bias_backward.default
-    torch.library.opcheck(op, (*saved, 0.25, True, 4, -1, 2.0), test_utils=checks)
+    torch.library.opcheck(op, (*saved, 0.25, True, 4, -1, 2.0, None), test_utils=checks)
 
 
 def test_the_log_sum_exp_has_a_gradient_in_the_op() -> None:

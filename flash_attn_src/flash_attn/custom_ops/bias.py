@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flash_attn import backends
@@ -9,8 +11,8 @@ from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous
 
 _SCHEMA = (
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor attn_bias, "
-    "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "
+    "Tensor? s_aux) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -26,16 +28,16 @@ def _bias_backward(
     attn_bias: torch.Tensor,
     softmax_scale: float,
     causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
+    *more: Any,
 ) -> _Gradients:
     """(dq, dk, dv, the gradient of attn_bias, softmax_d), of checked arguments."""
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
-    window = (window_size_left, window_size_right)
-    call = AttentionCall(q, k, v, softmax_scale, causal, window, softcap, attn_bias=attn_bias)
+    left, right, softcap, s_aux = more
+    call = AttentionCall(q, k, v, softmax_scale, causal, (left, right), softcap, s_aux=s_aux, attn_bias=attn_bias)
     dq, dk, dv, dbias = _new(q, k, v, attn_bias)
-    into = GradientCall(call, maybe_contiguous(dout), maybe_contiguous(out), softmax_lse, dq, dk, dv, dbias)
+    into = GradientCall(
+        call, maybe_contiguous(dout), maybe_contiguous(out), softmax_lse.contiguous(), dq, dk, dv, dbias
+    )
     return dq, dk, dv, dbias, backends.select(q).backward(into)
 
 
@@ -63,7 +65,7 @@ def backward_by_op(gradients: GradientCall, attn_bias: torch.Tensor) -> torch.Te
     call = gradients.forward
     dq, dk, dv, dbias, softmax_d = torch.ops.flash_attn._bias_backward(
         gradients.dout, call.q, call.k, call.v, gradients.out, gradients.softmax_lse, attn_bias, call.softmax_scale,
-        call.causal, *call.window_size, call.softcap,
+        call.causal, *call.window_size, call.softcap, call.s_aux,
     )  # fmt: skip
     pairs = [(gradients.dq, dq), (gradients.dk, dk), (gradients.dv, dv)]
     if gradients.dbias is not None:

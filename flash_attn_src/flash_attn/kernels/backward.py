@@ -11,14 +11,53 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import LOG2E, alibi_bias, apply_mask, apply_softcap
+from flash_attn.kernels.common import LOG2E, alibi_bias, apply_mask, apply_softcap, load_bias
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
+from flash_attn.kernels.tiles import deep_dot
+
+# Above this magnitude softmax_lse is rounded so far that weights are wrong by more than 2^-16.
+_LARGE_LSE = tl.constexpr(256.0)
+# Columns of q and k that `lost_by_rounding` multiplies at once. Every head dim of a kernel is a multiple.
+_LOST_DEPTH = tl.constexpr(16)
+
+
+@triton.jit
+def lost_by_rounding(
+    p_q, p_k, b_lse, b_sink, first, seqlen_q, seqlen_k, stride_qm, stride_kn, head_dim,
+    scale, shift, window_left, window_right, softcap, bias, bias_offset, stride_sm, flags, lo, hi,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, ANCHOR: tl.constexpr,
+):  # fmt: skip
+    """log2 of the sum of a row's weights exp(score - lse), sink included, in a call with a bias. [BLOCK_M]
+
+    It is 0, and not computed, unless lse is large. In a row whose keys are all hidden by a bias of -1e9 or of the
+    lowest number, lse is that number: the logarithm of the number of keys is less than its last bit.
+    """
+    b_lost = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
+    b_large = (tl.abs(b_lse) > _LARGE_LSE) & (b_lse != float("inf"))  # [BLOCK_M]
+    if tl.max(b_large.to(tl.int32), 0) > 0:
+        offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        b_sum = tl.exp2((b_sink - b_lse) * LOG2E)  # [BLOCK_M]
+        for n in tl.range(lo, hi, BLOCK_N):
+            b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
+                p_q, 0, offs_m, stride_qm, seqlen_q - first, p_k, n, offs_n, stride_kn, seqlen_k,
+                head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, _LOST_DEPTH,
+            )  # fmt: skip
+            b_s = b_s * scale
+            if softcap > 0.0:
+                b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
+            rows, cols = offs_m[:, None], n + offs_n[None, :]
+            b_s += load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
+            b_p = tl.exp2((b_s - b_lse[:, None]) * LOG2E)  # [BLOCK_M, BLOCK_N]
+            b_sum += tl.sum(apply_mask(b_p, 0.0, first + rows, cols, shift, seqlen_k, window_left, window_right), 1)
+        b_lost = tl.where(b_large, tl.log2(b_sum), 0.0)
+    return b_lost
 
 
 @triton.jit
 def grad_scores(
     b_s, b_dp, b_lse, b_delta, pos_m, pos_n, seqlen_k, scale, shift, window_left, window_right,
-    softcap, slope, p_dropout, rng_state, plane, first_row, first_col, b_bias,
+    softcap, slope, p_dropout, rng_state, plane, first_row, first_col, b_bias, b_lost,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
@@ -26,8 +65,8 @@ def grad_scores(
     1 - p_dropout.
 
     Every tile is queries by keys, with FLIP keys by queries. Positions, lse and delta come in the shape that
-    broadcasts to it. lse is in natural units and +inf where a row saw no key, so p is 0 there. b_bias: for kind `bias`
-    alone, in the units of exp2.
+    broadcasts to it. lse is in natural units and +inf where a row saw no key, so p is 0 there. b_bias and b_lost, of
+    `lost_by_rounding`: for kind `bias` alone.
     """
     if MASK and FLIP:
         # Rows past the last query are zeros and have lse +inf. An infinite key makes their scores NaN, which become the
@@ -36,15 +75,19 @@ def grad_scores(
         b_s = tl.where(b_s == b_s, b_s, -3.4e38)
     if KIND == "plain" or KIND == "dropout":
         b_p = tl.exp2(b_s * (scale * LOG2E) - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N], with FLIP [BLOCK_N, BLOCK_M]
+    elif KIND == "bias":  # in natural units: see `load_bias`
+        b_s = b_s * scale
+        b_tanh = tl.zeros_like(b_s)
+        if softcap > 0.0:
+            b_s, b_tanh = apply_softcap(b_s, softcap, 1.0 / softcap)
+        b_p = tl.exp2((b_s + b_bias - b_lse) * LOG2E - b_lost)  # [BLOCK_M, BLOCK_N], with FLIP [BLOCK_N, BLOCK_M]
     else:
         b_s = b_s * (scale * LOG2E)
         if KIND != "alibi":
             b_tanh = tl.zeros_like(b_s)
             if KIND == "softcap" or softcap > 0.0:
                 b_s, b_tanh = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        if KIND == "bias":
-            b_s += b_bias
-        elif KIND != "softcap":
+        if KIND != "softcap":
             b_s += alibi_bias(slope * LOG2E, pos_m, pos_n, shift)
         b_p = tl.exp2(b_s - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N], with FLIP [BLOCK_N, BLOCK_M]
     if MASK:

@@ -31,7 +31,8 @@ def attn_bwd_dbias(
     """One program: one tile of dbias (planes_b, planes_h, seqlen_q, seqlen_k), the sum over all that share the bias.
 
     planes_b is 1 or batch, planes_h is 1 or nheads. dbias is contiguous, in the type of bias. Each sum has a fixed
-    order. Grid: n_blocks * m_blocks * planes_b * planes_h. Units as in `attn_fwd`. Sequences are dense.
+    order. Grid: n_blocks * m_blocks * planes_b * planes_h. Units as in `attn_fwd`. Sequences are dense. delta: as
+    `attn_bwd_dq` leaves it, `lost_by_rounding` behind it.
     """
     pid = tl.program_id(0)
     n_block = pid % n_blocks
@@ -61,6 +62,8 @@ def attn_bwd_dbias(
         row64 = entry64 * stride_lb + head.to(tl.int64) * stride_lh + first_row
         b_lse = tl.load(lse + row64 + offs_m, mask=first_row + offs_m < seqlen_q, other=float("inf"))[:, None]
         b_delta = tl.load(delta + row64 + offs_m, mask=first_row + offs_m < seqlen_q, other=0.0)[:, None]
+        p_lost = delta + batch.to(tl.int64) * stride_lb + row64
+        b_lost = tl.load(p_lost + offs_m, mask=first_row + offs_m < seqlen_q, other=0.0)[:, None]
         b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
             q + (entry64 * stride_qb * VEC + head64 * stride_qh), first_row, offs_m, stride_qm, seqlen_q,
             k + (entry64 * stride_kb * VEC + kv_head64 * stride_kh), first_col, offs_n, stride_kn, seqlen_k,
@@ -71,14 +74,14 @@ def attn_bwd_dbias(
             v + (entry64 * stride_vb * VEC + kv_head64 * stride_vh), first_col, offs_n, stride_vn, seqlen_k,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
         )  # fmt: skip
-        b_s = b_s * (scale * LOG2E)
+        b_s = b_s * scale
         if softcap > 0.0:
-            b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
+            b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
         bias_offset = entry64 * stride_sb + head.to(tl.int64) * stride_sh
         b_s += load_bias(
             bias, bias_offset, first_row, offs_m[:, None], stride_sm, pos_n, seqlen_q, seqlen_k, flags, ANCHOR
         )
-        b_p = tl.exp2(b_s - b_lse * LOG2E)  # [BLOCK_M, BLOCK_N]
+        b_p = tl.exp2((b_s - b_lse) * LOG2E - b_lost)  # [BLOCK_M, BLOCK_N]
         b_p = tl.where(b_lse == float("inf"), 0.0, b_p)
         b_sum += apply_mask(b_p, 0.0, pos_m, pos_n, shift, seqlen_k, window_left, window_right) * (b_dp - b_delta)
     offsets = (plane.to(tl.int64) * seqlen_q + pos_m) * seqlen_k + pos_n  # [BLOCK_M, BLOCK_N]

@@ -34,7 +34,7 @@ from flash_attn.kernels.tiles import (
 @triton.jit
 def _dkdv_block(
     b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-    p_q, p_do, p_lse, p_delta, m, first, pos_n,
+    p_q, p_do, p_lse, p_delta, p_lost, m, first, pos_n,
     seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
     head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
@@ -71,13 +71,15 @@ def _dkdv_block(
         b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
         b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL_V)  # [BLOCK_N, BLOCK_M]
     b_bias = b_lse
+    b_lost = b_lse
     if KIND == "bias":
+        b_lost = tl.load(p_lost + pos_m, mask=pos_m < seqlen_q, other=0.0) if MASK else tl.load(p_lost + pos_m)
         rows, cols = offs_m[None, :], pos_n[:, None]
         b_bias = load_bias(bias, bias_offset, m, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
         b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first, b_bias,
-        BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
+        b_lost[None, :], BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
     )  # fmt: skip
     b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL_V)
     b_dk, b_dk_tail = add_product(cast(b_ds, b_q.dtype, HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TAIL)
@@ -183,6 +185,9 @@ def attn_bwd_dkdv(
         p_do_head = p_do + head * (stride_gh.to(tl.int64) * VEC)
         p_lse_head = p_lse + head * stride_lh.to(tl.int64)
         p_delta_head = p_delta + head * stride_lh.to(tl.int64)
+        p_lost_head = p_delta_head
+        if KIND == "bias":
+            p_lost_head += (planes // heads).to(tl.int64) * stride_lb
         plane = batch * nheads + head
         bias_offset = batch64
         if KIND == "bias":
@@ -194,7 +199,7 @@ def attn_bwd_dkdv(
         for m in tl.range(full_lo, full_hi, BLOCK_M):
             b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                 b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-                p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
+                p_q_head, p_do_head, p_lse_head, p_delta_head, p_lost_head, m, first, pos_n,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
@@ -206,7 +211,7 @@ def attn_bwd_dkdv(
             m = tl.where(i < full_lo, i, i + skipped)
             b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
                 b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-                p_q_head, p_do_head, p_lse_head, p_delta_head, m, first, pos_n,
+                p_q_head, p_do_head, p_lse_head, p_delta_head, p_lost_head, m, first, pos_n,
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.backward import grad_scores
+from flash_attn.kernels.backward import grad_scores, lost_by_rounding
 from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_Q,
+    HAS_SINKS,
     RUNTIME_ARGUMENTS,
     cast,
+    join_sinks,
     key_bounds,
     key_span,
     load_bias,
+    load_sinks,
     query_span,
     row_stride,
     schedule,
@@ -38,7 +41,7 @@ def _dq_block(
     n, first, pos_m, seqlen_q, seqlen_k,
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    bias, bias_offset, stride_sm, flags,
+    bias, bias_offset, stride_sm, flags, b_lost,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr,
@@ -71,7 +74,7 @@ def _dq_block(
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
         b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n, b_bias,
-        BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
+        b_lost[:, None], BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
     )  # fmt: skip
     return add_product(cast(b_ds, b_k.dtype, HALF_UP), b_k, b_k_tail, b_dq, b_dq_tail, TAIL)
 
@@ -79,7 +82,7 @@ def _dq_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dq(
     q, k, v, out, dout, lse, delta, dq,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, sinks,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
@@ -91,7 +94,10 @@ def attn_bwd_dq(
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
     SHARED: tl.constexpr, ANCHOR: tl.constexpr,
 ):  # fmt: skip
-    """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`."""
+    """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`.
+
+    With kind `bias` delta has room for a second tensor of its size behind it, which gets `lost_by_rounding`.
+    """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
     TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
@@ -169,13 +175,22 @@ def attn_bwd_dq(
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
     b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    b_lost = b_lse
+    if KIND == "bias":
+        wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, q.dtype.element_ty)
+        b_lost = lost_by_rounding(  # [BLOCK_M]
+            p_q, p_k, b_lse, join_sinks(wide, narrow, flags, True), first, sq, sk, stride_qm, stride_kn, head_dim,
+            scale, shift, window_left, window_right, softcap, bias, bias_offset, stride_sm, flags, lo, hi,
+            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, ANCHOR,
+        )  # fmt: skip
+        tl.store(p_delta + planes.to(tl.int64) * stride_lh + offs_m, b_lost, mask=pos_m < sq)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         b_dq, b_dq_tail = _dq_block(
             b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags,
+            bias, bias_offset, stride_sm, flags, b_lost,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if DEPTH >= BLOCK_D + TAIL:
@@ -194,7 +209,7 @@ def attn_bwd_dq(
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags,
+            bias, bias_offset, stride_sm, flags, b_lost,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if KIND == "dropout" or KIND == "any":

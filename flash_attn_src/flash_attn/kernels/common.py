@@ -230,14 +230,18 @@ def load_sinks(sinks, heads, there, flags, dtype: tl.constexpr):
 
 
 @triton.jit
-def join_sinks(b_wide, b_narrow, flags):
-    """What `load_sinks` gave as sinks in the units of exp2, -inf where there are none."""
-    return tl.where((flags & SINKS_LIKE_OUT) != 0, b_narrow.to(tl.float32), b_wide) * LOG2E
+def join_sinks(b_wide, b_narrow, flags, NATURAL: tl.constexpr = False):
+    """What `load_sinks` gave as sinks in the units of exp2, with NATURAL in natural units; -inf for no sink."""
+    b_sinks = tl.where((flags & SINKS_LIKE_OUT) != 0, b_narrow.to(tl.float32), b_wide)
+    return b_sinks if NATURAL else b_sinks * LOG2E
 
 
 @triton.jit
 def load_bias(bias, plane_offset, row, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR: tl.constexpr):
-    """The bias of scores in the units of exp2, in the shape to which rows and cols broadcast; 0 outside of it.
+    """The bias of scores in natural units, in the shape to which rows and cols broadcast; 0 outside of it.
+
+    In the units of exp2 the lowest numbers of fp32 and bf16, by which masks hide keys, would be -inf. A row of them
+    would be a row without keys. So scores with a bias, their maxima and their sinks stay in natural units.
 
     plane_offset: of the head, int64. row: the first of the block; rows count from it. Columns are dense. Rows and
     columns outside read the last ones, because a load with a mask takes three times the instructions.
@@ -251,7 +255,7 @@ def load_bias(bias, plane_offset, row, rows, stride_sm, cols, seqlen_q, seqlen_k
         b_bias = tl.load(bias.to(tl.pointer_type(tl.float32)) + plane_offset + offsets)
     else:
         b_bias = tl.load(bias + plane_offset + offsets).to(tl.float32)
-    b_bias = tl.where(inside, b_bias, 0.0) * LOG2E
+    b_bias = tl.where(inside, b_bias, 0.0)
     if ANCHOR:
         left = tl.zeros((b_bias.shape[0], 16), bias.dtype.element_ty)
         right = tl.zeros((16, b_bias.shape[1]), bias.dtype.element_ty)
@@ -260,16 +264,21 @@ def load_bias(bias, plane_offset, row, rows, stride_sm, cols, seqlen_q, seqlen_k
 
 
 @triton.jit
-def add_sink(b_m, b_l, b_sink):
+def add_sink(b_m, b_l, b_sink, NATURAL: tl.constexpr = False):
     """(maximum, sum of weights, factor of the accumulators) of rows after their sinks joined the softmax.
 
     A sink is a score without a value, -inf where there is none. A row that saw no key has b_m = -inf and b_l = 0.
-    Scores are in the units of exp2.
+    Scores are in the units of exp2, with NATURAL in natural units.
     """
     b_m_new = tl.maximum(b_m, b_sink)
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new)
-    b_alpha = tl.exp2(b_m - b_m_sub)
-    return b_m_new, b_l * b_alpha + tl.exp2(b_sink - b_m_sub), b_alpha
+    if NATURAL:
+        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)
+        b_l = b_l * b_alpha + tl.exp2((b_sink - b_m_sub) * LOG2E)
+    else:
+        b_alpha = tl.exp2(b_m - b_m_sub)
+        b_l = b_l * b_alpha + tl.exp2(b_sink - b_m_sub)
+    return b_m_new, b_l, b_alpha
 
 
 @triton.jit

@@ -51,17 +51,24 @@ def _weights(
     softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr, ANCHOR: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores."""
+    """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores.
+
+    The maximum is in the units of exp2, with a bias in natural units: see `load_bias`.
+    """
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
-    if SHAPED:
+    NATURAL: tl.constexpr = KIND == "bias"
+    if NATURAL:
+        b_s = b_s * scale
+        if softcap > 0.0:
+            b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
+        rows, cols = (pos_m - first)[:, None], pos_n[None, :]
+        b_s += load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
+    elif SHAPED:
         b_s = b_s * (scale * LOG2E)
         if KIND != "alibi":
             if KIND == "softcap" or softcap > 0.0:
                 b_s, _ = apply_softcap(b_s, softcap * LOG2E, 1.0 / (softcap * LOG2E))
-        if KIND == "bias":
-            rows, cols = (pos_m - first)[:, None], pos_n[None, :]
-            b_s += load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
-        elif KIND != "softcap":
+        if KIND != "softcap":
             b_s += alibi_bias(slope * LOG2E, pos_m[:, None], pos_n[None, :], shift)
     if MASK:
         b_s = apply_mask(b_s, float("-inf"), pos_m[:, None], pos_n[None, :], shift, seqlen_k, window_left, window_right)
@@ -71,10 +78,14 @@ def _weights(
         b_top, b_s = b_top * c, b_s * c
     b_m_new = tl.maximum(b_m, b_top)  # [BLOCK_M]
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
-    UNSEEN: tl.constexpr = MASK or KIND == "bias"
+    UNSEEN: tl.constexpr = MASK or NATURAL
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
-    b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
-    b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
+    if NATURAL:
+        b_p = tl.exp2((b_s - b_m_sub[:, None]) * LOG2E)  # [BLOCK_M, BLOCK_N]
+        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
+    else:
+        b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+        b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     if PARTS == 1:
         b_l = b_l * b_alpha + tl.sum(b_p, 1)
     else:
@@ -105,7 +116,7 @@ def _attend_block(
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
-    p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m is in the units of exp2.
+    p_q points at the first row of b_q, p_k and p_v at key 0 of the head. b_m: see `_weights`.
     BESIDE: the weights are computed under a condition that is true. It hides from Triton that another product takes the
     scores. For a product in such a chain Triton gives each warp rows of its own, and where a tile has too few, warps
     compute the same scores. Else the warps stand side by side over the keys.
@@ -328,7 +339,8 @@ def attn_fwd(
         b_l = tl.sum(tl.sum(b_l, 2), 1)
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if KIND == "sink" or KIND == "bias" or KIND == "any":
-        b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(wide, narrow, flags))  # [BLOCK_M] each
+        NATURAL: tl.constexpr = KIND == "bias"
+        b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(wide, narrow, flags, NATURAL), NATURAL)  # [BLOCK_M] each
         b_empty = b_l == 0.0  # [BLOCK_M]
         b_inverse = b_alpha / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     else:
@@ -338,5 +350,6 @@ def attn_fwd(
     b_acc = b_acc * b_inverse[:, None]
     b_acc_tail = b_acc_tail * b_inverse[:, None]
     store_pair(p_out, b_acc, b_acc_tail, offs_m, stride_om, sq - first, head_dim_v, BLOCK_V, TAIL_V)
-    b_lse = tl.where(b_empty, float("inf"), (b_m + tl.log2(b_l)) * LN2)  # [BLOCK_M]
+    b_lse = b_m + tl.log2(b_l) * LN2 if KIND == "bias" else (b_m + tl.log2(b_l)) * LN2  # [BLOCK_M]
+    b_lse = tl.where(b_empty, float("inf"), b_lse)
     tl.store(p_lse + offs_m, b_lse, mask=pos_m < sq)

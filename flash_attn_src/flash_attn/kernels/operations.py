@@ -83,9 +83,10 @@ _BACKWARD_DQ = replace(
     name="bwd-dq",
     module="backward_dq",
     function="attn_bwd_dq",
-    types={"*T": "q k v out dout dq bias", "*fp32": "lse delta alibi_slopes", "*i32": _LENGTHS, **_SCORES},
+    types={"*T": "q k v out dout dq bias", "*fp32": "lse delta alibi_slopes sinks", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "out", "dout", "dq", "lse", "delta"),
     constants=_TILE,
+    kinds_of_argument={"sinks": ("bias",), **_BIAS},
 )
 _BACKWARD_BIAS = Operation(
     name="bwd-dbias",

@@ -63,7 +63,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         if call.cu_seqlens_q is None:
             given = tiles.Given(gradients.dout, gradients.out, gradients.softmax_lse)
             written = tiles.Gradients(gradients.dq, gradients.dk, gradients.dv, softmax_d, gradients.dbias)
-            inputs = tiles.Inputs(call.q, call.k, call.v, slopes, bias=call.attn_bias)
+            inputs = tiles.Inputs(call.q, call.k, call.v, slopes, call.s_aux, call.attn_bias)
             tiles.backward(inputs, options, given, written)
             return softmax_d
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
@@ -71,7 +71,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         for index, rows in enumerate(sequences.locate(call)):
             queries, keys = slice(rows.q0, rows.q1), slice(rows.k0, rows.k1)
             inputs = tiles.Inputs(
-                call.q[None, queries], call.k[None, keys], call.v[None, keys], _of_sequence(slopes, index)
+                call.q[None, queries], call.k[None, keys], call.v[None, keys], _of_sequence(slopes, index), call.s_aux
             )
             given = tiles.Given(
                 gradients.dout[None, queries], gradients.out[None, queries], gradients.softmax_lse[None, :, queries]

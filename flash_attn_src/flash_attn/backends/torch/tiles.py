@@ -17,6 +17,8 @@ KEY_TILE = 256
 MAX_TILE_ELEMENTS = 1 << 23  # scores held at once: 32 MiB in fp32
 
 _MASK64 = (1 << 64) - 1
+# Weights may be wrong by this much because softmax_lse is rounded.
+_LOST = 2.0**-15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +263,24 @@ def _fill_dmask(
         grouped[:, :, :, q0:q1, k0:k1] = signed.to(dmask.dtype)
 
 
+def _lost_by_rounding(
+    block: _Block, queries: torch.Tensor, row_lse: torch.Tensor, q0: int, q1: int
+) -> torch.Tensor | float:
+    """The logarithm of the sum of a row's weights exp(score - lse), sink included; 0.0 where every lse is small.
+
+    In a row whose keys are all hidden by a bias of -1e9 or of the lowest number, lse is that number: the logarithm of
+    the number of keys is less than its last bit.
+    """
+    large = row_lse.isfinite() & (row_lse.abs() * torch.finfo(block.dtype).eps > _LOST)
+    if not large.any():
+        return 0.0
+    total = torch.zeros_like(row_lse) if block.sinks is None else torch.exp(block.sinks - row_lse)
+    for k0, k1 in block.key_spans(q0, q1):
+        scores, _ = block.scores(queries, block.k[:, :, k0:k1].to(block.dtype), q0, q1, k0, k1)
+        total = total + torch.exp(scores - row_lse).sum(-1, keepdim=True)
+    return torch.where(large, total.log(), 0.0)
+
+
 def backward(inputs: Inputs, options: Options, given: Given, written: Gradients, sequence: int = 0) -> None:
     """Fills the gradients of one block of sequences."""
     dout, out, lse = given
@@ -282,11 +302,12 @@ def backward(inputs: Inputs, options: Options, given: Given, written: Gradients,
             delta = block.ungroup((douts * block.rows(block_out, q0, q1)).sum(-1, keepdim=True))
             block_d[:, :, :, q0:q1] = delta.squeeze(-1)
             row_lse = block_lse[:, :, :, q0:q1, None].to(block.dtype)
+            lost = _lost_by_rounding(block, queries, row_lse, q0, q1)
             dqueries = torch.zeros_like(queries)
             for k0, k1 in block.key_spans(q0, q1):
                 keys, values = (x[:, :, k0:k1].to(block.dtype) for x in (block.k, block.v))
                 scores, tanh = block.scores(queries, keys, q0, q1, k0, k1)
-                weights = torch.exp(scores - row_lse)
+                weights = torch.exp(scores - row_lse - lost)
                 dweights = block.ungroup(douts @ values.transpose(-1, -2))
                 used = weights
                 if options.dropout_p > 0.0:

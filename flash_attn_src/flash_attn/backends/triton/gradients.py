@@ -17,6 +17,7 @@ from flash_attn.backends.triton.kernels import (
     is_even,
     rows,
     score_kind,
+    sinks_of,
     splits_of,
     strides_of,
     window_of,
@@ -62,17 +63,22 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     dout, dout_strides = rows(gradients.dout, vec)
     softmax_lse = gradients.softmax_lse.contiguous()
     # Its kernel writes the rows of sequences alone.
-    delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
+    if call.attn_bias is not None:  # with room for `lost_by_rounding` behind it
+        delta = softmax_lse.new_empty((2, *softmax_lse.shape))[0]
+    else:
+        delta = torch.empty_like(softmax_lse) if cu_seqlens_q is None else torch.zeros_like(softmax_lse)
     even = is_even(call)
     left, right = window_of(call)
     flags = flags_of(call)
     group = nheads // nheads_k
     alibi_stride = alibi_stride_of(alibi_slopes)
     more: tuple[torch.Tensor, ...] = ()
+    sinks: tuple[torch.Tensor | None, ...] = ()
     bias_strides: tuple[int, ...] = ()
     if call.attn_bias is not None:
         bias, bias_strides, bias_flag = bias_of(call)
-        more, flags = (bias,), flags | bias_flag
+        wide_sinks, sink_flags = sinks_of(call.s_aux, dtype)
+        more, sinks, flags = (bias,), (wide_sinks,), flags | bias_flag | sink_flags
 
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
     dq, dq_strides = rows(gradients.dq, vec)
@@ -83,7 +89,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *sinks,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
