@@ -60,6 +60,13 @@ def add_verbs(verbs: Any) -> None:
     why.add_argument("--undo", action="store_true", help="take the mark away")
     yank.set_defaults(run=_yank)
 
+    withdraw = verbs.add_parser("withdraw", help="take published wheels with wrong results out of the index")
+    withdraw.add_argument("wheel", nargs="+", help="file names")
+    why = withdraw.add_mutually_exclusive_group(required=True)
+    why.add_argument("--reason", help="shown in the release notes and on the page to choose a wheel on")
+    why.add_argument("--undo", action="store_true", help="put them into the index again")
+    withdraw.set_defaults(run=_withdraw)
+
     index = verbs.add_parser("index", help="write the site: package indexes and the page to choose a wheel on")
     source = index.add_mutually_exclusive_group()
     source.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
@@ -213,6 +220,14 @@ def _yank(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _withdraw(arguments: argparse.Namespace) -> int:
+    state = "in the index again" if arguments.undo else f"withdrawn ({arguments.reason})"
+    yanks.withdraw(arguments.wheel, None if arguments.undo else arguments.reason)
+    for wheel in arguments.wheel:
+        print(f"{wheel}: {state}, once {yanks.DATA_FILE.relative_to(ROOT)} is committed and the index is rendered")
+    return 0
+
+
 @packages_of("release")
 def _notes(arguments: argparse.Namespace) -> int:
     from rocm_wheels.publish import catalogue, notes, publishing
@@ -247,7 +262,7 @@ def _index(arguments: argparse.Namespace) -> int:
         def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])
 
-        found = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load())
+        found = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load(), yanks.withdrawn())
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)
     index.build(found, arguments.out, versions=versions.load(), home=home, files=arguments.dir)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 from packaging.version import InvalidVersion, Version
@@ -27,7 +27,6 @@ _FETCHES = 8
 _FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
-AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Catalogue:
     """Everything that was ever public.
 
     `unverified` are wheels of which no verdict says that they passed: they stay listed, because lock files name them,
-    and are offered to nobody. `problems` say what is wrong with the releases.
+    unless uv would prefer them to a verified wheel. `problems` say what is wrong with the releases.
     """
 
     wheels: tuple[Wheel, ...] = ()
@@ -91,22 +90,29 @@ def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [release for release in releases if not release["draft"] and not release["prerelease"]]
 
 
-def from_releases(releases: Iterable[Mapping[str, Any]], fetch: Fetch, yanked: Mapping[str, str]) -> Catalogue:
+def from_releases(
+    releases: Iterable[Mapping[str, Any]],
+    fetch: Fetch,
+    yanked: Mapping[str, str],
+    withdrawn: Mapping[str, str] | None = None,
+) -> Catalogue:
     """The wheels of releases as GitHub's API describes them. `fetch` gives the bytes of an asset.
 
     Metadata and verdicts are assets beside each wheel. A wheel that lacks one of them, or whose verdict does not fit,
-    is a problem of that wheel alone. Other people's wheels are passed over. `yanked` is a name's reason.
+    is a problem of that wheel alone. Other people's wheels are passed over. `yanked` and `withdrawn` map a name to the
+    reason.
     """
     problems: list[str] = []
     found = _by_name(releases, problems)
     with ThreadPoolExecutor(_FETCHES) as pool:
         links = list(pool.map(lambda one: _released(fetch, one, yanked, problems), found))
+    links = _without_newer_builds([_withdrawn(link, withdrawn or {}) for link in links])
     wheels = [link for link in links if isinstance(link, Wheel)]
     interfaces = [link for link in links if isinstance(link, InterfaceWheel)]
     others = [link for link in links if not isinstance(link, (Wheel, InterfaceWheel))]
     return Catalogue(
-        wheels=tuple(sorted(_without_backports(wheels))),
-        interfaces=tuple(sorted(_without_backports(interfaces), key=lambda link: link.name)),
+        wheels=tuple(sorted(wheels)),
+        interfaces=tuple(sorted(interfaces, key=lambda link: link.name)),
         unverified=tuple(sorted(others, key=lambda link: link.name)),
         problems=tuple(sorted(problems)),
     )
@@ -213,18 +219,27 @@ def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:
     return content
 
 
-def _without_backports(links: Sequence[AnyLink]) -> list[AnyLink]:
-    """Installers take the highest build number: one of an older release is marked so that it does not take over."""
-    by_stem: dict[str, list[AnyLink]] = {}
-    for link in links:
-        by_stem.setdefault(names.stem(link.name), []).append(link)
+def _withdrawn(link: Link, reasons: Mapping[str, str]) -> Link:
+    """The link, in no page of the index if there is a reason for its name."""
+    reason = reasons.get(link.name)
+    return link if reason is None else replace(link, yanked=reason, listed=False)
+
+
+def _without_newer_builds(links: Sequence[Link]) -> list[Link]:
+    """The links, without a page for a build number above the one of the newest release: a backport or an unverified
+    wheel. Installers take the highest build number, and uv takes it for an exact pin even if it is yanked. What a
+    maintainer has yanked stays listed."""
+    newest_builds: dict[str, Link] = {}
+    for link in sorted(links, key=lambda link: (release_key(link.release), link.build)):
+        if link.yanked is None:
+            newest_builds[names.stem(link.name)] = link
     found = []
-    for same in by_stem.values():
-        top = max(same, key=lambda link: (link.yanked is None, release_key(link.release), link.build))
-        for link in same:
-            if link.yanked is None and link.build > top.build:
-                link = replace(link, yanked=f"{top.name} of release {top.release} is newer")
-            found.append(link)
+    for link in links:
+        top = newest_builds.get(names.stem(link.name))
+        bare = not isinstance(link, (Wheel, InterfaceWheel))
+        if top is not None and link.build > top.build and (link.yanked is None or bare):
+            link = replace(link, listed=False, yanked=link.yanked or f"{top.name} of release {top.release} is newer")
+        found.append(link)
     return found
 
 

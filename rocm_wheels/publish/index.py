@@ -53,9 +53,10 @@ class Anchor:
 def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
     """Writes the whole site into `out`, in the place of an earlier one. The same wheels, the same bytes.
 
-    The pages list every file that was ever public. metadata.json and the page to choose on have the newest build of
-    each wheel, of all directories. What a site does not consist of, such as .git, .nojekyll or CNAME, is left alone.
-    With `files`, the directory that the wheels lie in, wheels and their metadata become part of the site.
+    The pages list every file that was ever public, without what is withdrawn and without backports. metadata.json and
+    the page to choose on have the newest build of each wheel, of all directories. What a site does not consist of, such
+    as .git, .nojekyll or CNAME, is left alone. With `files`, the directory that the wheels lie in, wheels and their
+    metadata become part of the site.
 
     Killed at any point, or where the disk is full, it leaves a directory that the next run accepts and completes.
     """
@@ -142,9 +143,9 @@ def _in_directory(found: Catalogue, directory: str) -> Catalogue:
 def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
     """simple/ with a page of each project. flash-attn has one even if no wheel of it is listed."""
     bare = [link for link in found.unverified if not names.is_interface(link.name)]
-    projects: dict[str, list[Link]] = {PROJECT: [*found.wheels, *bare]}
+    projects: dict[str, list[Link]] = {PROJECT: [link for link in (*found.wheels, *bare) if link.listed]}
     for link in (*found.interfaces, *found.unverified):
-        if names.is_interface(link.name):
+        if names.is_interface(link.name) and link.listed:
             projects.setdefault(canonicalize_name(names.parse_interface(link.name)[0]), []).append(link)
     root = [Anchor(text=project, href=f"{project}/") for project in projects]
     _write(directory / "simple" / "index.html", render("simple.html.j2", title=title, links=root))

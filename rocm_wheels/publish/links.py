@@ -15,7 +15,8 @@ from rocm_wheels.wheel.verdict import PASSED, Verdict
 class Link:
     """What an index says about a file. `torch` is a minor version; `release` is a tag, "" for a local file.
 
-    `metadata_sha256` is "" where the METADATA does not lie beside the wheel.
+    `metadata_sha256` is "" where the METADATA does not lie beside the wheel. A link that is not `listed` is in no page
+    of the index: it is withdrawn or a backport, and `yanked` says why.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Link:
     torch: str
     rocm: str
     backend: str
+    listed: bool = True
 
     @property
     def version(self) -> str:
@@ -115,6 +117,7 @@ class Wheel(Link):
             "release": self.release,
             "commit": self.verdict.commit,
             "yanked": self.yanked,
+            "withdrawn": not self.listed,
             "verdict": {
                 "ran_on": self.ran_on,
                 "gpu": self.verdict.gpu.status,

@@ -163,7 +163,7 @@ def _wheels_of(release: Release, wanted: Sequence[Asset]) -> list[Wheel]:
             return file.read()
 
     fields = {**release.fields, "assets": list(release.listing().values())}
-    found = catalogue.from_releases([fields], fetch, yanks.load())
+    found = catalogue.from_releases([fields], fetch, yanks.load(), yanks.withdrawn())
     if found.problems:
         raise PublishFailed(
             "\n".join(found.problems), remedy="Download the wheel, run `verify` on it, and publish both again."

@@ -1,10 +1,15 @@
-"""Yanked wheels, in yanked.toml: a public release cannot be changed, so the index alone marks what is wrong."""
+"""Yanked and withdrawn wheels, in yanked.toml: a public release cannot be changed, so the index alone changes.
+
+A yanked wheel stays in the index with a mark. pip then takes an older build. uv takes the marked wheel for an exact
+pin.
+A withdrawn wheel is in no page of the index.
+"""
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocm_wheels.compile import cache as files
@@ -14,37 +19,60 @@ from rocm_wheels.tables import Table, parse
 
 MAX_REASON = 300  # characters; pip shows them in one line
 DATA_FILE = Path(__file__).with_name("yanked.toml")
+YANKED, WITHDRAWN = "wheels", "withdrawn"  # the tables
 _HEAD = """\
-# Wheel -> why it is yanked. `python -m rocm_wheels yank` writes this file; commit it, and the next index has the marks.
-
-[wheels]
+# Wheel -> why it is yanked or withdrawn. `python -m rocm_wheels yank` and `withdraw` write this file; commit it, and
+# the next index obeys.
 """
 
 
 def load(path: Path = DATA_FILE) -> dict[str, str]:
-    """File name of a wheel -> the reason. Raises DataError if the file is malformed."""
+    """File name of a yanked wheel -> the reason. Raises DataError if the file is malformed."""
+    return _tables(path)[YANKED]
+
+
+def withdrawn(path: Path = DATA_FILE) -> dict[str, str]:
+    """File name of a withdrawn wheel -> the reason. Raises DataError if the file is malformed."""
+    return _tables(path)[WITHDRAWN]
+
+
+def _tables(path: Path) -> dict[str, dict[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}", remedy="Restore it: git checkout -- FILE.") from error
     root = Table(path.name, "", parse(text, path.name))
-    wheels = root.table("wheels")
-    found = {name: wheels.text(name) for name in wheels.names()}
+    found = {}
+    for table in (YANKED, WITHDRAWN):
+        wheels = root.table(table)
+        found[table] = {name: wheels.text(name) for name in wheels.names()}
     root.finish()
     return found
 
 
 def mark(wheel: str, reason: str | None, path: Path = DATA_FILE) -> None:
     """Yanks a wheel for a reason, or with None takes the mark away. Raises DataError if that is not possible."""
-    if not (names.is_wheel(wheel) or names.is_interface(wheel)):
-        raise DataError(f"{wheel!r} is not the file name of one of these wheels", remedy=f"Expected: {names.EXAMPLE}")
+    _mark([wheel], reason, path, YANKED)
+
+
+def withdraw(wheels: Sequence[str], reason: str | None, path: Path = DATA_FILE) -> None:
+    """Withdraws wheels for a reason, or with None takes them back: all of them, or none where it raises DataError."""
+    _mark(wheels, reason, path, WITHDRAWN)
+
+
+def _mark(wheels: Sequence[str], reason: str | None, path: Path, table: str) -> None:
+    for wheel in wheels:
+        if not (names.is_wheel(wheel) or names.is_interface(wheel)):
+            remedy = f"Expected: {names.EXAMPLE}"
+            raise DataError(f"{wheel!r} is not the file name of one of these wheels", remedy=remedy)
     if reason is not None:
         _check_reason(reason)
-    reasons = load(path)
-    if reason is None and wheel not in reasons:
-        raise DataError(f"{wheel} is not yanked")
-    others = {name: why for name, why in reasons.items() if name != wheel}
-    _write(others if reason is None else {**others, wheel: reason}, path)
+    tables = _tables(path)
+    for wheel in wheels if reason is None else ():
+        if wheel not in tables[table]:
+            raise DataError(f"{wheel} is not {'yanked' if table == YANKED else 'withdrawn'}")
+    others = {name: why for name, why in tables[table].items() if name not in wheels}
+    _write({**tables, table: others if reason is None else {**others, **dict.fromkeys(wheels, reason)}}, path)
 
 
 def _check_reason(reason: str) -> None:
@@ -61,10 +89,13 @@ def _check_reason(reason: str) -> None:
         raise DataError(f"the reason {reason!r} holds characters that are not printed", remedy=remedy)
 
 
-def _write(wheels: Mapping[str, str], path: Path) -> None:
-    lines = [f"{_quoted(name)} = {_quoted(why)}\n" for name, why in sorted(wheels.items())]
-    text = _HEAD + "".join(lines)
-    assert parse(text, path.name)["wheels"] == dict(wheels)
+def _write(tables: Mapping[str, Mapping[str, str]], path: Path) -> None:
+    text = _HEAD
+    for table, wheels in tables.items():
+        text += f"\n[{table}]\n" + "".join(
+            f"{_quoted(name)} = {_quoted(why)}\n" for name, why in sorted(wheels.items())
+        )
+    assert parse(text, path.name) == tables
     files.write(path, text.encode())
 
 
