@@ -109,6 +109,13 @@ def add_verbs(verbs: Any) -> None:
     _add_cache(verify)
     verify.set_defaults(run=_verify)
 
+    unlabelled = verbs.add_parser(
+        "unlabelled", help="write a universal wheel under its version without +rocm, for programs that compare versions"
+    )
+    unlabelled.add_argument("wheel", type=Path, help="a universal wheel")
+    unlabelled.add_argument("--output", type=_directory, required=True, metavar="DIR", help="for the wheel")
+    unlabelled.set_defaults(run=_unlabelled)
+
     hub = verbs.add_parser("hub", help="write a wheel as a repository for Hugging Face's package kernels")
     hub.add_argument("wheel", type=Path, help="a repaired wheel, best the universal one")
     hub.add_argument("--output", type=_directory, required=True, metavar="DIR", help="a new directory")
@@ -259,6 +266,20 @@ def _verify(arguments: argparse.Namespace) -> int:
             wheel, cache=_cache(arguments), require_gpu=arguments.require_gpu, every=arguments.every_torch
         )
         print(verdict.summary(), flush=True)
+    return 0
+
+
+def _unlabelled(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.matrix import names
+    from rocm_wheels.wheel import contents
+
+    if names.unlabelled(arguments.wheel.name) is None or not arguments.wheel.is_file():
+        raise DataError(
+            f"{arguments.wheel} is not a universal wheel",
+            remedy="Give one: dist/flash_attn-2.8.3+rocm-cp310-abi3-*.whl",
+        )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    print(contents.without_label(arguments.wheel, arguments.output))
     return 0
 
 

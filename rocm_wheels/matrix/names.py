@@ -153,6 +153,19 @@ def parse(filename: str) -> ParsedWheel:
     )
 
 
+def unlabelled(filename: str) -> str | None:
+    """The file name of a universal wheel without its label: "flash_attn-2.8.3-cp310-abi3-linux_x86_64.whl". None for
+    the name of another wheel."""
+    version_ = parse_universal(filename)
+    return filename.replace(f"-{version_}+{UNIVERSAL_LABEL}-", f"-{version_}-", 1) if version_ else None
+
+
+def labelled(filename: str) -> str:
+    """The file name of the universal wheel that a name without label belongs to; every other name as it is."""
+    name = re.sub(r"^([^-]+-[^-]+)-", rf"\1+{UNIVERSAL_LABEL}-", filename)
+    return name if unlabelled(name) == filename else filename
+
+
 def stem(filename: str) -> str:
     """A wheel's name without build number and platform: "flash_attn-2.8.3+rocm62torch2.5triton-cp311"."""
     parts = filename.split("-")

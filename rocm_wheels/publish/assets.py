@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from rocm_wheels.errors import PublishFailed
+from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import admission, catalogue
 from rocm_wheels.publish.catalogue import METADATA
@@ -58,9 +60,9 @@ class Asset:
 def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list[Asset]]:
     """The wheels of a directory and the assets they make, in the order to send them.
 
-    The wheels of interfaces and a wheel's metadata and verdict come before the wheel. So a wheel that is there is
-    complete. PublishFailed or DataError for anything that must not be published, before anything is sent; with
-    `commit` also for a wheel of another commit.
+    The wheels of interfaces, a wheel's metadata and verdict and the same wheel without label come before the wheel. So
+    a wheel that is there is complete. PublishFailed or DataError for anything that must not be published, before
+    anything is sent; with `commit` also for a wheel of another commit.
     """
     if not dist.is_dir():
         raise PublishFailed(f"{dist} is not a directory", remedy="Give --dist the directory with the wheels.")
@@ -76,6 +78,7 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
         path = dist / wheel.name
         admission.check(path, wheel, commit=commit)
         assets += [
+            *_unlabelled(path),
             of_bytes(wheel.name + METADATA, catalogue.core_metadata(path), final=True),
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
             Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
@@ -84,6 +87,17 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)
     return wheels, assets
+
+
+def _unlabelled(wheel: Path) -> list[Asset]:
+    """A universal wheel under its version without the label, with its metadata. It is made here from the wheel, so that
+    no verdict and no attestation of its own is needed: whoever makes it again gets the same bytes."""
+    if names.unlabelled(wheel.name) is None:
+        return []
+    with tempfile.TemporaryDirectory() as scratch:
+        path = contents.without_label(wheel, Path(scratch))
+        metadata = of_bytes(path.name + METADATA, catalogue.core_metadata(path), final=True)
+        return [metadata, of_bytes(path.name, path.read_bytes(), final=True)]
 
 
 def of_bytes(name: str, content: bytes, *, final: bool) -> Asset:

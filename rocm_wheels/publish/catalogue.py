@@ -18,7 +18,7 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.targets import gpus_of
-from rocm_wheels.publish.links import InterfaceWheel, Link, Wheel
+from rocm_wheels.publish.links import InterfaceWheel, Link, UnlabelledWheel, Wheel
 from rocm_wheels.wheel import contents, verdict
 from rocm_wheels.wheel.verdict import Verdict
 
@@ -39,6 +39,7 @@ class Catalogue:
 
     wheels: tuple[Wheel, ...] = ()
     interfaces: tuple[InterfaceWheel, ...] = ()
+    unlabelled: tuple[UnlabelledWheel, ...] = ()
     unverified: tuple[Link, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -79,6 +80,16 @@ def local_wheel(path: Path) -> Wheel:
     return _wheel(path.name, sha256, size, core_metadata(path), found, url=path.name, release="")
 
 
+def unlabelled_in(wheels: Iterable[Wheel], directory: Path) -> list[UnlabelledWheel]:
+    """The wheels without label in a directory, one for each universal wheel. Their URLs are their bare names."""
+    found = []
+    for wheel in wheels:
+        if name := names.unlabelled(wheel.name):
+            path = directory / name
+            found.append(_unlabelled_link(wheel, name, name, contents.file_sha256(path), core_metadata(path)))
+    return found
+
+
 def core_metadata(path: Path) -> bytes:
     """The METADATA file of a wheel (PEP 658). DataError if the file is not a wheel of its name."""
     with contents.Contents(path) as opened:
@@ -110,9 +121,12 @@ def from_releases(
     wheels = [link for link in links if isinstance(link, Wheel)]
     interfaces = [link for link in links if isinstance(link, InterfaceWheel)]
     others = [link for link in links if not isinstance(link, (Wheel, InterfaceWheel))]
+    released = {one.asset["name"]: one for one in found}
+    unlabelled = [_unlabelled(fetch, released[wheel.name], wheel, problems) for wheel in wheels]
     return Catalogue(
         wheels=tuple(sorted(wheels)),
         interfaces=tuple(sorted(interfaces, key=lambda link: link.name)),
+        unlabelled=tuple(sorted((link for link in unlabelled if link), key=lambda link: link.name)),
         unverified=tuple(sorted(others, key=lambda link: link.name)),
         problems=tuple(sorted(problems)),
     )
@@ -206,6 +220,38 @@ def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems:
         problems.append(f"release {one.tag}: {error.message}")
         sha256 = sha256 or _sha256(fetch(one.asset))
         return _bare(name, sha256, metadata, yanked=reason or "it is not known whether it passed its tests", **common)
+
+
+def _unlabelled(fetch: Fetch, one: _Released, wheel: Wheel, problems: list[str]) -> UnlabelledWheel | None:
+    """The wheel without label in the release of a universal wheel, marked as that one is; None if it is not there."""
+    name = names.unlabelled(wheel.name)
+    if name is None or name not in one.there:
+        return None
+    asset = one.there[name]
+    try:
+        metadata = _beside(fetch, replace(one, asset=asset), METADATA)
+        sha256 = asset_sha256(asset) or _sha256(fetch(asset))
+        return _unlabelled_link(wheel, name, _address(asset["browser_download_url"], one.tag), sha256, metadata)
+    except DataError as error:
+        problems.append(f"release {one.tag}: {error.message}")
+        return None
+
+
+def _unlabelled_link(wheel: Wheel, name: str, url: str, sha256: str, metadata: bytes) -> UnlabelledWheel:
+    contents.headers(name, metadata)
+    return UnlabelledWheel(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=_sha256(metadata),
+        requires_python=wheel.requires_python,
+        yanked=wheel.yanked,
+        release=wheel.release,
+        torch="",
+        rocm="",
+        backend=wheel.backend,
+        listed=wheel.listed,
+    )
 
 
 def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:

@@ -27,9 +27,10 @@ from rocm_wheels.paths import ROOT
 from rocm_wheels.publish import catalogue, hardware, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
 from rocm_wheels.publish.home import Home
-from rocm_wheels.publish.links import Link, Wheel
+from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel
 from rocm_wheels.publish.templates import TEMPLATES, render
 from rocm_wheels.tables import version_key
+from rocm_wheels.wheel import contents
 
 PROJECT = canonicalize_name(names.DISTRIBUTION)
 FILES = "files"
@@ -38,7 +39,9 @@ FORMAT = 1
 _PROJECT_PAGE = f"simple/{PROJECT}/index.html"
 # In the directory of a site: that it is one, the site that is being written, the parts that it replaces.
 _MARK, _SCRATCH, _OLD = ".flash_attn_site", ".site-new", ".site-old"
-_PART = re.compile(rf"index\.html|which\.py|{re.escape(SUMMARY)}|simple|{FILES}|rocm\d+\.\d+")  # of a site, at its top
+_PART = re.compile(
+    rf"index\.html|which\.py|{re.escape(SUMMARY)}|simple|{FILES}|{UNLABELLED[:-1]}|rocm\d+\.\d+"
+)  # of a site, at its top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +71,14 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
     try:
         if files is not None:
             _copy_files([*found.wheels, *found.interfaces], files, site / FILES)
+            unlabelled = _write_unlabelled(found.wheels, site / FILES)
             found = replace(
                 found,
                 wheels=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.wheels),
                 interfaces=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.interfaces),
+                unlabelled=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in unlabelled),
             )
-        everything: list[Link] = [*found.wheels, *found.interfaces, *found.unverified]
+        everything: list[Link] = [*found.wheels, *found.interfaces, *found.unlabelled, *found.unverified]
         for directory in sorted({"", *(link.directory for link in everything)}):
             title = f"{names.DISTRIBUTION} for {directory[:-1]}" if directory else names.DISTRIBUTION
             _write_pages(_in_directory(found, directory), site / directory, title=title)
@@ -136,6 +141,7 @@ def _in_directory(found: Catalogue, directory: str) -> Catalogue:
         found,
         wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
         interfaces=tuple(wheel for wheel in found.interfaces if wheel.directory == directory),
+        unlabelled=tuple(wheel for wheel in found.unlabelled if wheel.directory == directory),
         unverified=tuple(link for link in found.unverified if link.directory == directory),
     )
 
@@ -143,7 +149,9 @@ def _in_directory(found: Catalogue, directory: str) -> Catalogue:
 def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
     """simple/ with a page of each project. flash-attn has one even if no wheel of it is listed."""
     bare = [link for link in found.unverified if not names.is_interface(link.name)]
-    projects: dict[str, list[Link]] = {PROJECT: [link for link in (*found.wheels, *bare) if link.listed]}
+    projects: dict[str, list[Link]] = {
+        PROJECT: [link for link in (*found.wheels, *found.unlabelled, *bare) if link.listed]
+    }
     for link in (*found.interfaces, *found.unverified):
         if names.is_interface(link.name) and link.listed:
             projects.setdefault(canonicalize_name(names.parse_interface(link.name)[0]), []).append(link)
@@ -233,6 +241,15 @@ def _copy_files(links: Sequence[Link], files: Path, out: Path) -> None:
         source = files / link.name
         shutil.copyfile(source, out / link.name)
         (out / (link.name + METADATA)).write_bytes(catalogue.core_metadata(source))
+
+
+def _write_unlabelled(wheels: Sequence[Wheel], files: Path) -> list[UnlabelledWheel]:
+    """Makes the wheels without label, with their metadata, of the universal ones beside them."""
+    for wheel in wheels:
+        if names.unlabelled(wheel.name):
+            path = contents.without_label(files / wheel.name, files)
+            path.with_name(path.name + METADATA).write_bytes(catalogue.core_metadata(path))
+    return catalogue.unlabelled_in(wheels, files)
 
 
 def _write(path: Path, text: str) -> None:

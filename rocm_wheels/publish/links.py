@@ -10,6 +10,8 @@ from rocm_wheels.matrix import names
 from rocm_wheels.tables import version_key
 from rocm_wheels.wheel.verdict import PASSED, Verdict
 
+UNLABELLED = "unlabelled/"  # the directory of the index of universal wheels without label
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
@@ -49,6 +51,15 @@ class Link:
 
 class InterfaceWheel(Link):
     """A wheel of an interface, such as flash-attn-3. The verdicts of the wheels with its label speak for it."""
+
+
+class UnlabelledWheel(Link):
+    """A universal wheel under its version without the label, for programs that compare versions."""
+
+    @property
+    def directory(self) -> str:
+        """An index of its own: beside `2.8.3+rocm` no installer would take it."""
+        return UNLABELLED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def _owner(name: str) -> str:
     """The wheel that an asset belongs to."""
     for suffix in (METADATA, names.VERDICT):
         name = name.removesuffix(suffix)
-    return name
+    return names.labelled(name)
 
 
 def _digests(listing: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -187,6 +187,38 @@ def numbered(wheel: Path, build: int) -> Path:
     return path
 
 
+def without_label(wheel: Path, directory: Path) -> Path:
+    """Writes a wheel into a directory under its version without the label, and returns the path.
+
+    METADATA and RECORD name the other version; every other member is the same. The members are not compressed, so that
+    every zlib gives the same bytes. The kernel stores, nearly all of a wheel, are compressed already.
+    """
+    distribution, version, *rest = wheel.name.split("-")
+    public = version.partition("+")[0]
+    before, after = (f"{distribution}-{each}.dist-info/" for each in (version, public))
+    content: dict[str, bytes] = {}
+    dates: dict[str, tuple[int, int, int, int, int, int]] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            name = after + entry.filename.removeprefix(before) if entry.filename.startswith(before) else entry.filename
+            content[name], dates[name] = archive.read(entry), entry.date_time
+    headers_, blank, text = content[f"{after}METADATA"].partition(b"\n\n")
+    changed = headers_.replace(f"\nVersion: {version}".encode(), f"\nVersion: {public}".encode())
+    content[f"{after}METADATA"] = changed + blank + text
+    content[f"{after}RECORD"] = _record(content, f"{after}RECORD")
+    path = directory / "-".join((distribution, public, *rest))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in content.items():
+            archive.writestr(_entry(name, dates[name]), data)
+    return path
+
+
+def _entry(name: str, date: tuple[int, int, int, int, int, int]) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, date)
+    entry.create_system, entry.external_attr = 3, 0o100644 << 16
+    return entry
+
+
 def _record(content: Mapping[str, bytes], record: str) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,0 +1,142 @@
+"""The universal wheel without its label: made from the wheel, published beside it, in an index of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fake_github
+import pypi
+import pytest
+import wheelhouse
+from installing import Site, install, installed, served, with_torch
+from publishing import publish_as
+from sites import HOME
+
+from rocm_wheels import cli
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.cells import universal
+from rocm_wheels.publish import catalogue, github, index
+from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.wheel import contents
+from rocm_wheels.wheel.contents import Contents
+
+TAGS = f"cp310-abi3-{wheelhouse.PLATFORM}"
+TORCH = "2.9.1+rocm6.4"
+# How TransformerEngine 2.15 to 2.18 asks whether it may use flash-attn 2.
+TRANSFORMER_ENGINE = """
+from importlib.metadata import version
+from packaging.version import Version
+print(Version("2.1.1") <= Version(version("flash-attn")) <= Version("2.8.3"))
+"""
+
+
+def write(directory: Path, version: str = "2.8.3", build: int = 0) -> Path:
+    return wheelhouse.write(directory, universal(versions.load(), version), build=build)
+
+
+@pytest.mark.parametrize("build", [0, 2])
+def test_it_differs_in_metadata_and_record_alone(tmp_path: Path, build: int) -> None:
+    wheel = write(tmp_path, build=build)
+    (tmp_path / "out").mkdir()
+    made = contents.without_label(wheel, tmp_path / "out")
+    assert made.name == wheel.name.replace("+rocm", "") == names.unlabelled(wheel.name)
+    assert names.labelled(made.name) == wheel.name
+    with Contents(made) as opened:
+        assert opened.record_errors() == []
+        assert contents.headers(made.name, opened.metadata())["Version"] == "2.8.3"
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(made) as after:
+        members = [{name.replace("+rocm", ""): each.read(name) for name in each.namelist()} for each in (before, after)]
+        dates = [[entry.date_time for entry in each.infolist()] for each in (before, after)]
+    changed = {name.rpartition("/")[2] for name in members[0] if members[0][name] != members[1][name]}
+    assert changed == {"METADATA", "RECORD"}
+    assert members[0].keys() == members[1].keys()
+    assert dates[0] == dates[1]
+
+
+def test_every_zlib_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = write(tmp_path)
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        made.append(contents.without_label(wheel, tmp_path / name).read_bytes())
+        monkeypatch.setattr(zlib, "compressobj", lambda *_: pytest.fail("it compresses"))
+    assert made[0] == made[1]
+
+
+def test_names_of_other_wheels() -> None:
+    for name in (f"flash_attn-2.8.3-{TAGS}.whl", "flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-linux_x86_64.whl"):
+        assert names.unlabelled(name) is None
+    for name in ("einops-0.8.2-py3-none-any.whl", "SHA256SUMS", f"flash_attn-2.8.3+rocm-{TAGS}.whl", "gfx942.zip"):
+        assert names.labelled(name) == name
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wheel, out = write(tmp_path), tmp_path / "out"
+    assert cli.main(["unlabelled", str(wheel), "--output", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}/flash_attn-2.8.3-{TAGS}.whl\n"
+    cell = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    for other in (cell, tmp_path / f"flash_attn-2.7.4+rocm-{TAGS}.whl"):
+        assert cli.main(["unlabelled", str(other), "--output", str(out)]) == DataError.exit_code
+        assert f"{other} is not a universal wheel\nGive one: " in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    root, dist = tmp_path_factory.mktemp("www"), tmp_path_factory.mktemp("dist")
+    for version in ("2.7.4.post1", "2.8.3", "2.8.3.post2"):
+        write(dist, version)
+    pypi.write(root / "pypi", (*pypi.FLASH_ATTN, "2.8.4"))
+    with served(root) as behind:
+        home = replace(HOME, url=f"{behind.url}wheels/")
+        wheels = tuple(catalogue.from_directory(dist))
+        index.build(Catalogue(wheels=wheels), root / "wheels", versions=versions.load(), home=home, files=dist)
+        yield Site(url=behind.url, root=root, asked=behind.asked)
+
+
+@pytest.mark.parametrize(("directory", "taken"), [("unlabelled/", True), ("", False)])
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_transformer_engine_takes_it(site: Site, tmp_path: Path, installer: str, directory: str, taken: bool) -> None:
+    python = with_torch(tmp_path, TORCH)
+    site.asked.clear()
+    simple = ["--extra-index-url", f"{site.url}wheels/{directory}simple/", "--index-url", f"{site.url}pypi/"]
+    done = install(installer, python, tmp_path, "flash-attn==2.8.3", *simple)
+    assert done.returncode == 0, done.stderr
+    assert installed(python) == {"torch": TORCH, "einops": "0.8.2", "flash_attn": "2.8.3" if taken else "2.8.3+rocm"}
+    assert [path for path in site.asked if path.endswith(".tar.gz")] == []
+    paths = "import sys; sys.path += sys.argv[1:]\n"
+    packaging = str(Path(__import__("packaging").__file__).parent.parent)
+    asked = subprocess.run(
+        [python, "-I", "-c", paths + TRANSFORMER_ENGINE, packaging], capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == f"{taken}\n"
+
+
+def test_it_is_published_with_its_wheel_and_withdrawn_with_it(tmp_path: Path) -> None:
+    wheel = write(tmp_path / "dist")
+    plain = names.unlabelled(wheel.name)
+    with fake_github.serve(fake_github.Hub()) as hub:
+        api = github.GitHub(fake_github.REPOSITORY, token=fake_github.TOKEN, api_url=hub.url, say=lambda _: None)
+        publish_as(api, "v1.0.0", tmp_path / "dist", lambda _: None)
+        releases = list(hub.releases.values())
+        (there,) = [asset["name"] for asset in releases[0]["assets"] if asset["name"] == plain]
+        (tmp_path / "again").mkdir()
+        again = contents.without_label(wheel, tmp_path / "again")
+
+        def fetch(asset: dict[str, str]) -> bytes:
+            return api.download(asset["browser_download_url"])
+
+        (link,) = catalogue.from_releases(releases, fetch, {}).unlabelled
+        assert (link.name, link.sha256) == (there, contents.file_sha256(again))
+        (yanked,) = catalogue.from_releases(releases, fetch, {wheel.name: "slow"}).unlabelled
+        assert (yanked.yanked, yanked.listed) == ("slow", True)
+        (gone,) = catalogue.from_releases(releases, fetch, {}, {wheel.name: "wrong"}).unlabelled
+        assert (gone.yanked, gone.listed) == ("wrong", False)
+        # The next release has the same contents: neither is published again.
+        publish_as(api, "v1.1.0", tmp_path / "dist", lambda _: None)
+        assert [release["tag_name"] for release in hub.releases.values()] == ["v1.0.0"]
