@@ -36,6 +36,7 @@ if sys.argv[:1] != ["-m"] or "flash_attn.doctor" not in sys.orig_argv:
             flash_attn_varlen_fp8_func,
             flash_attn_varlen_qkvpacked_fp8_func,
         )
+        from flash_attn.sdpa import sdpa_report, use_for_sdpa
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -59,4 +60,6 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_fp8_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "sdpa_report",
+    "use_for_sdpa",
 ]

@@ -1,0 +1,20 @@
+"""PyTorch's scaled_dot_product_attention (SDPA) on the kernels of this package, for programs that ask for it.
+
+    import flash_attn
+
+    flash_attn.use_for_sdpa()              # from here on; or for a while:
+    with flash_attn.use_for_sdpa():
+        ...
+    print(flash_attn.sdpa_report())        # calls that were served, and calls that PyTorch got, with reasons
+
+    python -m flash_attn.sdpa main.py ...  # the same for a program that is not changed
+
+Nothing is active by an import alone.
+"""
+
+from __future__ import annotations
+
+from flash_attn.sdpa.report import Report, sdpa_report
+from flash_attn.sdpa.switch import Active, use_for_sdpa
+
+__all__ = ["Active", "Report", "sdpa_report", "use_for_sdpa"]

@@ -1,0 +1,133 @@
+"""SDPA in the terms of flash_attn_func: layout, mask, alignment of the causal mask, types under autocast.
+
+SDPA's tensors are (batch, heads, seqlen, head_dim), or (batch, seqlen, head_dim) with one head. Its causal mask is
+aligned to the top left: query i sees keys up to i.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from flash_attn.arguments.diagnosis import MAX_HEAD_DIM
+from flash_attn.flash_attn_interface import flash_attn_func
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_transforms_active = torch._C._are_functorch_transforms_active
+_flash_allowed = torch._C._get_flash_sdp_enabled
+_efficient_allowed = torch._C._get_mem_efficient_sdp_enabled
+
+
+def is_on_gpu(x: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU. PyTorch computes all other tensors; tests replace this function."""
+    return x.is_cuda
+
+
+def reason_to_pass_on(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str | None:
+    """Why these kernels cannot serve a call; None where they can.
+
+    A wrong call has a reason too: PyTorch then raises its own error.
+    """
+    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
+        return "query, key or value is no tensor"
+    if not is_compiling():
+        if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN:
+            return "a tensor subclass"
+        if _transforms_active():
+            return "a transform of torch.func"
+        if not (_flash_allowed() or _efficient_allowed()):
+            return "sdpa_kernel allows neither flash nor memory-efficient attention"
+    if not (is_on_gpu(query) and query.device == key.device == value.device):
+        return "tensors that are not on one GPU"
+    ndim = query.dim()
+    if ndim not in (3, 4) or key.dim() != ndim or value.dim() != ndim:
+        return "tensors of other than 3 or 4 dimensions"
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in _DTYPES:
+        return f"types {query.dtype}, {key.dtype}, {value.dtype}"
+    if key.shape[:-1] != value.shape[:-1] or query.shape[0] != key.shape[0]:
+        return "a batch, heads or keys that are broadcast"
+    if query.shape[-1] != key.shape[-1] or not _is_head_dim(query.shape[-1]) or not _is_head_dim(value.shape[-1]):
+        return f"head dims outside of 1 to {MAX_HEAD_DIM}, or not equal"
+    if 0 in query.shape or 0 in key.shape:
+        return "a size of 0"
+    if ndim == 4 and query.shape[1] != key.shape[1] and not (enable_gqa and query.shape[1] % key.shape[1] == 0):
+        return "heads that differ without enable_gqa, or do not divide"
+    if not 0.0 <= dropout_p < 1.0:
+        return "dropout_p outside of [0, 1)"
+    return None if attn_mask is None else _reason_of_mask(query, key, attn_mask, dropout_p, is_causal)
+
+
+def _is_head_dim(size: int) -> bool:
+    return 0 < size <= MAX_HEAD_DIM
+
+
+def _reason_of_mask(
+    query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor, dropout_p: float, is_causal: bool
+) -> str | None:
+    if not isinstance(attn_mask, torch.Tensor) or (type(attn_mask) not in _PLAIN and not is_compiling()):
+        return "attn_mask: a tensor subclass"  # torch.nn.attention.bias has causal biases of its own
+    if is_causal:
+        return "attn_mask together with is_causal"
+    if dropout_p > 0.0:
+        return "attn_mask together with dropout_p"
+    if attn_mask.device != query.device:
+        return "attn_mask: on another device"
+    if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
+        return f"attn_mask: {attn_mask.dtype} for {query.dtype}"
+    wanted = (*query.shape[:-1], key.shape[-2])
+    if attn_mask.dim() > len(wanted) or attn_mask.dim() < 1:
+        return "attn_mask: more dimensions than the scores, or none"
+    sizes = (1,) * (len(wanted) - attn_mask.dim()) + tuple(attn_mask.shape)
+    if sizes[-1] != wanted[-1]:
+        return "attn_mask: its last axis is not the keys"
+    if not all(size == 1 or size == full for size, full in zip(sizes, wanted, strict=True)):
+        return "attn_mask: a shape that does not broadcast to the scores"
+    return None
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """The result of a call for which `reason_to_pass_on` is None, in SDPA's layout."""
+    has_heads = query.dim() == 4
+    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
+    if is_causal and seqlen_q < seqlen_k:  # no query sees the keys behind
+        key, value = key[..., :seqlen_q, :], value[..., :seqlen_q, :]
+    q, k, v = ((x.transpose(1, 2) if has_heads else x.unsqueeze(2)) for x in (query, key, value))
+    # The window of query i reaches i + seqlen_k - seqlen_q + right. A causal mask from the top left ends at i.
+    is_shifted = is_causal and seqlen_q > seqlen_k
+    out = flash_attn_func(
+        q, k, v, dropout_p, scale, is_causal and not is_shifted,
+        (-1, seqlen_q - seqlen_k) if is_shifted else (-1, -1),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        attn_bias=None if attn_mask is None else _bias(attn_mask, query, seqlen_k),
+    )  # fmt: skip
+    assert isinstance(out, torch.Tensor)
+    return out.transpose(1, 2) if has_heads else out.squeeze(2)
+
+
+def _bias(attn_mask: torch.Tensor, query: torch.Tensor, seqlen_k: int) -> torch.Tensor:
+    """The mask as a bias (1 or batch, 1 or heads, seqlen_q, seqlen_k). Shared axes take no memory."""
+    if attn_mask.dtype == torch.bool:  # True: the key is seen
+        bias = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
+        attn_mask = bias.masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if query.dim() == 3 and attn_mask.dim() == 3:
+        attn_mask = attn_mask.unsqueeze(1)
+    while attn_mask.dim() < 4:
+        attn_mask = attn_mask.unsqueeze(0)
+    return attn_mask.expand(-1, -1, query.shape[-2], seqlen_k)
