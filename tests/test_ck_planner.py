@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import os
 import random
 import struct
@@ -384,6 +385,62 @@ def test_any_bytes_are_survived(library: ctypes.CDLL, kind: str, seed: int) -> N
     assert raw[: len(GUARD)] == raw[-len(GUARD) :] == GUARD
     message = raw[len(GUARD) : len(GUARD) + 256]
     assert (message[0] == 0) == (status == planner.OK)
+
+
+def every_call() -> Iterator[Call]:
+    """Calls that reach every kernel of the table."""
+    flags = (False, True)
+    for dtype, group, alibi, dropout, more in itertools.product((0, 1), flags, flags, flags, flags):
+        common = {"dtype": dtype, "group": group, "alibi": alibi, "left": 10 if more else -1}
+        for dim in (32, 64, 96, 128, 192, 256):
+            yield Call("forward", head_dim=dim, dropout=0.1 * dropout, **common)
+            yield Call("forward", head_dim=dim, softcap=20.0 * (not alibi), **common)
+        for dim in DIMS:
+            yield Call("backward", head_dim=dim, dropout=0.1 * dropout, deterministic=more, **common)
+            splits = 40 if dropout else 5
+            yield Call("decode", head_dim=dim, softcap=20.0 * (more and not alibi), splits=splits, paged=True, **common)
+            if not group:
+                for rotary, paged in itertools.product(("", "half", "interleaved"), flags):
+                    softcap = 20.0 * (more and not alibi)
+                    yield Call("decode", head_dim=dim, softcap=softcap, new=3, rotary=rotary, paged=paged, **common)
+
+
+_POISON = """
+__attribute__((noinline)) static void fill(int byte)
+{
+    volatile unsigned char stack[65536];
+    for (unsigned i = 0; i < sizeof(stack); i++)
+        stack[i] = (unsigned char)byte;
+}
+int plan_after(int byte, int (*plan)(const void *, void *), const void *parameters, void *result)
+{
+    fill(byte);
+    return plan(parameters, result);
+}
+"""
+
+
+def test_no_byte_of_the_hosts_memory_is_in_an_argument(library: ctypes.CDLL, tmp_path: Path) -> None:
+    """Padding is zero: plans are equal, whatever the stack and the memory of the plan held before."""
+    (tmp_path / "poison.c").write_text(_POISON)
+    environment = {**os.environ, **dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE / "zig"))}
+    command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-nostdlib", "-fPIC", "-O0", "-fno-sanitize=all"]
+    command += ["poison.c", "-o", "poison.so"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    plan_after = ctypes.CDLL(str(tmp_path / "poison.so")).plan_after
+    plan_after.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    reached: set[str] = set()
+    for call in every_call():
+        parameters = call.pack()[0]
+        reached |= {launch.kernel for launch in planner.plan(call.kind, parameters)}
+        function = ctypes.cast(getattr(library, f"flash_attn_ck_plan_{call.kind}"), ctypes.c_void_p)
+        plans = []
+        for byte in (0x00, 0xFF):
+            buffer = ctypes.create_string_buffer(bytes([byte]) * planner._PLAN_BYTES, planner._PLAN_BYTES)
+            assert plan_after(byte, function, parameters, buffer) == planner.OK
+            plans.append(buffer.raw)
+        assert plans[0] == plans[1], call
+    assert reached == SIZES
 
 
 def test_kernels_are_the_table(library: ctypes.CDLL) -> None:

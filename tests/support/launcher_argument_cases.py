@@ -40,6 +40,18 @@ def packs_each_kind_at_its_limits(bench: Bench) -> None:
 
 
 @case("hip", "cuda")
+def leaves_no_memory_of_the_host_beside_a_short_argument(bench: Bench) -> None:
+    """The driver reads 8 bytes of each argument here, as HIP does where a kernel's metadata says so."""
+    bench.kernel("PPPP").launch(0, 0, 1, 1, 1, *[2**64 - 1] * 4)
+    bench.launcher.Kernel(b"PPPP", "entry", "ifif", 0, 64, "wide").launch(0, 0, 1, 1, 1, -1, 1.0, 7, -2.0)
+    _, launch = bench.fake.take_launches()
+    equal(
+        launch.args,
+        tuple(struct.pack(f"<{kind}4x", value).hex() for kind, value in zip("ifif", (-1, 1.0, 7, -2.0), strict=True)),
+    )
+
+
+@case("hip", "cuda")
 def passes_a_structure_by_value(bench: Bench) -> None:
     for letter, size in itertools.product("BK", (1, 216, 4096)):
         content = random.Random(size).randbytes(size)

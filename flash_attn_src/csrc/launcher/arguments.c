@@ -118,6 +118,7 @@ convert(char letter, PyObject *value, union slot *slot)
 int
 pack_argument(const struct kernel *self, int index, PyObject *value, union slot *slot)
 {
+    slot->address = 0; /* a driver that reads all 8 bytes of a shorter argument gets no other memory of the host */
     if (convert(self->letters[index], value, slot))
         return 1;
     explain_argument(self, index, value);

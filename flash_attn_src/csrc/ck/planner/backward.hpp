@@ -50,7 +50,7 @@ void fill_backward(const flash_attn_ck_backward& p, flash_attn_ck_launch& launch
                 i32(p.dv.head), 0, i32(p.q.batch), i32(p.k.batch), i32(p.v.batch), 0, 0, i32(p.dout.batch), i32(s.lse_batch),
                 i32(sum.batch), i32(p.dk.batch), i32(p.dv.batch), 0, split, window.left,
                 window.right, kMaskType, s.dropout_p, std::make_tuple(state.first, state.second));
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_k), Kernel::BlockSize());
 }
 
@@ -67,7 +67,7 @@ void fill_dot(const flash_attn_ck_backward& p, flash_attn_ck_launch& launch)
             return Kernel::MakeKargs(p.out.data, p.dout.data, p.delta, undrop, s.seqlen_q, s.head_dim, i32(p.dout.row),
                                              i32(p.out.row), i32(p.dout.head), i32(p.out.head), i32(s.lse_head), i32(p.dout.batch),
                                              i32(p.out.batch), i32(s.lse_batch));
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_q), Kernel::BlockSize());
 }
 
@@ -84,7 +84,7 @@ void fill_convert(const flash_attn_ck_backward& p, flash_attn_ck_launch& launch)
         else
             return Kernel::MakeKargs(p.dq_sum, p.dq.data, s.seqlen_q, s.seqlen_k, s.head_dim, i32(p.dq.row), i32(sum.row),
                                           i32(p.dq.head), s.head_dim, i32(p.dq.batch), i32(sum.batch), split);
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_q), Kernel::BlockSize());
 }
 

@@ -47,7 +47,7 @@ void fill_split(const flash_attn_ck_decode& p, flash_attn_ck_launch& launch)
                                             i32(p.q.batch), i32(p.k.batch), i32(p.v.batch), 0, i32(sums.batch),
                                             i32(sums.batch * dim), i32(sums.split), i32(sums.split * dim),
                                             window.left, window.right, kMaskType);
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.nheads_k, s.seqlen_q, s.head_dim, p.num_splits), Kernel::BlockSize());
 }
 
@@ -67,7 +67,7 @@ void fill_combine(const flash_attn_ck_decode& p, flash_attn_ck_launch& launch)
                                             1.f, i32(dim), i32(p.out.row), i32(sums.head), i32(sums.head * dim), i32(s.lse_head),
                                             i32(p.out.head), i32(sums.batch), i32(sums.batch * dim), i32(s.lse_batch),
                                             i32(p.out.batch), i32(sums.split), i32(sums.split * dim));
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_q, s.head_dim), Kernel::BlockSize());
 }
 
@@ -75,13 +75,15 @@ template <typename Kernel>
 void fill_append(const flash_attn_ck_decode& p, flash_attn_ck_launch& launch)
 {
     const Shape& s = p.shape;
-    auto kargs     = Kernel::MakeKargs(
-        p.q.data, p.k.data, p.k_new.data, p.v.data, p.v_new.data, s.seqlen_q, p.seqlens_before, p.seqlen_new, s.head_dim,
-        s.head_dim, s.nheads, s.nheads / s.nheads_k, p.rotary_cos, p.rotary_sin, p.rotary_dim,
-        s.window_left >= 0 || s.window_right >= 0, p.block_table, i32(p.block_table_batch), p.page_size, p.cache_batch_idx,
-        i32(p.q.row), i32(p.k.row), i32(p.k_new.row), i32(p.v.row), i32(p.v_new.row), i32(p.q.head), i32(p.k.head),
-        i32(p.k_new.head), i32(p.v.head), i32(p.v_new.head), i32(p.q.batch), i32(p.k.batch), i32(p.k_new.batch), i32(p.v.batch),
-        i32(p.v_new.batch));
+    auto kargs     = [&] {
+        return Kernel::MakeKargs(
+            p.q.data, p.k.data, p.k_new.data, p.v.data, p.v_new.data, s.seqlen_q, p.seqlens_before, p.seqlen_new, s.head_dim,
+            s.head_dim, s.nheads, s.nheads / s.nheads_k, p.rotary_cos, p.rotary_sin, p.rotary_dim,
+            s.window_left >= 0 || s.window_right >= 0, p.block_table, i32(p.block_table_batch), p.page_size, p.cache_batch_idx,
+            i32(p.q.row), i32(p.k.row), i32(p.k_new.row), i32(p.v.row), i32(p.v_new.row), i32(p.q.head), i32(p.k.head),
+            i32(p.k_new.head), i32(p.v.head), i32(p.v_new.head), i32(p.q.batch), i32(p.k.batch), i32(p.k_new.batch), i32(p.v.batch),
+            i32(p.v_new.batch));
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_q, p.seqlen_new), Kernel::BlockSize());
 }
 

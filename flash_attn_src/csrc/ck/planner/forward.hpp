@@ -30,7 +30,7 @@ void fill_forward(const flash_attn_ck_forward& p, flash_attn_ck_launch& launch)
                 i32(p.random_batch), i32(s.lse_batch), i32(p.out.batch), window.left,
                 window.right, kMaskType, s.dropout_p, p.random != nullptr,
                 std::make_tuple(state.first, state.second));
-    }();
+    };
     finish(launch, kargs, Kernel::GridSize(s.batch, s.nheads, s.seqlen_q, s.head_dim, p.seqused_k != nullptr), Kernel::BlockSize());
 }
 

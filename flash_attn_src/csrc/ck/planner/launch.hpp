@@ -1,7 +1,8 @@
 // What every kernel's launch is made of: a row of the table, the argument's bytes, the values of a call.
 #pragma once
 
-#include <cstring>
+#include <cstddef>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -32,16 +33,20 @@ struct Row
     void (*fill)(const Parameters&, flash_attn_ck_launch&);
 };
 
-template <typename Kargs>
-void finish(flash_attn_ck_launch& launch, const Kargs& kargs, dim3 grid, dim3 block)
+// make() returns the argument. It is constructed in the plan itself, which is zeroed: a copy of it from the stack would
+// bring along its padding, and with it what the host's memory held before.
+template <typename Make>
+void finish(flash_attn_ck_launch& launch, Make make, dim3 grid, dim3 block)
 {
+    using Kargs = decltype(make());
     static_assert(sizeof(Kargs) <= FLASH_ATTN_CK_MAX_ARGUMENTS && std::is_trivially_copyable_v<Kargs>);
+    static_assert(offsetof(flash_attn_ck_launch, arguments) % alignof(Kargs) == 0);
     launch.grid[0]        = grid.x;
     launch.grid[1]        = grid.y;
     launch.grid[2]        = grid.z;
     launch.block          = block.x;
     launch.argument_bytes = sizeof(Kargs);
-    std::memcpy(launch.arguments, &kargs, sizeof(Kargs));
+    ::new(launch.arguments) Kargs(make());
 }
 
 inline int i32(int64_t value) { return static_cast<int>(value); }
