@@ -122,6 +122,26 @@ def fp8_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
+@pytest.fixture
+def interpreter_multiplies_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter keeps bf16 as integers and multiplies those (seen in 3.7.1): widen them first."""
+    if torch.cuda.is_available():
+        return
+    import numpy as np
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot = builder.create_dot
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar.name != "bf16":
+            return handle
+        data = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(data, interpreter.tl.float32)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+
+
 def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     from flash_attn.kernels import tuning
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import reference
 import torch
@@ -17,24 +14,7 @@ from flash_attn.kernels import flags, targets
 from flash_attn.runtime import device, jit
 from triton_calls import DEVICE, GPU, Options, compare, differentiate, run
 
-
-@pytest.fixture(autouse=True)
-def _interpreter_multiplies_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter keeps bf16 as integers and multiplies those (seen in 3.7.1): widen them first."""
-    if GPU:
-        return
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    dot = builder.create_dot
-
-    def widen(handle: Any) -> Any:
-        if handle.dtype.scalar.name != "bf16":
-            return handle
-        data = (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(data, interpreter.tl.float32)
-
-    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
+pytestmark = pytest.mark.usefixtures("interpreter_multiplies_bf16")
 
 
 def _wanted(
