@@ -31,6 +31,7 @@ MACH = {
     "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59, "gfx1250": 0x49,
 }  # fmt: skip
 NT_AMDGPU_METADATA = 32
+ABI_VERSION_5, ABI_VERSION_6 = 3, 4
 LAUNCHER = "flash_attn/_launcher.abi3.so"
 PLANNER = "flash_attn/_ck_planner.so"
 C_LIBRARIES = {
@@ -170,6 +171,8 @@ def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> 
     assert image[:4] == b"\x7fELF", f"{name} is no ELF file"
     assert machine == EM_AMDGPU, name
     assert flags & 0xFF == MACH[target], f"{name} is for machine {flags & 0xFF:#x}, not {target}"
+    # EI_ABIVERSION is the byte at 8. ROCm 6.1 loads code objects up to version 5, and generic targets need version 6.
+    assert image[8] == (ABI_VERSION_6 if "generic" in target else ABI_VERSION_5), f"{name} has version {image[8] + 2}"
     # ROCm's loader takes the kernel from .symtab, and ends the process where there is none.
     assert {kernel["symbol"], f"{kernel['symbol']}.kd"} <= set(_symbols(image, ".symtab")), name
     described = _amd_metadata(image)

@@ -132,3 +132,19 @@ def _check(name: str, content: bytes, wanted: str) -> None:
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted:
         raise DataError(f"{name} has sha256 {digest}, {DATA_FILE.name} wants {wanted}")
+
+
+# Places in the header of an ELF file of 64 bits, and what AMD's code objects of versions 5 and 6 have at the first.
+_ABI_VERSION, _FLAGS, _VERSION_5, _VERSION_6 = 8, 48, 3, 4
+
+
+def version_5(image: bytes) -> bytes:
+    """The code object under version 5 in the place of 6, which ROCm 6.1 refuses to load; others as they are.
+
+    All that version 6 adds are generic targets, whose number is the last byte of e_flags (LLVM, "User Guide for AMDGPU
+    Backend"). A code object for a generic target keeps its version.
+    """
+    is_generic = image[_FLAGS + 3] != 0
+    if image[_ABI_VERSION] != _VERSION_6 or is_generic:
+        return image
+    return image[:_ABI_VERSION] + bytes([_VERSION_5]) + image[_ABI_VERSION + 1 :]

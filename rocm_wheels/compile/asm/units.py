@@ -38,7 +38,7 @@ class AssemblyKernels(Compiler):
         package.directory(cache)
 
     def compile(self, unit: Unit, cache: Path) -> Compiled:
-        image = (package.directory(cache) / unit.content[0]).read_bytes()
+        image = package.version_5((package.directory(cache) / unit.content[0]).read_bytes())
         kernel = codeobject.read(image)
         if kernel.target != unit.target or kernel.private:
             raise CompileFailed(
