@@ -176,6 +176,22 @@ def driver_failures_are_told(bench: Bench) -> None:
         equal(len(bench.fake.take_launches()), 1)
 
 
+@case("hip", "cuda")
+def a_driver_that_gives_no_function_is_told(bench: Bench) -> None:
+    """AOTriton launched a null function and looked at no result: torch's attention then left its output unwritten."""
+    names = bench.functions
+    for act in ("launch", "load", "attributes"):
+        one = bench.kernel("i")
+        bench.fake.fail(names["find"], -1)
+        with raises(bench.launcher.DriverError, "kernel_i", "device 0", names["find"], "gives no function"):
+            getattr(one, act)(0, *((0, 1, 1, 1, 5) if act == "launch" else ()))
+        log = bench.fake.take_log()
+        assert names["unload"] in log, log
+        assert not any(line.startswith(names["launch"]) for line in log), log
+        one.launch(0, 0, 1, 1, 1, 5)
+        equal(len(bench.fake.take_launches()), 1)
+
+
 @case("cuda")
 def an_error_without_a_name_is_told_by_number(bench: Bench) -> None:
     bench.fake.fail("cuLaunchKernel", 12345)

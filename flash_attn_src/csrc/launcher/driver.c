@@ -58,6 +58,12 @@ raise_problem(const struct problem *problem, const char *subject)
         PyErr_NoMemory();
         return;
     }
+    if (problem->kind == NO_FUNCTION) {
+        const char *name = function_names[INDEX_module_function][driver.platform];
+        PyErr_Format(driver_error, "%s: %s reports success and gives no function: nothing can be launched", subject,
+                     name);
+        return;
+    }
     if (problem->kind == NO_SUCH_DEVICE) {
         if (driver.devices == 0)
             PyErr_Format(driver_error, "%s: no device: %s reports none", subject, driver.path);

@@ -69,7 +69,7 @@ extern PyObject *driver_error; /* DriverError */
 
 /* What went wrong while the GIL was released: the first failure, told by raise_problem() afterwards. */
 struct problem {
-    enum { NONE, DRIVER_FAILED, NO_SUCH_DEVICE, NO_MEMORY } kind;
+    enum { NONE, DRIVER_FAILED, NO_FUNCTION, NO_SUCH_DEVICE, NO_MEMORY } kind;
     enum function_index function;
     int code;
 };

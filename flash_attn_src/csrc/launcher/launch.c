@@ -37,6 +37,10 @@ load_function(struct kernel *self, struct problem *problem)
         return NULL;
     if (ATTEMPT(problem, module_load, &module, self->image_data)) {
         int ready = ATTEMPT(problem, module_function, &function, module, self->symbol_text);
+        if (ready && function == NULL) {
+            problem->kind = NO_FUNCTION; /* a launch of it would be left out in silence */
+            ready = 0;
+        }
         if (ready && driver.platform == CUDA && self->shared > CUDA_DEFAULT_SHARED)
             ready = ATTEMPT(problem, set_function_attribute, function, ATTRIBUTE_MAX_DYNAMIC_SHARED,
                             (int)self->shared);
