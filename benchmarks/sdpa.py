@@ -12,6 +12,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import flash_attn
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as pytorch
 
-# (batch, heads, queries, keys, head_dim), and whether a boolean mask (batch, 1, 1, keys) hides keys, as padded text has.
+# (batch, heads, queries, keys, head_dim), and whether a boolean mask (batch, 1, 1, keys) hides the keys of padding.
 SHAPES = {
     "SD 1.5, 64 x 64 latent": (2, 8, 4096, 4096, 40, False),
     "SDXL, 128 x 128 latent": (2, 10, 4096, 4096, 64, False),
@@ -54,17 +55,17 @@ def host_times(device: torch.device, rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def peak_mebibytes(call: Callable[[], torch.Tensor]) -> float | str:
-    """MiB that a call allocates at its peak; the word for it where the GPU has no such memory."""
+def peak_mebibytes(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor | None, float | str]:
+    """The result of a call and the MiB that it allocates at its peak; None and a word where memory runs out."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     try:
-        call()
+        out = call()
         torch.cuda.synchronize()
     except torch.OutOfMemoryError:
-        return "out of memory"
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return None, "out of memory"
+    return out, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -82,18 +83,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         q = torch.randn(batch, heads, queries, dim, device=device, dtype=torch.bfloat16)
         k, v = (torch.randn(batch, heads, keys, dim, device=device, dtype=torch.bfloat16) for _ in range(2))
         mask = torch.rand(batch, 1, 1, keys, device=device) < 0.5 if is_masked else None
-        results = []
-
-        def call(attend: Callable[..., torch.Tensor]) -> torch.Tensor:
-            results.append(attend(q, k, v, attn_mask=mask))  # noqa: B023 - called in this round alone
-            return results[-1]
-
         with flash_attn.use_for_sdpa():
-            functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # compiles, where there is no store
-            served = peak_mebibytes(lambda: call(functional.scaled_dot_product_attention))
+            attend = partial(functional.scaled_dot_product_attention, q, k, v, attn_mask=mask)
+            attend()  # compiles, where there is no store
+            out, served = peak_mebibytes(attend)
         with sdpa_kernel(SDPBackend.MATH):
-            plain = peak_mebibytes(lambda: call(pytorch))
-        apart = f"{(results[0] - results[1]).abs().max().item():.1e}" if len(results) == 2 else ""
+            exact, plain = peak_mebibytes(partial(pytorch, q, k, v, attn_mask=mask))
+        apart = "" if out is None or exact is None else f"{(out - exact).abs().max().item():.1e}"
         shown = [value if isinstance(value, str) else f"{value:.1f}" for value in (served, plain)]
         print(f"{name:<32}{shown[0]:>14}{shown[1]:>16}{apart:>22}")
     print(flash_attn.sdpa_report())

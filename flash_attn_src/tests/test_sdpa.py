@@ -183,13 +183,15 @@ def test_random_calls() -> None:
 def _unserved() -> dict[str, tuple[list[torch.Tensor], dict[str, Any]]]:
     q, k, v = _draw((1, 2, 6, 16), (1, 2, 6, 16), (1, 2, 6, 16), dtype=torch.float32)
     wide = [x.detach().double() for x in (q, k, v)]
-    rows = torch.zeros(6, 1, device=DEVICE)
-    return {
+    # PyTorch's own kernels on a GPU refuse a mask of one column, which its math path takes.
+    column: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {}
+    if not GPU:
+        column["its last axis is not the keys"] = ([q, k, v], {"attn_mask": torch.zeros(6, 1)})
+    return column | {
         "types": (wide, {}),
         "tensors of other than 3 or 4": ([x[0, 0] for x in (q, k, v)], {}),
         "broadcast": ([q.expand(3, -1, -1, -1), k, v], {}),
         "together with dropout_p": ([q, k, v], {"attn_mask": torch.ones(6, 6, device=DEVICE) > 0, "dropout_p": 0.1}),
-        "its last axis is not the keys": ([q, k, v], {"attn_mask": rows}),
         "head dims": ([x.repeat(1, 1, 1, 40) for x in (q, k, v)], {}),
         "a size of 0": ([q[:, :, :0], k, v], {}),
     }
