@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,7 +55,10 @@ Code = Callable[[str, Variant, Config | None], Found]
 def compiled_code(target: str, variant: Variant, config: Config | None) -> Found:
     """A kernel as Triton compiles it. Raises CompileFailed."""
     image, entry, text = compiled(target, variant, config)
-    return image, entry, assembly.parse(text)
+    return image, entry, _parsed(text)
+
+
+_parsed = lru_cache(32)(assembly.parse)  # calls of one kernel share it, decoded once
 
 
 class Kernel:

@@ -1,4 +1,7 @@
-"""What vector instructions compute, lane by lane."""
+"""What vector instructions compute, lane by lane.
+
+Exponentials, logarithms, reciprocals and roots are rounded correctly here. Hardware may be one bit off.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from amdgpu_simulator.isa import floats
 from amdgpu_simulator.isa.wave import Array
 
-_U32, _U64 = np.uint32, np.uint64
+_U16, _U32, _U64 = np.uint16, np.uint32, np.uint64
 
 
 def _u64(x: Array) -> Array:
@@ -17,11 +21,6 @@ def _u64(x: Array) -> Array:
 
 def _low(x: Array) -> Array:
     return (x & _U64(0xFFFFFFFF)).astype(np.uint32)
-
-
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    """In float64, where the product of two float32 is exact."""
-    return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
 def _field(x: Array, start: Array, width: Array) -> Array:
@@ -86,8 +85,12 @@ def _med3(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
-def saturated(x: Array) -> Array:
-    return np.minimum(np.maximum(x, np.float32(0)), np.float32(1))
+def _fract(x: Array) -> Array:
+    return np.minimum(x - np.floor(x), np.float32(1 - 2**-24))
+
+
+def _in_float64(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    return lambda x: compute(x.astype(np.float64)).astype(np.float32)
 
 
 def _dot2(a: Array, b: Array, c: Array) -> Array:
@@ -96,19 +99,6 @@ def _dot2(a: Array, b: Array, c: Array) -> Array:
 
     (a0, a1), (b0, b1) = halves(a), halves(b)
     return (a0 * b0 + a1 * b1 + c).astype(np.float32)
-
-
-def classes(x: Array, wanted: Array) -> Array:
-    tiny = np.finfo(x.dtype).tiny
-    negative, absolute = np.signbit(x), np.abs(x)
-    kinds = [np.isnan(x) & False, np.isnan(x)]
-    for sign in (True, False):
-        parts = [np.isinf(x), np.isfinite(x) & (absolute >= tiny), (absolute > 0) & (absolute < tiny), absolute == 0]
-        kinds += [part & (negative == sign) for part in (parts if sign else parts[::-1])]
-    result = np.zeros(x.shape, bool)
-    for bit, kind in enumerate(kinds):
-        result = result | (kind & ((wanted >> _U32(bit) & _U32(1)) > 0))
-    return result
 
 
 # name -> (kinds of the result and of the operands as in `wave.source`, what it computes)
@@ -125,16 +115,11 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "add_i32": ("uuu", lambda a, b: a + b),
     "sub_i32": ("uuu", lambda a, b: a - b),
     "subrev_u32": ("uuu", lambda a, b: b - a),
-    "add_u16": ("uuu", lambda a, b: (a + b) & _U32(0xFFFF)),
-    "sub_u16": ("uuu", lambda a, b: (a - b) & _U32(0xFFFF)),
-    "lshlrev_b16": ("uuu", lambda a, b: b << (a & _U32(15)) & _U32(0xFFFF)),
-    "lshrrev_b16": ("uuu", lambda a, b: (b & _U32(0xFFFF)) >> (a & _U32(15))),
-    "ashrrev_i16": (
-        "uuu",
-        lambda a, b: (
-            (b.astype(np.uint16).view(np.int16) >> (a & _U32(15)).astype(np.int16)).view(np.uint16).astype(np.uint32)
-        ),
-    ),
+    "add_u16": ("www", lambda a, b: a + b),
+    "sub_u16": ("www", lambda a, b: a - b),
+    "lshlrev_b16": ("www", lambda a, b: b << (a & _U16(15))),
+    "lshrrev_b16": ("www", lambda a, b: b >> (a & _U16(15))),
+    "ashrrev_i16": ("sws", lambda a, b: b >> (a & _U16(15)).astype(np.int16)),
     "and_b32": ("uuu", lambda a, b: a & b),
     "or_b32": ("uuu", lambda a, b: a | b),
     "xor_b32": ("uuu", lambda a, b: a ^ b),
@@ -184,30 +169,24 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "sub_f32": ("fff", lambda a, b: a - b),
     "subrev_f32": ("fff", lambda a, b: b - a),
     "mul_f32": ("fff", lambda a, b: a * b),
-    "max_f32": ("fff", np.fmax),
-    "min_f32": ("fff", np.fmin),
-    "max3_f32": ("ffff", lambda a, b, c: np.fmax(np.fmax(a, b), c)),
-    "min3_f32": ("ffff", lambda a, b, c: np.fmin(np.fmin(a, b), c)),
-    "maxmin_f32": ("ffff", lambda a, b, c: np.fmin(np.fmax(a, b), c)),
-    "med3_f32": ("ffff", _med3),
-    "fma_f32": ("ffff", _fma),
-    "fmac_f32": ("fffd", _fma),
+    "fma_f32": ("ffff", floats.fma),
+    "fmac_f32": ("fffd", floats.fma),
     # The product is rounded before the sum: of gfx90a and before.
     "mac_f32": ("fffd", lambda a, b, c: a * b + c),
     "mad_f32": ("ffff", lambda a, b, c: a * b + c),
     "madmk_f32": ("ffff", lambda a, k, b: a * k + b),
     "madak_f32": ("ffff", lambda a, b, k: a * b + k),
-    "fmamk_f32": ("ffff", lambda a, k, b: _fma(a, k, b)),
-    "fmaak_f32": ("ffff", _fma),
-    "exp_f32": ("ff", np.exp2),
-    "log_f32": ("ff", np.log2),
+    "fmamk_f32": ("ffff", lambda a, k, b: floats.fma(a, k, b)),
+    "fmaak_f32": ("ffff", floats.fma),
+    "exp_f32": ("ff", _in_float64(np.exp2)),
+    "log_f32": ("ff", _in_float64(np.log2)),
     "rcp_f32": ("ff", lambda a: np.float32(1) / a),
     "rcp_iflag_f32": ("ff", lambda a: np.float32(1) / a),
     "rsq_f32": ("ff", lambda a: (1.0 / np.sqrt(a.astype(np.float64))).astype(np.float32)),
     "sqrt_f32": ("ff", np.sqrt),
     "sin_f32": ("ff", lambda a: np.sin(2 * np.pi * a.astype(np.float64)).astype(np.float32)),
     "cos_f32": ("ff", lambda a: np.cos(2 * np.pi * a.astype(np.float64)).astype(np.float32)),
-    "fract_f32": ("ff", lambda a: a - np.floor(a)),
+    "fract_f32": ("ff", _fract),
     "floor_f32": ("ff", np.floor),
     "ceil_f32": ("ff", np.ceil),
     "trunc_f32": ("ff", np.trunc),
@@ -230,23 +209,36 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "mul_f16": ("hhh", lambda a, b: a * b),
     "add_f16": ("hhh", lambda a, b: a + b),
     "sub_f16": ("hhh", lambda a, b: a - b),
-    "max_f16": ("hhh", np.fmax),
-    "min_f16": ("hhh", np.fmin),
-    "max3_f16": ("hhhh", lambda a, b, c: np.fmax(np.fmax(a, b), c)),
     "add_f64": ("FFF", lambda a, b: a + b),
     "mul_f64": ("FFF", lambda a, b: a * b),
-    "fma_f64": ("FFFF", lambda a, b, c: a * b + c),
-    "fmac_f64": ("FFFd", lambda a, b, c: a * b + c),
+    "fma_f64": ("FFFF", floats.fma64),
+    "fmac_f64": ("FFFd", floats.fma64),
     "rcp_f64": ("FF", lambda a: 1.0 / a),
-    # With nothing scaled, and the last step of a division dividing: what the steps between do does not matter.
-    "div_fmas_f32": ("ffff", _fma),
-    "div_fmas_f64": ("FFFF", lambda a, b, c: a * b + c),
-    "div_fixup_f32": ("ffff", lambda _a, b, c: c / b),
-    "div_fixup_f64": ("FFFF", lambda _a, b, c: c / b),
+    "div_fixup_f32": ("ffff", floats.div_fixup),
+    "div_fixup_f64": ("FFFF", floats.div_fixup),
     "dot2_f32_f16": ("fuuf", lambda a, b, c: _dot2(a, b, c)),
     "dot2acc_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
     "dot2c_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
 }
+# Operations that treat a signalling NaN as `floats.maximum` says.
+EXTREMES: dict[str, tuple[str, Callable[..., Array]]] = {
+    "max_f32": ("fff", floats.maximum),
+    "min_f32": ("fff", floats.minimum),
+    "max3_f32": ("ffff", lambda a, b, c, ieee: floats.maximum(floats.maximum(a, b, ieee), c, ieee)),
+    "min3_f32": ("ffff", lambda a, b, c, ieee: floats.minimum(floats.minimum(a, b, ieee), c, ieee)),
+    "maxmin_f32": ("ffff", lambda a, b, c, ieee: floats.minimum(floats.maximum(a, b, ieee), c, ieee)),
+    "minmax_f32": ("ffff", lambda a, b, c, ieee: floats.maximum(floats.minimum(a, b, ieee), c, ieee)),
+    "med3_f32": ("ffff", floats.median),
+    "max_f16": ("hhh", floats.maximum),
+    "min_f16": ("hhh", floats.minimum),
+    "max3_f16": ("hhhh", lambda a, b, c, ieee: floats.maximum(floats.maximum(a, b, ieee), c, ieee)),
+}
+# Operations that take fp32 subnormals as zero and give none, whatever MODE says: LLVM's "do not support denormals".
+FLUSHING = {"exp_f32", "log_f32", "rcp_f32", "rcp_iflag_f32", "rsq_f32", "sqrt_f32", "mac_f32", "mad_f32", "madmk_f32",
+            "madak_f32"}  # fmt: skip
+# Operations whose result is a word of two fp16, or whose operands are.
+HALVES_IN_A_WORD = {"cvt_pkrtz_f16_f32", "cvt_pk_rtz_f16_f32", "cvt_pk_f16_f32", "pack_b32_f16", "dot2_f32_f16",
+                    "dot2acc_f32_f16", "dot2c_f32_f16"}  # fmt: skip
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from amdgpu_simulator.isa import targets
+from amdgpu_simulator.isa.reading import Modifiers, Operands
 
 # An array of numpy's.
 Array = Any
@@ -19,12 +20,23 @@ class Instruction:
     """`v_add_f32_e64 v0, -v1, s2 clamp` has mnemonic v_add_f32, operands v0, -v1, s2 and the modifier clamp."""
 
     mnemonic: str
-    operands: tuple[str, ...]
-    modifiers: dict[str, str]
+    operands: Operands
+    modifiers: Modifiers
     text: str
 
+    def forget(self) -> None:
+        """Nothing of the instruction has been read: see `reading`."""
+        self.operands.forget()
+        self.modifiers.forget()
 
-@dataclass(frozen=True)
+    def unread(self) -> str:
+        """What nobody has read since."""
+        if left := self.modifiers.unread():
+            return f"modifiers {', '.join(left)}"
+        return f"operands {', '.join(left)}" if (left := self.operands.unread()) else ""
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """The code of a kernel.
 
@@ -110,27 +122,26 @@ def _instruction(code: str, constants: dict[str, Array]) -> Instruction:
     operands: list[str] = []
     if not mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         pieces = _split(rest)
-        for index, piece in enumerate(pieces):
+        for piece in pieces:
             words = piece.split()
-            if index == len(pieces) - 1:
-                for word in words[1:]:
-                    name, _, value = word.partition(":")
-                    modifiers[name] = value
+            for word in words[1:]:
+                name, _, value = word.partition(":")
+                modifiers[name] = value
             if words:
                 operands.append(_operand(words[0], constants))
     encoding = _ENCODING.search(mnemonic)
     if encoding and encoding[1] in ("_sdwa", "_dpp", "_e64_dpp"):
         modifiers["dpp" if "dpp" in encoding[1] else "sdwa"] = ""
-    return Instruction(_ENCODING.sub("", mnemonic), tuple(operands), modifiers, code)
+    return Instruction(_ENCODING.sub("", mnemonic), Operands(operands), Modifiers(modifiers), code)
 
 
 def _split(rest: str) -> list[str]:
-    """The operands, separated by commas outside of brackets."""
+    """The operands, separated by commas outside of brackets, without blanks in brackets."""
     pieces, depth = [""], 0
     for letter in rest.strip():
         depth += (letter in "[(") - (letter in "])")
         if letter == "," and depth == 0:
             pieces.append("")
-        else:
+        elif letter != " " or depth == 0:
             pieces[-1] += letter
     return [piece.strip() for piece in pieces]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.reading import Modifiers
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import Array, Wave, place, put, source
@@ -31,9 +32,12 @@ def widen(content: Array, target: Target) -> Array:
     return _values(target)[content]
 
 
-def narrow(values: Array, target: Target) -> Array:
-    """float32 as bytes, to nearest even."""
+def narrow(values: Array, target: Target, saturates: bool = False) -> Array:
+    """float32 as bytes, to nearest even. saturates: what is too large becomes the largest number, not NaN."""
     tensor = torch.from_numpy(np.array(values, np.float32))
+    if saturates:
+        largest = torch.finfo(_dtype(target)).max
+        tensor = tensor.clamp(-largest, largest)  # NaN stays
     return tensor.to(_dtype(target)).view(torch.uint8).numpy().astype(np.uint32)
 
 
@@ -42,10 +46,6 @@ def decode(instruction: Instruction, target: Target) -> Execute | None:
     name = instruction.mnemonic.removeprefix("v_cvt_").replace("scalef32_", "")
     maker = {"pk_fp8_f32": _to_fp8, "pk_f32_fp8": _from_fp8, "pk_f16_fp8": _from_fp8, "f32_fp8": _one}.get(name)
     return maker(instruction, target) if maker else None
-
-
-def _switches(instruction: Instruction) -> list[int]:
-    return [int(bit) for bit in instruction.modifiers.get("op_sel", "").strip("[]").split(",") if bit] or [0] * 4
 
 
 def _scale(instruction: Instruction, index: int) -> Callable[[Wave], Array]:
@@ -58,10 +58,13 @@ def _to_fp8(instruction: Instruction, target: Target) -> Execute:
     """Two float32 into one half of a register."""
     index = place(instruction.operands[0])
     read, scale = [source(text, "f") for text in instruction.operands[1:3]], _scale(instruction, 3)
-    high = _switches(instruction)[-1]
+    *others, high = instruction.modifiers.switches("op_sel")
+    if any(others):
+        raise NotImplementedError("op_sel of operands of 32 bits")
 
     def execute(wave: Wave) -> None:
-        low, up = (narrow(np.broadcast_to(one(wave) / scale(wave), wave.count), target) for one in read)
+        values = [np.broadcast_to(one(wave) / scale(wave), wave.count) for one in read]
+        low, up = (narrow(value, target, wave.mode.saturates_fp16) for value in values)
         kept = wave.v[index] & _U32(0xFFFF if high else 0xFFFF0000)
         put(wave, index, kept | (low | up << _U32(8)) << _U32(16 * high))
 
@@ -71,7 +74,8 @@ def _to_fp8(instruction: Instruction, target: Target) -> Execute:
 def _from_fp8(instruction: Instruction, target: Target) -> Execute:
     """Two bytes of a register into two float32, or two float16 in one register."""
     index, read, scale = place(instruction.operands[0]), source(instruction.operands[1], "u"), _scale(instruction, 2)
-    high = _switches(instruction)[0] or instruction.modifiers.get("src0_sel") == "WORD_1"
+    modifiers = instruction.modifiers
+    high = _half(modifiers) or modifiers.switches("op_sel")[0]
     half = "f16" in instruction.mnemonic
 
     def execute(wave: Wave) -> None:
@@ -89,10 +93,31 @@ def _from_fp8(instruction: Instruction, target: Target) -> Execute:
 
 def _one(instruction: Instruction, target: Target) -> Execute:
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
-    switches = _switches(instruction)
-    byte = int(instruction.modifiers.get("src0_sel", f"BYTE_{switches[0] + 2 * switches[1]}")[-1])
+    byte = _byte(instruction.modifiers)
 
     def execute(wave: Wave) -> None:
         put(wave, index, widen(read(wave) >> _U32(8 * byte) & _U32(255), target).view(np.uint32))
 
     return execute
+
+
+def _half(modifiers: Modifiers) -> int:
+    """The half of a register that SDWA names, as gfx942 has it; 0 without SDWA."""
+    if "sdwa" not in modifiers:
+        return 0
+    _whole_result(modifiers)
+    return {"WORD_0": 0, "WORD_1": 1}[modifiers.get("src0_sel", "WORD_0")]
+
+
+def _byte(modifiers: Modifiers) -> int:
+    """The byte of a register: by SDWA, byte_sel of gfx12, or two switches."""
+    if "sdwa" in modifiers:
+        _whole_result(modifiers)
+        return {f"BYTE_{byte}": byte for byte in range(4)}[modifiers.get("src0_sel", "BYTE_0")]
+    switches = modifiers.switches("op_sel")
+    return modifiers.integer("byte_sel", switches[0] + 2 * switches[1])
+
+
+def _whole_result(modifiers: Modifiers) -> None:
+    if modifiers.get("dst_sel", "DWORD") != "DWORD" or modifiers.get("dst_unused", "UNUSED_PAD") == "UNUSED_SEXT":
+        raise NotImplementedError(f"dst_sel:{modifiers['dst_sel']}")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
+from amdgpu_simulator.isa import floats
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.mode import Mode
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
+from amdgpu_simulator.isa.vector import moded
 from amdgpu_simulator.isa.wave import (
+    VCC,
     Array,
     Wave,
     bits,
@@ -26,15 +31,18 @@ from amdgpu_simulator.isa.wave import (
 _U32, _U64 = np.uint32, np.uint64
 
 
-def decode(instruction: Instruction, _target: Target) -> Execute | None:
-    """The function that executes an instruction, or None for what is not in this file."""
+def decode(instruction: Instruction, target: Target, mode: Mode) -> Execute | None:
+    """The function that executes an instruction of a GPU target, or None for what is not in this file.
+
+    mode: the register at the start of the kernel.
+    """
     name = instruction.mnemonic.removeprefix("v_")
     if maker := _MAKERS.get(name):
         return maker(instruction)
     if name.startswith("fma_mix"):
         return _mixed(instruction)
     if name.startswith("pk_"):
-        return _packed(instruction)
+        return _packed(instruction, mode.ieee if target.generation.has_ieee_mode else None)
     if name in ("bitop3_b32", "bitop3_b16"):
         return _logic(instruction)
     return None
@@ -73,12 +81,18 @@ def _other_row(instruction: Instruction) -> Execute:
     crossed = "x16" in instruction.mnemonic
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
     low, high = (scalar(text) for text in instruction.operands[2:4])
+    # Whether an inactive lane can be read, and whether it gives zero where it cannot.
+    inactive, zero, *_ = instruction.modifiers.switches("op_sel")
 
     def execute(wave: Wave) -> None:
         chosen = low(wave) | high(wave) << 32
         lane = np.arange(wave.count)
         inside = np.array([chosen >> 4 * number & 15 for number in range(16)])[lane % 16]
-        put(wave, index, read(wave)[(lane // 16 * 16 ^ (16 if crossed else 0)) + inside])
+        origin = (lane // 16 * 16 ^ (16 if crossed else 0)) + inside
+        value = read(wave)[origin]
+        if not inactive and not wave.full:
+            value = np.where(wave.lanes[origin], value, np.uint32(0) if zero else wave.v[index])
+        put(wave, index, value)
 
     return execute
 
@@ -147,23 +161,43 @@ def _carry(instruction: Instruction) -> Execute:
 
 
 def _mad_wide(instruction: Instruction) -> Execute:
-    """v_mad_u64_u32 (i64_i32): a product of 64 bits and a sum; nobody reads its carry."""
+    """v_mad_u64_u32 (i64_i32): a product of 64 bits and a sum, and its carry."""
     operands, signed = instruction.operands, "i64" in instruction.mnemonic
     left, right = (source(text, "i" if signed else "u") for text in operands[2:4])
     more, write = source(operands[4], "I" if signed else "U"), target(operands[0], "I" if signed else "U")
-    dtype = np.int64 if signed else np.uint64
-    return lambda wave: write(wave, left(wave).astype(dtype) * right(wave).astype(dtype) + more(wave))
-
-
-def _divisor(instruction: Instruction) -> Execute:
-    """v_div_scale: scales nothing here, see div_fixup in the table of `vector`."""
-    kind = "F" if "f64" in instruction.mnemonic else "f"
-    out, write = scalar_place(instruction.operands[1]), target(instruction.operands[0], kind)
-    read = source(instruction.operands[2], kind)
+    dtype, out = (np.int64 if signed else np.uint64), scalar_place(operands[1])
 
     def execute(wave: Wave) -> None:
-        write(wave, read(wave).copy())
-        wave.set_scalar(out, 0, wave.count // 32)
+        product, addend = left(wave).astype(dtype) * right(wave).astype(dtype), more(wave)
+        total = product + addend
+        over = (total ^ product) & (total ^ addend) < 0 if signed else total < product
+        write(wave, total)
+        wave.set_scalar(out, mask(np.broadcast_to(over, wave.count) & wave.lanes), wave.count // 32)
+
+    return execute
+
+
+def _div_scale(instruction: Instruction) -> Execute:
+    operands, kind = instruction.operands, "F" if "f64" in instruction.mnemonic else "f"
+    out, write = scalar_place(operands[1]), target(operands[0], kind)
+    read = [source(text, kind) for text in operands[2:5]]
+
+    def execute(wave: Wave) -> None:
+        result, scaled = floats.div_scale(*(wave.mode.input(kind, one(wave)) for one in read))
+        write(wave, result)
+        wave.set_scalar(out, mask(np.broadcast_to(scaled, wave.count) & wave.lanes), wave.count // 32)
+
+    return execute
+
+
+def _div_fmas(instruction: Instruction) -> Execute:
+    operands, kind = instruction.operands, "F" if "f64" in instruction.mnemonic else "f"
+    write, read = target(operands[0], kind), [source(text, kind) for text in operands[1:4]]
+
+    def execute(wave: Wave) -> None:
+        scaled = bits(wave.scalar(VCC, 2) if wave.count == 64 else wave.s[VCC], wave.count)
+        a, b, c = (wave.mode.input(kind, one(wave)) for one in read)
+        write(wave, wave.mode.result(kind, floats.div_fmas(a, b, c, scaled)))
 
     return execute
 
@@ -171,7 +205,7 @@ def _divisor(instruction: Instruction) -> Execute:
 def _logic(instruction: Instruction) -> Execute:
     """v_bitop3: any function of three bits, by its truth table."""
     index, read = place(instruction.operands[0]), [source(text, "u") for text in instruction.operands[1:4]]
-    table = int(instruction.modifiers.get("bitop3", "0"), 0)
+    table = instruction.modifiers.integer("bitop3")
     kept = _U32(0xFFFF if instruction.mnemonic.endswith("b16") else 0xFFFFFFFF)
 
     def execute(wave: Wave) -> None:
@@ -187,27 +221,24 @@ def _logic(instruction: Instruction) -> Execute:
     return execute
 
 
-def _switches(instruction: Instruction, name: str, default: int) -> list[int]:
-    text = instruction.modifiers.get(name)
-    return [int(bit) for bit in text.strip("[]").split(",")] if text else [default] * 3
-
-
 def _mixed(instruction: Instruction) -> Execute:
     """v_fma_mix: fp32 arithmetic. Each operand is fp32 or one half of a register."""
-    operands = instruction.operands
-    halves, narrow = _switches(instruction, "op_sel", 0), _switches(instruction, "op_sel_hi", 0)
-    if set(instruction.modifiers) - {"op_sel", "op_sel_hi", "clamp"} or "clamp" in instruction.modifiers:
-        raise NotImplementedError(instruction.text)
-    read = [source(t, "h" if n else "f", h) for t, h, n in zip(operands[1:], halves, narrow, strict=True)]
-    index, name = place(operands[0]), instruction.mnemonic
+    operands, name = instruction.operands, instruction.mnemonic
+    halves, narrow = (instruction.modifiers.switches(switch)[:3] for switch in ("op_sel", "op_sel_hi"))
+    kinds = ["h" if one else "f" for one in narrow]
+    read = [source(text, kind, half) for text, kind, half in zip(operands[1:], kinds, halves, strict=True)]
+    index = place(operands[0])
 
     def execute(wave: Wave) -> None:
-        a, b, c = (one(wave).astype(np.float64) for one in read)
-        result = np.broadcast_to(a * b + c, wave.count)
+        inputs = [one(wave) for one in read]
+        if not wave.mode.plain:
+            inputs = [wave.mode.input(kind, value) for kind, value in zip(kinds, inputs, strict=True)]
+        a, b, c = (value.astype(np.float32) for value in inputs)
+        result = wave.mode.result("f", np.broadcast_to(floats.fma(a, b, c), wave.count))
         if name.endswith("_f32"):
-            put(wave, index, result.astype(np.float32).view(np.uint32))
+            put(wave, index, np.ascontiguousarray(result).view(np.uint32))
             return
-        content = result.astype(np.float16).view(np.uint16).astype(np.uint32)
+        content = wave.mode.result("h", result.astype(np.float16), (a, b, c)).view(np.uint16).astype(np.uint32)
         low = name.endswith("mixlo_f16")
         kept = wave.v[index] & _U32(0xFFFF0000 if low else 0xFFFF)
         put(wave, index, kept | (content if low else content << _U32(16)))
@@ -215,45 +246,66 @@ def _mixed(instruction: Instruction) -> Execute:
     return execute
 
 
-_PACKED: dict[str, Callable[..., Array]] = {
-    "mul": lambda a, b: a * b,
-    "add": lambda a, b: a + b,
-    "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(a.dtype),
-    "max": np.fmax,
-    "min": np.fmin,
-    "mov": lambda a, b: (a, b),
+# What v_pk_* compute of each of two values, by the kind of a value as in `wave.source`; extremes take MODE.IEEE too.
+_PACKED: dict[str, tuple[str, Callable[..., Array]]] = {
+    "mul_f32": ("f", lambda a, b: a * b),
+    "add_f32": ("f", lambda a, b: a + b),
+    "fma_f32": ("f", floats.fma),
+    "mul_f16": ("h", lambda a, b: a * b),
+    "add_f16": ("h", lambda a, b: a + b),
+    "fma_f16": ("h", floats.fma16),
+    "add_u16": ("w", lambda a, b: a + b),
+    "add_i16": ("s", lambda a, b: a + b),
+    "sub_u16": ("w", lambda a, b: a - b),
+    "sub_i16": ("s", lambda a, b: a - b),
+    "mul_lo_u16": ("w", lambda a, b: a * b),
+    "max_u16": ("w", np.maximum),
+    "min_u16": ("w", np.minimum),
+    "max_i16": ("s", np.maximum),
+    "min_i16": ("s", np.minimum),
+    "mad_u16": ("w", lambda a, b, c: a * b + c),
+    "mad_i16": ("s", lambda a, b, c: a * b + c),
+    "lshlrev_b16": ("w", lambda a, b: b << (a & np.uint16(15))),
+    "lshrrev_b16": ("w", lambda a, b: b >> (a & np.uint16(15))),
+    "ashrrev_i16": ("s", lambda a, b: b >> (a & np.int16(15))),
+}
+_PACKED_EXTREMES: dict[str, Callable[..., Array]] = {
+    "max_f16": floats.maximum,
+    "min_f16": floats.minimum,
+    "max_num_f16": floats.maximum,
+    "min_num_f16": floats.minimum,
 }
 
 
-def _packed(instruction: Instruction) -> Execute:
-    """v_pk_*: two fp32 in a register pair, or two fp16 in a register."""
-    operation, _, kind = instruction.mnemonic.removeprefix("v_pk_").rpartition("_")
-    operands = instruction.operands
-    if set(instruction.modifiers) - {"op_sel", "op_sel_hi", "neg_lo", "neg_hi"} or operation not in _PACKED:
-        raise NotImplementedError(instruction.text)
-    chosen = _switches(instruction, "op_sel", 0), _switches(instruction, "op_sel_hi", 1)
-    if operation == "mov":  # op_sel alone says which word of either operand
-        chosen = chosen[0], chosen[0]
-    signs = _switches(instruction, "neg_lo", 0), _switches(instruction, "neg_hi", 0)
-    wide = kind in ("f32", "b32")
+def _packed(instruction: Instruction, ieee: bool | None) -> Execute:
+    """v_pk_*: two fp32 in a register pair, or two values of 16 bits in a register. ieee: as in `floats.maximum`."""
+    name, modifiers, operands = instruction.mnemonic.removeprefix("v_pk_"), instruction.modifiers, instruction.operands
+    if name == "mov_b32":
+        return _packed_move(instruction)
+    compute: Callable[..., Array]
+    if extreme := _PACKED_EXTREMES.get(name):
+        kind, compute = "h", partial(extreme, ieee=ieee)
+    elif name in _PACKED:
+        kind, compute = _PACKED[name]
+    else:
+        raise NotImplementedError("not known")
+    wide, inputs = kind == "f", operands[1:]
+    halves = modifiers.switches("op_sel"), modifiers.switches("op_sel_hi", 1)
+    # Both are read for floating point alone.
+    signs = [modifiers.switches(f"neg_{part}") if kind in "fh" else [0] * 4 for part in ("lo", "hi")]
+    take = _word if wide else source
     read = [
-        [
-            (
-                _word(text, half[index], "u" if kind == "b32" else "f") if wide else source(text, "h", half[index]),
-                negate[index],
-            )
-            for index, text in enumerate(operands[1:])
-        ]
-        for half, negate in zip(chosen, signs, strict=True)
+        [(take(text, kind, half), negate) for text, half, negate in zip(inputs, half_of, negated, strict=False)]
+        for half_of, negated in zip(halves, signs, strict=True)
     ]
-    index, compute = place(operands[0]), _PACKED[operation]
+    index, kinds = place(operands[0]), kind * (1 + len(inputs))
 
     def execute(wave: Wave) -> None:
-        inputs = [[-one(wave) if negative else one(wave) for one, negative in part] for part in read]
-        if operation == "mov":  # the low word from the first operand, the high one from the second
-            results = [inputs[0][0].copy(), inputs[1][1].copy()]
+        parts = [[-one(wave) if negative else one(wave) for one, negative in part] for part in read]
+        if wave.mode.plain or kind in "ws":
+            results = [compute(*part) for part in parts]
         else:
-            results = [compute(*part) for part in inputs]
+            results = [moded(wave.mode, compute, kinds, part) for part in parts]
         if wide:
             for word, result in enumerate(results):
                 put(wave, index + word, np.ascontiguousarray(result).view(np.uint32))
@@ -264,7 +316,24 @@ def _packed(instruction: Instruction) -> Execute:
     return execute
 
 
-def _word(text: str, half: int, kind: str) -> Callable[[Wave], Array]:
+def _packed_move(instruction: Instruction) -> Execute:
+    """v_pk_mov_b32: the low word from the first operand, the high word from the second.
+
+    op_sel alone says which word of an operand.
+    """
+    operands, chosen = instruction.operands, instruction.modifiers.switches("op_sel")
+    instruction.modifiers.get("op_sel_hi")
+    index, read = place(operands[0]), [_word(text, "u", chosen[at]) for at, text in enumerate(operands[1:3])]
+
+    def execute(wave: Wave) -> None:
+        low, high = (one(wave).copy() for one in read)
+        put(wave, index, low)
+        put(wave, index + 1, high)
+
+    return execute
+
+
+def _word(text: str, kind: str, half: int) -> Callable[[Wave], Array]:
     """One of the two words of a register pair; a constant is both."""
     negative, text = text.startswith("-v"), text.removeprefix("-") if text.startswith("-v") else text
     if found := register(text):
@@ -288,8 +357,10 @@ _MAKERS: dict[str, Callable[[Instruction], Execute]] = {
     "mad_i64_i32": _mad_wide,
     "mad_co_u64_u32": _mad_wide,
     "mad_co_i64_i32": _mad_wide,
-    "div_scale_f32": _divisor,
-    "div_scale_f64": _divisor,
+    "div_scale_f32": _div_scale,
+    "div_scale_f64": _div_scale,
+    "div_fmas_f32": _div_fmas,
+    "div_fmas_f64": _div_fmas,
     **dict.fromkeys(
         ("add_co_u32", "addc_co_u32", "sub_co_u32", "subb_co_u32", "subrev_co_u32", "subbrev_co_u32",
          "add_co_ci_u32", "sub_co_ci_u32", "subrev_co_ci_u32"), _carry),

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
-from flash_attn.kernels import vopd
 
-from amdgpu_simulator.isa import fp8, lanes, matrix, memory, scalar, shared, targets, vector, waits
-from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa import decoding, targets, waits
+from amdgpu_simulator.isa.assembly import Kernel
 from amdgpu_simulator.isa.events import Event, Observer
 from amdgpu_simulator.isa.memory import PRIVATE, Memory
-from amdgpu_simulator.isa.scalar import Execute
+from amdgpu_simulator.isa.mode import Mode
 from amdgpu_simulator.isa.shared import Shared
-from amdgpu_simulator.isa.wave import TTMP, VCC, Array, Wave, register
-
-# Executes one instruction; at the end and at a barrier it says so.
-Step = Callable[[Wave], str | None]
-
-_END, _BARRIER = "end", "barrier"
-_NOTHING = re.compile(
-    r"v_nop$|s_(nop|waitcnt_depctr|delay_alu|clause|sleep|setprio|sendmsg|inst_prefetch|set_inst_prefetch_distance|setreg\w*)$"
-    r"|buffer_(gl[01]_inv|wbl2|inv\w*)$|global_(inv|wb\w*)$|s_barrier_signal$"
-)
+from amdgpu_simulator.isa.wave import TTMP, Array, Wave
 
 
 class Program:
-    """A kernel's instructions as functions. observer: is told what each launch executes."""
+    """A kernel's instructions as functions. observer: is told what each launch executes.
+
+    refused: the instructions that have no implementation, and why. Executing one raises NotImplementedError.
+    """
 
     def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
         """Raises ValueError for a target that the simulator does not know, and for waves of another size."""
@@ -41,7 +33,7 @@ class Program:
                 f"{self._target.wave}: compile it for those"
             )
         self.observer = observer
-        self.code = [self._together(parts) for parts in kernel.instructions]
+        self.code, self.refused = decoding.decode(kernel)
 
     def run(self, wave: Wave) -> str:
         """Executes a wave up to its next barrier or its end; says which."""
@@ -50,103 +42,35 @@ class Program:
                 pass
             return status
         code = self.code
-        while True:
-            execute = code[wave.pc]
-            wave.pc += 1
-            if status := execute(wave):
-                return status
+        try:
+            while True:
+                execute = code[wave.pc]
+                wave.pc += 1
+                if status := execute(wave):
+                    return status
+        except NotImplementedError as error:
+            raise self._refusal(wave.pc - 1, error) from None
 
     def step(self, wave: Wave) -> str | None:
         """Executes one instruction of a wave; says whether it was a barrier or the end."""
         index = wave.pc
         wave.pc += 1
-        if self.observer is None:
-            return self.code[index](wave)
         shared: list[Array] = []
         memory: list[tuple[Array, int]] = []
-        wave.shared.accesses, wave.memory.accesses = shared, memory
-        status = self.code[index](wave)
+        if self.observer is not None:
+            wave.shared.accesses, wave.memory.accesses = shared, memory
+        try:
+            status = self.code[index](wave)
+        except NotImplementedError as error:
+            raise self._refusal(index, error) from None
+        if self.observer is None:
+            return status
         self.observer.step(Event(wave, index, status, shared, memory))
         return status
 
-    def _together(self, parts: tuple[Instruction, ...]) -> Step:
-        functions = [self._decode(part) for part in parts]
-        if len(functions) == 1:
-            return functions[0]
-        first, second = functions
-        if self.kernel.target.startswith("gfx11"):
-            pair = vopd.parse(" :: ".join(part.text for part in parts))
-            if pair and (slot := vopd.conflict(*pair)):
-                return _unknown(f"{pair[0]} :: {pair[1]}: {slot}: {vopd.RULE}")
-        found = register(parts[0].operands[0])
-        index = found[1] if found else 0
-
-        def both(wave: Wave) -> None:
-            """The second half reads what was there before the first one wrote."""
-            old = wave.v[index].copy()
-            first(wave)
-            new = wave.v[index].copy()
-            wave.v[index] = old
-            second(wave)
-            wave.v[index] = new
-
-        return both
-
-    def _decode(self, instruction: Instruction) -> Step:
-        name = instruction.mnemonic
-        if name == "s_endpgm":
-            return lambda _wave: _END
-        if name in ("s_barrier", "s_barrier_wait"):
-            return lambda _wave: _BARRIER
-        if _NOTHING.match(name):
-            return lambda _wave: None
-        if name == "s_getpc_b64":  # data is addressed as it is: see `assembly`
-            instruction = Instruction("s_mov_b64", (instruction.operands[0], "0"), {}, instruction.text)
-        if name == "s_branch" or name.startswith("s_cbranch_"):
-            return self._branch(instruction)
-        try:
-            found = self._find(instruction)
-        except (NotImplementedError, KeyError, ValueError) as error:
-            problem = f"{instruction.text}: {error}"
-            found = None
-        else:
-            problem = f"{instruction.text}: not known"
-        return found or _unknown(problem)
-
-    def _find(self, instruction: Instruction) -> Execute | None:
-        if instruction.mnemonic.startswith("s_wait"):
-            return waits.decode(instruction)
-        if instruction.mnemonic.startswith("s_") and not instruction.mnemonic.startswith(("s_load", "s_buffer_load")):
-            return scalar.decode(instruction)
-        decoders = (matrix.decode, fp8.decode, memory.decode, shared.decode, lanes.decode, vector.decode)
-        return next(filter(None, (decode(instruction, self._target) for decode in decoders)), None)
-
-    def _branch(self, instruction: Instruction) -> Step:
-        goal = self.kernel.labels[instruction.operands[-1]]
-        condition = instruction.mnemonic.removeprefix("s_cbranch_")
-
-        def execute(wave: Wave) -> None:
-            vcc = wave.s[VCC] | (wave.s[VCC + 1] if wave.count == 64 else 0)
-            taken = {
-                "s_branch": True,
-                "scc0": not wave.scc,
-                "scc1": bool(wave.scc),
-                "vccz": not vcc,
-                "vccnz": bool(vcc),
-                "execz": not wave.exec(),
-                "execnz": bool(wave.exec()),
-            }[condition]
-            if taken:
-                wave.pc = goal
-
-        return execute
-
-
-def _unknown(problem: str) -> Execute:
-    def execute(_wave: Wave) -> None:
-        raise NotImplementedError(problem)
-
-    return execute
+    def _refusal(self, index: int, error: NotImplementedError) -> NotImplementedError:
+        """The error, with the instruction that it is about."""
+        return NotImplementedError(f"{' :: '.join(part.text for part in self.kernel.instructions[index])}: {error}")
 
 
 def launch(
@@ -202,7 +126,7 @@ def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
         for wave in waves:
             wave.queues.touch()
         states = [program.run(wave) for wave in waves]
-        waves = [wave for wave, state in zip(waves, states, strict=True) if state == _BARRIER]
+        waves = [wave for wave, state in zip(waves, states, strict=True) if state == decoding.BARRIER]
 
 
 def _in_step(program: Program, _local: Shared, waves: list[Wave]) -> None:
@@ -212,7 +136,7 @@ def _in_step(program: Program, _local: Shared, waves: list[Wave]) -> None:
             running, waiting = waiting, []
         states = [(wave, program.step(wave)) for wave in running]
         running = [wave for wave, state in states if state is None]
-        waiting += [wave for wave, state in states if state == _BARRIER]
+        waiting += [wave for wave, state in states if state == decoding.BARRIER]
 
 
 def _hidden(kind: str, grid: tuple[int, int, int], threads: int) -> int:
@@ -234,7 +158,7 @@ def _wave(
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
     generation = targets.get(kernel.target).generation
     queues = waits.Queues(generation.max_shared)
-    wave = Wave(kernel.wave, there, local, first // kernel.wave, queues)
+    wave = Wave(kernel.wave, there, local, first // kernel.wave, queues, Mode(kernel.descriptor))
     described = kernel.descriptor
     place = 0
     for name, words in (

@@ -35,11 +35,9 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
     found = _NAME.match(instruction.mnemonic)
     if found is None:
         return None
-    if instruction.modifiers:
-        raise NotImplementedError(instruction.text)
     rows, columns, depth = (int(found[index]) for index in (2, 3, 4))
     if rows != columns:
-        raise NotImplementedError(instruction.text)
+        raise NotImplementedError("not known")
     if target.generation.matrix not in _LAYOUTS[found[1]]:
         raise NotImplementedError(f"{target.name} has no such instruction")
     destination, a, b, c = instruction.operands

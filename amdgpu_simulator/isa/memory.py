@@ -98,7 +98,13 @@ FORMS = {
     "b8_d16_hi": (1, False, 1), "byte_d16_hi": (1, False, 1), "d16_hi_b8": (1, False, 1),
 }  # fmt: skip
 Form = tuple[int, bool, int]
-_HINTS = {"nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope"}
+# How caches keep what is moved, and who sees it how soon. Here all see it at once.
+_HINTS = ("nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope")
+
+
+def _read_hints(instruction: Instruction) -> None:
+    for name in _HINTS:
+        instruction.modifiers.get(name)
 
 
 def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: Form) -> None:
@@ -150,7 +156,7 @@ Address = Callable[[Wave, Array], tuple[Array, Array | None]]
 
 
 def offset_of(instruction: Instruction) -> int:
-    return int(instruction.modifiers.get("offset", "0"), 0)
+    return instruction.modifiers.integer("offset")
 
 
 def _global_address(instruction: Instruction, action: str, to_shared: bool) -> Address:
@@ -170,7 +176,7 @@ def _global_address(instruction: Instruction, action: str, to_shared: bool) -> A
 
 
 def _returns_nothing(instruction: Instruction, action: str) -> bool:
-    return action == "atomic" and not {"sc0", "glc", "th"} & set(instruction.modifiers)
+    return action == "atomic" and not any(name in instruction.modifiers for name in ("sc0", "glc", "th"))
 
 
 def _buffer_address(instruction: Instruction, _action: str, to_shared: bool) -> Address:
@@ -206,7 +212,7 @@ def _record_address(
     instruction: Instruction, vector: str, resource: Callable[[Wave], int], more: Callable[[Wave], int]
 ) -> Address:
     if "offen" in instruction.modifiers:
-        raise NotImplementedError(instruction.text)
+        raise NotImplementedError("not known")
     read, offset = source(vector, "u"), offset_of(instruction)
 
     def address(wave: Wave, lanes: Array) -> tuple[Array, Array | None]:
@@ -237,8 +243,7 @@ def _access(
     instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: Target, to_shared: bool
 ) -> Execute:
     stores_count = target.generation.counts_stores
-    if unknown := set(instruction.modifiers) - _HINTS - {"offset", "offen", "idxen", "lds"}:
-        raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
+    _read_hints(instruction)
     if action == "atomic":
         return _atomic(instruction, form_name, address, space, stores_count)
     form = FORMS[form_name]
@@ -315,7 +320,7 @@ def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, 
 def _atomic(instruction: Instruction, form: str, address: Address, space: str, stores_count: bool) -> Execute:
     dtype = {"add_f32": np.float32, "add": np.uint32, "add_u32": np.uint32}.get(form)
     if dtype is None or not _returns_nothing(instruction, "atomic"):
-        raise NotImplementedError(instruction.text)
+        raise NotImplementedError("not known")
     index = place(instruction.operands[0 if space == "buffer" else 1])
 
     def execute(wave: Wave) -> None:
@@ -338,11 +343,10 @@ def _scalar_load(instruction: Instruction) -> Execute:
     operands = instruction.operands
     size = instruction.mnemonic.rpartition("_")[2]
     words = int(size[1:]) // 32 if size.startswith("b") else int(size.partition("x")[2] or 1)
-    if unknown := set(instruction.modifiers) - _HINTS - {"offset"}:
-        raise NotImplementedError(f"{instruction.text}: {', '.join(unknown)}")
+    _read_hints(instruction)
     destination = register(operands[0])
     if destination is None or instruction.mnemonic.startswith("s_buffer"):
-        raise NotImplementedError(instruction.text)
+        raise NotImplementedError("not known")
     base, more, offset = scalar(operands[1], 2), scalar(operands[2]), offset_of(instruction)
     first = destination[1]
 

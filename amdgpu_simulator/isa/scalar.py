@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
-
-import numpy as np
 
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.wave import WORD, Wave, scalar, scalar_place
@@ -58,7 +55,7 @@ _NUMBERS: dict[str, Callable[[int, int], tuple[int, int | None]]] = {
     "pack_hh_b32_b16": lambda a, b: (a >> 16 | b & 0xFFFF0000, None),
     **{f"lshl{n}_add_u32": lambda a, b, n=n: ((a << n) + b, int((a << n) + b > WORD)) for n in (1, 2, 3, 4)},  # type: ignore[misc]
 }
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
+ORDERS: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
     "lg": lambda a, b: a != b,
     "gt": lambda a, b: a > b,
@@ -79,7 +76,8 @@ def decode(instruction: Instruction) -> Execute | None:
     """The function that executes an instruction, or None for what is not in this file."""
     # gfx12 says in the names of additions that they write a carry.
     name = re.sub(r"^(addk?|sub)_co_([iu]32)$", r"\1_\2", instruction.mnemonic.removeprefix("s_"))
-    for maker in (_two, _one, _compare, _constant, _bitset, _saveexec, _floating):
+    for maker in (_two, _one, _compare, _constant, _bitset, _saveexec):
+        instruction.forget()
         if (found := maker(name, instruction.operands)) is not None:
             return found
     return None
@@ -181,8 +179,10 @@ def _one(name: str, operands: tuple[str, ...]) -> Execute | None:
                 result = ~value & (1 << 32 * words) - 1
             elif operation == "abs":
                 result = abs(signed(value)) & WORD
+            elif operation == "wqm":
+                result = sum(0xF << quad for quad in range(0, 32 * words, 4) if value >> quad & 0xF)
             else:
-                result = value.bit_count() if operation == "bcnt1_i32" else value
+                result = value.bit_count()
             wave.set_scalar(destination, result, written)
             wave.scc = int(result != 0)
 
@@ -205,7 +205,7 @@ def _compare(name: str, operands: tuple[str, ...]) -> Execute | None:
             wave.scc = int((value(wave) >> place(wave) % size & 1) == wanted)
 
         return bit
-    compare, size = _COMPARE[found[1]], int(found[3])
+    compare, size = ORDERS[found[1]], int(found[3])
     left, right = (scalar(operand, size // 32) for operand in operands)
     if found[2] == "i":
         return lambda wave: setattr(wave, "scc", int(compare(signed(left(wave), size), signed(right(wave), size))))
@@ -232,7 +232,7 @@ def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
         return None
     constant = int(operands[1], 0)
     if found[2]:
-        compare, read = _COMPARE[found[2]], scalar(operands[0])
+        compare, read = ORDERS[found[2]], scalar(operands[0])
         if found[3] == "u":
             return lambda wave: setattr(wave, "scc", int(compare(read(wave), constant & 0xFFFF)))
         return lambda wave: setattr(wave, "scc", int(compare(signed(read(wave)), signed(constant, 16))))
@@ -262,49 +262,5 @@ def _saveexec(name: str, operands: tuple[str, ...]) -> Execute | None:
         result = compute(value, old, size)
         wave.set_exec(result)
         wave.scc = int(result != 0)
-
-    return execute
-
-
-# Floating-point arithmetic of scalars, of RDNA from gfx11.5 on.
-_FLOATS: dict[str, tuple[str, str, Callable[..., float]]] = {
-    "cvt_f32_u32": ("f", "u", lambda a: float(a)),
-    "cvt_f32_i32": ("f", "i", lambda a: float(a)),
-    "cvt_u32_f32": ("u", "f", lambda a: min(max(int(a), 0), WORD)),
-    "cvt_i32_f32": ("u", "f", lambda a: min(max(int(a), -(2**31)), 2**31 - 1) & WORD),
-    "mul_f32": ("f", "ff", lambda a, b: a * b),
-    "add_f32": ("f", "ff", lambda a, b: a + b),
-    "sub_f32": ("f", "ff", lambda a, b: a - b),
-    "min_num_f32": ("f", "ff", min),
-    "max_num_f32": ("f", "ff", max),
-    **dict.fromkeys(("fmac_f32", "fmaak_f32", "fmamk_f32"), ("f", "fff", lambda a, b, c: a * b + c)),
-}
-
-
-def _float(content: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<I", content))[0])
-
-
-def _floating(name: str, operands: tuple[str, ...]) -> Execute | None:
-    if found := re.fullmatch(r"cmp_(n?)(eq|lg|gt|ge|lt|le)_f32", name):
-        negated, order = bool(found[1]), found[2]
-        compare, (left, right) = _COMPARE[order], (scalar(text) for text in operands)
-        return lambda wave: setattr(wave, "scc", int(bool(compare(_float(left(wave)), _float(right(wave)))) != negated))  # type: ignore[arg-type]
-    if name not in _FLOATS:
-        return None
-    result, kinds, compute = _FLOATS[name]
-    destination = scalar_place(operands[0])
-    inputs = (*operands[1:], operands[0]) if name == "fmac_f32" else operands[1:]
-    read = [scalar(text) for text in inputs]
-
-    def execute(wave: Wave) -> None:
-        values = []
-        for one, kind in zip(read, kinds, strict=True):
-            content = one(wave)
-            values.append(_float(content) if kind == "f" else signed(content) if kind == "i" else content)
-        value = compute(*values)
-        if result == "f":
-            value = int.from_bytes(np.float32(value).tobytes(), "little")
-        wave.set_scalar(destination, int(value))
 
     return execute

@@ -115,15 +115,15 @@ def decode(instruction: Instruction, _target: Target) -> Execute | None:
     if name == "swizzle_b32":
         return _swizzle(instruction)
     found = re.fullmatch(r"(read|write)(2(?:st64)?)?_(\w+)", name)
-    if found is None or set(instruction.modifiers) - {"offset", "offset0", "offset1"}:
-        raise NotImplementedError(instruction.text)
+    if found is None:
+        raise NotImplementedError("not known")
     action, twice, form_name = found.groups()
     form = FORMS[form_name]
     size = form[0]
     whole = (2 * size, False, -1) if twice else form
     if twice:
         step = size * (64 if "st64" in twice else 1)
-        offsets = [int(instruction.modifiers.get(f"offset{part}", "0"), 0) * step for part in (0, 1)]
+        offsets = [instruction.modifiers.integer(f"offset{part}") * step for part in (0, 1)]
     else:
         offsets = [offset_of(instruction)]
     address = source(operands[1 if action == "read" else 0], "u")
@@ -213,7 +213,7 @@ def _swizzle(instruction: Instruction) -> Execute:
         r"swizzle\((SWAP|REVERSE|BROADCAST|BITMASK_PERM),\"?([\w,]+)\"?\)", instruction.modifiers["offset"]
     )
     if found is None or found[1] == "BITMASK_PERM":
-        raise NotImplementedError(instruction.text)
+        raise NotImplementedError("not known")
     pattern, numbers = found[1], [int(number) for number in found[2].split(",")]
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from amdgpu_simulator.isa.arithmetic import COMPARISONS, OPERATIONS, classes, half_bits, saturated
+from amdgpu_simulator.isa import floats
+from amdgpu_simulator.isa.arithmetic import COMPARISONS, EXTREMES, FLUSHING, HALVES_IN_A_WORD, OPERATIONS
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.mode import Mode, flushed
+from amdgpu_simulator.isa.reading import Modifiers
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.wave import (
@@ -28,7 +31,9 @@ from amdgpu_simulator.isa.wave import (
 )
 
 _U32 = np.uint32
-_KINDS = {"f32": "f", "i32": "i", "u32": "u", "b32": "u", "i64": "I", "u64": "U", "f64": "F", "f16": "h", "u16": "u"}
+_KINDS = {"f32": "f", "i32": "i", "u32": "u", "b32": "u", "i64": "I", "u64": "U", "f64": "F", "f16": "h", "u16": "w",
+          "i16": "s"}  # fmt: skip
+_DTYPES = {"f": np.float32, "i": np.int32, "u": np.uint32, "h": np.float16, "w": np.uint16, "s": np.int16}
 _SELECTIONS = {
     "BYTE_0": (0, 8),
     "BYTE_1": (8, 8),
@@ -38,20 +43,21 @@ _SELECTIONS = {
     "WORD_1": (16, 16),
 }
 
-
-# What SDWA writes of a result where it writes all of it.
-_WHOLE = {("dst_sel", "DWORD"), ("dst_unused", "UNUSED_PAD")}
+Compute = Callable[..., Array]
 
 
-def decode(instruction: Instruction, gpu: Target) -> Execute | None:
-    """The function that executes an instruction of a GPU target, or None for what is not in this file."""
+def decode(instruction: Instruction, gpu: Target, mode: Mode) -> Execute | None:
+    """The function that executes an instruction of a GPU target, or None for what is not in this file.
+
+    mode: the register at the start of the kernel.
+    """
     name = _name(instruction)
     if found := re.fullmatch(r"cmp(x?)_(\w+?)_([fiubB]\d\d)", name):
         return _comparison(instruction, found[2], _KINDS[found[3]], bool(found[1]))
     if name == "cndmask_b32":
         return _choice(instruction)
-    if name in OPERATIONS:
-        return _tabled(instruction, gpu)
+    if name in OPERATIONS or name in EXTREMES:
+        return _tabled(instruction, gpu, mode)
     if name.startswith("s_") and name[2:] in OPERATIONS:
         return _of_scalars(instruction, name[2:])
     return None
@@ -65,89 +71,121 @@ def _name(instruction: Instruction) -> str:
     return name.replace("_nc_", "_").replace("_num_", "_")
 
 
-def _tabled(instruction: Instruction, gpu: Target) -> Execute:
-    name = _name(instruction)
-    if name.startswith("dot2") and gpu.flushes_subnormals:
-        raise NotImplementedError(f"{instruction.text}: {gpu.name} flushes subnormals here, which is not modelled")
+def _operation(name: str, gpu: Target, mode: Mode) -> tuple[str, Compute]:
+    """The kinds and the computation of an operation; see `arithmetic`."""
+    if name in EXTREMES:
+        kinds, extreme = EXTREMES[name]
+        ieee = None if not gpu.generation.has_ieee_mode else mode.ieee  # gfx12 has no such bit
+        return kinds, lambda *values: extreme(*values, ieee)
     kinds, compute = OPERATIONS[name]
-    modifiers = dict(instruction.modifiers)
-    halves = [int(bit) for bit in modifiers.pop("op_sel", "").strip("[]").split(",") if bit] or [0] * 4
-    operands = instruction.operands
+    if name in FLUSHING:
+        plain = compute
+        return kinds, lambda *values: flushed("f", plain(*(flushed("f", value) for value in values)))
+    return kinds, compute
+
+
+def _tabled(instruction: Instruction, gpu: Target, mode: Mode) -> Execute:
+    name, modifiers, operands = _name(instruction), instruction.modifiers, instruction.operands
+    if name.startswith("dot2") and gpu.flushes_subnormals:
+        raise NotImplementedError(f"{gpu.name} flushes subnormals here, which is not modelled")
+    kinds, compute = _operation(name, gpu, mode)
+    halves = modifiers.switches("op_sel")
     inputs = operands[1:]
     if kinds.endswith("d"):
         kinds = kinds[:-1] + kinds[0]
         inputs = (*inputs, operands[0])
-    read = [source(text, kind, half) for text, kind, half in zip(inputs, kinds[1:], halves, strict=False)]
-    if len(read) != len(kinds) - 1:
-        raise NotImplementedError(instruction.text)
-    part, rest = modifiers.pop("dst_sel", "DWORD"), modifiers.pop("dst_unused", "UNUSED_PAD")
-    read = _selected(instruction, read, modifiers)
-    if "dpp" in modifiers:
-        return _moved(instruction, read, modifiers, compute, kinds)
+    if len(inputs) != len(kinds) - 1:
+        raise NotImplementedError(f"{len(inputs)} operands")
     # The last of VOP3's switches names the half that a result of 16 bits goes to.
-    upper = kinds[0] == "h" and len(halves) > len(read) and bool(halves[len(read)])
+    upper = bool(halves[len(inputs)]) if len(halves) > len(inputs) else False
+    if upper and kinds[0] not in "hws":
+        raise NotImplementedError("op_sel of a result of 32 bits")
+    read = _readers(modifiers, inputs, kinds[1:], halves)
+    if "clamp" in modifiers:
+        if kinds[0] not in "fhF":
+            raise NotImplementedError("clamp of integers")
+        plain, keeps_nan = compute, mode.clamp_keeps_nan and gpu.generation.has_ieee_mode
+        compute = lambda *values: floats.clamp(plain(*values), keeps_nan)  # noqa: E731
+    if "dpp" in modifiers:
+        return _moved(modifiers, operands[0], read, compute, kinds)
     write = target(operands[0] + (".h" if upper else ""), kinds[0], keep=gpu.generation.keeps_half or upper)
-    if part != "DWORD":
-        write = _part(operands[0], kinds[0], part, rest)
-    scale = {"mul": float(modifiers.pop("mul", 1)), "div": 1 / float(modifiers.pop("div", 1))}
-    factor = scale["mul"] * scale["div"]
-    clamp = modifiers.pop("clamp", None) is not None
-    _none_left(instruction, modifiers)
-    if clamp and kinds[0] not in "f":
-        raise NotImplementedError(instruction.text)
+    if (part := modifiers.get("dst_sel", "DWORD")) != "DWORD":
+        write = _part(operands[0], kinds[0], part, modifiers.get("dst_unused", "UNUSED_PAD"))
+    else:
+        modifiers.get("dst_unused")  # nothing is unused
+    return _execute(read, write, compute, kinds, packs=name in HALVES_IN_A_WORD)
 
-    if clamp or factor != 1:
-        plain = compute
-        compute = lambda *values: plain(*values) * np.float32(factor)  # noqa: E731
-        if clamp:
-            return lambda wave: write(wave, saturated(compute(*[one(wave) for one in read])))
-    if len(read) == 2:
-        left, right = read
-        return lambda wave: write(wave, compute(left(wave), right(wave)))
-    return lambda wave: write(wave, compute(*[one(wave) for one in read]))
+
+def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, *, packs: bool) -> Execute:
+    """packs: the result is a word of halves, which MODE rounds too."""
+    if set(kinds).isdisjoint("fhF"):  # MODE says nothing
+        if len(read) == 2:
+            left, right = read
+            return lambda wave: write(wave, compute(left(wave), right(wave)))
+        return lambda wave: write(wave, compute(*[one(wave) for one in read]))
+
+    def execute(wave: Wave) -> None:
+        values = [one(wave) for one in read]
+        if wave.mode.plain:
+            write(wave, compute(*values))
+        elif packs and not wave.mode.keeps_halves:
+            raise NotImplementedError("a word of halves, with MODE to flush or saturate them")
+        else:
+            write(wave, moded(wave.mode, compute, kinds, values))
+
+    return execute
+
+
+def moded(mode: Mode, compute: Compute, kinds: str, values: Sequence[Array]) -> Array:
+    """A computation under a MODE that is not numpy's."""
+    inputs = tuple(mode.input(kind, value) for kind, value in zip(kinds[1:], values, strict=True))
+    return mode.result(kinds[0], compute(*inputs), inputs)
 
 
 def _of_scalars(instruction: Instruction, name: str) -> Execute:
     """v_s_exp_f32 and the like of gfx12: from a scalar register into a scalar register."""
-    destination, read, compute = (
-        _mask_register(instruction.operands[0])[0],
-        source(instruction.operands[1], "f"),
-        OPERATIONS[name][1],
-    )
-    _none_left(instruction, instruction.modifiers)
-    return lambda wave: wave.set_scalar(destination, int(compute(read(wave)).view(np.uint32)[0]))
+    destination, read = _mask_register(instruction.operands[0])[0], source(instruction.operands[1], "f")
+    kinds, plain = OPERATIONS[name]
+    compute = (lambda x: flushed("f", plain(flushed("f", x)))) if name in FLUSHING else plain
+
+    def execute(wave: Wave) -> None:
+        value = moded(wave.mode, compute, kinds, (read(wave),))
+        wave.set_scalar(destination, int(value.view(np.uint32)[0]))
+
+    return execute
 
 
-def _none_left(instruction: Instruction, modifiers: dict[str, str]) -> None:
-    if modifiers:
-        raise NotImplementedError(f"{instruction.text}: modifiers {', '.join(modifiers)}")
-
-
-def _selected(instruction: Instruction, read: list[Read], modifiers: dict[str, str]) -> list[Read]:
-    """Operands of an SDWA instruction, which takes a byte or a half of each register."""
-    if modifiers.pop("sdwa", None) is None:
-        return read
+def _readers(modifiers: Modifiers, operands: Sequence[str], kinds: str, halves: Sequence[int]) -> list[Read]:
+    """The operands by their kinds. An SDWA instruction takes a byte or a half of a register, others may take a half."""
+    if "sdwa" not in modifiers:
+        return [source(text, kind, half) for text, kind, half in zip(operands, kinds, halves, strict=False)]
     found = []
-    half = "f16" in instruction.mnemonic.rpartition("_f32_")[2]
-    for index, plain in enumerate(read):
-        choice = modifiers.pop(f"src{index}_sel", "DWORD")
-        text = instruction.operands[index - len(read)]
+    for index, (text, kind) in enumerate(zip(operands, kinds, strict=True)):
+        choice = modifiers.get(f"src{index}_sel", "DWORD")
         extend = text.startswith("sext(")
         if choice == "DWORD" and not extend:
-            found.append(plain)
+            found.append(source(text, kind))
             continue
-        bare = text[5:-1] if extend else text.lstrip("-").strip("|")
+        if kind not in _DTYPES or (kind == "f" and choice != "DWORD"):
+            raise NotImplementedError(f"{choice} of an operand of kind {kind}")
         start, width = _SELECTIONS.get(choice, (0, 32))
-        chosen = _selection(source(bare, "u"), start, width, extend, half)
-        found.append(chosen if extend else signs(chosen, text))
+        chosen = _selection(source(_bare(text), "u"), start, width, extend, kind)
+        found.append(signs(chosen, text) if kind in "fh" else chosen)
     return found
 
 
-def _selection(whole: Read, start: int, width: int, extend: bool, half: bool) -> Read:
+def _bare(text: str) -> str:
+    """The register of an operand, without its sign, absolute value or extension."""
+    return text.removeprefix("sext(").removesuffix(")").lstrip("-").strip("|")
+
+
+def _selection(whole: Read, start: int, width: int, extend: bool, kind: str) -> Read:
+    dtype = _DTYPES[kind]
+
     def read(wave: Wave) -> Array:
         value = whole(wave) << _U32(32 - start - width)
         value = (value.view(np.int32) >> (32 - width)).view(np.uint32) if extend else value >> _U32(32 - width)
-        return value.astype(np.uint16).view(np.float16) if half else value
+        return value.astype(np.uint16).view(dtype) if kind in "hws" else value.view(dtype)
 
     return read
 
@@ -156,28 +194,33 @@ def _part(text: str, kind: str, part: str, rest: str) -> Write:
     """Writes a byte or half of a register; the rest of it is zero, or kept."""
     start, width = _SELECTIONS[part]
     index = place(text)
-    if kind not in "uih" or rest not in ("UNUSED_PAD", "UNUSED_PRESERVE"):
+    if kind not in "uihws" or rest not in ("UNUSED_PAD", "UNUSED_PRESERVE"):
         raise NotImplementedError(f"{part} {rest} of {kind}")
     bits_ = _U32(((1 << width) - 1) << start)
 
     def write(wave: Wave, value: Array) -> None:
-        content = half_bits(value) if kind == "h" else np.ascontiguousarray(value).view(np.uint32)
+        content = np.ascontiguousarray(value).view(np.uint16 if kind in "hws" else np.uint32).astype(np.uint32)
         content = content << _U32(start) & bits_
         put(wave, index, content | wave.v[index] & ~bits_ if rest == "UNUSED_PRESERVE" else content)
 
     return write
 
 
-def _moved(
-    instruction: Instruction, read: list[Read], modifiers: dict[str, str], compute: Callable[..., Array], kinds: str
-) -> Execute:
+_CONTROLS = ("quad_perm", "row_ror", "row_shr", "row_shl", "row_mirror", "row_half_mirror", "row_share", "row_newbcast",
+             "row_xmask", "row_bcast")  # fmt: skip
+
+
+def _moved(modifiers: Modifiers, destination: str, read: list[Read], compute: Compute, kinds: str) -> Execute:
     """A DPP instruction: its first operand comes from another lane of a row of 16."""
-    modifiers.pop("dpp")
-    rows, banks = (int(modifiers.pop(name, "0xf"), 0) for name in ("row_mask", "bank_mask"))
-    bound = modifiers.pop("bound_ctrl", None) is not None  # its number says nothing: it is there or not
-    (control, value) = modifiers.popitem()
-    _none_left(instruction, modifiers)
-    write_index = place(instruction.operands[0])
+    if set(kinds) - set("fiu"):
+        raise NotImplementedError("DPP of operands that have not 32 bits")
+    rows, banks = (modifiers.integer(name, 0xF) for name in ("row_mask", "bank_mask"))
+    bound = "bound_ctrl" in modifiers  # its number says nothing
+    controls = [name for name in _CONTROLS if name in modifiers]
+    if len(controls) != 1:
+        raise NotImplementedError("DPP without one control that is known")
+    control, value = controls[0], modifiers[controls[0]]
+    write_index, dtype = place(destination), _DTYPES[kinds[0]]
 
     def execute(wave: Wave) -> None:
         lane = np.arange(wave.count)
@@ -189,8 +232,8 @@ def _moved(
             active &= inside
         inputs = [np.broadcast_to(one(wave), wave.count) for one in read]
         inputs[0] = np.where(inside, inputs[0][np.where(inside, origin, 0)], np.zeros(1, inputs[0].dtype))
-        result = compute(*inputs).astype({"f": np.float32, "i": np.int32}.get(kinds[0], np.uint32)).view(np.uint32)
-        np.copyto(wave.v[write_index], result, where=active)
+        result = compute(*inputs) if wave.mode.plain else moded(wave.mode, compute, kinds, inputs)
+        np.copyto(wave.v[write_index], result.astype(dtype).view(np.uint32), where=active)
 
     return execute
 
@@ -227,20 +270,19 @@ def _mask_register(text: str) -> tuple[int, int]:
 
 
 def _comparison(instruction: Instruction, order: str, kind: str, to_exec: bool) -> Execute:
-    modifiers = dict(instruction.modifiers)
     operands = instruction.operands
-    inputs = operands[-2:]
     destination = _mask_register("exec" if to_exec and len(operands) == 2 else operands[0])
-    compare = classes if order == "class" else COMPARISONS[order]
-    kinds = (kind, "u") if order == "class" else (kind, kind)
-    read = _selected(instruction, [source(text, one) for text, one in zip(inputs, kinds, strict=True)], modifiers)
-    if "u16" in instruction.mnemonic:
-        read = [_selection(one, 0, 16, False, False) for one in read]
-    _none_left(instruction, modifiers)
-    left, right = read
+    inputs = operands[-2:]
+    compare = floats.classes if order == "class" else COMPARISONS[order]
+    kinds = kind + ("u" if order == "class" else kind)
+    left, right = _readers(instruction.modifiers, inputs, kinds, instruction.modifiers.switches("op_sel"))
+    floating = kind in "fhF" and order != "class"
 
     def execute(wave: Wave) -> None:
-        result = mask(np.broadcast_to(compare(left(wave), right(wave)), wave.count) & wave.lanes)
+        values = left(wave), right(wave)
+        if floating and not wave.mode.plain:
+            values = wave.mode.input(kind, values[0]), wave.mode.input(kind, values[1])
+        result = mask(np.broadcast_to(compare(*values), wave.count) & wave.lanes)
         if to_exec:
             wave.set_exec(result)
         else:
@@ -250,19 +292,17 @@ def _comparison(instruction: Instruction, order: str, kind: str, to_exec: bool) 
 
 
 def _choice(instruction: Instruction) -> Execute:
-    modifiers = {name: value for name, value in instruction.modifiers.items() if (name, value) not in _WHOLE}
-    operands = instruction.operands
+    modifiers, operands = instruction.modifiers, instruction.operands
     # In a dual instruction the mask is not written down: it is VCC.
-    chosen = scalar(operands[3] if len(operands) > 3 else "vcc_lo", 1)
-    wide = scalar(operands[3], 2) if len(operands) > 3 else chosen
-    kind = "f" if any(text.startswith(("-v", "|", "-|", "-s")) for text in operands[1:3]) else "u"
-    read = [source(text, kind) for text in operands[1:3]]
-    shortened = Instruction(instruction.mnemonic, operands[:3], instruction.modifiers, instruction.text)
-    no, yes = _selected(shortened, read, modifiers)
+    lanes_of = operands[3] if len(operands) > 3 else "vcc_lo"
+    chosen, wide = scalar(lanes_of, 1), scalar(lanes_of, 2)
+    inputs = operands[1:3]
+    kind = "f" if any(text.startswith(("-v", "|", "-|", "-s")) for text in inputs) else "u"
+    no, yes = _readers(modifiers, inputs, kind * 2, [0] * 2)
+    if modifiers.get("dst_sel", "DWORD") != "DWORD":
+        raise NotImplementedError(f"dst_sel:{modifiers['dst_sel']}")
+    modifiers.get("dst_unused")  # nothing is unused
     write = target(operands[0], kind)
-    if "dpp" in modifiers:
-        raise NotImplementedError(instruction.text)
-    _none_left(instruction, modifiers)
 
     def execute(wave: Wave) -> None:
         lanes = bits(wide(wave) if wave.count == 64 else chosen(wave), wave.count)

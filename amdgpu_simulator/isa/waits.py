@@ -75,7 +75,7 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
     if name == "s_waitcnt":
         found = {counter: int(left, 0) for counter, left in re.findall(r"(\w+)\((\w+)\)", rest)}
         if not found or set(found) - {"vmcnt", "lgkmcnt", "expcnt"}:
-            raise NotImplementedError(instruction.text)
+            raise NotImplementedError("not known")
         return _wait(found.get("vmcnt"), found.get("lgkmcnt"), found.get("lgkmcnt"))
     left = rest.rpartition(",")[2].strip()
     if name in ("s_waitcnt_vscnt", "s_wait_storecnt", "s_wait_alu", "s_waitcnt_expcnt", "s_wait_expcnt"):
@@ -94,7 +94,7 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
         return _wait(None, int(left, 0) & 63, None)
     if name == "s_wait_idle":
         return _wait(_ALL, _ALL, _ALL)
-    raise NotImplementedError(instruction.text)
+    raise NotImplementedError("not known")
 
 
 def _wait(vector: int | None, shared: int | None, scalar: int | None) -> Callable[[Wave], None]:

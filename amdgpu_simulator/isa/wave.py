@@ -18,6 +18,7 @@ from amdgpu_simulator.isa.waits import Queues
 
 if TYPE_CHECKING:
     from amdgpu_simulator.isa.memory import Memory
+    from amdgpu_simulator.isa.mode import Mode
     from amdgpu_simulator.isa.shared import Shared
 
 # numpy's arrays of 32 or 64 lanes; a closer type would be lost in every expression.
@@ -38,8 +39,13 @@ _DTYPES = {
     "U": np.uint64,
     "I": np.int64,
     "h": np.float16,
+    "w": np.uint16,
+    "s": np.int16,
     "F": np.float64,
 }
+# Constants that an instruction encodes without a literal: these integers and these numbers.
+_INLINE_INTEGERS = range(-16, 65)
+_INLINE_FLOATS = {"0.5", "1.0", "2.0", "4.0", "0.15915494", "0.15915494309189532", "0.15915494309189535", "0.1592"}
 
 
 class Wave:
@@ -47,10 +53,10 @@ class Wave:
 
     v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), with the accumulators from 256 on.
     s: the scalar registers. lanes: which lanes are active. full: whether all are. index: the number of the wave in its
-    work group. queues: what the wave waits for.
+    work group. queues: what the wave waits for. mode: the MODE register.
     """
 
-    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues) -> None:
+    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues, mode: Mode) -> None:
         self.count = lanes
         self.v = np.full((512, lanes), 0x7FC0DEAD, np.uint32)
         self.f = self.v.view(np.float32)
@@ -64,6 +70,7 @@ class Wave:
         self.index = index
         self.private: Array = np.zeros((lanes, 0), np.uint8)
         self.queues = queues
+        self.mode = mode
         self.set_exec((1 << lanes) - 1)
 
     def set_exec(self, value: int) -> None:
@@ -127,13 +134,28 @@ def scalar_place(text: str) -> int:
 
 
 def number(text: str, kind: str = "u") -> int:
-    """The bits of a constant operand, as an instruction for values of `kind` takes it."""
+    """The bits of a constant operand, as an instruction for values of `kind` takes it.
+
+    Operands of 64 bits take a literal of 32 bits: fp64 as the upper half, signed integers with the sign extended.
+    Raises NotImplementedError for what LLVM's text does not tell.
+    """
     try:
         value = int(text, 0)
     except ValueError:
-        form = {"h": "<e", "F": "<d"}.get(kind, "<f")
+        if kind in "ws" or text.lstrip("-") not in _INLINE_FLOATS:
+            raise NotImplementedError(f"{text} as a constant of kind {kind}") from None
+        form = {"h": "<e", "F": "<d", "U": "<d", "I": "<d"}.get(kind, "<f")
         return int.from_bytes(struct.pack(form, float(text)), "little")
-    return value & (0xFFFFFFFFFFFFFFFF if kind in "UIF" else WORD)
+    if kind not in "UIF":
+        return value & WORD
+    if value not in _INLINE_INTEGERS:
+        if not 0 <= value <= WORD:
+            raise NotImplementedError(f"{text} as a literal of an operand of 64 bits")
+        if kind == "F":
+            value <<= 32
+        elif kind == "I" and value >> 31:
+            value -= 1 << 32
+    return value & 0xFFFFFFFFFFFFFFFF
 
 
 def scalar(text: str, words: int = 1) -> Callable[[Wave], int]:
@@ -152,11 +174,11 @@ def scalar(text: str, words: int = 1) -> Callable[[Wave], int]:
 
 
 def source(text: str, kind: str, half: int = 0) -> Read:
-    """Reads an operand of a vector instruction as a `kind`: u, i, f (32 bits), U, I, F (64 bits), h (fp16).
+    """Reads an operand of a vector instruction as a `kind`: u, i, f (32 bits), U, I, F (64 bits), h (fp16), w, s
+    (unsigned and signed, 16 bits).
 
     `half` is 1 for the upper half of a register. Signs and absolute values apply to floating-point kinds.
     """
-    text = text.removeprefix("sext(").removesuffix(")")  # SDWA selects, and extends, what is read here
     signed = kind in "fhF" and not re.fullmatch(r"-[\d.ex]+", text)
     read = _plain(text.lstrip("-").strip("|") if signed else text, kind, half)
     return signs(read, text) if signed else read
@@ -174,6 +196,8 @@ def signs(read: Read, text: str) -> Read:
 
 def _plain(text: str, kind: str, half: int) -> Read:
     found = register(text)
+    if (half and kind not in "hws") or (text.endswith((".l", ".h")) and (half or kind not in "hws")):
+        raise NotImplementedError(f"{text}: a half of a register as an operand of kind {kind}")
     if found and found[0] in "va":
         index = place(text)
         if text.endswith(".h"):
@@ -184,9 +208,9 @@ def _plain(text: str, kind: str, half: int) -> Read:
             return lambda wave: wave.f[index]
         if kind == "i":
             return lambda wave: wave.i[index]
-        if kind == "h":
-            return lambda wave: (wave.v[index] >> np.uint32(16 * half)).astype(np.uint16).view(np.float16)
         dtype = _DTYPES[kind]
+        if kind in "hws":
+            return lambda wave: (wave.v[index] >> np.uint32(16 * half)).astype(np.uint16).view(dtype)
         return lambda wave: (wave.v[index] | wave.v[index + 1].astype(np.uint64) << np.uint64(32)).view(dtype)
     wide = kind in "UIF"
     take = scalar(text, 2 if wide else 1) if found else None
@@ -200,15 +224,17 @@ def _value(content: int, kind: str, half: int = 0) -> Array:
     """Bits as an array of one element."""
     if kind in "UIF":
         return np.array([content], np.uint64).view(_DTYPES[kind])
-    if kind == "h":
-        return np.array([content >> 16 * half & 0xFFFF], np.uint16).view(np.float16)
+    if kind in "hws":
+        return np.array([content >> 16 * half & 0xFFFF], np.uint16).view(_DTYPES[kind])
     return np.array([content & WORD], np.uint32).view(_DTYPES[kind])
 
 
 def target(text: str, kind: str, keep: bool = False) -> Write:
-    """Writes the active lanes of a vector register. keep: fp16 leaves the other half as it is."""
+    """Writes the active lanes of a vector register. keep: 16 bits leave the other half as it is."""
     index = place(text)
     high = text.endswith(".h")
+    if text.endswith((".l", ".h")) and kind not in "hws":
+        raise NotImplementedError(f"{text}: a half of a register as a result of kind {kind}")
 
     def write(wave: Wave, value: Array) -> None:
         if kind in "UIF":
@@ -216,8 +242,8 @@ def target(text: str, kind: str, keep: bool = False) -> Write:
             put(wave, index, (whole & np.uint64(WORD)).astype(np.uint32))
             put(wave, index + 1, (whole >> np.uint64(32)).astype(np.uint32))
             return
-        if kind == "h":
-            content = value.astype(np.float16).view(np.uint16).astype(np.uint32)
+        if kind in "hws":
+            content = np.ascontiguousarray(value.astype(_DTYPES[kind])).view(np.uint16).astype(np.uint32)
             if keep or high:
                 other = wave.v[index] & np.uint32(0xFFFF if high else 0xFFFF0000)
                 content = other | (content << np.uint32(16) if high else content)

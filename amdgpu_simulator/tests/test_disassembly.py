@@ -12,6 +12,7 @@ import tools
 
 from amdgpu_simulator.debian import UnavailableError
 from amdgpu_simulator.isa import disassembly, machine
+from amdgpu_simulator.isa.mode import Mode
 from rocm_wheels.compile.ck import toolchain
 
 SOURCE = """
@@ -42,6 +43,7 @@ again:
 \t\t.amdhsa_next_free_vgpr 4
 \t\t.amdhsa_next_free_sgpr 8
 \t\t.amdhsa_accum_offset 4
+\t\t.amdhsa_float_denorm_mode_32 2
 \t.end_amdhsa_kernel
 \t.amdgpu_metadata
 ---
@@ -82,6 +84,7 @@ def test_a_kernel_of_a_code_object_runs(image: bytes) -> None:
         tools.missing(str(problem))
     assert (kernel.symbol, kernel.target, kernel.descriptor["kernarg_size"]) == ("count", "gfx942", 8)
     assert kernel.descriptor["group_segment_fixed_size"] == 512
+    assert Mode(kernel.descriptor).value == Mode({}).value | 0x20  # float_denorm_mode_32 2
     out = np.zeros(64, np.uint32)
     ranges = [(out.ctypes.data, out.nbytes)]
     machine.launch(machine.Program(kernel), (1, 1, 1), 64, struct.pack("<Q", out.ctypes.data), ranges)

@@ -1,0 +1,106 @@
+"""The MODE register of a wave: how its floating-point instructions round and treat subnormals.
+
+A kernel starts with what its descriptor says, or else with LLVM's defaults ("Kernel Descriptor" in LLVM's guide to
+AMDGPU). s_setreg_b32, s_setreg_imm32_b32, s_denorm_mode and s_round_mode change it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.wave import Array, Wave, scalar
+
+# First bits of the fields. A field of subnormals has a bit that keeps those of inputs and one that keeps those of
+# results; the fields of fp32 come before the fields of fp16 and fp64.
+_ROUND, _SUBNORMALS, _DX10_CLAMP, _IEEE, _FP16_OVERFLOW = 0, 4, 8, 9, 23
+_KEEPS_ALL = 0xF << _SUBNORMALS
+# What an instruction may write here: rounding, subnormals, FP16_OVFL. The rest decides how code is decoded.
+_WRITABLE = 0xFF | 1 << _FP16_OVERFLOW
+_DEFAULTS = {
+    "float_round_mode_32": 0,
+    "float_round_mode_16_64": 0,
+    "float_denorm_mode_32": 0,
+    "float_denorm_mode_16_64": 3,
+    "dx10_clamp": 1,
+    "ieee_mode": 1,
+    "fp16_overflow": 0,
+}
+_TINY = {"f": np.finfo(np.float32).tiny, "h": np.finfo(np.float16).tiny, "F": np.finfo(np.float64).tiny}
+
+
+class Mode:
+    """The register. plain: fp16 overflows to infinity and subnormals stay, as the arithmetic of numpy has it."""
+
+    def __init__(self, descriptor: Mapping[str, int]) -> None:
+        """By a kernel descriptor. Raises NotImplementedError for another rounding than to nearest even."""
+        fields = _DEFAULTS | {name: value for name, value in descriptor.items() if name in _DEFAULTS}
+        self.write(
+            fields["float_round_mode_32"] << _ROUND
+            | fields["float_round_mode_16_64"] << _ROUND + 2
+            | fields["float_denorm_mode_32"] << _SUBNORMALS
+            | fields["float_denorm_mode_16_64"] << _SUBNORMALS + 2
+            | fields["dx10_clamp"] << _DX10_CLAMP
+            | fields["ieee_mode"] << _IEEE
+            | fields["fp16_overflow"] << _FP16_OVERFLOW
+        )
+
+    def write(self, value: int) -> None:
+        if value & 0xF:
+            raise NotImplementedError(f"round mode {value & 0xF:#x}: only rounding to nearest even is modelled")
+        self.value = value
+        self.plain = value & (_KEEPS_ALL | 1 << _FP16_OVERFLOW) == _KEEPS_ALL
+        self.keeps_halves = self._keeps("h", 0) and self._keeps("h", 1) and not value >> _FP16_OVERFLOW & 1
+        self.saturates_fp16 = bool(value >> _FP16_OVERFLOW & 1)
+        self.ieee = bool(value >> _IEEE & 1)
+        self.clamp_keeps_nan = not value >> _DX10_CLAMP & 1
+
+    def input(self, kind: str, value: Array) -> Array:
+        """An operand of a kind as in `wave.source`, zero where it is a subnormal that the mode does not keep."""
+        return value if self._keeps(kind, 0) else flushed(kind, value)
+
+    def result(self, kind: str, value: Array, inputs: tuple[Array, ...] = ()) -> Array:
+        """A result, its subnormals flushed, its overflow of fp16 saturated, as the mode says."""
+        if kind == "h" and self.saturates_fp16:
+            exact = np.isinf(inputs[0]) if inputs else False
+            for other in inputs[1:]:
+                exact = exact | np.isinf(other)
+            largest = np.copysign(np.finfo(np.float16).max, value).astype(np.float16)
+            value = np.where(np.isinf(value) & ~np.asarray(exact), largest, value)
+        return value if self._keeps(kind, 1) else flushed(kind, value)
+
+    def _keeps(self, kind: str, result: int) -> bool:
+        if kind not in _TINY:
+            return True
+        return bool(self.value >> _SUBNORMALS + (0 if kind == "f" else 2) + result & 1)
+
+
+def flushed(kind: str, value: Array) -> Array:
+    """A floating-point value, a zero of its sign where it is subnormal."""
+    return np.where(np.abs(value) < _TINY[kind], value * value.dtype.type(0), value)
+
+
+def decode(instruction: Instruction) -> Callable[[Wave], None] | None:
+    """The function that executes a change of the register, or None for another instruction."""
+    name, operands = instruction.mnemonic, instruction.operands
+    if name in ("s_denorm_mode", "s_round_mode"):
+        first, bits, text = _SUBNORMALS if name == "s_denorm_mode" else _ROUND, 4, operands[0]
+    elif name in ("s_setreg_b32", "s_setreg_imm32_b32"):
+        found = re.fullmatch(r"hwreg\((\w+)(?:,\s*(\d+),\s*(\d+))?\)", operands[0])
+        if found is None or found[1] not in ("HW_REG_MODE", "HW_REG_WAVE_MODE", "1"):
+            raise NotImplementedError(f"{operands[0]} is not modelled")
+        first, bits, text = int(found[2] or 0), int(found[3] or 32), operands[1]
+    else:
+        return None
+    read, field = scalar(text), (1 << bits) - 1 << first
+
+    def execute(wave: Wave) -> None:
+        new = wave.mode.value & ~field | read(wave) << first & field
+        if (new ^ wave.mode.value) & ~_WRITABLE:
+            raise NotImplementedError(f"{instruction.text}: sets bits of MODE that are not modelled")
+        wave.mode.write(new)
+
+    return execute
