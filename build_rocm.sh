@@ -197,6 +197,9 @@ done
 
 python="$(find_python "$oldest")"
 if [[ $plan == true ]]; then
+    if [[ -x $venv/bin/python ]]; then
+        python="$venv/bin/python" # its packages count the kernels
+    fi
     bare plan --dist "$root/dist" "$@"
     exit
 fi

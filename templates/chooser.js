@@ -81,6 +81,17 @@ function choose(wheels, want) {
   return best !== null && least[0] === 0 && least[1] === 0 ? {wheel: best} : {nearest: best};
 }
 
+// The universal wheel of the newest flash-attn that is nothing else than what is wanted, or null. What is not chosen yet
+// is of no importance to it.
+function universalFor(wheels, want) {
+  const fitting = wheels.filter((wheel) => isUniversal(wheel) && wheel.yanked === null && matches(wheel, want));
+  const order = (wheel) => {
+    const [major, minor, patch, post = 0] = numbers(wheel.flash_attn);
+    return [-major, -minor, -patch, post];
+  };
+  return fitting.sort((a, b) => compare(order(a), order(b)))[0] ?? null;
+}
+
 // The GPUs wanted that a wheel of these versions can have kernels for: those of its backend, or Triton's, which every
 // wheel has. None if the backend asked for has kernels for none of them.
 function fitting(want, known) {
@@ -192,16 +203,17 @@ function start(page) {
         ...(there ? [command(torchLine(want.torch, want.rocm, known), "the line that installs torch")] : [element("p", {textContent: impossible(want, known)})]),
       ]];
     }
-    const open = ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
+    const universal = universalFor(rows, want);
+    const open = universal ? [] : ["python", "torch", "rocm"].filter((axis) => !want[axis]).map((axis) => NAMES[axis]);
     if (open.length) {
       const count = `${shown} wheel${shown === 1 ? "" : "s"} match${shown === 1 ? "es" : ""}.`;
       return ["", [element("p", {}, rows.length ? `${count} ` : "", `Choose ${open.join(", ").replace(/, ([^,]*)$/, " and $1")} to get your line.`)]];
     }
-    const {wheel, nearest} = choose(rows, want);
+    const {wheel, nearest} = universal ? {wheel: universal} : choose(rows, want);
     if (wheel) {
       const left = want.gpus.filter((gpu) => !wheel.targets.includes(gpu));
       return ["found", [
-        element("h3", {textContent: "Your line"}),
+        element("h3", {textContent: isUniversal(wheel) ? "One wheel for every torch from 2.5 on" : "Your line"}),
         command(pipLine(wheel, site), "the pip line"),
         element("p", {className: "verdict", textContent: `${describe(wheel)}. ${wheel.verdict}`}),
         ...(left.length ? [element("p", {textContent: `It has no kernels for ${left.join(", ")}.`})] : []),

@@ -35,7 +35,9 @@ def script(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
 def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
     done = script(*CELL, "--plan", cwd=tmp_path, GPU_ARCHS="gfx942", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["targets"] == ["gfx942"]
+    planned = json.loads(done.stdout)
+    assert planned["targets"] == ["gfx942"]
+    assert planned["work"].keys() == {"kernels", "cached", "minutes", "disk_mib", "downloads", "why"}
 
 
 def test_script_finds_its_repository_through_links_and_whatever_cdpath_says(tmp_path: Path) -> None:

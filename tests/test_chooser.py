@@ -255,7 +255,7 @@ def test_without_javascript_it_is_a_table(browser: Browser, sites: Sites) -> Non
         expect(page.locator("#wheels tbody tr")).to_have_count(24)
         expect(page.locator("#wheels tbody tr").first).to_be_visible()
         expect(page.locator("#find")).to_be_hidden()
-        expect(page.get_by_text("Each installs from its index")).to_be_visible()
+        expect(page.get_by_text("A wheel for one combination installs from an index of its own")).to_be_visible()
 
 
 def test_with_the_keyboard_alone(browser: Browser, sites: Sites) -> None:

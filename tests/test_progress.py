@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
-from rocm_wheels.compile import progress
+from rocm_wheels.compile import progress, workers
 from rocm_wheels.compile.compiler import Unit
 from rocm_wheels.matrix.versions import Versions
 
@@ -26,11 +27,9 @@ def unit(name: str, compiler: str, kernels: int) -> Unit:
     )  # fmt: skip
 
 
-def test_the_time_is_told_before_and_the_faster_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_is_told_before(capsys: pytest.CaptureFixture[str]) -> None:
     progress.Progress([unit("a", "ck", 12), unit("b", "ck", 12), unit("c", "triton", 1)], 2)
-    assert capsys.readouterr().out == (
-        "  25 to compile with 2 jobs: about 1 min, 99% of it for Composable Kernel (--backend triton does without)\n"
-    )
+    assert capsys.readouterr().out == ("  25 to compile with 2 jobs: about 1 min, 99% of it for Composable Kernel\n")
     progress.Progress([unit(str(index), "triton", 1) for index in range(60)], 1)
     assert capsys.readouterr().out == "  60 to compile with 1 jobs: about 2 min\n"
     progress.Progress([unit("a", "triton", 1)], 8)
@@ -89,3 +88,39 @@ def test_a_log_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for each in units:
         counted.count(each)
     assert len(capsys.readouterr().out.splitlines()) == 10
+
+
+def test_a_log_gets_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand kernels a tenth takes minutes. Where no kernel is ready, the line says that compilers run."""
+    clock = [0.0]
+    monkeypatch.setattr("rocm_wheels.compile.progress.time.monotonic", lambda: clock[0])
+    units = [unit(str(index), "triton", 1) for index in range(1000)]
+    counted = progress.Progress(units, 4)
+    capsys.readouterr()
+    for each in units[:90]:
+        clock[0] += 2
+        counted.count(each)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[:2] for line in lines] == [
+        ["  compiled 30/1000", " 60 s"], ["  compiled 60/1000", " 120 s"], ["  compiled 90/1000", " 180 s"]
+    ]  # fmt: skip
+    clock[0] += 60
+    counted.wait()
+    assert capsys.readouterr().out == "  compiled 90/1000, 240 s, 4 compilers run\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    counted.wait()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_wait_for_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LOG_SECONDS", 0.01)
+    slow: Future[None] = Future()
+    told: list[str] = []
+
+    class Told(progress.Progress):
+        def wait(self) -> None:
+            told.append("waits")
+            slow.set_result(None)
+
+    assert list(workers._done({slow}, Told([unit("a", "triton", 1)], 1))) == [slow]
+    assert told == ["waits"]

@@ -15,12 +15,14 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from rocm_wheels import cli
+from rocm_wheels.compile import cache, units
+from rocm_wheels.compile.compiler import Compiled
 from rocm_wheels.errors import BadTarget, DataError, MissingTool, UnknownVersion
 from rocm_wheels.matrix import names, plan, targets, versions
 from rocm_wheels.matrix.cells import universal
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
-from rocm_wheels.wheel import assemble, combinations
+from rocm_wheels.wheel import assemble, combinations, forecast
 
 DATA = versions.load()
 MACHINE = Machine(cores=1, available_mib=4096)
@@ -89,6 +91,51 @@ def test_one_argument_means_the_universal_wheel(
     assert "torch, rocm missing" in capsys.readouterr().err
     assert cli.main(["plan", "2.8.3", "--backend", "triton"]) == DataError.exit_code
     assert "the universal wheel has every backend" in capsys.readouterr().err
+
+
+def test_for_one_radeon_nothing_names_composable_kernel() -> None:
+    radeon, instinct = planned(PYTORCH_ROCM_ARCH="gfx1100"), planned(PYTORCH_ROCM_ARCH="gfx1100;gfx942")
+    assert (radeon.cell.backend, radeon.compiler) == ("triton", f"triton {DATA.compilers['triton']}")
+    assert (instinct.cell.backend, instinct.compiler) == ("ck", f"ziglang {DATA.compilers['ziglang']}")
+    assert radeon.wheel == instinct.wheel
+    assert plan.load(plan.dump([radeon])) == [radeon]
+
+
+def test_what_makes_a_build_shorter_is_an_option_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned().shorter == "PYTORCH_ROCM_ARCH=gfx942 builds for one GPU target alone"
+    assert planned(PYTORCH_ROCM_ARCH="gfx942").shorter == ""
+    versions_ = {"flash_attn": "2.8.3", "python": "3.11", "torch": "2.5.1", "rocm": "6.2"}
+    made = [plan.make_plan(DATA, **versions_, backend=name, env={}, machine=MACHINE) for name in ("ck", "triton")]
+    assert [each.shorter for each in made] == ["--backend triton leaves Composable Kernel out", ""]
+    cell = list(versions_.values())
+    assert cli.main(["plan", *cell, "--backend", "triton"]) == 0
+    capsys.readouterr()
+
+
+def test_the_plan_says_what_the_build_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1100")
+    monkeypatch.setenv("MAX_JOBS", "2")
+    monkeypatch.setattr(forecast, "ENVIRONMENT", tmp_path / "env")
+    assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    work = json.loads(out)["work"]
+    assert work["kernels"] > 500
+    assert work["cached"] == 0
+    assert work["minutes"] == -(-work["kernels"] * DATA.backends["triton"].kernel_seconds // 120)
+    assert work["disk_mib"] > forecast.ENVIRONMENT_MIB + 10
+    assert work["downloads"] == ["packages of locks/build.txt", f"torch {list(DATA.torch)[-1]}", "torch 2.5.1"]
+    assert f"note: {work['kernels']} kernels, 0 of them cached, about {work['minutes']} min to compile; " in err
+    (unit, *_) = units.find(["gfx1100"])
+    cache.put(unit, Compiled(b"image", {name: {} for name in unit.kernels}), tmp_path)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/stamp").touch()
+    assert cli.main(["plan", "2.8.3", "--cache", str(tmp_path)]) == 0
+    again = json.loads(capsys.readouterr().out)["work"]
+    assert again["cached"] == len(unit.kernels)
+    assert again["disk_mib"] < 100
+    assert again["downloads"] == work["downloads"][1:]
 
 
 def test_a_cell_has_the_same_members_under_another_claim(tmp_path: Path) -> None:

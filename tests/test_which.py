@@ -142,6 +142,8 @@ def test_lines(
             "is published for Python 3.12, torch 2.5, ROCm 6.2, gfx1030, gfx1101\nnearest",
         ),
         (MI300X._replace(gpus=("gfx1030", "gfx1101")), "&gpu=gfx1030%2Cgfx1101&backend=triton\n"),
+        (MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0"), "&gpu=gfx942&backend=ck\n"),
+        (MI300X._replace(torch="2.9.1+rocm6.4", hip="6.4.0", gpus=()), "&rocm=6.4&backend=ck\n"),
         (MI300X._replace(gpus=("gfx906",)), "\nreason   There are no kernels for gfx906 (none at all).\n"),
         (
             MI300X._replace(hip="7.1.0"),
@@ -319,6 +321,25 @@ def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer, with_unive
     assert 10 < chosen < (300 if with_universal else 200)
     assert {"", "line", "torch"} >= uses >= {"", "line"}
     assert js(page, "choose", [], {**wanted, "gpus": []}) == {"nearest": None}
+
+
+def test_the_page_names_the_universal_wheel_first(site: Path, page: MiniRacer) -> None:
+    """Before anything is chosen, and for every choice that it fits."""
+    wheels = json.loads((site / "metadata.json").read_text())["wheels"]
+    wheels += [universal(wheels[0], version) for version in ("2.7.4", "2.8.3", "2.8.3.post2")]
+    nothing = {"python": "", "torch": "", "rocm": "", "backend": "", "flash_attn": "", "gpus": []}
+
+    def first(**wanted: Any) -> str | None:
+        wheel = js(page, "universalFor", wheels, {**nothing, **wanted})
+        return wheel and str(wheel["version"])
+
+    assert first() == first(python="3.12") == first(torch="2.5", rocm="6.2", gpus=["gfx942"]) == "2.8.3+rocm"
+    assert first(flash_attn="2.8.3.post2") == "2.8.3.post2+rocm"
+    assert first(flash_attn="2.7.4", torch="2.15") == "2.7.4+rocm"
+    assert first(backend="triton") is first(python="3.9") is first(torch="2.4") is first(gpus=["gfx906"]) is None
+    for wheel in wheels:
+        wheel["yanked"] = "wrong"
+    assert first() is None
 
 
 def test_a_universal_wheel_serves_a_torch_that_no_cell_is_for(

@@ -302,6 +302,14 @@ def test_what_pip_compiled_for_amd_gpus_wants_torch_for_rocm() -> None:
     assert finding.what == "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not"
     assert "2.8.3, built by pip in" in doctor.report(facts)
     assert not BuildInfo(targets=("gfx942", "sm_90")).for_rocm
+    # Built without kernels it names no GPU. The machine has an AMD GPU, whose torch is the one for ROCm.
+    indexes = {"2.9.1": {"6.4": "rocm6.4"}}
+    bare = replace(facts, build=BuildInfo(python="3.11", torch_indexes=indexes), kfd=_KFD)
+    (finding,) = findings.examine(replace(bare, probe={**bare.probe, "info": {"problems": []}}))
+    assert (finding.key, finding.what) == ("torch-cuda", "this wheel is for ROCm, torch 2.5.1+cu124 (CUDA 12.4) is not")
+    line = 'pip install "torch==2.9.1+rocm6.4" --index-url https://download.pytorch.org/whl/rocm6.4'
+    assert line in finding.remedy
+    assert findings.examine(replace(bare, kfd=None, probe={**bare.probe, "info": {"problems": []}})) == []
 
 
 @pytest.mark.parametrize("key", LOGS)

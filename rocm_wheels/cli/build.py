@@ -149,7 +149,13 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    _print_plan(_planned(arguments))
+    from rocm_wheels.wheel import forecast
+
+    plan = _planned(arguments)
+    work = forecast.of(plan, versions.load(), cache=_cache(arguments), without=arguments.without)
+    print(json.dumps({**plan.as_dict(), "work": work.as_dict()}, indent=2))
+    for note in (*plan.notes, work.line):  # on stderr too, where a user sees them when stdout is piped
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 
@@ -186,6 +192,8 @@ def _build(arguments: argparse.Namespace) -> int:
                 return code
             continue
         say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
+        if shorter := plan.shorter:
+            say(f"shorter: {shorter}")
         build.run(
             plan,
             dist=dist,
@@ -368,13 +376,6 @@ def _plans(arguments: argparse.Namespace) -> list[Plan]:
     """The plan of the wheel, and where BUILD_TRITON_BACKEND asks for it, of the triton wheel too."""
     plan = _planned(arguments)
     return [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
-
-
-def _print_plan(plan: Plan) -> None:
-    """JSON on stdout; the notes on stderr too, where a user sees them when stdout is piped."""
-    print(json.dumps(plan.as_dict(), indent=2))
-    for note in plan.notes:
-        print(f"note: {note}", file=sys.stderr)
 
 
 def _shard(text: str) -> tuple[int, int]:

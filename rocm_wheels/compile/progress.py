@@ -14,32 +14,41 @@ if TYPE_CHECKING:
     from rocm_wheels.compile.compiler import Unit
 
 
+LOG_SECONDS = 60  # between two lines in a log
+
+
+def core_seconds(units: Sequence[Unit]) -> int:
+    """Roughly the seconds that a core needs to compile units: versions.toml has the seconds of a compiler's kernel."""
+    each = {name: backend.kernel_seconds for name, backend in versions.load().backends.items()}
+    return sum(each.get(unit.compiler, 1) * len(unit.kernels) for unit in units)
+
+
 class Progress:
     """Counts compiled kernels. A kernel weighs what versions.toml says about its compiler (kernel_seconds)."""
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
-        self.each = {name: backend.kernel_seconds for name, backend in versions.load().backends.items()}
         self.kernels = sum(len(unit.kernels) for unit in units)
-        self.seconds = sum(map(self._seconds, units))
+        self.seconds = core_seconds(units)
         self.compiled = self.spent = 0
         self.left = len(units)
         self.jobs = min(jobs, len(units))
-        self.started = time.monotonic()
+        self.started = self.printed = time.monotonic()
         minutes = self.seconds / self.jobs / 60
         if minutes < 1:
             return
         line = f"  {self.kernels} to compile with {jobs} jobs: about {minutes:.0f} min"
-        if slow := sum(self._seconds(unit) for unit in units if unit.compiler == "ck"):
-            line += f", {slow / self.seconds:.0%} of it for Composable Kernel (--backend triton does without)"
+        if slow := core_seconds([unit for unit in units if unit.compiler == "ck"]):
+            line += f", {slow / self.seconds:.0%} of it for Composable Kernel"
         print(line, flush=True)
 
     def count(self, unit: Unit) -> None:
-        """Prints a line, which rewrites itself on a terminal. A log gets ten lines in all."""
+        """Prints a line, which rewrites itself on a terminal. A log gets a line for every tenth and every minute."""
         before = self.spent
         self.compiled += len(unit.kernels)
-        self.spent += self._seconds(unit)
+        self.spent += core_seconds([unit])
         self.left -= 1
-        elapsed = time.monotonic() - self.started
+        now = time.monotonic()
+        elapsed = now - self.started
         # While one job has just ended, the others are on average halfway through their units.
         ahead = self.seconds - self.spent
         halfway = ahead * min(self.jobs - 1, self.left) / (2 * self.left) if self.left else 0
@@ -51,9 +60,14 @@ class Progress:
             # A line that wraps could not be erased.
             cut = line[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{cut}", end="\n" if whole else "", flush=True)
-        elif 10 * self.spent // self.seconds > 10 * before // self.seconds:
+        elif 10 * self.spent // self.seconds > 10 * before // self.seconds or now - self.printed >= LOG_SECONDS:
+            self.printed = now
             print(line, flush=True)
 
-    def _seconds(self, unit: Unit) -> int:
-        """Roughly the seconds that a core needs for a unit."""
-        return self.each.get(unit.compiler, 1) * len(unit.kernels)
+    def wait(self) -> None:
+        """Says that compiling goes on, where no kernel was ready for a while. A terminal shows the line of the last
+        kernel."""
+        if not sys.stdout.isatty():
+            self.printed = time.monotonic()
+            elapsed = self.printed - self.started
+            print(f"  compiled {self.compiled}/{self.kernels}, {elapsed:.0f} s, {self.jobs} compilers run", flush=True)

@@ -8,14 +8,14 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from rocm_wheels.compile import cache as compiled
 from rocm_wheels.compile.compiler import Unit
-from rocm_wheels.compile.progress import Progress
+from rocm_wheels.compile.progress import LOG_SECONDS, Progress
 from rocm_wheels.compile.units import COMPILERS
 from rocm_wheels.errors import CompileFailed, RocmWheelsError
 
@@ -38,7 +38,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
         # By their keys, which are digests: cheap and costly kernels mix, so the first ones tell how long all take.
         mixed = sorted(missing, key=lambda unit: unit.key)
         futures = {pool.submit(_compile, unit, cache): unit for unit in mixed}
-        for future in as_completed(futures):
+        for future in _done(set(futures), progress):
             unit = futures[future]
             try:
                 future.result()
@@ -65,6 +65,15 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
         pool.shutdown(wait=True, cancel_futures=True)
         scratch.cleanup()
     return failed
+
+
+def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[None]]:
+    """Each future once it is done. A log gets a line where none is for a minute."""
+    while futures:
+        done, futures = wait(futures, timeout=LOG_SECONDS, return_when=FIRST_COMPLETED)
+        if not done:
+            progress.wait()
+        yield from done
 
 
 def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:

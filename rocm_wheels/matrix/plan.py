@@ -42,6 +42,13 @@ class Plan:
     steps: tuple[str, ...]
     notes: tuple[str, ...]
 
+    @property
+    def shorter(self) -> str:
+        """What makes the build shorter, with options that it takes; "" where nothing does."""
+        if isinstance(self.cell, Universal):
+            return "PYTORCH_ROCM_ARCH=gfx942 builds for one GPU target alone" if len(self.targets) > 1 else ""
+        return "--backend triton leaves Composable Kernel out" if self.cell.backend == "ck" else ""
+
     def as_dict(self) -> dict[str, object]:
         """The plan as JSON-ready values, the cell as a nested table."""
         return asdict(self)
@@ -161,10 +168,13 @@ def make_universal_plan(
             "holds the kernels of every backend",
             remedy="Unset them, or name a whole cell: build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
         )
+    built = gpu_targets.universal(versions, named)
+    if not any(has_kernels(versions, target, claim.backend) for target in built):
+        claim = replace(claim, backend="triton")  # such as for one Radeon: Composable Kernel has nothing for it
     compiler = versions.backends[claim.backend].compiler
     return Plan(
         cell=claim,
-        targets=gpu_targets.universal(versions, named),
+        targets=built,
         targets_from="every GPU target" if named is None else wanted.source,
         jobs=parallel_jobs(versions, env, machine, claim.backend),
         label=names.local_label(claim),

@@ -224,9 +224,19 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
     else:
         lines.append(f"build    {build_line(site, wanted)}  # in a clone of {site['repository']}")
     if not why or wanted["torch"] not in site["torch"]:
-        fields = {**wanted, "gpu": ",".join(wanted["gpus"]), "backend": backend or BACKENDS[-1]}
+        fields = {
+            **wanted,
+            "gpu": ",".join(wanted["gpus"]),
+            "backend": backend or default_backend(site, wanted["gpus"]),
+        }
         lines.append(f"request  {request_url(site, fields)}")
     return "\n".join(lines)
+
+
+def default_backend(site: dict[str, Any], gpus: Sequence[str]) -> str:
+    """The backend of a build that names none: ck, unless it has kernels for none of these GPUs."""
+    served = not gpus or any(BACKENDS[0] in site["targets"].get(gpu, {}) for gpu in gpus)
+    return BACKENDS[0] if served else BACKENDS[-1]
 
 
 def describe_wheel(wheel: Wheel) -> str:

@@ -56,7 +56,8 @@ def _torch(facts: Facts) -> _Found:
     torch, build = facts.probe.get("torch"), facts.build
     if torch is None:
         return
-    if build.for_rocm and torch["hip"] is None:
+    # A wheel that pip built without kernels names no GPU: the machine does.
+    if (build.for_rocm or (not build.targets and facts.kfd is not None)) and torch["hip"] is None:
         kind = "cuda" if torch["cuda"] else "cpu"
         with_cuda = f" (CUDA {torch['cuda']})" if torch["cuda"] else ""
         rocm = f"ROCm {build.rocm}" if build.rocm else "ROCm"

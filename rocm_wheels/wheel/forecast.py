@@ -1,0 +1,81 @@
+"""What a build will take, said before it starts: kernels, minutes, disk, downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rocm_wheels.errors import MissingTool
+from rocm_wheels.matrix.plan import Plan
+from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.packages import packages_of
+from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import combinations
+
+ENVIRONMENT = ROOT / "build" / "env"
+ENVIRONMENT_MIB = 1331
+KERNEL_KIB = 22  # in the cache: 13.6 MiB for 636 kernels of gfx942, November 2026
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """`kernels`, `cached` and `minutes` are None where this Python lacks the packages that list the kernels; `why` is
+    the reason then. `disk_mib` is without the torch of each test, which takes several GiB."""
+
+    kernels: int | None
+    cached: int | None
+    minutes: int | None
+    disk_mib: int
+    downloads: tuple[str, ...]
+    why: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON-ready values."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
+        return f"{work}; {self.disk_mib} MiB of disk and several GiB for torch; downloads: {', '.join(self.downloads)}"
+
+
+def of(
+    plan: Plan,
+    versions: Versions,
+    *,
+    cache: Path,
+    without: Sequence[str] = (),
+    found: Callable[[str], object | None] = str,
+) -> Forecast:
+    """The forecast for a plan. `found` says where a Python is, as for `combinations.of`."""
+    made = (ENVIRONMENT / "stamp").is_file()
+    torches = dict.fromkeys(each.torch for each in combinations.of(plan, versions, found))
+    downloads = (*([] if made else ["packages of locks/build.txt"]), *(f"torch {torch}" for torch in torches))
+    environment = 0 if made else ENVIRONMENT_MIB
+    try:
+        kernels, cached, seconds = _compiling(plan, cache, without)
+    except MissingTool:
+        why = "kernels are not counted before ./build_rocm.sh --setup"
+        return Forecast(kernels=None, cached=None, minutes=None, disk_mib=environment, downloads=downloads, why=why)
+    return Forecast(
+        kernels=kernels,
+        cached=cached,
+        minutes=-(-seconds // (60 * plan.jobs)),
+        disk_mib=environment + -(-(kernels - cached) * KERNEL_KIB // 1024),
+        downloads=downloads,
+    )
+
+
+def _compiling(plan: Plan, cache: Path, without: Sequence[str]) -> tuple[int, int, int]:
+    """Kernels, cached ones, and seconds of a core for the others. Raises MissingTool without the build's packages."""
+    with packages_of("build"):
+        from rocm_wheels.compile import units
+        from rocm_wheels.compile.cache import read
+        from rocm_wheels.compile.progress import core_seconds
+
+        wanted = units.find(plan.targets, backend=plan.cell.backend, toolchain=plan.toolchain, without=without)
+    missing = [unit for unit in wanted if read(unit, cache) is None]
+    kernels, lacking = (sum(len(unit.kernels) for unit in some) for some in (wanted, missing))
+    return kernels, kernels - lacking, core_seconds(missing)
