@@ -391,7 +391,7 @@ def every_call() -> Iterator[Call]:
     """Calls that reach every kernel of the table."""
     flags = (False, True)
     for dtype, group, alibi, dropout, more in itertools.product((0, 1), flags, flags, flags, flags):
-        common = {"dtype": dtype, "group": group, "alibi": alibi, "left": 10 if more else -1}
+        common: dict[str, Any] = {"dtype": dtype, "group": group, "alibi": alibi, "left": 10 if more else -1}
         for dim in (32, 64, 96, 128, 192, 256):
             yield Call("forward", head_dim=dim, dropout=0.1 * dropout, **common)
             yield Call("forward", head_dim=dim, softcap=20.0 * (not alibi), **common)
