@@ -27,10 +27,15 @@ def attention(
     value_dim: int | None = None,
     alibi: bool = False,
     sinks: bool = False,
+    sink_lead: float = 0.0,
     bias: bool = False,
+    dout_scale: float = 1.0,
     **options: Any,
 ) -> Errors:
-    """flash_attn_func with its gradients. Sinks have gradients too, and so has a bias that all heads share."""
+    """flash_attn_func with its gradients. Sinks have gradients too, and so has a bias that all heads share.
+
+    sink_lead: how far the sinks lie above the scores. dout_scale: standard deviation of the gradient of the result.
+    """
     heads_k = heads_k or heads
     inputs: dict[str, Any] = {
         "q": draw(batch, seqlen_q, heads, head_dim),
@@ -38,7 +43,7 @@ def attention(
         "v": draw(batch, seqlen_k, heads_k, value_dim or head_dim),
     }
     if sinks:
-        inputs["s_aux"] = draw(heads)
+        inputs["s_aux"] = (draw(heads, grad=False) + sink_lead).requires_grad_()
     if bias:
         inputs["attn_bias"] = draw(batch, 1, seqlen_q, seqlen_k)
     if alibi:
@@ -46,8 +51,26 @@ def attention(
     out = _api.flash_attn_func(**inputs, **options)
     exact: dict[str, Any] = {name: x.detach().float().requires_grad_() for name, x in inputs.items()}
     wanted = reference.attention(**exact, **options)
-    dout = draw(*out.shape, grad=False)
+    dout = (draw(*out.shape, grad=False).float() * dout_scale).to(draw.dtype)
     return error(out, wanted), gradients_error(out, (*inputs.values(),), wanted, (*exact.values(),), dout)
+
+
+def dominated(draw: Draw, *, head_dim: int, keys: int = 1024, lead: float = 9.8) -> Errors:
+    """flash_attn_func with its gradients where the score of the first key is `lead` above all others.
+
+    The value of that key is 0 and the others are near 1. The result, (keys - 1) / (keys - 1 + exp(lead)), is a sum of
+    weights that are each below 2^-14 of the largest one: subnormal numbers of fp16.
+    """
+    q = torch.ones(1, 64, 2, head_dim, device=draw.device, dtype=draw.dtype, requires_grad=True)
+    k, v = (torch.zeros(1, keys, 2, head_dim, device=draw.device, dtype=draw.dtype) for _ in range(2))
+    k[:, 0] = lead / head_dim**0.5
+    v[:, 1:] = 1 + draw(1, keys - 1, 2, head_dim, grad=False) / 16
+    inputs = (q, k.requires_grad_(), v.requires_grad_())
+    out = _api.flash_attn_func(*inputs)
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    wanted = reference.attention(*exact)
+    dout = draw(*out.shape, grad=False)
+    return error(out, wanted), gradients_error(out, inputs, wanted, exact, dout)
 
 
 def packed(draw: Draw, *, head_dim: int, causal: bool, window_size: tuple[int, int] = OPEN) -> Errors:

@@ -15,12 +15,14 @@ from flash_attn.diagnosis.selftest.inputs import DTYPES, Draw
 
 CHECKS: dict[str, Callable[..., Errors]] = {
     "attention": attention.attention,
+    "dominated": attention.dominated,
     "packed": attention.packed,
     "cache": attention.cache,
     "latent": attention.latent,
     "fp8": attention.fp8,
     "dropout": properties.dropout,
     "repeats": properties.repeats,
+    "steady": properties.steady,
     "captured": properties.captured,
     "rotary": layers.rotary,
     "rms_norm": layers.rms_norm,

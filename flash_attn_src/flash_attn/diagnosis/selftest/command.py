@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import torch
 
 import flash_attn
-from flash_attn.diagnosis.selftest import machine, report, wheel
+from flash_attn.diagnosis.selftest import cases, machine, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
 
 _SILENCE_SECONDS = 300  # of a step; Triton may compile a kernel in it
@@ -36,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report (flash-attn-selftest-TARGET.json)")
     parser.add_argument("--gpu", type=int, metavar="N", help="the number of the GPU, as torch counts them")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU though there is a GPU")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N",
+        help=f"runs of the forward whose bits must not change ({cases.REPEATS} on a GPU, {cases.CPU_REPEATS} on a CPU)",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
+    if arguments.repeats is not None and arguments.repeats < 2:
+        parser.error(f"--repeats {arguments.repeats}: two runs are the fewest that can be compared, give 2 or more")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if arguments.gpu is not None and not 0 <= arguments.gpu < count:
         parser.error(f"--gpu {arguments.gpu}: torch sees {count} GPUs; the first one is 0")
@@ -50,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("torch sees no GPU" if not count else "on the CPU, as asked", end="")
         print(": fewer checks, no speed of a GPU. `python -m flash_attn.doctor` says what is wrong", file=sys.stdout)
 
-    lines, trouble = run("cpu" if gpu is None else str(gpu))
+    lines, trouble = run("cpu" if gpu is None else str(gpu), arguments.repeats)
     found = report.build(
         machine.facts(gpu),
         wheel.facts() | {"gpu_backend": info["gpu_backend"]},
@@ -81,17 +87,18 @@ def _unwritable(path: Path) -> str:
     return ""
 
 
-def run(gpu: str) -> tuple[list[dict[str, Any]], str]:
+def run(gpu: str, repeats: int | None = None) -> tuple[list[dict[str, Any]], str]:
     """The lines of all steps, and why the run ended early, "" where it did not.
 
     A step that ends the process fails, and a new process goes on behind it.
     """
-    planned = steps(gpu == "cpu")
+    repeats = repeats or (cases.CPU_REPEATS if gpu == "cpu" else cases.REPEATS)
+    planned = steps(gpu == "cpu", repeats)
     lines: list[dict[str, Any]] = []
     deaths = 0
     while len(lines) < len(planned):
         end = ""
-        for line in _worker(gpu, len(lines)):
+        for line in _worker(gpu, len(lines), repeats):
             if "end" in line:
                 end = line["end"]
             elif "begin" not in line:
@@ -113,9 +120,9 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
     return {"shape": step.name, "failure": why}
 
 
-def _worker(gpu: str, skip: int) -> Iterator[dict[str, Any]]:
+def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
     """The lines of a worker, as they come, and at last {"end": how it ended} where not by itself."""
-    command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip)]
+    command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip), str(repeats)]
     words: list[str] = []
     silent = threading.Event()
     with subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import flash_attn
+from flash_attn.diagnosis.selftest import reference
 from flash_attn.diagnosis.selftest.attention import Errors
 from flash_attn.diagnosis.selftest.inputs import Draw
 
@@ -62,6 +63,24 @@ def repeats(draw: Draw, *, head_dim: int) -> Errors:
         if not torch.equal(first, second):
             raise AssertionError(f"{name} differs between two runs")
     return 0.0, 0.0
+
+
+def steady(draw: Draw, *, head_dim: int, times: int) -> Errors:
+    """The error of a causal forward, whose result and log-sum-exp have equal bits in `times` runs."""
+    q, k, v = (draw(2, 700, 8, head_dim, grad=False) for _ in range(3))
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse, _ = _api.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        return out, lse
+
+    first = run()
+    changes = torch.zeros(2, dtype=torch.int64, device=draw.device)  # read once, because each read waits for the GPU
+    for _ in range(times - 1):
+        changes += torch.stack([(one != other).sum() for one, other in zip(run(), first, strict=True)])
+    for name, count in zip(("out", "the log-sum-exp"), changes.tolist(), strict=True):
+        if count:
+            raise AssertionError(f"{name} differs in {count} values between {times} runs")
+    return reference.error(first[0], reference.attention(q, k, v, causal=True)), None
 
 
 def captured(draw: Draw) -> Errors:

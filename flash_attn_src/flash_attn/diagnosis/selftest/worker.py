@@ -1,7 +1,8 @@
 """Runs the steps of the selftest in a process of its own, because a faulty kernel can end the process.
 
-`python -m flash_attn.diagnosis.selftest.worker GPU SKIP` takes the number of the GPU, or cpu, and how many steps to
-leave out. Each line on stdout is a JSON object; {"begin": name} comes before each step.
+`python -m flash_attn.diagnosis.selftest.worker GPU SKIP REPEATS` takes the number of the GPU, or cpu, how many steps to
+leave out, and how often to run the forward whose bits must not change. Each line on stdout is a JSON object;
+{"begin": name} comes before each step.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Step(NamedTuple):
     what: Case | Shape
 
 
-def steps(on_cpu: bool) -> list[Step]:
-    """All steps of a run, in order."""
-    checks = [case for case in cases.cases() if case.on_cpu or not on_cpu]
+def steps(on_cpu: bool, repeats: int) -> list[Step]:
+    """All steps of a run, in order. repeats: as `cases.cases` takes it."""
+    checks = [case for case in cases.cases(repeats) if case.on_cpu or not on_cpu]
     shapes = cases.CPU_SPEEDS if on_cpu else cases.SPEEDS
     return [*(Step(case.name, case) for case in checks), *(Step(shape.name, shape) for shape in shapes)]
 
@@ -95,7 +96,7 @@ def _run(step: Step, device: str) -> Mapping[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    gpu, skip = argv
+    gpu, skip, repeats = argv
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no answer
 
@@ -108,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
     finish: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     if device == "cuda":
         torch.cuda.set_device(int(gpu))
-    for step in steps(device == "cpu")[int(skip) :]:
+    for step in steps(device == "cpu", int(repeats))[int(skip) :]:
         answer({"begin": step.name})
         line = _run(step, device)
         finish()
