@@ -174,6 +174,65 @@ CASES: list[tuple[str, Facts, str]] = [
         ),
         "pip install torch[device-gfx942]==2.15.0+rocm10.0 --index-url https://download.pytorch.org/whl/rocm10.0",
     ),
+    (
+        "device-package-missing",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.12.0+rocm7.14.0", "hip": "7.14.60850", "cuda": None},
+                error="AcceleratorError: CUDA error: device kernel image is invalid",
+            ),
+            build=replace(_BUILD, torch="", rocm=""),
+        ),
+        "pip install torch[device-gfx942]==2.12.0+rocm7.14.0 --index-url",
+    ),
+    (
+        "device-package-empty",
+        replace(
+            probed(
+                call=None,
+                torch={"version": "2.12.0+rocm7.14.0", "hip": "7.14.60850", "cuda": None},
+                devices=[{"name": "MI250X", "target": "gfx90a", "memory_mib": 65520}],
+                error="AcceleratorError: CUDA error: device kernel image is invalid",
+            ),
+            build=replace(_BUILD, torch="", rocm=""),
+        ),
+        "-name 'torch_gfx90a:xnack*.kpack' -delete",
+    ),
+    # torch's own kernel ran: the image that is invalid is one of this wheel's
+    ("call-failed", probed(call=None, torch_kernel=16.0, error="DriverError: hipErrorInvalidImage"), "InvalidImage"),
+    (
+        "call-failed",
+        replace(
+            torch("2.12.0+rocm10.0", "10.0.1", call=None, torch_kernel=16.0, error="DriverError: hipErrorInvalidImage"),
+            build=replace(_BUILD, torch="", rocm=""),
+        ),
+        "InvalidImage",
+    ),
+    (
+        "nothing-launched",
+        probed(call={**_CALL, "forward_error": float("nan"), "unwritten": ["out", "dq"]}),
+        "flash_attn.backends.triton left out, dq unwritten, and the driver reported no error",
+    ),
+    (
+        "torch-attention",
+        probed(attention={"failure": "AcceleratorError: CUDA error: invalid argument"}),
+        "it fails: AcceleratorError: CUDA error: invalid argument",
+    ),
+    (
+        "torch-attention",
+        replace(
+            torch(
+                "2.12.0+rocm7.14.0",
+                "7.14.60850",
+                attention={"error": float("nan"), "limit": 2.4e-2},
+                devices=[{"name": "RX 7900 XTX", "target": "gfx1100", "memory_mib": 24560}],
+            ),
+            build=replace(_UNIVERSAL, targets=("gfx1100",)),
+        ),
+        "pip install amd-torch-device-gfx11==2.12.0+rocm7.14.0 --index-url https://repo.amd.com/rocm/whl-multi-arch/",
+    ),
+    ("torch-attention", probed(attention={"error": 1.0, "limit": 2.4e-2}), "it is wrong: error 1.0e+00"),
     ("call-failed", replace(probed(call=None), died="ended with signal 11"), "signal 11"),
     ("build-memory", replace(HEALTHY, variables={"MAX_JOBS": "64"}), "64000 MiB are free"),
     (
@@ -414,6 +473,52 @@ os._exit(1)"""
     assert survey.run_probe(seconds=3) == ({"torch": 1}, "did not end within 3 s")
 
 
+_STAND_IN = """\
+import torch
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(context, q, k, v):
+        return torch.empty_like(q)
+    @staticmethod
+    def backward(context, dout):
+        return torch.empty_like(dout), torch.zeros_like(dout), torch.empty_like(dout)
+def flash_attn_func(q, k, v, causal):
+    return Attention.apply(q, k, v)
+def backend_info():
+    return {}
+attention = torch.nn.functional.scaled_dot_product_attention
+def broken(q, k, v):
+    done = attention(q, k, v)
+    return done if calls.append(0) or len(calls) == 1 else torch.zeros_like(done)
+calls = []
+torch.nn.functional.scaled_dot_product_attention = broken
+"""
+
+
+def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flash_attn that writes no result but dk, and a torch whose attention gives zeros."""
+    package = tmp_path / "flash_attn"
+    package.mkdir()
+    (package / "__init__.py").write_text(_STAND_IN)
+    (package / "backends.py").write_text(
+        "from types import SimpleNamespace\nselect = lambda q: SimpleNamespace(name='x')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")
+    answers, died = survey.run_probe()
+    assert not died
+    assert answers["call"]["unwritten"] == ["out", "dq", "dv"]
+    assert answers["attention"]["error"] == 1.0
+    keys = [
+        finding.key
+        for finding in findings.examine(
+            replace(HEALTHY, probe={**_PROBE, **answers, "torch": _PROBE["torch"], "devices": _PROBE["devices"]})
+        )
+    ]
+    assert keys == ["nothing-launched", "torch-attention"]
+
+
 def test_the_variables_are_those_that_are_read() -> None:
     assert (findings.TRITON, findings.SOURCE) == (backends._TRITON, sources.VARIABLE)
     assert sorted(findings.SOURCES) == sorted(choice.SOURCES)
@@ -499,6 +604,8 @@ def test_it_runs_with_another_torch(wheel: Path, tmp_path: Path) -> None:
     assert {"torch-minor", "build-memory"} < set(keys)
     assert found["location"] == str(wheel / "flash_attn")
     assert found["probe"]["call"]["forward_error"] <= found["probe"]["call"]["limit"]
+    assert found["probe"]["call"]["unwritten"] == []
+    assert found["probe"]["attention"]["error"] <= found["probe"]["attention"]["limit"]
     done = run(Path(sys.executable), wheel, "-m", "flash_attn.doctor", "--log", str(tmp_path / "none"))
     assert done.returncode == 2
     assert "No such file" in done.stderr

@@ -13,6 +13,8 @@ from flash_attn.diagnosis.survey import Facts
 from flash_attn.runtime.build_info import BuildInfo
 
 INDEX = "https://download.pytorch.org/whl"
+FAMILIES = {"gfx11": "gfx11", "gfx12": "gfx12-0"}  # target -> its family's name among the packages of AMD's torch
+AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"
 JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml has it
 
 
@@ -23,6 +25,7 @@ def commands(facts: Facts) -> dict[str, str]:
         "torch": install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts)),
         "triton": _install_triton(facts),
         "device_package": _device_package(facts),
+        "family_package": _family_package(facts),
         "reinstall": _reinstall(facts),
         "build": _build(facts.build, target),
         "override": f"export HSA_OVERRIDE_GFX_VERSION={OVERRIDES.get(target, ('', '10.3.0'))[1]}",
@@ -86,6 +89,15 @@ def _device_package(facts: Facts) -> str:
     extras, installed = ",".join(f"device-{target}" for target in targets), _installed(facts)
     _, _, directory = installed.partition("+")
     return f'pip install "torch[{extras}]=={installed}" --index-url {INDEX}/{directory or "rocm10.0"}'
+
+
+def _family_package(facts: Facts) -> str:
+    """The line that adds AOTriton's kernels, which lie in a package of the GPU's family, in AMD's index."""
+    targets = sorted({device["target"] for device in facts.probe.get("devices", [])}) or ["gfx1100"]
+    family = next((name for start, name in FAMILIES.items() if targets[0].startswith(start)), targets[0])
+    version, _, label = _installed(facts).partition("+")
+    pin = f"=={version}+{label}" if label else ""
+    return f'pip install "amd-torch-device-{family}{pin}" --index-url {AMD_INDEX}'
 
 
 def _build(build: BuildInfo, target: str) -> str:

@@ -16,6 +16,8 @@ from flash_attn.diagnosis.troubles import TROUBLES
 TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 SOURCE, SOURCES = "FLASH_ATTENTION_KERNEL_SOURCE", ("asm", "ck", "triton")
 AUTOTUNE = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
+# The first ROCm whose torch has the kernels of each GPU in a package of their own.
+DEVICE_PACKAGES = (7, 14)
 # How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
 _ALIKE = 0.92
 
@@ -146,17 +148,35 @@ def _call(facts: Facts) -> _Found:
     call = facts.probe.get("call")
     hip = (facts.probe.get("torch") or {}).get("hip") or "0"
     invalid_image = re.search(r"InvalidImage|kernel image is invalid", facts.probe.get("error", ""))
-    if invalid_image and int(hip.split(".")[0]) >= 10:
-        yield "device-package-missing", f"torch {facts.probe['torch']['version']} has no kernels for the GPU here"
+    version = (facts.probe.get("torch") or {}).get("version") or ""
+    targets = {device["target"] for device in facts.probe.get("devices", [])}
+    of_torch = invalid_image and "torch_kernel" not in facts.probe and _numbers(hip) >= DEVICE_PACKAGES
+    if of_torch and "gfx90a" in targets and _numbers(version) == (2, 12):
+        yield "device-package-empty", f"torch {version} takes an empty file for the kernels of the gfx90a here"
+    elif of_torch:
+        yield "device-package-missing", f"torch {version} has no kernels for the GPU here"
     elif "error" in facts.probe:
         yield "call-failed", facts.probe["error"]
     elif facts.died:
         yield "call-failed", f"the process that tried {facts.died}"
+    elif call is not None and call.get("unwritten"):
+        named = ", ".join(call["unwritten"])
+        yield "nothing-launched", f"{call['backend']} left {named} unwritten, and the driver reported no error"
     elif call is not None:
         for way in ("forward", "backward"):
             if not call[f"{way}_error"] <= call["limit"]:
                 error = f"{call[f'{way}_error']:.1e}, at most {call['limit']:.1e}"
                 yield "call-failed", f"the {way} by {call['backend']} is wrong: error {error}"
+    attention = facts.probe.get("attention", {})
+    if "failure" in attention:
+        yield "torch-attention", f"it fails: {attention['failure']}"
+    elif attention and not attention["error"] <= attention["limit"]:
+        yield "torch-attention", f"it is wrong: error {attention['error']:.1e}, at most {attention['limit']:.1e}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _build(facts: Facts) -> _Found:

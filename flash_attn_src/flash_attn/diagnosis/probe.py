@@ -38,8 +38,16 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+def unwritten(result: Any) -> bool:
+    return bool(result.isnan().all())
+
+
 def call(device: str) -> dict[str, Any]:
-    """A forward and a backward against fp32: times in ms, errors relative to the largest value."""
+    """A forward and a backward against fp32: times in ms, errors relative to the largest value.
+
+    unwritten: the results in which no value was written, so that each is the NaN that torch puts into new tensors here.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     q, k, v, dout = (torch.randn(2, 200, 4, 64).to(device, dtype).requires_grad_() for _ in range(4))
@@ -59,6 +67,7 @@ def call(device: str) -> dict[str, Any]:
     between = synchronized()
     grads = torch.autograd.grad(out, (q, k, v), dout.detach())
     ended = synchronized()
+    torch.use_deterministic_algorithms(False)
 
     def error(got: Any, exactly: Any) -> float:
         return float((got.detach().float() - exactly).abs().max() / exactly.abs().max())
@@ -73,7 +82,28 @@ def call(device: str) -> dict[str, Any]:
         "forward_error": error(out, wanted),
         "backward_error": max(error(*pair) for pair in zip(grads, wanted_grads)),  # noqa: B905
         "limit": 2.4e-2 if dtype == torch.bfloat16 else 1e-4,
+        "unwritten": [
+            name for name, x in {"out": out, "dq": grads[0], "dk": grads[1], "dv": grads[2]}.items() if unwritten(x)
+        ],
     }
+
+
+def attention(device: str) -> dict[str, Any]:
+    """The error of torch's own scaled_dot_product_attention, which takes kernels of AOTriton, beside its math backend.
+
+    The kernel after it is one of torch's that looks at the errors of launches, because AOTriton does not.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 200, 64).to(device, torch.bfloat16) for _ in range(3))
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v).float()
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    error = float((found.float() - wanted).abs().max() / wanted.abs().max())
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return {"error": error, "limit": 2.4e-2}
 
 
 def kernels() -> list[dict[str, Any]]:
@@ -98,6 +128,8 @@ except Exception as error:
 answer(torch={"version": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda})
 try:
     answer(devices=devices())
+    if torch.cuda.is_available():
+        answer(torch_kernel=float(torch.ones(8, device="cuda").mul(2.0).sum()))
     import flash_attn
 
     answer(imported=flash_attn.__file__, info=flash_attn.backend_info())
@@ -107,3 +139,8 @@ try:
     answer(libraries=libraries())
 except Exception as error:
     answer(error=words(error))
+    sys.exit(0)
+try:  # the last step, because its failure spoils those after it
+    answer(attention=attention("cuda" if torch.cuda.is_available() else "cpu"))
+except Exception as error:
+    answer(attention={"failure": words(error)})

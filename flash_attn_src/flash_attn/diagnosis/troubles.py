@@ -142,11 +142,20 @@ TROUBLES = (
         remedy="Keep the one that your torch requires: `{triton}`. The kernels in the wheel need none.",
     ),
     Trouble(
+        key="device-package-empty",
+        title="torch 2.12 for ROCm 7.14 on gfx90a",
+        sign="`hipErrorInvalidImage: device kernel image is invalid` at the first kernel of torch itself, on an MI200",
+        remedy="That torch has two empty files which HIP takes for its kernels (ROCm/TheRock#7081). Delete them: "
+        '`find "$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')" -name '
+        "'torch_gfx90a:xnack*.kpack' -delete`, or install torch 2.11.",
+    ),
+    Trouble(
         key="device-package-missing",
-        title="torch for ROCm 10 without the package of this GPU",
+        title="torch for ROCm 7.14 or newer without the package of this GPU",
         sign="`torch.cuda.is_available()` is True, and the first kernel of torch itself ends with "
         "`hipErrorInvalidImage: device kernel image is invalid`",
-        remedy="From ROCm 10.0 on torch's kernels for each GPU are a package of their own. Install it: "
+        remedy="In AMD's index of ROCm 7.14, and from 10.0 on everywhere, torch's kernels for each GPU are a package "
+        "of their own. Install it: "
         "`{device_package}`.",
     ),
     Trouble(
@@ -188,6 +197,22 @@ TROUBLES = (
         sign="the doctor's own forward and backward",
         remedy="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
         "died without a message, `sudo dmesg | grep amdgpu` may have one.",
+    ),
+    Trouble(
+        key="nothing-launched",
+        title="A launch that does nothing",
+        sign="results that are zeros, NaN or old values, without an error",
+        remedy="The driver accepted the launch and did not run it. See what it says: `AMD_LOG_LEVEL=3 python -m "
+        "flash_attn.doctor`, and report it with all of that: {issue}.",
+    ),
+    Trouble(
+        key="torch-attention",
+        title="torch's own attention fails",
+        sign="zeros from `scaled_dot_product_attention`, or `hipErrorInvalidValue` at the next kernel after it, of "
+        "whatever library. flash_attn itself is right",
+        remedy="AOTriton, inside torch, has found no kernels for this GPU (pytorch#194498, ROCm/TheRock#7992). Where "
+        "torch's kernels are packages of their own, that of the GPU's family is missing: `{family_package}`. "
+        "`flash_attn.use_for_sdpa()` serves such calls by flash_attn.",
     ),
     Trouble(
         key="build-memory",
