@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flash_attn.backends import choice
-from flash_attn.backends.choice import ASM, CK, TRITON
 from flash_attn.kernels import assembly as assembly_table
 from flash_attn.kernels.assembly import PLAIN
+from flash_attn.kernels.providers import ASM, CK, TRITON
 
 from amdgpu_simulator.measure import Taken, measure
 from amdgpu_simulator.workloads import assembly, composable, triton

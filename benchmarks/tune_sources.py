@@ -3,7 +3,7 @@
     python benchmarks/tune_sources.py [--rounds 5] [--dry-run]
 
 Forward and backward of 2 x 4096 tokens are timed with each source, for fp16 and bf16, four head dims, without a mask,
-causal and with a window. The result is a table like the one in flash_attn/backends/choice.py. It is written to the
+causal and with a window. The result is a table like the one in flash_attn/kernels/providers.py. It is written to the
 user's cache, from which flash_attn takes it for calls of more than 128 queries: delete the file to undo it. Needs a
 wheel of the `ck` backend. `python benchmarks/tune.py` searches tiles of the Triton kernels.
 """
@@ -31,7 +31,7 @@ DEVICE = "cuda"
 
 def fastest(target: str, op: str, dtype: str, dim: int, mask: str, times: Mapping[str, float]) -> Any:
     """The row of a kind of call from the milliseconds of each source that can serve it."""
-    from flash_attn.backends.choice import Row
+    from flash_attn.kernels.providers import Row
 
     below = max((other for other in DIMS if other < dim), default=0)
     ranked = sorted(times, key=lambda source: times[source])
@@ -42,9 +42,9 @@ def fastest(target: str, op: str, dtype: str, dim: int, mask: str, times: Mappin
 def backends_of_sources() -> dict[str, Any]:
     """A backend for each source. It raises NotImplementedError for a call that the source has no kernel for."""
     from flash_attn.backends import triton
-    from flash_attn.backends.choice import ASM, CK, TRITON
     from flash_attn.backends.ck import ComposableKernel
     from flash_attn.backends.sources import Sources
+    from flash_attn.kernels.providers import ASM, CK, TRITON
 
     ck = ComposableKernel(triton, alone=True)
     return {ASM: Sources(ck, triton, forced=ASM), CK: ck, TRITON: triton}

@@ -166,4 +166,5 @@ def test_the_simulator_has_the_facts_of_the_kernels_table() -> None:
         row = table[name]
         assert (target.wave, target.fnuz, target.shared_bytes) == (row.wavefront, row.fnuz, row.shared_memory), name
         assert target.flushes_subnormals == row.flushes_subnormals, name
+        assert target.generation.vopd_hazard == row.vopd_hazard, name
         assert (target.generation.matrix == "mfma") == (row.matrix_unit == "mfma"), name

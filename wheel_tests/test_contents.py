@@ -16,20 +16,10 @@ from typing import Any
 import msgpack
 import pytest
 from elftools.elf.elffile import ELFFile
-from flash_attn.kernels.targets import fp8_format
 from flash_attn.runtime.store import Store
 from packaging.tags import parse_tag, sys_tags
 
 EM_CUDA, EM_AMDGPU = 190, 224
-# EF_AMDGPU_MACH, the low byte of e_flags: LLVM's "User Guide for AMDGPU Backend".
-MACH = {
-    "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
-    "gfx1030": 0x36, "gfx1031": 0x37, "gfx1032": 0x38, "gfx1033": 0x39, "gfx1034": 0x3E, "gfx1035": 0x3D,
-    "gfx1036": 0x45, "gfx10-3-generic": 0x53,
-    "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
-    "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58, "gfx11-generic": 0x54,
-    "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59, "gfx1250": 0x49,
-}  # fmt: skip
 NT_AMDGPU_METADATA = 32
 ABI_VERSION_5, ABI_VERSION_6 = 3, 4
 LAUNCHER = "flash_attn/_launcher.abi3.so"
@@ -125,12 +115,13 @@ def test_every_target_has_the_same_kernels(stores: dict[str, Path]) -> None:
     Composable Kernel's, which test_ck.py tests; AMD's assembly kernels, which only some Instinct GPUs have."""
     kernels = {}
     for target, path in stores.items():
-        entries = Store(path).kernels.items()
+        store = Store(path)
+        entries = store.kernels.items()
         names = sorted(
             name for name, entry in entries if not (entry["params"].startswith("B") or name.startswith("asm-"))
         )
         kernels[target] = [name for name in names if "fp8" not in name]
-        assert (len(kernels[target]) < len(names)) == (fp8_format(target) is not None), target
+        assert (len(kernels[target]) < len(names)) == (store.manifest["facts"]["fp8"] is not None), target
     first = next(iter(kernels.values()))
     assert first
     assert all(each == first for each in kernels.values())
@@ -149,7 +140,7 @@ def test_code_objects_are_for_their_target(
             if target.startswith("sm_"):
                 _check_cuda(image, target, kernel, name)
             else:
-                _check_amd(image, target, kernel, name)
+                _check_amd(image, target, store.manifest["facts"]["elf_machine"], kernel, name)
                 undefined |= {f"{name}: {symbol}" for symbol in _undefined(image)}
         assert not undefined, target
         counts[target] = len(store.kernels)
@@ -165,12 +156,12 @@ def _check_cuda(image: bytes, target: str, kernel: dict[str, Any], name: str) ->
     assert kernel["symbol"] in _symbols(image, ".symtab"), name
 
 
-def _check_amd(image: bytes, target: str, kernel: dict[str, Any], name: str) -> None:
+def _check_amd(image: bytes, target: str, elf_machine: int, kernel: dict[str, Any], name: str) -> None:
     # The header by hand: e_machine is the half-word at 18, e_flags the word at 48.
     (machine,), (flags,) = struct.unpack_from("<H", image, 18), struct.unpack_from("<I", image, 48)
     assert image[:4] == b"\x7fELF", f"{name} is no ELF file"
     assert machine == EM_AMDGPU, name
-    assert flags & 0xFF == MACH[target], f"{name} is for machine {flags & 0xFF:#x}, not {target}"
+    assert flags & 0xFF == elf_machine, f"{name} is for machine {flags & 0xFF:#x}, not {target}, {elf_machine:#x}"
     # EI_ABIVERSION is the byte at 8. ROCm 6.1 loads code objects up to version 5, and generic targets need version 6.
     assert image[8] == (ABI_VERSION_6 if "generic" in target else ABI_VERSION_5), f"{name} has version {image[8] + 2}"
     # ROCm's loader takes the kernel from .symtab, and ends the process where there is none.

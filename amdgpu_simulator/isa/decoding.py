@@ -59,7 +59,7 @@ class _Decoder:
         if len(functions) == 1:
             return functions[0]
         first, second = functions
-        if self._kernel.target.startswith("gfx11"):
+        if targets.get(self._kernel.target).generation.vopd_hazard:
             pair = vopd.parse(" :: ".join(part.text for part in parts))
             if pair and (slot := vopd.conflict(*pair)):
                 self.refused.append(f"{pair[0]} :: {pair[1]}: {slot}")

@@ -23,6 +23,7 @@ class Generation:
     keeps_half: whether a result of 16 bits leaves the other half of its register as it was.
     ids_in_ttmp: whether a wave finds the number of its work group in trap registers. Otherwise in scalar registers.
     has_ieee_mode: whether MODE has the bits IEEE and DX10_CLAMP.
+    vopd_hazard: whether two instructions that issue together may read a register too early.
     matrix: the layout of the operands of matrix instructions, None where there are none. `mirrored` is WMMA where both
     halves of a wave hold the same rows; `split` is WMMA where each half holds half of a row.
     """
@@ -33,6 +34,7 @@ class Generation:
     counts_stores: bool
     keeps_half: bool
     ids_in_ttmp: bool = False
+    vopd_hazard: bool = False
     has_ieee_mode: bool = True
     matrix: Literal["mfma", "mirrored", "split"] | None
 
@@ -60,7 +62,7 @@ class Target:
 
 _CDNA = Generation(name="CDNA", wave=64, max_shared=15, counts_stores=True, keeps_half=False, matrix="mfma")
 _RDNA2 = Generation(name="RDNA2", wave=32, max_shared=63, counts_stores=False, keeps_half=True, matrix=None)
-_RDNA3 = replace(_RDNA2, name="RDNA3", matrix="mirrored")
+_RDNA3 = replace(_RDNA2, name="RDNA3", matrix="mirrored", vopd_hazard=True)
 _RDNA4 = replace(_RDNA2, name="RDNA4", matrix="split", ids_in_ttmp=True, has_ieee_mode=False)
 
 # Triton compiles a generic target's code for one GPU of the family, so the family's rules hold for it.

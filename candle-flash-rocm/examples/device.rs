@@ -131,7 +131,7 @@ fn numerics(rocm: &RocmContext) -> Result<usize> {
 
 /// Host time of a call and time of its kernels, with tensors on the device.
 fn speed(gpu: &Arc<Gpu>, stores: &Stores) -> Result<()> {
-    let kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target())?)?;
+    let kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target(), gpu.hip())?)?;
     let stream = gpu.stream()?;
     let mut workspace = Workspace::new(gpu.clone());
     for (batch, seqlen, heads, dim) in [(1, 64, 4, 64), (4, 4096, 16, 128), (2, 8192, 16, 128)] {
@@ -205,7 +205,7 @@ fn main() -> Result<()> {
     let stores = Stores::open(path)?;
     let gpu = find(&stores)?;
     println!("{} with {} compute units, {}", gpu.target(), gpu.compute_units(), gpu.driver().path());
-    let rocm = RocmContext::on(gpu.clone(), stores.for_gpu(gpu.target())?)?;
+    let rocm = RocmContext::on(gpu.clone(), stores.for_gpu(gpu.target(), gpu.hip())?)?;
     let wrong = numerics(&rocm)?;
     speed(&gpu, &stores)?;
     println!("{wrong} wrong");

@@ -70,7 +70,7 @@ impl Request {
     fn run(&self) -> Result<usize> {
         let gpu = Gpu::open(Driver::open(Platform::Hip)?, 0)?;
         let stores = Stores::open(&self.store)?;
-        let mut kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target())?)?;
+        let mut kernels = Kernels::new(gpu.clone(), stores.for_gpu(gpu.target(), gpu.hip())?)?;
         if let Some(path) = stores.planner() {
             // SAFETY: the test that loads this library names its own planner.
             kernels = kernels.with_planner(unsafe { Planner::open(&path)? });

@@ -72,7 +72,7 @@ struct Inner {
 /// The kernels of a GPU by its number, from the store of its target. A planner beside the store comes along.
 pub(crate) fn open_kernels(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Kernels> {
     let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
-    let store = stores.for_gpu(gpu.target())?;
+    let store = stores.for_gpu(gpu.target(), gpu.hip())?;
     let planner = match (store.planner(), stores.planner()) {
         (Some(sha256), Some(path)) => Some(Planner::verified(&path, sha256)?),
         _ => None,

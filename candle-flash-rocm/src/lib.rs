@@ -1,5 +1,4 @@
 #![doc = include_str!("../README.md")]
-
 #![deny(unsafe_code)]
 #![warn(missing_docs, clippy::pedantic)]
 // Numbers of the kernels: sizes of tensors fit into every type that they are converted to.

@@ -3,7 +3,7 @@
 mod common;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Launch, Planner, Sources, Tile};
+use candle_flash_rocm::launch::internals::{self, Call, Catalogue, Choice, Launch, Planner, Sources, Tile};
 use candle_flash_rocm::launch::{self, Backward, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -226,8 +226,8 @@ impl Catalogue for Every {
         true
     }
 
-    fn target(&self) -> &str {
-        "gfx942"
+    fn choice(&self) -> &Choice {
+        common::choice()
     }
 }
 

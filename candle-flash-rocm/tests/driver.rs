@@ -1,5 +1,7 @@
 //! A GPU that is a stub: errors that can be matched, copies whose wait fails, scopes, and planners that must not be loaded.
 
+mod common;
+
 use std::ffi::{c_int, c_void};
 use std::fs;
 use std::io::{Cursor, Write};
@@ -10,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_flash_rocm::driver::{Driver, Gpu, Platform};
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Catalogue, Device as Units, Step, Tile,
+    plan_backward, plan_forward, Argument, Catalogue, Choice, Device as Units, Step, Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Shape};
 use candle_flash_rocm::store::Stores;
@@ -81,8 +83,8 @@ impl Catalogue for Every {
         true
     }
 
-    fn target(&self) -> &'static str {
-        "gfx942"
+    fn choice(&self) -> &Choice {
+        common::choice()
     }
 }
 
@@ -135,7 +137,14 @@ fn store(directory: &Path, kernels: &[(String, String)], planner: Option<&str>) 
             (name.clone(), entry)
         })
         .collect();
-    let mut manifest = serde_json::json!({"format": candle_flash_rocm::store::FORMAT, "kernels": entries});
+    let choice =
+        serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"]});
+    let mut manifest = serde_json::json!({
+        "format": candle_flash_rocm::store::FORMAT,
+        "facts": {"gpus": ["gfx942"], "min_hip": null},
+        "choice": choice,
+        "kernels": entries,
+    });
     if let Some(planner) = planner {
         manifest["planner"] = planner.into();
     }

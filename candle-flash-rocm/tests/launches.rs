@@ -6,7 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use candle_flash_rocm::launch::internals::{
-    plan_backward, plan_forward, Argument, Call, Catalogue, Device, Launch, Planner, Source, Sources, Step, Tile,
+    plan_backward, plan_forward, Argument, Call, Catalogue, Choice, Device, Launch, Planner, Source, Sources, Step,
+    Tile,
 };
 use candle_flash_rocm::launch::{Backward, Dtype, Forward, Memory, Operand, Pages, Shape};
 use candle_flash_rocm::{Error, Result};
@@ -34,6 +35,7 @@ struct Recorded {
 #[derive(Deserialize)]
 struct Expected {
     target: String,
+    choice: Choice,
     compute_units: usize,
     /// The sources of forward and backward, and the launch of AMD's assembly for the forward.
     calls: Vec<(String, String, Option<Launched>)>,
@@ -41,8 +43,7 @@ struct Expected {
 
 #[derive(Deserialize)]
 struct Target {
-    #[serde(default)]
-    name: String,
+    choice: Choice,
     compute_units: usize,
     tiles: BTreeMap<String, [usize; 3]>,
     launches: Vec<Vec<Launched>>,
@@ -81,8 +82,8 @@ impl Catalogue for Target {
         kernel.starts_with("asm-") || self.tiles.contains_key(kernel)
     }
 
-    fn target(&self) -> &str {
-        &self.name
+    fn choice(&self) -> &Choice {
+        &self.choice
     }
 }
 
@@ -203,12 +204,7 @@ fn launched(steps: &[Step]) -> Vec<Launched> {
 }
 
 fn recorded() -> Recorded {
-    let mut recorded: Recorded =
-        serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches");
-    for (name, target) in &mut recorded.targets {
-        target.name.clone_from(name);
-    }
-    recorded
+    serde_json::from_str(include_str!("data/launches.json")).expect("the recorded launches")
 }
 
 #[test]
@@ -312,7 +308,7 @@ fn the_source_of_each_call_is_that_of_python() {
     let mut target = recorded.targets.remove("gfx942").expect("gfx942");
     let mut by_assembly = 0;
     for expected in &recorded.sources {
-        target.name.clone_from(&expected.target);
+        target.choice.clone_from(&expected.choice);
         let device = Device { compute_units: expected.compute_units };
         for (case, (forward_by, backward_by, launch)) in recorded.cases.iter().zip(&expected.calls) {
             let asked = Asked::default();

@@ -26,7 +26,7 @@ from flash_attn.backends.asm.arguments import LAYOUTS
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
 from flash_attn.calls import AttentionCall, GradientCall
-from flash_attn.kernels import assembly, launches
+from flash_attn.kernels import assembly, launches, providers
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner, device
 
@@ -303,6 +303,11 @@ def chosen(case: Case, gpu: Gpu) -> list[Any]:
     return [*sources, [launch.kernel, list(launch.grid), content.hex()]]
 
 
+def _choice(target: str) -> str:
+    """The table of providers as the store of a target has it."""
+    return json.dumps(providers.choice(target), separators=(",", ":"))
+
+
 def record() -> str:
     """The file's content."""
     every = list(cases())
@@ -314,7 +319,8 @@ def record() -> str:
         tiles = json.dumps(dict(sorted(gpu.tiles.items())))
         calls = ",\n".join(json.dumps(one, separators=(",", ":")) for one in found)
         lines.append(
-            f'"{target}": {{"compute_units": {gpu.compute_units},\n"tiles": {tiles},\n"launches": [\n{calls}\n]}}'
+            f'"{target}": {{"compute_units": {gpu.compute_units},\n"choice": {_choice(target)},\n'
+            f'"tiles": {tiles},\n"launches": [\n{calls}\n]}}'
         )
     with device.using(Gpu("gfx942", composable=True)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what goes to the Triton kernels
@@ -324,7 +330,8 @@ def record() -> str:
         gpu = Gpu(target, composable=True, compute_units=units)
         with device.using(gpu):
             found = ",\n".join(json.dumps(chosen(case, gpu), separators=(",", ":")) for case in every)
-        sources.append(f'{{"target": "{target}", "compute_units": {units}, "calls": [\n{found}\n]}}')
+        head = f'"target": "{target}", "compute_units": {units},\n"choice": {_choice(target)}'
+        sources.append(f'{{{head}, "calls": [\n{found}\n]}}')
     composable = ",\n".join(json.dumps(one, separators=(",", ":")) for one in planned)
     every_call = ",\n".join(json.dumps(case, separators=(",", ":")) for case in every)
     head = f'{{"cases": [\n{every_call}\n],\n"composable": [\n{composable}\n],\n'

@@ -94,12 +94,19 @@ fn stores_are_found_in_files_directories_and_wheels() {
         assert_eq!(store.image("fwd-bf16-d64").expect("an image").len(), 320);
         refused(stores.store("gfx1100"), &["no kernels for gfx1100", "gfx942", "./build_rocm.sh --store gfx1100"]);
     }
-    let generic = directory.0.join("gfx11-generic.zip");
-    fs::rename(&path, &generic).expect("a file");
-    let stores = Stores::open(&generic).expect("stores");
-    assert_eq!(stores.for_gpu("gfx1103").expect("a store").target(), "gfx11-generic");
-    refused(stores.for_gpu("gfx942"), &["no kernels for gfx942", "gfx11-generic"]);
+    assert_eq!(Stores::open(&path).expect("stores").for_gpu("gfx942", None).expect("a store").target(), "gfx942");
     refused(Stores::open(&wheel).expect("stores").store("sm_90"), &["sm_90.zip", "zip archive"]);
+}
+
+/// A manifest's facts about its target.
+fn facts(gpus: &[&str]) -> serde_json::Value {
+    let min_hip = gpus.contains(&"gfx1103").then_some([6, 4]);
+    serde_json::json!({"gpus": gpus, "min_hip": min_hip})
+}
+
+/// A manifest's table of sources.
+fn choice() -> serde_json::Value {
+    serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["ck", "triton"], "larger": ["triton"]})
 }
 
 /// A store of one kernel, `head tail`, whose bytes `code` are in another store.
@@ -109,8 +116,43 @@ fn without_code(offset: usize, at: usize) -> Vec<u8> {
         "group": "g", "offset": 0, "size": 8, "sha256": digest, "symbol": "s", "threads": 64, "shared": 0,
         "params": "P", "code": {"at": at, "offset": offset, "size": 4},
     });
-    let manifest = serde_json::json!({"format": 2, "base": "gfx1100", "kernels": {"k": entry}}).to_string();
+    let manifest = serde_json::json!({"format": 3, "facts": facts(&["gfx1103"]), "choice": choice(), "base": "gfx1100", "kernels": {"k": entry}}).to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"headtail")])
+}
+
+#[test]
+fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
+    let directory = Directory::new("generic");
+    let manifest =
+        |facts| serde_json::json!({"format": 3, "facts": facts, "choice": choice(), "kernels": {}}).to_string();
+    let path = directory.0.join("gfx11-generic.zip");
+    fs::write(&path, archive(&[("manifest.json", manifest(facts(&["gfx1103", "gfx1300"])).as_bytes())]))
+        .expect("a file");
+    let stores = Stores::open(&path).expect("stores");
+    for gpu in ["gfx1103", "gfx1300"] {
+        for hip in [(6, 4), (7, 2), (10, 0)] {
+            assert_eq!(stores.for_gpu(gpu, Some(hip)).expect("a store").target(), "gfx11-generic");
+        }
+        for hip in [None, Some((6, 3))] {
+            refused(stores.for_gpu(gpu, hip), &["no kernels for gfx1", "gfx1103, gfx1300 with HIP from 6.4 on"]);
+        }
+    }
+    // The name of a GPU says nothing: the manifest lacks this one.
+    refused(stores.for_gpu("gfx1100", Some((7, 2))), &["no kernels for gfx1100", "is for gfx1103, gfx1300"]);
+}
+
+#[test]
+fn a_manifest_without_facts_or_with_unknown_sources_is_refused() {
+    for (name, part, words) in [
+        ("facts", serde_json::json!({"min_hip": null}), "manifest.json cannot be read: missing field `gpus`"),
+        ("choice", serde_json::json!(null), "manifest.json cannot be read: invalid type: null"),
+        ("choice", serde_json::json!({"max_head_dim": 256, "rows": [], "default": ["mlir"], "larger": []}), "`mlir`"),
+    ] {
+        let mut manifest =
+            serde_json::json!({"format": 3, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {}});
+        manifest[name] = part;
+        refused(read(archive(&[("manifest.json", manifest.to_string().as_bytes())])), &[words]);
+    }
 }
 
 #[test]
@@ -126,7 +168,7 @@ fn code_comes_from_the_store_beside_it() {
     let wheel = directory.0.join("flash_attn-2.8.3-cp310-abi3-linux_x86_64.whl");
     let there = ["flash_attn/_kernels/gfx11-generic.zip", "flash_attn/_kernels/gfx1100.zip"];
     fs::write(&wheel, archive(&[(there[0], &without_code(2, 4)), (there[1], &other)])).expect("a file");
-    let store = Stores::open(&wheel).expect("stores").for_gpu("gfx1103").expect("a store");
+    let store = Stores::open(&wheel).expect("stores").for_gpu("gfx1103", Some((7, 2))).expect("a store");
     assert_eq!(store.image("k").expect("an image"), image);
     fs::write(&wheel, archive(&[(there[0], &without_code(2, 4))])).expect("a file");
     refused(Stores::open(&wheel).expect("stores").store("gfx11-generic"), &["gfx1100.zip cannot be read"]);
@@ -146,8 +188,11 @@ fn what_is_no_store_is_refused() {
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);
     refused(read(archive(&[("manifest.json", b"\"x\"")])), &["manifest.json cannot be read"]);
-    refused(read(archive(&[("manifest.json", br#"{"format": 1, "kernels": {}}"#)])), &["format 1", "reads 2"]);
-    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": [1]}"#)])), &["manifest.json"]);
+    refused(read(archive(&[("manifest.json", br#"{"format": 2, "kernels": {}}"#)])), &["format 2", "reads 3"]);
+    refused(
+        read(archive(&[("manifest.json", br#"{"format": 3, "kernels": [1]}"#)])),
+        &["manifest.json cannot be read"],
+    );
 }
 
 /// A store of one kernel whose entry has another value of a field.
@@ -156,7 +201,9 @@ fn with(field: &str, value: &str) -> Vec<u8> {
         "group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s", "threads": 64, "shared": 0, "params": "P",
     });
     entry[field] = serde_json::from_str(value).expect("JSON");
-    let manifest = serde_json::json!({"format": 2, "kernels": {"k": entry}}).to_string();
+    let manifest =
+        serde_json::json!({"format": 3, "facts": facts(&["gfx942"]), "choice": choice(), "kernels": {"k": entry}})
+            .to_string();
     archive(&[("manifest.json", manifest.as_bytes()), ("g", b"code")])
 }
 
@@ -271,7 +318,10 @@ proptest! {
     fn mutated_manifests_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut manifest = br#"{"format": 2, "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
+        let mut manifest = br#"{"format": 3, "facts": {"gpus": ["gfx942"], "min_hip": null},
+            "choice": {"max_head_dim": 256, "default": ["ck", "triton"], "larger": ["triton"], "rows": [{"op": "fwd",
+            "dtypes": ["bf16"], "dims": [1, 64], "masks": ["plain"], "least_q": 1, "sources": ["asm"], "value_dim": 0}]},
+            "kernels": {"k": {"group": "g", "offset": 0, "size": 4, "sha256": "", "symbol": "s",
             "threads": 64, "shared": 0, "params": "PPif00", "constants": {"BLOCK_M": 128, "NUM_XCDS": 8}}, "b": {"group": "g",
             "offset": 1, "size": 2, "sha256": "", "symbol": "b", "threads": 9, "shared": 0, "params": "B200"}, "a": {"group":
             "g", "offset": 0, "size": 4, "sha256": "", "symbol": "a", "threads": 512, "shared": 0, "params": "K512"}}}"#

@@ -22,6 +22,8 @@ int hipInit(unsigned flags) { (void)flags; return SUCCESS; }
 int hipGetDeviceCount(int *count) { *count = 2; return SUCCESS; }
 int hipGetDevice(int *device) { *device = 0; return SUCCESS; }
 int hipSetDevice(int device) { return device < 2 ? SUCCESS : INVALID_DEVICE; }
+/* HIP 6.4 */
+int hipRuntimeGetVersion(int *version) { *version = 60443482; return SUCCESS; }
 int hipGetLastError(void) { return SUCCESS; }
 /* hipDeviceProp_tR0600: 1472 bytes, the compute units at 388, the target's name at 1160. */
 int hipGetDevicePropertiesR0600(char *properties, int device) {

@@ -20,7 +20,7 @@ from flash_attn.backends import torch as torch_backend
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.sources import Sources
 from flash_attn.calls import AttentionCall
-from flash_attn.kernels import assembly
+from flash_attn.kernels import assembly, providers
 from flash_attn.runtime import build_info, device
 from flash_attn.runtime.build_info import BuildInfo
 from flash_attn.runtime.ck_planner import Launch
@@ -284,9 +284,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch, backend: str, variables: dict[
 
 def test_the_table_names_kernels_that_exist() -> None:
     """Where a row prefers assembly there is a kernel for each of its dtypes, at the largest head dim."""
-    for row in choice.ROWS:
-        assert set(row.sources) <= set(choice.SOURCES)
-        if choice.ASM in row.sources:
+    for row in providers.ROWS:
+        assert set(row.sources) <= set(providers.SOURCES)
+        if providers.ASM in row.sources:
             for dtype in row.dtypes:
                 kind = (row.target, row.op, dtype, row.dims[1], row.masks[0], False, 304, row.value_dim)
                 assert assembly.find(*kind) is not None
@@ -311,17 +311,17 @@ def test_nothing_is_measured_for_a_user_without_a_home(home: str | None, monkeyp
 def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kind = ("gfx942", "fwd", "bf16", 128, "causal", 4096)
-    row = choice.Row("gfx942", "fwd", ("bf16",), (65, 128), ("causal",), 129, ("triton", "ck"), "measured here")
+    row = providers.Row("gfx942", "fwd", ("bf16",), (65, 128), ("causal",), 129, ("triton", "ck"), "measured here")
     try:
         path = choice.write("gfx942", [row])
         assert choice.find(*kind) == row
-        assert choice.find(*kind[:-1], 128) in choice.ROWS
+        assert choice.find(*kind[:-1], 128) in providers.ROWS
         for wrong in ("{", "[1]", '[{"op": "fwd"}]', path.read_text().replace('"ck"', '"sk"')):
             path.write_text(wrong)
             choice._measured.cache_clear()
             choice.find.cache_clear()
             with pytest.warns(RuntimeWarning, match="delete it"):
-                assert choice.find(*kind) in choice.ROWS
+                assert choice.find(*kind) in providers.ROWS
     finally:
         monkeypatch.undo()
         choice._measured.cache_clear()

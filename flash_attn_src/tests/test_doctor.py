@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from flash_attn import backends
-from flash_attn.backends import choice, sources
+from flash_attn.backends import sources
 from flash_attn.backends.triton import autotune
 from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Access, Facts
 from flash_attn.diagnosis.troubles import TROUBLES
+from flash_attn.kernels import providers
 from flash_attn.runtime import store
 from flash_attn.runtime.build_info import BuildInfo
 
@@ -521,7 +522,7 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
 
 def test_the_variables_are_those_that_are_read() -> None:
     assert (findings.TRITON, findings.SOURCE) == (backends._TRITON, sources.VARIABLE)
-    assert sorted(findings.SOURCES) == sorted(choice.SOURCES)
+    assert sorted(findings.SOURCES) == sorted(providers.SOURCES)
     assert findings.AUTOTUNE == autotune._SWITCH
 
 

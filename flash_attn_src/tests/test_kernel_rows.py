@@ -7,10 +7,11 @@ import inspect
 from dataclasses import replace
 
 import pytest
-from flash_attn.kernels import targets, tuning
+from flash_attn.kernels import providers, targets, tuning
 from flash_attn.kernels.operation import Operation
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.targets import TARGETS
+from flash_attn.kernels.variants import Variant
 
 
 @pytest.mark.parametrize("row", OPERATIONS.values(), ids=list(OPERATIONS))
@@ -105,6 +106,54 @@ def test_every_target_has_a_table_of_tiles() -> None:
         table = tuning.rows(target)
         assert {op for op, _, _ in table} >= {"fwd", "bwd-dq", "bwd-dkdv", "decode", "extend"}
         assert ("fp8-fwd", 8, 128) in table or TARGETS[target].fp8 is None
+
+
+def test_the_facts_of_a_target_for_its_store() -> None:
+    generic, gpu, cuda = (targets.facts(name) for name in ("gfx11-generic", "gfx90a", "sm_80"))
+    assert (generic["gpus"], generic["min_hip"]) == (
+        ["gfx1100", "gfx1101", "gfx1151", "gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153"],
+        [6, 4],
+    )
+    assert (gpu["gpus"], gpu["min_hip"], gpu["errata"]) == (["gfx90a"], None, ["flushes_subnormals"])
+    assert (gpu["wavefront"], gpu["family"], gpu["matrix_unit"], gpu["elf_machine"]) == (64, "cdna", "mfma", 0x3F)
+    assert (cuda["gpus"], cuda["elf_machine"]) == (["sm_80"], 0)
+    for name, row in TARGETS.items():
+        served = [gpu for gpu in TARGETS if name in targets.serving_targets(gpu, "6.4")]
+        # A generic target is the device of no machine.
+        assert targets.facts(name)["gpus"] == [gpu for gpu in served if not (row.made_for and gpu == name)], name
+
+
+def test_the_providers_of_a_target_for_its_store() -> None:
+    for target in TARGETS:
+        choice = providers.choice(target)
+        rows = [providers.Row(target=target, **row) for row in choice["rows"]]
+        assert rows == [row for row in providers.ROWS if row.target == target]
+        assert {*choice["default"], *choice["larger"]} <= {*providers.SOURCES}
+    assert {row.target for row in providers.ROWS} <= {*TARGETS}
+
+
+def test_elf_machines_are_those_of_llvm() -> None:
+    """By the compiler that kernels are made with."""
+    from triton._C.libtriton import amd, llvm
+
+    llvm.init_targets()
+    for name, row in TARGETS.items():
+        if row.vendor == "amd":
+            image = bytes(amd.assemble_amdgcn(f'.amdgcn_target "amdgcn-amd-amdhsa--{name}"', name, ""))
+            assert image[48] == row.elf_machine != 0, name
+            assert targets.by_elf_machine(row.elf_machine) == name
+    assert targets.by_elf_machine(0) is None
+
+
+def test_a_family_without_tiles_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = replace(targets.get("gfx1201"), name="gfx1300", family="rdna5")  # type: ignore[arg-type]
+    monkeypatch.setitem(TARGETS, "gfx1300", made_up)
+    targets.get.cache_clear()
+    with pytest.raises(ValueError, match="no tiles for rdna5, the family of gfx1300"):
+        tuning.rows("gfx1300")
+    with pytest.raises(ValueError, match="no tiles for rdna5, the family of gfx1300"):
+        tuning.config("gfx1300", Variant("fwd", "bf16", 64, "plain"))
+    targets.get.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["gfx803", "sm_9", "banana", ""])

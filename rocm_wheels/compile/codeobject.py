@@ -13,12 +13,10 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
+from rocm_wheels.compile import sources
 from rocm_wheels.errors import CompileFailed
 
 _EM_AMDGPU, _EM_CUDA = 224, 190
-
-# The low byte of e_flags in AMD's code objects, for those that do not name their target.
-_MACHINES = {0x4C: "gfx942", 0x4F: "gfx950"}
 
 # Attributes in a cubin's .nv.info, under the names that cuobjdump prints.
 _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
@@ -84,9 +82,14 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
                 # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header.
                 # AMD's assembly kernels have nothing but those flags.
                 named = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
-                target = named or _MACHINES.get(elf.header["e_flags"] & 0xFF, "an unknown target")
+                target = named or _target(elf.header["e_flags"] & 0xFF)
                 for kernel in described["amdhsa.kernels"]:
                     yield _amd_kernel(target, kernel)
+
+
+def _target(elf_machine: int) -> str:
+    """The target of a code object that does not name it, by the low byte of e_flags."""
+    return sources.module("kernels.targets").by_elf_machine(elf_machine) or f"the unknown machine {elf_machine:#x}"
 
 
 def _amd_kernel(target: str, kernel: dict[str, Any]) -> CodeObject:

@@ -105,6 +105,8 @@ def archive(
     manifest = {
         "format": sources.module("runtime.store").FORMAT,
         "target": target,
+        "facts": sources.module("kernels.targets").facts(target),
+        "choice": sources.module("kernels.providers").choice(target),
         "compiler": dict(zip(("name", "version"), made_by, strict=True)),
         "kernels": kernels,
     }

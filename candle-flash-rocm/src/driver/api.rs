@@ -33,6 +33,7 @@ pub(super) enum Select {
         set: unsafe extern "C" fn(c_int) -> Code,
         properties: unsafe extern "C" fn(*mut c_void, c_int) -> Code,
         last_error: unsafe extern "C" fn() -> Code,
+        version: unsafe extern "C" fn(*mut c_int) -> Code,
     },
     Cuda {
         device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
@@ -109,6 +110,7 @@ impl Api {
                 set: find!("hipSetDevice", ""),
                 properties: find!("hipGetDevicePropertiesR0600", ""),
                 last_error: find!("hipGetLastError", ""),
+                version: find!("hipRuntimeGetVersion", ""),
             },
             Platform::Cuda => Select::Cuda {
                 device: find!("", "cuDeviceGet"),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::api::{Handle, Select};
 use super::{Driver, Platform};
 use crate::error::{zeros, Error, Result};
+use crate::store::Version;
 
 /// Where HIP's `hipDeviceProp_tR0600`, whose layout is fixed since ROCm 6.0, has what is read of it; its size in bytes.
 const PROPERTIES: usize = 1472;
@@ -29,6 +30,7 @@ pub struct Gpu {
     context: usize,
     target: String,
     compute_units: usize,
+    hip: Option<Version>,
 }
 
 impl Gpu {
@@ -47,8 +49,13 @@ impl Gpu {
                 driver.path()
             )));
         };
-        let (context, target, compute_units) = match &driver.api.select {
-            Select::Hip { properties, .. } => {
+        let (context, target, compute_units, hip) = match &driver.api.select {
+            Select::Hip { properties, version, .. } => {
+                let mut number_of_hip = 0;
+                // SAFETY: the function writes a number.
+                driver.check("hipRuntimeGetVersion", unsafe { version(&raw mut number_of_hip) })?;
+                let number_of_hip = number_of_hip.unsigned_abs(); // 60443482 is 6.4
+                let hip = (number_of_hip / 10_000_000, number_of_hip / 100_000 % 100);
                 let mut found = vec![0u64; PROPERTIES / 8 + 64];
                 // SAFETY: the buffer is larger than the structure that the function writes.
                 let code = unsafe { properties(found.as_mut_ptr().cast(), number) };
@@ -59,7 +66,7 @@ impl Gpu {
                 let target = name.split(':').next().unwrap_or_default().to_owned();
                 let units = &bytes[COMPUTE_UNITS..COMPUTE_UNITS + 4];
                 let units = units.iter().rev().fold(0usize, |sum, &byte| sum << 8 | usize::from(byte));
-                (0, target, units)
+                (0, target, units, Some(hip))
             }
             Select::Cuda { device, retain, attribute, .. } => {
                 let mut handle = 0;
@@ -76,16 +83,22 @@ impl Gpu {
                     Ok::<_, Error>(value)
                 };
                 let target = format!("sm_{}{}", ask(CAPABILITY_MAJOR)?, ask(CAPABILITY_MINOR)?);
-                (context as usize, target, ask(MULTIPROCESSORS)?.max(0) as usize)
+                (context as usize, target, ask(MULTIPROCESSORS)?.max(0) as usize, None)
             }
         };
-        Ok(Arc::new(Self { driver, ordinal: number, context, target, compute_units }))
+        Ok(Arc::new(Self { driver, ordinal: number, context, target, compute_units, hip }))
     }
 
     /// The GPU target, such as `gfx942` or `sm_90`.
     #[must_use]
     pub fn target(&self) -> &str {
         &self.target
+    }
+
+    /// Major and minor number of HIP; None on an NVIDIA GPU.
+    #[must_use]
+    pub fn hip(&self) -> Option<Version> {
+        self.hip
     }
 
     /// Compute units, or multiprocessors.

@@ -8,8 +8,8 @@ use super::api::{Handle, Select};
 use super::gpu::{Gpu, Stream};
 use super::planner::Planner;
 use crate::error::{Error, Result};
-use crate::launch::{Argument, Catalogue, Device, Fill, Launch, Sources, Tile};
-use crate::store::{generic, Kernel, Parameter, Store};
+use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Sources, Tile};
+use crate::store::{Kernel, Parameter, Store};
 
 /// Bytes of dynamic shared memory that a CUDA kernel may use before it has to ask for more.
 const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
@@ -49,11 +49,11 @@ impl Kernels {
     ///
     /// Where the store is of another target.
     pub fn new(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
-        if store.target() != gpu.target() && generic(gpu.target()) != Some(store.target()) {
+        if !store.serves(gpu.target(), gpu.hip()) {
             return Err(Error::store(format!(
                 "{} has kernels for {}, the GPU is {target}: build a store with ./build_rocm.sh --store {target}",
                 store.path().display(),
-                store.target(),
+                store.served(),
                 target = gpu.target(),
             )));
         }
@@ -249,8 +249,8 @@ impl Catalogue for Kernels {
         self.store.has(kernel)
     }
 
-    fn target(&self) -> &str {
-        self.store.target()
+    fn choice(&self) -> &Choice {
+        self.store.choice()
     }
 }
 

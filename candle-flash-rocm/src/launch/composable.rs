@@ -2,7 +2,6 @@
 //!
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
-use super::choice::LARGEST;
 use super::plan::{Fill, Launch, Memory, Step};
 use super::{Backward, Dtype, Forward, Operand, Shape};
 use crate::error::Result;
@@ -76,9 +75,12 @@ impl Fields {
     }
 }
 
+/// The largest head dim of Composable Kernel's kernels.
+const MAX_HEAD_DIM: usize = 256;
+
 /// Whether Composable Kernel may have a kernel for a shape.
 fn serves(shape: &Shape) -> bool {
-    shape.dtype != Dtype::F32 && shape.head_dim <= LARGEST
+    shape.dtype != Dtype::F32 && shape.head_dim <= MAX_HEAD_DIM
 }
 
 /// The plan of a forward by Composable Kernel; None where this project's own kernels have to do it.

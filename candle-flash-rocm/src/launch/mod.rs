@@ -20,7 +20,7 @@ pub use plan::Memory;
 pub use variant::Dtype;
 
 pub(crate) use backward::plan_backward;
-pub(crate) use choice::Source;
+pub(crate) use choice::{Choice, Source};
 pub(crate) use composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
 pub(crate) use forward::plan_forward;
 pub(crate) use plan::{Argument, Catalogue, Device, Fill, Launch, Step, Tile};
@@ -30,7 +30,7 @@ pub(crate) use sources::Sources;
 #[doc(hidden)]
 pub mod internals {
     pub use super::backward::plan_backward;
-    pub use super::choice::Source;
+    pub use super::choice::{Choice, Source};
     pub use super::composable::{plan_backward_ck, plan_forward_ck, Call, Planner};
     pub use super::forward::plan_forward;
     pub use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step, Sum, Tile};

@@ -1,5 +1,6 @@
 //! What a plan is made of: steps, arguments, and what it needs to know of kernels, memory and the device.
 
+use super::Choice;
 use crate::error::{Error, Result};
 
 /// Arguments of the kernel that takes the most, rounded up.
@@ -106,8 +107,8 @@ pub trait Catalogue {
     /// Whether a kernel is there.
     fn has(&self, kernel: &str) -> bool;
 
-    /// The GPU target of the kernels.
-    fn target(&self) -> &str;
+    /// Which source of kernels serves a call.
+    fn choice(&self) -> &Choice;
 }
 
 impl Catalogue for crate::store::Store {
@@ -115,8 +116,8 @@ impl Catalogue for crate::store::Store {
         self.get(kernel).is_some()
     }
 
-    fn target(&self) -> &str {
-        self.target()
+    fn choice(&self) -> &Choice {
+        self.choice()
     }
 
     fn tile(&self, kernel: &str) -> Result<Tile> {

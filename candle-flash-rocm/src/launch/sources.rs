@@ -1,6 +1,6 @@
 //! The plan of a call by the source of kernels that is the fastest for it.
 
-use super::choice::{self, Operation};
+use super::choice::Operation;
 use super::plan::{Catalogue, Device, Memory, Step};
 use super::{
     assembly, plan_backward, plan_backward_ck, plan_forward, plan_forward_ck, split_kv, Backward, Forward, Planner,
@@ -94,10 +94,10 @@ impl Sources<'_> {
         operation: Operation,
         shape: &Shape,
         is_paged: bool,
-    ) -> Result<impl Iterator<Item = Source>> {
+    ) -> Result<impl Iterator<Item = Source> + use<'_>> {
         shape.check()?;
         let all = match self.planner {
-            Some(_) => choice::sources(self.kernels.target(), operation, shape, is_paged),
+            Some(_) => self.kernels.choice().sources(operation, shape, is_paged),
             None => &[],
         };
         Ok(all.iter().copied().take_while(|source| *source != Source::Triton))

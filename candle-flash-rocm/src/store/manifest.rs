@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::FORMAT;
+use crate::launch::Choice;
 
 /// Most threads that a block may have.
 const MAX_THREADS: u32 = 1024;
@@ -70,7 +71,19 @@ pub(super) struct Code {
     pub size: usize,
 }
 
+/// Major and minor number of a version of HIP.
+pub type Version = (u32, u32);
+
+/// Which GPUs load the code objects of a store.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Facts {
+    pub gpus: Vec<String>,
+    /// The first HIP that loads them; None for every HIP.
+    pub min_hip: Option<Version>,
+}
+
 /// A manifest whose entries have been checked.
+#[derive(Debug)]
 pub(super) struct Manifest {
     /// By name.
     pub kernels: BTreeMap<String, Kernel>,
@@ -78,6 +91,8 @@ pub(super) struct Manifest {
     pub base: Option<String>,
     /// Digest of the planner library of Composable Kernel's launches, in hexadecimal; None without such kernels.
     pub planner: Option<String>,
+    pub facts: Facts,
+    pub choice: Choice,
 }
 
 /// The format alone, so that a manifest of another one is refused by its number.
@@ -90,6 +105,8 @@ struct Head {
 struct Content {
     base: Option<String>,
     planner: Option<String>,
+    facts: Facts,
+    choice: Choice,
     #[serde(default)]
     kernels: BTreeMap<String, Entry>,
 }
@@ -130,7 +147,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             head.format
         ));
     }
-    let Content { base, planner, kernels } = serde_json::from_slice(text).map_err(broken)?;
+    let Content { base, planner, facts, choice, kernels } = serde_json::from_slice(text).map_err(broken)?;
     let kernels: Result<_, String> = kernels
         .into_iter()
         .map(|(name, entry)| {
@@ -158,7 +175,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, String> {
             Ok((name, kernel))
         })
         .collect();
-    Ok(Manifest { kernels: kernels?, base, planner })
+    Ok(Manifest { kernels: kernels?, base, planner, facts, choice })
 }
 
 /// From letters, or from B or K and a number of bytes, to parameters.

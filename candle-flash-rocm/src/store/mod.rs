@@ -8,21 +8,20 @@ mod archive;
 mod manifest;
 mod stores;
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::launch::Choice;
 use archive::Archive;
 use manifest::Manifest;
-pub use manifest::{Kernel, Parameter};
-pub(crate) use stores::generic;
+pub use manifest::{Kernel, Parameter, Version};
 pub use stores::Stores;
 
 /// The manifest format that this crate reads.
-pub const FORMAT: u64 = 2;
+pub const FORMAT: u64 = 3;
 
 /// Largest manifest that is read. That of the store with the most kernels has 1 MiB.
 const MAX_MANIFEST: usize = 16 << 20;
@@ -35,12 +34,10 @@ const MAX_MANIFEST: usize = 16 << 20;
 pub struct Store {
     path: PathBuf,
     target: String,
-    kernels: BTreeMap<String, Kernel>,
+    manifest: Manifest,
     archive: Archive,
-    /// The target whose store has code of these kernels, and that store.
-    base: Option<String>,
+    /// The store of `manifest.base`.
     beside: Option<Archive>,
-    planner: Option<String>,
 }
 
 impl Store {
@@ -54,7 +51,7 @@ impl Store {
         let path = path.as_ref();
         let target = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let mut store = Self::of(path.to_path_buf(), &target, Archive::open(path)?)?;
-        if let Some(base) = store.base.as_deref() {
+        if let Some(base) = store.manifest.base.as_deref() {
             store.beside = Some(Archive::open(&path.with_file_name(format!("{base}.zip")))?);
         }
         Ok(store)
@@ -72,21 +69,41 @@ impl Store {
 
     fn of(path: PathBuf, target: &str, archive: Archive) -> Result<Self> {
         let text = archive.read("manifest.json", MAX_MANIFEST)?;
-        let Manifest { kernels, base, planner } = manifest::parse(&text).map_err(|reason| damaged(&path, &reason))?;
-        Ok(Self { path, target: target.to_owned(), kernels, archive, base, beside: None, planner })
+        let manifest = manifest::parse(&text).map_err(|reason| damaged(&path, &reason))?;
+        Ok(Self { path, target: target.to_owned(), manifest, archive, beside: None })
     }
 
     /// Digest of the planner library that plans launches of the store's Composable Kernel kernels: sha256 in hexadecimal.
     /// `None` for a store without such kernels.
     #[must_use]
     pub fn planner(&self) -> Option<&str> {
-        self.planner.as_deref()
+        self.manifest.planner.as_deref()
     }
 
     /// The GPU target, such as `gfx942` or `sm_90`.
     #[must_use]
     pub fn target(&self) -> &str {
         &self.target
+    }
+
+    /// Whether a GPU loads the code objects of the store. `hip` is the version of HIP, None without HIP.
+    #[must_use]
+    pub fn serves(&self, gpu: &str, hip: Option<Version>) -> bool {
+        let facts = &self.manifest.facts;
+        facts.gpus.iter().any(|one| one == gpu) && (facts.min_hip.is_none() || facts.min_hip <= hip)
+    }
+
+    /// The GPUs that load the code objects, for error messages: `gfx1030, gfx1031 with HIP from 6.4 on`.
+    #[must_use]
+    pub fn served(&self) -> String {
+        let facts = &self.manifest.facts;
+        let gpus = facts.gpus.join(", ");
+        facts.min_hip.map_or_else(|| gpus.clone(), |(major, minor)| format!("{gpus} with HIP from {major}.{minor} on"))
+    }
+
+    /// Which source of kernels serves a call.
+    pub(crate) fn choice(&self) -> &Choice {
+        &self.manifest.choice
     }
 
     /// Path of the store, for error messages.
@@ -97,13 +114,13 @@ impl Store {
 
     /// The names of all kernels, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.kernels.keys().map(String::as_str)
+        self.manifest.kernels.keys().map(String::as_str)
     }
 
     /// What the manifest says of a kernel, if the store has it.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Kernel> {
-        self.kernels.get(name)
+        self.manifest.kernels.get(name)
     }
 
     /// What the manifest says of a kernel.
@@ -129,7 +146,7 @@ impl Store {
         let mut image = part(&self.archive, &kernel.group, kernel.offset, kernel.size)?.ok_or_else(ends)?;
         if let Some(code) = kernel.code {
             let beside = self.beside.as_ref().ok_or_else(|| {
-                let base = self.base.as_deref().unwrap_or("another target");
+                let base = self.manifest.base.as_deref().unwrap_or("another target");
                 damaged(&self.path, &format!("the code of {name} is in the store of {base}, which is not beside it"))
             })?;
             let there = part(beside, &kernel.group, code.offset, code.size)?.filter(|_| code.at <= image.len());

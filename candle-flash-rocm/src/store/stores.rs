@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, MAX_MEMBER};
-use super::{damaged, Store};
+use super::{damaged, Store, Version};
 use crate::error::{Error, Result};
 
 /// The environment variable that names a store, a wheel or a directory of stores.
@@ -14,6 +14,9 @@ const VARIABLE: &str = "CANDLE_FLASH_ROCM_STORE";
 /// What has kernel stores.
 const SOURCES: &str = "a wheel of flash_attn from this crate's repository, a kernel store such as gfx942.zip, or a \
                        directory of stores. In a clone of the repository, ./build_rocm.sh --store gfx942 writes a store";
+
+/// How LLVM's names of targets end that stand for a family of GPUs.
+const GENERIC: &str = "-generic";
 
 /// Where a wheel keeps its stores.
 const IN_A_WHEEL: &str = "flash_attn/_kernels/";
@@ -99,16 +102,25 @@ impl Stores {
         directory.map(|directory| directory.join("_ck_planner.so")).filter(|path| path.is_file())
     }
 
-    /// Opens the store that a GPU loads: the store of its target, else of the generic target of its family.
+    /// Opens the store that a GPU loads: the store of its target, else one whose manifest names the GPU. `hip` is the
+    /// version of HIP, None without HIP.
     ///
     /// # Errors
     ///
-    /// As [`Stores::store`], for the GPU's own target.
-    pub fn for_gpu(&self, target: &str) -> Result<Store> {
-        match generic(target) {
-            Some(family) if !self.found.contains_key(target) && self.found.contains_key(family) => self.store(family),
-            _ => self.store(target),
+    /// Where no store serves the GPU with this HIP, and as [`Stores::store`].
+    pub fn for_gpu(&self, target: &str, hip: Option<Version>) -> Result<Store> {
+        if self.found.contains_key(target) {
+            return self.store(target);
         }
+        let mut others = String::new();
+        for family in self.targets().filter(|name| name.ends_with(GENERIC)) {
+            let store = self.store(family)?;
+            if store.serves(target, hip) {
+                return Ok(store);
+            }
+            others += &format!("; {family} is for {}", store.served());
+        }
+        self.store(target).map_err(|error| Error::store(format!("{error}{others}")))
     }
 
     /// Opens the store of a target.
@@ -123,7 +135,7 @@ impl Stores {
                 let wheel = Archive::open(&self.origin)?;
                 let read = |member: &str| wheel.read(member, MAX_MEMBER);
                 let mut store = Store::read(self.origin.join(member), target, read(member)?)?;
-                if let Some(base) = store.base.as_deref() {
+                if let Some(base) = store.manifest.base.as_deref() {
                     let path = format!("{IN_A_WHEEL}{base}.zip");
                     store.beside = Some(Archive::new(&self.origin.join(&path), read(&path)?)?);
                 }
@@ -139,12 +151,6 @@ impl Stores {
             }
         }
     }
-}
-
-/// The generic target whose code objects a GPU loads too, by LLVM's families.
-pub(crate) fn generic(target: &str) -> Option<&'static str> {
-    let families = [("gfx103", "gfx10-3-generic"), ("gfx11", "gfx11-generic"), ("gfx120", "gfx12-generic")];
-    families.into_iter().find(|(start, _)| target.starts_with(start)).map(|(_, family)| family)
 }
 
 /// Whether a file name's stem names a GPU target: `gfx942`, `sm_90`.

@@ -2,8 +2,20 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
+use std::sync::LazyLock;
+
 use candle_core::{DType, Device, Result, Tensor};
+use candle_flash_rocm::launch::internals::Choice;
 use proptest::test_runner::{Config, RngSeed};
+
+/// A table of sources for stand-ins of a store: AMD's kernels first.
+pub fn choice() -> &'static Choice {
+    static CHOICE: LazyLock<Choice> = LazyLock::new(|| {
+        let text = r#"{"max_head_dim": 256, "rows": [], "default": ["asm", "ck", "triton"], "larger": ["triton"]}"#;
+        serde_json::from_str(text).expect("a choice")
+    });
+    &CHOICE
+}
 
 /// So many random cases, the same in each run, so that no change is blamed for an old fault. `PROPTEST_RNG_SEED` takes
 /// others.

@@ -1,8 +1,9 @@
 """Who computes: `ck` or `triton` on the GPU, `torch` for everything else. One Protocol, chosen by the tensor.
 
 The wheel says which of the two. ck means AMD's kernels where they win: assembly or Composable Kernel, by the table in
-`choice`, and Triton's kernels for all other calls. FLASH_ATTENTION_TRITON_AMD_ENABLE overrides the wheel, as upstream:
-TRUE asks for Triton, FALSE for Composable Kernel alone. FLASH_ATTENTION_KERNEL_SOURCE forces one source of a ck wheel.
+`kernels.providers`, and Triton's kernels for all other calls. FLASH_ATTENTION_TRITON_AMD_ENABLE overrides the wheel,
+as upstream: TRUE asks for Triton, FALSE for Composable Kernel alone. FLASH_ATTENTION_KERNEL_SOURCE forces one source of
+a ck wheel.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import torch as _torch
 
 from flash_attn.backends import torch as _torch_backend
 from flash_attn.backends import triton as _triton
-from flash_attn.backends.choice import CK, SOURCES, TRITON
 from flash_attn.backends.ck import ComposableKernel
 from flash_attn.backends.ck.parameters import has_kernels
 from flash_attn.backends.protocol import Backend
 from flash_attn.backends.sources import VARIABLE, Sources
 from flash_attn.backends.triton import autotune
+from flash_attn.kernels.providers import CK, SOURCES, TRITON
 from flash_attn.runtime import build_info, ck_planner
 
 __all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]

@@ -9,8 +9,8 @@ import torch
 from flash_attn.backends import asm, choice
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
-from flash_attn.backends.choice import ASM, CK, TRITON
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
+from flash_attn.kernels.providers import ASM, CK, DEFAULT, LARGEST, TRITON, TRITON_ALONE, Row
 
 VARIABLE = "FLASH_ATTENTION_KERNEL_SOURCE"
 
@@ -89,16 +89,16 @@ class Sources:
 
 def _for_triton_alone(q: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether Composable Kernel has no kernels for the head dims."""
-    return q.shape[-1] != v.shape[-1] or q.shape[-1] > choice.LARGEST
+    return q.shape[-1] != v.shape[-1] or q.shape[-1] > LARGEST
 
 
-def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
+def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     """The table's row for a call.
 
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
-    default = choice.TRITON_ALONE if _for_triton_alone(call.q, call.v) else choice.DEFAULT
+    default = TRITON_ALONE if _for_triton_alone(call.q, call.v) else DEFAULT
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
     plain &= call.attn_bias is None
     plain &= op == "bwd" or call.s_aux is None  # softmax_lse, which a backward gets, holds the sinks
@@ -108,7 +108,7 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> choice.Row:
         described.target, op, described.dtype, described.head_dim, described.mask, described.seqlen_q,
         described.value_dim,
     )  # fmt: skip
-    return default if found is choice.DEFAULT else found
+    return default if found is DEFAULT else found
 
 
 def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | None]]:

@@ -1,7 +1,7 @@
 """GPU targets: one row each, with everything that the kernels, their tuning and a launch need to know about a GPU.
 
 A generic target of LLVM is a target too. Every GPU of its family loads its code objects, where HIP knows generic
-targets.
+targets. A kernel store carries the row of its target (`facts`) for readers that do not import this module.
 
 `rocm_wheels/versions.toml` holds the products, the ROCm versions and the backends of the targets that a wheel serves.
 A test holds that every target there has a row here. Standard library only: the compile stage has no torch.
@@ -12,15 +12,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 KIB = 1024
+# Columns of `Target` that tell what the hardware does wrong.
+ERRATA = ("flushes_subnormals", "vopd_hazard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One GPU target.
 
+    elf_machine: its number in the flags of a code object, EF_AMDGPU_MACH. 0 for NVIDIA GPUs.
     family: the file of `tuning/` with its tiles.
     wavefront: threads that run in step.
     matrix_unit: the kind of its matrix instructions, None where it has none.
@@ -39,6 +42,7 @@ class Target:
     """
 
     name: str
+    elf_machine: int = 0
     family: Literal["nvidia", "cdna", "rdna2", "rdna3", "rdna4"]
     wavefront: Literal[32, 64]
     matrix_unit: Literal["mma", "mfma", "wmma"] | None
@@ -87,8 +91,23 @@ _NVIDIA = Target(
 )  # fmt: skip
 
 
+# EF_AMDGPU_MACH: LLVM, "User Guide for AMDGPU Backend".
+_ELF_MACHINES = {
+    "gfx900": 0x2C, "gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F,
+    "gfx1010": 0x33, "gfx1011": 0x34, "gfx1012": 0x35,
+    "gfx1030": 0x36, "gfx1031": 0x37, "gfx1032": 0x38, "gfx1033": 0x39, "gfx1034": 0x3E, "gfx1035": 0x3D,
+    "gfx1036": 0x45, "gfx10-3-generic": 0x53,
+    "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
+    "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1153": 0x58, "gfx11-generic": 0x54,
+    "gfx1200": 0x48, "gfx1201": 0x4E, "gfx12-generic": 0x59, "gfx1250": 0x49,
+}  # fmt: skip
+
+
 def _rows(like: Target, *names: str, **facts: object) -> dict[str, Target]:
-    return {name: replace(like, name=name, **facts) for name in names}  # type: ignore[arg-type]
+    return {
+        name: replace(like, name=name, **{"elf_machine": _ELF_MACHINES.get(name, 0), **facts})  # type: ignore[arg-type]
+        for name in names
+    }
 
 
 _GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036")
@@ -148,6 +167,33 @@ def serving_targets(device: str, hip: str | None) -> tuple[str, ...]:
     if row is None or row.generic is None or version is None or (int(version[1]), int(version[2])) < GENERIC_SINCE:
         return (name,)
     return (name, row.generic)
+
+
+def facts(name: str) -> dict[str, Any]:
+    """The row of a target for the manifest of its kernel store: docs/kernel-store.md. Raises ValueError as `get`.
+
+    gpus: the GPUs that load the target's code objects. min_hip: the first HIP that does, None for any.
+    """
+    row = get(name)
+    is_generic = row.made_for is not None
+    return {
+        "elf_machine": row.elf_machine,
+        "family": row.family,
+        "wavefront": row.wavefront,
+        "matrix_unit": row.matrix_unit,
+        "fp8": row.fp8,
+        "num_xcds": row.num_xcds,
+        "shared_memory": row.shared_memory,
+        "registers": row.registers,
+        "errata": [erratum for erratum in ERRATA if getattr(row, erratum)],
+        "gpus": [gpu.name for gpu in TARGETS.values() if gpu.generic == name] if is_generic else [name],
+        "min_hip": list(GENERIC_SINCE) if is_generic else None,
+    }
+
+
+def by_elf_machine(number: int) -> str | None:
+    """The name of the target with this number in the flags of its code objects. None for an unknown number."""
+    return next((row.name for row in TARGETS.values() if row.elf_machine == number != 0), None)
 
 
 def fp8_format(name: str) -> str | None:

@@ -23,8 +23,16 @@ _FAMILIES = {"nvidia": nvidia, "cdna": cdna, "rdna2": rdna2, "rdna3": rdna3, "rd
 
 @cache
 def rows(target: str) -> Rows:
-    """The table of a target: its own rows, else the ones of its family. Raises ValueError for an unknown target."""
+    """The table of a target: its own rows, else the ones of its family.
+
+    Raises ValueError for an unknown target, and for a family without tiles.
+    """
     family = targets.get(target).family
+    if family not in _FAMILIES or family not in decode.ROWS:
+        raise ValueError(
+            f"no tiles for {family}, the family of {target}: add a file to flash_attn/kernels/tuning and rows to its "
+            f"decode.py; there are {', '.join(_FAMILIES)}"
+        )
     own = cdna.TARGET_ROWS.get(target, {})
     return {**_FAMILIES[family].ROWS, **decode.ROWS[family], **own}
 
