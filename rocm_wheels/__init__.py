@@ -14,7 +14,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
 | wheel | verdict, verify, container, manylinux | its verdict |
-| wheel | workspace, build, benchmark | the same by one call |
+| wheel | workspace, forecast, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |
 | publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |

@@ -6,15 +6,15 @@ import os
 import shlex
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pypi
 import pytest
 import sites
 import wheelhouse
-from installing import Site, install, installed, pure_wheel, served, with_torch
+from installing import Site, install, installed, served, with_torch
 from sites import HOME
 
 from rocm_wheels.matrix import cells, targets, versions
@@ -37,25 +37,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with served(root) as behind:
         home = replace(HOME, url=f"{behind.url}wheels/")
         sites.build(dist, root / "wheels", home)
-        for version in ("2.8.3", "2.8.3.post2", "2.9.0"):
-            _sdist(root / "ordinary/flash-attn", version)
-        for name, version in (("einops", "0.8.2"), ("torch", "2.9.1"), ("torch", "2.15.0")):
-            pure_wheel(root / "ordinary" / name, name, version)
+        pypi.write(root / "ordinary", ("2.8.3", "2.8.3.post2", "2.9.0"))
         yield Site(url=home.url, root=root / "wheels", asked=behind.asked)
-
-
-def _sdist(directory: Path, version: str) -> None:
-    """Sources that do not build, and their place in an index page."""
-    directory.mkdir(parents=True, exist_ok=True)
-    stem = f"flash_attn-{version}"
-    files = {"PKG-INFO": f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {version}\n", "setup.py": "no CUDA here"}
-    for name, text in files.items():
-        (directory / name).write_text(text)
-    with tarfile.open(directory / f"{stem}.tar.gz", "w:gz") as archive:
-        for name in files:
-            archive.add(directory / name, f"{stem}/{name}")
-    links = "".join(f'<a href="{each.name}">{each.name}</a>' for each in sorted(directory.glob("*.tar.gz")))
-    (directory / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
 
 
 @pytest.fixture

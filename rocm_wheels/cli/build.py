@@ -152,10 +152,16 @@ def _plan(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import forecast
 
     plan = _planned(arguments)
-    work = forecast.of(plan, versions.load(), cache=_cache(arguments), without=arguments.without)
+    try:
+        cache = _cache(arguments)
+    except DataError:  # a user without a home has none yet
+        cache = None
+    work = forecast.of(plan, versions.load(), cache=cache, without=arguments.without)
     print(json.dumps({**plan.as_dict(), "work": work.as_dict()}, indent=2))
-    for note in (*plan.notes, work.line):  # on stderr too, where a user sees them when stdout is piped
+    for note in plan.notes:  # on stderr too, where a user sees them when stdout is piped
         print(f"note: {note}", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"note: {work.line}", file=sys.stderr)
     return 0
 
 
@@ -192,8 +198,6 @@ def _build(arguments: argparse.Namespace) -> int:
                 return code
             continue
         say(f"{plan.wheel} for {', '.join(plan.targets)} ({plan.targets_from}), {plan.jobs} jobs")
-        if shorter := plan.shorter:
-            say(f"shorter: {shorter}")
         build.run(
             plan,
             dist=dist,

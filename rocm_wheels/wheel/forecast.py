@@ -21,13 +21,16 @@ KERNEL_KIB = 22  # in the cache: 13.6 MiB for 636 kernels of gfx942, November 20
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """`kernels`, `cached` and `minutes` are None where this Python lacks the packages that list the kernels; `why` is
-    the reason then. `disk_mib` is without the torch of each test, which takes several GiB."""
+    the reason then. `disk_mib` is without the torch of each test, which takes several GiB. `shorter` says what makes
+    the build shorter, with options that it takes.
+    """
 
     kernels: int | None
     cached: int | None
     minutes: int | None
     disk_mib: int
     downloads: tuple[str, ...]
+    shorter: str
     why: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -38,18 +41,22 @@ class Forecast:
     def line(self) -> str:
         """One line for people."""
         work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
-        return f"{work}; {self.disk_mib} MiB of disk and several GiB for torch; downloads: {', '.join(self.downloads)}"
+        return (
+            f"{work}; {self.disk_mib} MiB of disk and several GiB for torch; downloads: {', '.join(self.downloads)}"
+            + (f"; {self.shorter}" if self.shorter else "")
+        )
 
 
 def of(
     plan: Plan,
     versions: Versions,
     *,
-    cache: Path,
+    cache: Path | None,
     without: Sequence[str] = (),
     found: Callable[[str], object | None] = str,
 ) -> Forecast:
-    """The forecast for a plan. `found` says where a Python is, as for `combinations.of`."""
+    """The forecast for a plan. `cache` is None where there is none yet. `found` says where a Python is, as for
+    `combinations.of`."""
     made = (ENVIRONMENT / "stamp").is_file()
     torches = dict.fromkeys(each.torch for each in combinations.of(plan, versions, found))
     downloads = (*([] if made else ["packages of locks/build.txt"]), *(f"torch {torch}" for torch in torches))
@@ -58,17 +65,26 @@ def of(
         kernels, cached, seconds = _compiling(plan, cache, without)
     except MissingTool:
         why = "kernels are not counted before ./build_rocm.sh --setup"
-        return Forecast(kernels=None, cached=None, minutes=None, disk_mib=environment, downloads=downloads, why=why)
+        return Forecast(
+            kernels=None,
+            cached=None,
+            minutes=None,
+            disk_mib=environment,
+            downloads=downloads,
+            shorter=plan.shorter,
+            why=why,
+        )
     return Forecast(
         kernels=kernels,
         cached=cached,
         minutes=-(-seconds // (60 * plan.jobs)),
         disk_mib=environment + -(-(kernels - cached) * KERNEL_KIB // 1024),
         downloads=downloads,
+        shorter=plan.shorter,
     )
 
 
-def _compiling(plan: Plan, cache: Path, without: Sequence[str]) -> tuple[int, int, int]:
+def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[int, int, int]:
     """Kernels, cached ones, and seconds of a core for the others. Raises MissingTool without the build's packages."""
     with packages_of("build"):
         from rocm_wheels.compile import units
@@ -76,6 +92,6 @@ def _compiling(plan: Plan, cache: Path, without: Sequence[str]) -> tuple[int, in
         from rocm_wheels.compile.progress import core_seconds
 
         wanted = units.find(plan.targets, backend=plan.cell.backend, toolchain=plan.toolchain, without=without)
-    missing = [unit for unit in wanted if read(unit, cache) is None]
+    missing = [unit for unit in wanted if cache is None or read(unit, cache) is None]
     kernels, lacking = (sum(len(unit.kernels) for unit in some) for some in (wanted, missing))
     return kernels, kernels - lacking, core_seconds(missing)
