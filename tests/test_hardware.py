@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutations import changed
 
 from rocm_wheels import cli
 from rocm_wheels.cli import release as release_cli
@@ -19,6 +20,7 @@ from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import coverage, hardware
+from rocm_wheels.publish import report as reports
 
 TODAY = datetime.date(2026, 12, 24)
 RECORD = "flash_attn/__init__.py,sha256=AAA,10\nflash_attn-2.8.3+rocm62torch2.5.dist-info/RECORD,,\n"
@@ -118,6 +120,7 @@ def test_a_gpu_may_run_the_code_of_its_family(tmp_path: Path, wheel: Path, data:
     content = report()
     content["wheel"]["targets"] = ["gfx942", "gfx11-generic"]
     content["machine"] |= {"target": "gfx1103", "architecture": "gfx1103", "hip": "6.4.43482"}
+    content["machine"]["device"] = "AMD Radeon 780M Graphics"
     assert hardware.check(written(tmp_path, content), wheel, data, TODAY).target == "gfx1103"
     content["machine"]["hip"] = "6.2.41133"
     with pytest.raises(DataError, match="loads nothing of the wheel"):
@@ -144,7 +147,8 @@ FALSE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (put("machine", "target", value="gfx1100"), "loads nothing of the wheel, which is for gfx90a, gfx942"),
     (put("machine", "hip", value=None), "this torch is not for ROCm"),
     (put("machine", "architecture", value="gfx90a"), "machine/architecture: 'gfx90a' is no gfx942"),
-    (put("date", value="soon"), "date: 'soon' is no date"),
+    (put("date", value="soon"), "date: 'soon' has another form"),
+    (put("date", value="2026-13-01"), "date: '2026-13-01' is no date"),
     (put("date", value="2027-01-01"), "is not between 2026-11-01 and today"),
     (put("date", value="2025-01-01"), "is not between 2026-11-01 and today"),
     (put("checks", value=[]), "checks: 0 is no number of different checks"),
@@ -154,17 +158,136 @@ FALSE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
         "['varlen'] are groups without a check",
     ),
     (put("checks", 0, "limits", value=[1.0, 1.0]), "[1.0, 1.0] are no limits"),
-    (put("checks", 0, "forward", value=-1.0), "are no errors"),
-    (put("checks", 0, "forward", value="small"), "are no errors"),
+    (put("checks", 0, "forward", value=-1.0), "checks/0/forward: -1.0 has another form"),
+    (put("checks", 0, "forward", value="small"), "checks/0/forward: 'small' has another form"),
     (put("checks", 0, "forward", value=0.5), "did not pass"),
     (put("checks", 0, "forward", value=0.0), "0.0 is no error of a rounded result"),
     (put("checks", 0, "ok", value=False), "ok: True does not fit what it says of its checks: 1 failed"),
     (put("speed", 0, "forward_ms", value=1e-6), "ms is faster than any GPU"),
     (put("speed", 0, "backward_ms", value=0), "ms is faster than any GPU"),
     (put("speed", 0, "shape", value="1 1 1 1 full"), "is no shape of the selftest"),
-    (lambda content: content.pop("machine"), "has not the form that the selftest writes: KeyError('machine')"),
+    (lambda content: content.pop("machine"), "has not the form that the selftest writes: machine is missing"),
     (put("machine", "variables", value=None), "has not the form"),
+    (put("machine", "target", value="gfx11-generic"), "is no AMD GPU that a wheel is for"),
+    (put("machine", "device", value="NVIDIA H100 80GB HBM3"), "is no name of an AMD GPU"),
+    (put("machine", "device", value="AMD Radeon RX 7900 XTX"), "is gfx1100, and machine/target says gfx942"),
+    (put("machine", "device", value="AMD Radeon RX 9999"), "is a Radeon, and that target an Instinct"),
+    (put("machine", "device", value="AMD Instinct MI210"), "is gfx90a, and machine/target says gfx942"),
+    (put("machine", "variables", value={"HSA_OVERRIDE_GFX_VERSION": "9.0.10"}), "makes no gfx942"),
+    (put("machine", "variables", value={"HSA_OVERRIDE_GFX_VERSION": "all"}), "makes no gfx942"),
+    (put("machine", "architecture", value="gfx942x"), "is no gfx942"),
+    (put("checks", 0, "forward", value=10**400), "a number of more than 12 digits has another form"),
+    (put("speed", 0, "forward_ms", value=10**400), "speed/0/forward_ms"),
+    (put("speed", 0, "forward_ms", value=True), "speed/0/forward_ms"),
+    (put("checks", 0, "ok", value=1), "checks/0/ok"),
+    (put("checks", 0, "limits", value=[0.1, 10**400]), "checks/0/limits/1"),
+    (put("more", value=1), "'more' is unknown"),
+    (put("wheel", "damaged", value=["x"] * 10_001), "wheel/damaged: list of 10001"),
 ]
+# Text that a page would show as something else, or that no field holds.
+HOSTILE: list[Any] = [
+    *("a @octocat", "AMD\nfake", "AMD\r", "AMD \x1b[31m", "AMD \u202e", "AMD \ud800", " AMD", "AMD ", "", "AMD" * 200),
+    *(
+        "AMD [x](https://evil)",
+        "AMD https://evil",
+        "AMD www.evil.org",
+        "<img src=x>",
+        "AMD `x`",
+        "AMD | x |",
+        "AMD &#64;x",
+    ),
+    *(None, 7, True, [], {}, ["AMD"], 10**400),
+]
+SHOWN = [
+    *(("machine", name) for name in ("device", "target", "architecture", "driver", "python", "torch")),
+    *(("wheel", name) for name in ("version", "contents", "label")),
+    *(
+        ("checks", 0, "check"),
+        ("checks", 0, "group"),
+        ("speed", 0, "shape"),
+        ("wheel", "damaged", 0),
+        ("trouble",),
+        ("date",),
+    ),
+]
+
+
+@pytest.mark.parametrize("place", SHOWN, ids=lambda place: "/".join(map(str, place)))
+def test_text_from_outside_is_a_plain_line(tmp_path: Path, wheel: Path, data: Versions, place: tuple[Any, ...]) -> None:
+    for value in HOSTILE:
+        if value == "" and place[-1] in ("trouble", "driver", "label", "contents"):
+            continue
+        content = report()
+        content["wheel"]["damaged"] = ["flash_attn/api.py"]
+        put(*place, value=value)(content)
+        with pytest.raises(DataError) as error:
+            hardware.check(written(tmp_path, content), wheel, data, TODAY)
+        assert len(str(error.value).splitlines()) == 2, "one line, and the remedy"
+        assert str(error.value).isprintable() or "\n" in str(error.value)
+        str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"format": 1, "x": ' + "[" * 50_000, "9" * 5000, "1e999", "NaN", "\x00"]
+)
+def test_json_that_exhausts_a_reader(tmp_path: Path, wheel: Path, data: Versions, content: str) -> None:
+    with pytest.raises(DataError):
+        hardware.check(written(tmp_path, content), wheel, data, TODAY)
+    (tmp_path / "report.json").write_bytes(b" " * (1 << 21))
+    with pytest.raises(DataError, match="it may have"):
+        hardware.check(tmp_path / "report.json", wheel, data, TODAY)
+
+
+def test_any_change_of_a_report_is_accepted_or_is_an_error_of_ours(tmp_path: Path, wheel: Path, data: Versions) -> None:
+    kept = tmp_path / "hardware.json"
+    for seed in range(600):
+        kept.write_text("[]")
+        content = changed(report(), seed)
+        try:
+            run = hardware.check(written(tmp_path, json.dumps(content)), wheel, data, TODAY)
+        except DataError as error:
+            str(error).encode()
+            continue
+        assert hardware.add(kept, run) == hardware.load(kept), "what is kept can be read"
+
+
+@pytest.mark.parametrize(
+    ("device", "target", "good"),
+    [
+        ("AMD Radeon Graphics", "gfx1103", True),
+        ("AMD Radeon RX 7900 XT/7900 XTX", "gfx1100", True),
+        ("AMD Radeon PRO W7900", "gfx1100", True),
+        ("AMD Radeon PRO W7900", "gfx1101", False),
+        ("AMD Radeon(TM) 8060S Graphics", "gfx1151", True),
+        ("AMD Instinct MI300X OAM", "gfx942", True),
+        ("AMD Instinct MI250X/MI250", "gfx90a", True),
+        ("Radeon RX 6700 XT", "gfx1031", True),
+        ("gfx1036", "gfx1036", True),
+        ("Device 73bf", "gfx1030", True),
+        ("AMD Instinct MI300X", "gfx1100", False),
+        ("GeForce RTX 4090", "gfx1100", False),
+    ],
+)
+def test_the_name_of_a_gpu_fits_its_target(data: Versions, device: str, target: str, good: bool) -> None:
+    assert (reports.wrong_device(device, target, data) == "") is good
+
+
+def test_what_the_selftest_writes_has_the_form(tmp_path: Path) -> None:
+    """By its own functions, on this machine."""
+    names = ("report", "machine", "wheel", "command", "worker")
+    selftest = {name: sources.module(f"diagnosis.selftest.{name}") for name in names}
+    steps = selftest["worker"].steps(False)
+    lines = [selftest["command"]._lost(step, "the process ended") for step in steps]
+    lines += [{"shape": "8 16 4096 128 causal", "forward_ms": 1.5, "backward_ms": None} | {
+        "sdpa_forward_ms": None, "sdpa_backward_ms": None, "sdpa": "no kernel"}]  # fmt: skip
+    content = selftest["report"].build(
+        selftest["machine"].facts(None),
+        selftest["wheel"].facts() | {"gpu_backend": "triton"},
+        [line for line in lines if "check" in line],
+        [line for line in lines if "shape" in line],
+        "the process of the selftest ended 3 times: the remaining steps did not run",
+    )
+    assert reports.read(written(tmp_path, content)) == json.loads(json.dumps(content))
 
 
 @pytest.mark.parametrize(("change", "message"), FALSE, ids=[message[:40] for _, message in FALSE])

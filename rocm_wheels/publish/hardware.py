@@ -7,24 +7,38 @@ verified on hardware.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
-import math
-import zipfile
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels.compile import cache as files
 from rocm_wheels.compile import sources
 from rocm_wheels.errors import DataError
+from rocm_wheels.forms import Form, Listed, number, problems, shown, text
 from rocm_wheels.matrix.versions import Versions
+from rocm_wheels.publish import report as reports
+from rocm_wheels.publish.report import REMEDY
+from rocm_wheels.wheel import contents
 
 RUNS = Path("docs/hardware.json")
 _FEWEST_CHECKS = 60  # of a run on a GPU
 _MOST_TFLOPS = 5000.0  # twice the peak of the fastest GPU in bf16
+_KEPT = ("shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms")  # of a line of speed
 _FIRST_DAY = datetime.date(2026, 11, 1)
-_REMEDY = "Ask for a run of `python -m flash_attn.selftest` with the wheel as it was published."
+_OVERRIDE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_TEXT = text(300, empty=True)
+_RUN = Form(
+    {
+        **dict.fromkeys(("override", "sha256", "flash_attn", "python", "torch", "hip", "driver"), _TEXT),
+        **dict.fromkeys(("date", "device", "target", "wheel"), text(200)),
+        "passed": number(whole=True),
+        "failed": Listed(_TEXT, 20_000),
+        "speed": Listed(lambda value: isinstance(value, dict), 50),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,41 +73,37 @@ class Run:
 
 
 def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -> Run:
-    """The run that a report tells of. DataError where it cannot be one of this wheel on an AMD GPU."""
-    content = _read(report)
+    """The run that a report describes. Raises DataError if it cannot be a run of this wheel on an AMD GPU."""
+    content = reports.read(report)
     say = _Complaint(report.name)
-    try:
-        found, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
-        _check_wheel(say, found, wheel)
-        _check_machine(say, machine, found, versions)
-        _check_date(say, content["date"], today)
-        _check_checks(say, checks)
-        _check_speed(say, speed)
-        failed = [line["check"] for line in checks if line["ok"] is False]
-        failed += [line["shape"] for line in speed if line.get("failure")]
-        failed += [content["trouble"]] if content["trouble"] else []
-        failed += [f"damaged: {path}" for path in found["damaged"]]
-        if content["ok"] is not (not failed):
-            raise say("ok", content["ok"], f"does not fit what it says of its checks: {len(failed)} failed")
-        return Run(
-            date=content["date"],
-            device=machine["device"],
-            target=machine["target"],
-            override=machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""),
-            wheel=wheel.name,
-            sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-            flash_attn=found["version"],
-            python=machine["python"],
-            torch=machine["torch"],
-            hip=machine["hip"],
-            driver=machine["driver"],
-            passed=sum(line["ok"] is True for line in checks),
-            failed=tuple(failed),
-            speed=tuple(speed),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        why = f"{report.name} has not the form that the selftest writes: {error!r}"
-        raise DataError(why, remedy=_REMEDY) from error
+    found, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
+    _check_wheel(say, found, wheel)
+    _check_machine(say, machine, found, versions)
+    _check_date(say, content["date"], today)
+    _check_checks(say, checks)
+    _check_speed(say, speed)
+    failed = [line["check"] for line in checks if line["ok"] is False]
+    failed += [line["shape"] for line in speed if line.get("failure")]
+    failed += [content["trouble"]] if content["trouble"] else []
+    failed += [f"damaged: {path}" for path in found["damaged"]]
+    if content["ok"] is not (not failed):
+        raise say("ok", content["ok"], f"does not fit what it says of its checks: {len(failed)} failed")
+    return Run(
+        date=content["date"],
+        device=machine["device"],
+        target=machine["target"],
+        override=machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""),
+        wheel=wheel.name,
+        sha256=contents.file_sha256(wheel),
+        flash_attn=found["version"],
+        python=machine["python"],
+        torch=machine["torch"],
+        hip=machine["hip"],
+        driver=machine["driver"],
+        passed=sum(line["ok"] is True for line in checks),
+        failed=tuple(failed),
+        speed=tuple({name: line[name] for name in _KEPT if name in line} for line in speed if not line.get("failure")),
+    )
 
 
 def add(path: Path, run: Run) -> list[Run]:
@@ -104,19 +114,22 @@ def add(path: Path, run: Run) -> list[Run]:
 
     kept = [each for each in load(path) if place(each) != place(run)]
     runs = sorted([*kept, run], key=lambda each: (each.target, each.device, each.date, each.wheel))
-    path.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n", encoding="utf-8")
+    files.write(path, (json.dumps([asdict(each) for each in runs], indent=1) + "\n").encode())
     return runs
 
 
 def load(path: Path) -> list[Run]:
-    """docs/hardware.json. DataError if it is not what `add` writes."""
+    """docs/hardware.json. Raises DataError if it is not what `add` writes."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(entries, list):
-            raise TypeError("it is not a list")
-        return [Run(**{**each, "failed": tuple(each["failed"]), "speed": tuple(each["speed"])}) for each in entries]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is no list of runs of the selftest: {error}") from error
+    wrong = list(problems(entries, Listed(_RUN, 100_000), path.name))
+    if wrong:
+        raise DataError(
+            f"{path} is no list of runs of the selftest: {wrong[0]}", remedy="Restore it: git checkout -- FILE."
+        )
+    return [Run(**{**each, "failed": tuple(each["failed"]), "speed": tuple(each["speed"])}) for each in entries]
 
 
 def verified(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -145,45 +158,41 @@ class _Complaint:
         self.name = name
 
     def __call__(self, place: str, value: object, reason: str) -> DataError:
-        return DataError(f"{self.name}: {place}: {value!r} {reason}", remedy=_REMEDY)
-
-
-def _read(report: Path) -> Any:
-    try:
-        content = json.loads(report.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{report} is no report of the selftest: {error}") from error
-    wanted = sources.module("diagnosis.selftest.cases").FORMAT
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != wanted:
-        raise DataError(f"{report.name} has format {found!r}, this command reads format {wanted}")
-    return content
+        return DataError(
+            f"{self.name}: {place}: {value if isinstance(value, list) else shown(value)} {reason}", remedy=REMEDY
+        )
 
 
 def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: Path) -> None:
-    """The report's digest is that of the wheel's contents."""
+    """The report's digest is the one of the wheel's contents."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
-            text = archive.read(record).decode()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{wheel} is no wheel: {error}") from error
-    contents = sources.module("diagnosis.selftest.wheel").contents(text)
-    if found["contents"] != contents:
-        raise say("wheel/contents", found["contents"], f"is not the digest of {wheel.name}, which is {contents}")
+        with contents.Contents(wheel) as opened:
+            record = opened.text(f"{opened.info}/RECORD").decode()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{wheel} is no wheel: {error}", remedy="Give --wheel the published file.") from error
+    digest = sources.module("diagnosis.selftest.wheel").contents(record)
+    if found["contents"] != digest:
+        raise say("wheel/contents", found["contents"], f"is not the digest of {wheel.name}, which is {digest}")
 
 
 def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[str, Any], versions: Versions) -> None:
     target = machine["target"]
-    if target not in versions.targets:
+    if target not in versions.targets or versions.targets[target].is_generic:
         raise say("machine/target", target, "is no AMD GPU that a wheel is for")
     if not isinstance(machine["hip"], str):
         raise say("machine/hip", machine["hip"], "is no version: this torch is not for ROCm")
     loads = sources.module("kernels.targets").serving_targets(target, machine["hip"])
     if not set(loads) & set(wheel["targets"]):
         raise say("machine/target", target, f"loads nothing of the wheel, which is for {', '.join(wheel['targets'])}")
-    if not machine["architecture"].startswith(target):
+    if machine["architecture"].partition(":")[0] != target:
         raise say("machine/architecture", machine["architecture"], f"is no {target}")
+    if override := machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""):
+        # HIP then takes the GPU for the one of that version, whatever its name says.
+        parts = _OVERRIDE.fullmatch(override)
+        if parts is None or f"gfx{parts[1]}{int(parts[2]):x}{int(parts[3]):x}" != target:
+            raise say("machine/variables/HSA_OVERRIDE_GFX_VERSION", override, f"makes no {target}")
+    elif wrong := reports.wrong_device(machine["device"], target, versions):
+        raise say("machine/device", machine["device"], f"{wrong}, and machine/target says {target}")
 
 
 def _check_date(say: _Complaint, text: str, today: datetime.date) -> None:
@@ -209,8 +218,6 @@ def _check_checks(say: _Complaint, checks: Sequence[Mapping[str, Any]]) -> None:
         if line["limits"] not in known:
             raise say(place, line["limits"], "are no limits of the selftest")
         errors = [error for error in (line["forward"], line["backward"]) if error is not None]
-        if not all(isinstance(error, (int, float)) and math.isfinite(error) and error >= 0 for error in errors):
-            raise say(place, errors, "are no errors")
         over = any(error > limit for error, limit in zip(errors, line["limits"], strict=False))
         if line["ok"] is True and (over or not errors):
             raise say(place, errors, f"did not pass: at most {line['limits']}")
@@ -228,6 +235,6 @@ def _check_speed(say: _Complaint, speed: Sequence[Mapping[str, Any]]) -> None:
         if shape is None:
             raise say("speed", line["shape"], "is no shape of the selftest")
         for way, factor in (("forward_ms", 1.0), ("backward_ms", 2.5)):
-            time = line[way]
+            time = line.get(way)
             if time is not None and not 0 < factor * shape.flops / _MOST_TFLOPS * 1e-9 < time:
                 raise say(f"speed/{line['shape']}/{way}", time, "ms is faster than any GPU, or no time")

@@ -1,0 +1,123 @@
+"""The form of JSON from outside: every value is checked before any is used. Types, lengths, characters, numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rocm_wheels.errors import DataError
+
+MAX_NUMBER = 1e12  # larger than any size, count or time that is measured here
+_MAX_SHOWN = 80  # characters of a wrong value in a message
+# What a page would make a link or a mention of: text from outside is shown to people.
+_LINK = re.compile(r"(?i)@|://|\bwww\.|mailto:|[<>\[\]`|\\]|!\[|&[#a-z0-9]+;")
+
+Rule = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Form:
+    """An object with these fields and no others; those of `optional` may be absent."""
+
+    fields: Mapping[str, Rule | Form | Listed]
+    optional: Mapping[str, Rule | Form | Listed] | None = None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list of at most `most` values of one form."""
+
+    each: Rule | Form
+    most: int
+
+
+def load(name: str, content: bytes, most: int) -> Any:
+    """The value of a JSON text of at most `most` bytes. Raises DataError; infinities and deep nesting are refused."""
+    if len(content) > most:
+        raise DataError(f"{name} has {len(content)} bytes, it may have {most}")
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is not JSON: {shown(str(error))}") from error
+
+
+def problems(value: Any, form: Rule | Form | Listed, place: str = "") -> Iterator[str]:
+    """A line for each part of the value that has another form."""
+    if isinstance(form, Form):
+        if not isinstance(value, dict):
+            yield f"{place or 'it'}: {shown(value)} is no object"
+            return
+        known = {**form.fields, **(form.optional or {})}
+        for name in [name for name in form.fields if name not in value]:
+            yield f"{_below(place, name)} is missing"
+        for name, each in value.items():
+            if name in known:
+                yield from problems(each, known[name], _below(place, name))
+            else:
+                yield f"{_below(place, shown(name))} is unknown"
+    elif isinstance(form, Listed):
+        if not isinstance(value, list) or len(value) > form.most:
+            yield f"{place}: {shown(value)} is no list of at most {form.most}"
+            return
+        for number, each in enumerate(value):
+            yield from problems(each, form.each, _below(place, str(number)))
+    elif not form(value):
+        yield f"{place}: {shown(value)} has another form"
+
+
+def shown(value: Any) -> str:
+    """A value as part of a message: one printable line of limited length."""
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        return "a number of more than 12 digits"
+    text = ascii(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def text(most: int, pattern: str = "", *, empty: bool = False) -> Rule:
+    """One line of printable text that no page makes a link or a mention of; with `pattern` all of it matches that."""
+    compiled = re.compile(pattern, re.ASCII) if pattern else None
+
+    def good(value: Any) -> bool:
+        if not isinstance(value, str) or len(value) > most or (not value and not empty):
+            return False
+        if any(unicodedata.category(each)[0] == "C" or each in "\u2028\u2029" for each in value) or _LINK.search(value):
+            return False
+        return value == "" or (value == value.strip() and (compiled is None or bool(compiled.fullmatch(value))))
+
+    return good
+
+
+def number(least: float = 0, most: float = MAX_NUMBER, *, whole: bool = False) -> Rule:
+    """A finite number in these bounds. A bool is none."""
+    kinds = (int,) if whole else (int, float)
+    return lambda value: type(value) in kinds and least <= value <= most
+
+
+def none_or(rule: Rule) -> Rule:
+    return lambda value: value is None or rule(value)
+
+
+def one_of(*values: object) -> Rule:
+    """One of these values, of the same type: True is not 1."""
+    return lambda value: any(type(value) is type(each) and value == each for each in values)
+
+
+def table(key: Rule, value: Rule, most: int) -> Rule:
+    """An object of at most `most` names."""
+    return lambda found: (
+        isinstance(found, dict)
+        and len(found) <= most
+        and all(key(name) and value(each) for name, each in found.items())
+    )
+
+
+def _below(place: str, name: str) -> str:
+    return f"{place}/{name}" if place else name
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
