@@ -12,6 +12,7 @@ from typing import Any
 from rocm_wheels.errors import DataError
 
 MAX_NUMBER = 1e12  # larger than any size, count or time that is measured here
+MAX_DEPTH = 40  # objects and lists inside each other
 _MAX_SHOWN = 80  # characters of a wrong value in a message
 # What a page would make a link or a mention of: text from outside is shown to people.
 _LINK = re.compile(r"(?i)@|://|\bwww\.|mailto:|[<>\[\]`|\\]|!\[|&[#a-z0-9]+;")
@@ -40,9 +41,12 @@ def load(name: str, content: bytes, most: int) -> Any:
     if len(content) > most:
         raise DataError(f"{name} has {len(content)} bytes, it may have {most}")
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(content.decode("utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is not JSON: {shown(str(error))}") from error
+        raise DataError(f"{name} is not JSON: {' '.join(str(error).split())[:_MAX_SHOWN]}") from error
+    if _is_deep(value):
+        raise DataError(f"{name} has more than {MAX_DEPTH} objects inside each other")
+    return value
 
 
 def problems(value: Any, form: Rule | Form | Listed, place: str = "") -> Iterator[str]:
@@ -91,6 +95,19 @@ def text(most: int, pattern: str = "", *, empty: bool = False) -> Rule:
     return good
 
 
+def prose(most: int) -> Rule:
+    """Text of several lines, as a program prints it. Pages that show it escape it."""
+
+    def good(value: Any) -> bool:
+        return (
+            isinstance(value, str)
+            and len(value) <= most
+            and not any(unicodedata.category(each) in ("Cc", "Cs") and each not in "\n\t" for each in value)
+        )
+
+    return good
+
+
 def number(least: float = 0, most: float = MAX_NUMBER, *, whole: bool = False) -> Rule:
     """A finite number in these bounds. A bool is none."""
     kinds = (int,) if whole else (int, float)
@@ -113,6 +130,19 @@ def table(key: Rule, value: Rule, most: int) -> Rule:
         and len(found) <= most
         and all(key(name) and value(each) for name, each in found.items())
     )
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether objects and lists lie in each other deeper than MAX_DEPTH: what copies or writes them would recurse."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            each
+            for inner in level
+            if isinstance(inner, (dict, list))
+            for each in (inner.values() if isinstance(inner, dict) else inner)
+        ]
+    return any(isinstance(each, (dict, list)) for each in level)
 
 
 def _below(place: str, name: str) -> str:

@@ -1,17 +1,41 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
+import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wheelhouse
+from mutations import changed
 
-from rocm_wheels.errors import DataError
-from rocm_wheels.publish import assets
-from rocm_wheels.wheel import verdict, verify
+from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
+from rocm_wheels.matrix.versions import load
+from rocm_wheels.publish import admission, assets, catalogue, index, notes
+from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.publish.home import Home
+from rocm_wheels.wheel import build, verdict, verify
 from rocm_wheels.wheel.verdict import Stage, Verdict
+
+HOME = Home.of(repository="owner/name", url="https://x.org/")
+MACHINE = {
+    "device": "AMD Instinct MI300X",
+    "torch": "2.5.1",
+    "flash_attn": "2.8.3+rocm",
+    "python": "3.11.7",
+    "cuda": None,
+}
+COMPARED = {
+    **dict.fromkeys(("device", "benchmark", "figure", "baseline_date", "status"), "x"),
+    **dict.fromkeys(("baseline", "median", "ratio", "low", "high"), 1.5),
+}
+MEASURED = {"environment": MACHINE, "bound": 0.05, "regressions": 0, "comparisons": [COMPARED], "missing": ["x"]} | {
+    "without_baseline": []
+}
 
 
 def test_verdict_json_is_checked(tmp_path: Path) -> None:
@@ -41,6 +65,13 @@ def test_verdict_json_is_checked(tmp_path: Path) -> None:
         ),
         ({"stages": {}, "extra": 1}, "extra"),
         ({"benchmarks": []}, "benchmarks"),
+        ({"benchmarks": {**MEASURED, "comparisons": [{}]}}, "benchmarks"),
+        ({"benchmarks": {**MEASURED, "environment": {}}}, "benchmarks"),
+        ({"size": 10**400}, "size"),
+        ({"stages": {"gpu": {"status": "passed", "seconds": 10**400}}}, "stages/gpu"),
+        ({"python": "\ud800"}, "python"),
+        ({"targets": ["gfx942\n"]}, r"targets/'gfx942\\n'"),
+        ({"\ud800": 1}, r"'\\ud800'"),
         ({"commit": "main"}, "commit"),
         ({"size": True}, "size"),
         ({"sha256": "0"}, "sha256"),
@@ -61,9 +92,11 @@ def test_fields_of_a_verdict_are_checked(tmp_path: Path, change: dict[str, Any],
         ('{"ok": NaN}', "is not JSON: NaN is not a number"),
         ("[" * 100_000, "is not JSON: "),
         ("[]", "is not a verdict: it has no fields"),
+        ("[" * 200 + "]" * 200, "has more than 40 objects inside each other"),
+        ('"\\xff', "is not JSON: "),
         (" " * (1 << 21), "is not a verdict: it has 2097152 bytes"),
     ],
-    ids=["NaN", "nested", "list", "large"],
+    ids=["NaN", "nested", "list", "deep", "no text", "large"],
 )
 def test_a_text_that_is_no_verdict_is_one_message(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -92,7 +125,7 @@ def test_a_verdict_is_not_believed(tmp_path: Path, status: str | None) -> None:
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.MI300X)
     found = verdict.read(path.with_name(path.name + ".verdict.json"))
-    for value in (found, replace(found, benchmarks={"bound": 0.05}), replace(found, beside={"x.whl": "0" * 64})):
+    for value in (found, replace(found, benchmarks=MEASURED), replace(found, beside={"x.whl": "0" * 64})):
         assert verdict.read(value.write(path)) == value
 
 
@@ -130,3 +163,51 @@ def _verdict(stages: dict[str, Stage]) -> Verdict:
 def test_every_wheel_test_speaks_for_a_stage() -> None:
     files = [name for names in verdict.TESTED.values() for name in names]
     assert {path.name for path in verify.WHEEL_TESTS.glob("test_*.py")} == {*files, verify.SMOKE}
+
+
+def test_any_change_of_a_verdict_is_read_or_is_an_error_of_ours(tmp_path: Path) -> None:
+    """What is read can be published: its notes and its index are rendered, and it is written again."""
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.MI300X)
+    beside = path.with_name(path.name + ".verdict.json")
+    whole = json.loads(beside.read_text()) | {"benchmarks": MEASURED}
+    read = 0
+    for seed in range(250):
+        beside.write_text(json.dumps(changed(whole, seed)))
+        try:
+            wheels = catalogue.from_directory(tmp_path)
+            verdict.read(beside).write(path)
+        except DataError as error:
+            str(error).encode()
+            continue
+        read += 1
+        notes.render(wheels, tag="v1.0.0", index_url="https://x.org/", new="", repository="owner/name").encode()
+        index.build(Catalogue(wheels=tuple(wheels)), tmp_path / "site", versions=load(), home=HOME, files=tmp_path)
+        shutil.rmtree(tmp_path / "site")
+    assert read > 5
+
+
+def _damaged(content: bytes, seed: int) -> bytes:
+    """JSON with another value somewhere, or other bytes."""
+    if content.startswith(b"{"):
+        return json.dumps(changed(json.loads(content), seed)).encode()
+    chance = random.Random(seed)
+    place = chance.randrange(len(content))
+    return content[:place] + chance.randbytes(3) + content[place + chance.randrange(4) :]
+
+
+@pytest.mark.parametrize(
+    "member", ["flash_attn/_build_info.json", "flash_attn-2.8.3+rocm62torch2.5triton.dist-info/RECORD"]
+)
+def test_any_change_of_what_a_wheel_says_is_an_error_of_ours(tmp_path: Path, member: str) -> None:
+    path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    (wheel,) = catalogue.from_directory(tmp_path)
+    for seed in range(100):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content if name != member else _damaged(content, seed))
+        with suppress(DataError, PublishFailed):
+            admission.check(path, wheel, commit=None)
+        with suppress(RocmWheelsError):
+            build.plan_of(path)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
+from rocm_wheels import forms
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import catalogue
 from rocm_wheels.wheel import contents, verdict
+
+_MAX_BYTES = 1 << 20
 
 
 def adopt(dist: Path, verdicts: Path) -> list[str]:
@@ -36,12 +38,11 @@ def attach(dist: Path, summary: Path) -> list[str]:
 
     DataError if the file is something else; an empty list if that wheel is not there.
     """
-    try:
-        found = json.loads(summary.read_text(encoding="utf-8"))
-        version, python = found["environment"]["flash_attn"], found["environment"]["python"]
-        _ = found["comparisons"], found["missing"], found["regressions"], found["bound"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{summary} is not what benchmarks/trend.py writes: {error!r}") from error
+    found = forms.load(summary.name, summary.read_bytes(), _MAX_BYTES)
+    wrong = list(forms.problems(found, verdict.BENCHMARKS))
+    if wrong:
+        raise DataError(f"{summary} is not what benchmarks/trend.py writes: {wrong[0]}", remedy="Run the trend again.")
+    version, python = found["environment"]["flash_attn"], found["environment"]["python"]
     measured = [
         wheel.name
         for wheel in catalogue.from_directory(dist)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import tempfile
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +15,7 @@ from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell, has_interfaces
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
+from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import Verdict
 from rocm_wheels.wheel.workspace import work_directory
 
@@ -168,11 +166,10 @@ def plan_of(wheel: Path) -> Plan:
     """The plan that a finished wheel was built by, as far as its name and its contents tell. DataError for no wheel."""
     universal = names.parse_universal(wheel.name)
     name = None if universal else names.parse(wheel.name)
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            targets = json.loads(archive.read("flash_attn/_build_info.json"))["targets"]
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError) as error:
-        raise DataError(f"{wheel.name} is not a wheel that was built with these sources: {error}") from error
+    with contents.Contents(wheel) as opened:
+        targets = opened.build_info().get("targets")
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise DataError(f"{wheel.name} is not a wheel that was built with these sources: it names no GPU targets")
     env = {"PYTORCH_ROCM_ARCH": ";".join(targets)}
     if name is None:
         return make_universal_plan(versions.load(), flash_attn=str(universal), env=env)

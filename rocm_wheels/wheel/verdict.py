@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels import forms
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
 
@@ -34,6 +34,36 @@ SELFTEST = "selftest"
 # The universal wheel is tested with further combinations, a stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
+_MAX_WRONG = 10  # fields that a message names
+_TEXT = forms.prose(10_000)
+_NUMBER = forms.number()
+_DEVICE = forms.text(100)
+_TARGET = forms.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?")
+_TITLE = forms.text(200)
+_ENVIRONMENT = forms.table(_TITLE, forms.none_or(forms.prose(500)), 40)
+
+
+def _is_environment(value: Any) -> bool:
+    return _ENVIRONMENT(value) and all(_TITLE(value.get(name)) for name in ("device", "torch", "flash_attn", "python"))
+
+
+# What benchmarks/trend.py writes.
+_COMPARISON = forms.Form(
+    {
+        **dict.fromkeys(("device", "benchmark", "figure", "baseline_date", "status"), _TITLE),
+        **dict.fromkeys(("baseline", "median", "ratio", "low", "high"), _NUMBER),
+    }
+)
+BENCHMARKS = forms.Form(
+    {
+        "environment": _is_environment,
+        "bound": _NUMBER,
+        "regressions": forms.number(whole=True),
+        "comparisons": forms.Listed(_COMPARISON, 10_000),
+        "missing": forms.Listed(_TITLE, 10_000),
+        "without_baseline": forms.Listed(_TITLE, 10_000),
+    }
+)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?|")
 
@@ -163,25 +193,27 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
 
 
 def read(path: Path) -> Verdict:
-    """The verdict in a file. DataError if it is none."""
+    """The verdict in a file. Raises DataError if the file holds none."""
     return parse(path.name, path.read_bytes())
 
 
 def parse(name: str, content: bytes) -> Verdict:
-    """The verdict in a file of that name. DataError if it has not the form that `Verdict.write` gives it, or if it
-    claims another result than its stages have."""
+    """The verdict in a file of that name.
+
+    Raises DataError if it has not the form that `Verdict.write` gives it, or if it claims another result than its
+    stages have.
+    """
     if len(content) > _MAX_BYTES:
         raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
-    try:
-        found = json.loads(content, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is not JSON: {error}") from error
+    found = forms.load(name, content, _MAX_BYTES)
     known = {"ok"} | {each.name for each in fields(Verdict)}
     if not isinstance(found, dict) or (missing := sorted(known - found.keys() - {"beside", "benchmarks"})):
         what = ", ".join(missing) if isinstance(found, dict) else "fields"
         raise DataError(f"{name} is not a verdict: it has no {what}")
-    if wrong := [*_wrong(found), *sorted(found.keys() - known)]:
-        raise DataError(f"{name} is not a verdict: {', '.join(wrong)} has not the form that `build` writes")
+    if wrong := [*_wrong(found), *map(_named, sorted(found.keys() - known))]:
+        raise DataError(
+            f"{name} is not a verdict: {', '.join(wrong[:_MAX_WRONG])} has not the form that `build` writes"
+        )
     ok = found.pop("ok")
     stages = {stage: Stage(**entry) for stage, entry in found["stages"].items()}
     lists = {key: tuple(found[key]) for key in ("targets", "failures")}
@@ -192,36 +224,36 @@ def parse(name: str, content: bytes) -> Verdict:
     return verdict
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a number")
-
-
 def _wrong(found: Mapping[str, Any]) -> list[str]:
     """The fields that have another form than `Verdict.write` gives them."""
     texts = ("wheel", "torch_source", "python", "platform")
     checks = {
         "ok": isinstance(found["ok"], bool),
-        **{name: isinstance(found[name], str) for name in texts},
+        **{name: _TEXT(found[name]) for name in texts},
         **{name: _matches(_DIGEST, found[name]) for name in ("sha256", "contents")},
         "commit": _matches(_COMMIT, found["commit"]),
         "size": _is_count(found["size"]),
-        "cell": _is_table(found["cell"], lambda value: isinstance(value, str)),
+        "cell": _is_table(found["cell"], _TEXT),
         "tests": _is_table(found["tests"], _is_count),
         "beside": _is_table(found.get("beside", {}), lambda value: _matches(_DIGEST, value)),
-        "benchmarks": isinstance(found.get("benchmarks", {}), dict),
+        "benchmarks": "benchmarks" not in found or not list(forms.problems(found["benchmarks"], BENCHMARKS)),
         "targets": isinstance(found["targets"], list),
         "failures": isinstance(found["failures"], list),
         "stages": isinstance(found["stages"], dict),
     }
     wrong = [name for name, good in checks.items() if not good]
-    for name in ("targets", "failures"):
+    for name, good in (("targets", _TARGET), ("failures", _TEXT)):
         if checks[name]:
-            wrong += [f"{name}/{each!r}" for each in found[name] if not isinstance(each, str)]
+            wrong += [f"{name}/{forms.shown(each)}" for each in found[name] if not good(each)]
     if checks["stages"]:
-        wrong += [f"stages/{stage}" for stage, entry in found["stages"].items() if not _is_stage(entry)]
-        others = [stage for stage in found["stages"] if stage not in (*STAGES, SELFTEST)]
-        wrong += [f"stages/{stage}" for stage in others if not _COMBINATION.fullmatch(stage)]
+        known = {stage for stage in found["stages"] if stage in (*STAGES, SELFTEST) or _COMBINATION.fullmatch(stage)}
+        wrong += [f"stages/{stage}" for stage in known if not _is_stage(found["stages"][stage])]
+        wrong += [f"stages/{forms.shown(stage)}" for stage in found["stages"] if stage not in known]
     return wrong
+
+
+def _named(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else forms.shown(name)
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
@@ -229,15 +261,11 @@ def _matches(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return type(value) is int and 0 <= value <= forms.MAX_NUMBER
 
 
 def _is_table(value: object, good: Any) -> bool:
-    return isinstance(value, dict) and all(good(each) for each in value.values())
+    return isinstance(value, dict) and all(_TEXT(name) and good(each) for name, each in value.items())
 
 
 def _is_stage(entry: object) -> bool:
@@ -248,10 +276,12 @@ def _is_stage(entry: object) -> bool:
     status, devices = entry.get("status"), details.get("devices", [])
     return (
         isinstance(status, str)
+        and _TEXT(status)
         and (status in (PASSED, FAILED) or status.startswith(_NOT_RUN))
-        and _is_number(entry.get("seconds", 0))
-        and _is_table(details.get("worst error", {}), _is_number)
+        and _NUMBER(entry.get("seconds", 0))
+        and _is_table(details.get("worst error", {}), _NUMBER)
+        and all(_TEXT(name) for name in details)
         and isinstance(devices, list)
         and all(isinstance(device, dict) for device in devices)
-        and all(isinstance(device.get(key), str) for device in devices for key in ("name", "target"))
+        and all(_DEVICE(device.get("name")) and _TARGET(device.get("target")) for device in devices)
     )
