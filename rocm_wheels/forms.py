@@ -6,8 +6,8 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from rocm_wheels.errors import DataError
 
@@ -22,18 +22,30 @@ Rule = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Form:
-    """An object with these fields and no others; those of `optional` may be absent."""
+    """An object with these fields; those of `optional` may be absent. `others` allows names besides."""
 
-    fields: Mapping[str, Rule | Form | Listed]
-    optional: Mapping[str, Rule | Form | Listed] | None = None
+    fields: Mapping[str, AnyForm]
+    optional: Mapping[str, AnyForm] = field(default_factory=dict)
+    others: bool = False
 
 
 @dataclass(frozen=True)
 class Listed:
     """A list of at most `most` values of one form."""
 
-    each: Rule | Form
+    each: AnyForm
     most: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object of at most `most` names, whose values have one form."""
+
+    each: AnyForm
+    most: int
+
+
+AnyForm: TypeAlias = "Rule | Form | Listed | Named"
 
 
 def load(name: str, content: bytes, most: int) -> Any:
@@ -49,19 +61,19 @@ def load(name: str, content: bytes, most: int) -> Any:
     return value
 
 
-def problems(value: Any, form: Rule | Form | Listed, place: str = "") -> Iterator[str]:
+def problems(value: Any, form: AnyForm, place: str = "") -> Iterator[str]:
     """A line for each part of the value that has another form."""
     if isinstance(form, Form):
         if not isinstance(value, dict):
             yield f"{place or 'it'}: {shown(value)} is no object"
             return
-        known = {**form.fields, **(form.optional or {})}
+        known = {**form.fields, **form.optional}
         for name in [name for name in form.fields if name not in value]:
             yield f"{_below(place, name)} is missing"
         for name, each in value.items():
             if name in known:
                 yield from problems(each, known[name], _below(place, name))
-            else:
+            elif not form.others:
                 yield f"{_below(place, shown(name))} is unknown"
     elif isinstance(form, Listed):
         if not isinstance(value, list) or len(value) > form.most:
@@ -69,6 +81,12 @@ def problems(value: Any, form: Rule | Form | Listed, place: str = "") -> Iterato
             return
         for number, each in enumerate(value):
             yield from problems(each, form.each, _below(place, str(number)))
+    elif isinstance(form, Named):
+        if not isinstance(value, dict) or len(value) > form.most:
+            yield f"{place}: {shown(value)} is no object of at most {form.most} names"
+            return
+        for name, each in value.items():
+            yield from problems(each, form.each, _below(place, name if _NAME(name) else shown(name)))
     elif not form(value):
         yield f"{place}: {shown(value)} has another form"
 
@@ -112,6 +130,9 @@ def number(least: float = 0, most: float = MAX_NUMBER, *, whole: bool = False) -
     """A finite number in these bounds. A bool is none."""
     kinds = (int,) if whole else (int, float)
     return lambda value: type(value) in kinds and least <= value <= most
+
+
+_NAME = text(200)
 
 
 def none_or(rule: Rule) -> Rule:

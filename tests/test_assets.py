@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import fake_parts
 import pytest
 import wheelhouse
 from fake_github import Hub
@@ -25,10 +27,9 @@ def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
 
 
 def test_kernel_stores_and_the_crate_go_along(tmp_path: Path) -> None:
-    wheelhouse.write(tmp_path, CELL)
-    names = ["candle-flash-rocm-0.1.0.crate", "gfx942.zip"]
-    for name in names:
-        (tmp_path / name).write_bytes(b"x")
+    store, crate = fake_parts.store(tmp_path, "gfx942"), fake_parts.crate(tmp_path, wheelhouse.COMMIT)
+    wheelhouse.write(tmp_path, CELL, stores=[store])
+    names = [crate.name, store.name]
     found = {asset.name: asset for asset in assets.collect(tmp_path)[1]}
     assert [name for name in found if name in names] == names
     assert found[names[0]].content_type == "application/gzip"
@@ -196,3 +197,59 @@ def test_what_the_release_has_counts_too(monkeypatch: pytest.MonkeyPatch, hub: H
     with pytest.raises(PublishFailed, match="14 assets do not fit: a release holds 13"):
         publish(hub, tmp_path)
     assert state(hub) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gfx942.zip", None, "is in none of the wheels, so nothing says which build made it"),
+        ("gfx942.zip", b"PK", "is no kernel store"),
+        ("gfx90a.zip", None, "is for gfx942"),
+        ("kernels-triton-gfx942.zip", None, "is in none of the wheels"),
+        ("sm_90.zip", None, "kernels for NVIDIA GPUs are never published"),
+        ("more.zip", None, "is no name of a kernel store"),
+    ],
+)
+def test_a_zip_is_published_if_a_wheel_of_the_release_holds_it(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    own = fake_parts.store(tmp_path / "own", "gfx942")
+    wheelhouse.write(tmp_path / "dist", CELL, stores=[own])
+    other = fake_parts.store(tmp_path / "other", "gfx942", kernel_name="another")
+    (tmp_path / "dist" / name).write_bytes(content if content is not None else other.read_bytes())
+    with pytest.raises((PublishFailed, DataError), match=message) as error:
+        assets.collect(tmp_path / "dist")
+    assert error.value.remedy or "NVIDIA" in message
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, None),
+        ({".cargo_vcs_info.json": None}, "names no commit"),
+        ({".cargo_vcs_info.json": "[]"}, r"\.cargo_vcs_info\.json: it: list of 0 is no object"),
+        ({".cargo_vcs_info.json": "{"}, "is not JSON"),
+        ({".cargo_vcs_info.json": '{"git": {"sha1": "' + 40 * "d" + '"}}'}, f"was packed at commit {40 * 'd'}"),
+        ({".cargo_vcs_info.json": json.dumps({"git": {"sha1": wheelhouse.COMMIT, "dirty": True}})}, "not committed"),
+        ({"Cargo.toml": None}, "has 0 manifests"),
+        ({"/etc/x": "x"}, "which is no file of the crate"),
+        ({"../x": "x"}, "which is no file of the crate"),
+    ],
+)
+def test_the_crate_is_the_one_of_the_commit(tmp_path: Path, files: dict[str, Any], message: str | None) -> None:
+    wheelhouse.write(tmp_path, CELL)
+    crate = fake_parts.crate(tmp_path, wheelhouse.COMMIT, **files)
+    if message is None:
+        assert crate.name in {asset.name for asset in assets.collect(tmp_path, commit=wheelhouse.COMMIT)[1]}
+        crate = crate.rename(tmp_path / "other.crate")
+        message = "is no name of the crate"
+    with pytest.raises((PublishFailed, DataError), match=message):
+        assets.collect(tmp_path, commit=wheelhouse.COMMIT)
+
+
+def test_a_file_that_is_no_crate(tmp_path: Path) -> None:
+    wheelhouse.write(tmp_path, CELL)
+    for content in (b"x", gzip.compress(b"x" * 2000), gzip.compress(b"")[:-4]):
+        (tmp_path / "candle-flash-rocm-0.1.0.crate").write_bytes(content)
+        with pytest.raises(PublishFailed, match=r"is no crate|has 0 manifests"):
+            assets.collect(tmp_path)

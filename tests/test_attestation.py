@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_parts
 import pytest
 import wheelhouse
 from fake_github import Hub
@@ -118,3 +119,25 @@ def test_verdicts_of_the_gpu_take_the_place_of_the_others(hub: Hub, tmp_path: Pa
     (gpu / verdict).write_text(json.dumps({**found, "sha256": "0" * 64}))
     assert cli.main(arguments(dist, "--verdicts", str(gpu))) != 0
     assert cli.main(arguments(dist, "--verdicts", str(tmp_path / "none"))) == 0
+
+
+def test_the_crate_is_attested_by_a_workflow_of_its_own(
+    hub: Hub, tmp_path: Path, known: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = wheelhouse.write(tmp_path / "dist", wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
+    dist = wheel.parent
+    crate = fake_parts.crate(dist, COMMIT)
+    attest(known, dist)
+    both = ("--attested-by", WORKFLOW, "--crate-attested-by", ".github/workflows/build.yml")
+    for options, message in (
+        (both[:2], "nothing says who built candle-flash-rocm-0.1.0.crate"),
+        (both, f"{crate.name} has no attestation of .github/workflows/build.yml at {COMMIT}"),
+    ):
+        assert cli.main(arguments(dist, *options)) == PublishFailed.exit_code
+        assert message in capsys.readouterr().err
+        assert hub.releases == {}
+    digest = hashlib.sha256(crate.read_bytes()).hexdigest()
+    attested = json.loads(known.read_text()) | {digest: ["owner/name/.github/workflows/build.yml", COMMIT]}
+    known.write_text(json.dumps(attested))
+    assert cli.main(arguments(dist, *both)) == 0
+    assert crate.name in state(hub)["assets"]

@@ -54,7 +54,7 @@ def test_the_gate_of_publishing(
 ) -> None:
     results = {"create_release": release, "create_matrix": "success", "build_wheels_rocm": wheels, "smoke": smoke}
     for crate in ("success", "failure"):
-        assert _publishes({**results, "crate": crate}, count, variable) is (published and crate == "success")
+        assert _publishes({**results, "sign_crate": crate}, count, variable) is (published and crate == "success")
 
 
 def _publishes(results: dict[str, str], count: str, variable: str) -> bool:

@@ -90,6 +90,7 @@ def test_these_are_the_workflows() -> None:
         "smoke",
         "trend",
         "crate",
+        "sign_crate",
         "rehearse",
         "publish",
         "update_release_notes",
@@ -129,6 +130,7 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
         # That a pull request runs none of these of build.yml is a test of its own.
         assert key in {
             "create_release",
+            "sign_crate",
             "publish",
             "update_release_notes",
             "update_docs",
@@ -151,11 +153,22 @@ def test_the_build_has_the_permissions_of_its_caller() -> None:
     names = [step["name"] for step in load("_build_rocm.yml")["jobs"]["build"]["steps"]]
     order = ("Build, repair, verify", "Attest where the wheels come from", "Upload")
     assert [name for name in names if name in order] == list(order)
-    (attest,) = [step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")]
+    (attest, crate) = [
+        step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")
+    ]
     assert attest["if"] == "inputs.attest"
+    assert crate in load("build.yml")["jobs"]["sign_crate"]["steps"]
     (publish,) = [step for _, step in steps() if step["name"] == "Check, upload, publish"]
-    assert "--attested-by .github/workflows/_build_rocm.yml" in publish["run"]
+    assert " --attested-by .github/workflows/_build_rocm.yml" in publish["run"]
+    assert " --crate-attested-by .github/workflows/build.yml" in publish["run"]
     assert publish["env"]["GH_TOKEN"] == "${{ github.token }}", "gh verifies with it"
+
+
+def test_the_crate_is_signed_where_nothing_of_it_runs() -> None:
+    job = load("build.yml")["jobs"]["sign_crate"]
+    assert job["permissions"] == {"id-token": "write", "attestations": "write"}
+    assert not [step for step in job["steps"] if "run" in step]
+    assert load("build.yml")["jobs"]["crate"]["permissions"] == {"contents": "read"}
 
 
 def test_a_job_that_can_write_installs_next_to_nothing() -> None:
@@ -327,7 +340,7 @@ def test_a_pipe_fails_with_its_first_command() -> None:
 def test_everything_of_a_release_is_of_its_commit() -> None:
     """What is built, tested and published is checked out at the commit of the tag, not at the one of the run."""
     for key, job in load("build.yml")["jobs"].items():
-        if key in ("create_release", "update_docs", "trend"):
+        if key in ("create_release", "update_docs", "trend", "sign_crate"):
             continue
         if "uses" in job:
             assert job["with"]["commit"] == "${{ needs.create_matrix.outputs.commit }}", key

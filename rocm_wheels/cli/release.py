@@ -43,6 +43,7 @@ def add_verbs(verbs: Any) -> None:
         metavar="WORKFLOW",
         help="refuse wheels without an attestation of this workflow file at the commit, as `gh` verifies it",
     )
+    publish.add_argument("--crate-attested-by", metavar="WORKFLOW", help="the same for the crate, with --attested-by")
     publish.add_argument(
         "--verdicts", type=Path, metavar="DIR", help="verdicts of the GPU job, which take the place of those in --dist"
     )
@@ -188,9 +189,14 @@ def _publish(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.attested_by is not None:
         attested = attestation.check(
-            arguments.dist, repository=api.repository, commit=commit, workflow=arguments.attested_by
+            arguments.dist,
+            repository=api.repository,
+            commit=commit,
+            workflow=arguments.attested_by,
+            crate_workflow=arguments.crate_attested_by,
         )
-        say(f"attested by {arguments.attested_by} at {commit}: {len(attested)} wheels")
+        wheels = sum(name.endswith(".whl") for name in attested)
+        say(f"attested by {arguments.attested_by} at {commit}: {wheels} wheels")
     url = publishing.publish(api, arguments.tag, arguments.dist, commit=commit, index_url=home.url, say=say)
     if output := os.environ.get("GITHUB_OUTPUT"):
         with Path(output).open("a", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocm_wheels.compile import codeobject, sources
+from rocm_wheels.compile import codeobject, manifest, sources
 from rocm_wheels.errors import DataError
 
 _HEADER = ("variant", "threads", "shared", "VGPR", "AGPR", "SGPR", "spills v/s", "private", "matrix", "KiB")
@@ -79,13 +79,14 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 def _table(path: Path) -> str:
     rows: list[tuple[str, ...]] = [_HEADER]
     spilling = 0
+    manifest.read(path)
     store = sources.module("runtime.store").Store(path)
     for name, image in sorted(store.images()):
         entry = store.kernels[name]
         found = codeobject.read_all(image)[entry["symbol"]]
         if found.target != store.target:
             raise DataError(f"{name} in {path.name} is a code object for {found.target}")
-        isa = entry["isa"]
+        isa = entry.get("isa", {})
         matrix = [f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa]
         spilling += found.private > 0  # on CDNA a spilled VGPR may go to an AGPR, an SGPR goes to a VGPR's lane
         figures = (

@@ -14,6 +14,7 @@ from rocm_wheels.wheel.contents import Contents
 
 _PLATFORM = re.compile(r"manylinux(_\d+_\d+|2014)_(x86_64|aarch64)")
 _AGAIN = "Build it again: ./build_rocm.sh"
+COMMIT_REMEDY = "Check out the commit of the release, without changes, and build there."
 
 
 def check(path: Path, wheel: Wheel, *, commit: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.publish import admission, catalogue
+from rocm_wheels.publish import admission, catalogue, parts
 from rocm_wheels.publish.catalogue import METADATA
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.wheel import contents
@@ -83,9 +83,16 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
             _of_file(path.with_name(wheel.name + VERDICT), final=False),
             Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
         ]
-    assets += [_of_file(path, final=False) for path in sorted((*dist.glob("*.zip"), *dist.glob("*.crate")))]
+    others = sorted((*dist.glob("*.zip"), *dist.glob("*.crate")))
+    assets += [_of_file(path, final=True) for path in others]
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)
+    known = parts.stores_of(dist / wheel.name for wheel in wheels) if any(dist.glob("*.zip")) else {}
+    for path in others:
+        if path.suffix == ".crate":
+            parts.check_crate(path, commit=commit)
+        else:
+            parts.check_store(path, known)
     return wheels, assets
 
 

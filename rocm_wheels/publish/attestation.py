@@ -1,6 +1,6 @@
-"""The gate of publishing: each wheel was built by the workflow of this repository, from the commit of the release.
+"""The gate of publishing: the wheels and the crate were built by this repository's workflows, at the release's commit.
 
-GitHub signs an attestation in the job that builds and tests a wheel. `gh attestation verify` checks it.
+GitHub signs an attestation of the run that builds and tests them. `gh attestation verify` checks it.
 """
 
 from __future__ import annotations
@@ -13,32 +13,45 @@ from rocm_wheels.errors import MissingTool, PublishFailed
 _SECONDS = 120
 
 
-def check(dist: Path, *, repository: str, commit: str, workflow: str) -> list[str]:
-    """The names of the wheels in `dist`, each attested. PublishFailed, with gh's words, for one that is not.
+def check(dist: Path, *, repository: str, commit: str, workflow: str, crate_workflow: str | None = None) -> list[str]:
+    """The names of the wheels and the crate in `dist`, each attested.
 
-    `workflow` is the path of the workflow file that must have signed, on a runner that GitHub hosts.
+    The wheels must be signed by the workflow file at the path `workflow` and the crate by `crate_workflow`, on a runner
+    that GitHub hosts. Kernel stores are members of the wheels (publish/parts.py). Raises PublishFailed, with the
+    message of gh, for a file that is not attested.
     """
-    names = []
-    for wheel in sorted(dist.glob("*.whl")):
-        command = ["gh", "attestation", "verify", str(wheel), "--repo", repository]
-        command += ["--signer-workflow", f"{repository}/{workflow}", "--source-digest", commit]
-        command += ["--deny-self-hosted-runners"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        except FileNotFoundError:
-            raise MissingTool(
-                "there is no gh on PATH to verify attestations with",
-                remedy="Install GitHub's command line, or publish without --attested-by.",
-            ) from None
-        except subprocess.TimeoutExpired as error:
-            raise PublishFailed(
-                f"gh did not verify {wheel.name} within {_SECONDS} s", remedy="Run it again later."
-            ) from error
-        if done.returncode != 0:
-            words = (done.stderr or done.stdout).strip().splitlines()
-            raise PublishFailed(
-                f"{wheel.name} has no attestation of {workflow} at {commit}: {words[-1] if words else 'gh failed'}",
-                remedy="Publish the files that the run of this commit built, byte for byte.",
-            )
-        names.append(wheel.name)
-    return names
+    crates = sorted(dist.glob("*.crate"))
+    if crates and crate_workflow is None:
+        raise PublishFailed(
+            f"nothing says who built {crates[0].name}",
+            remedy="Give --crate-attested-by .github/workflows/build.yml, or move the crate away.",
+        )
+    wanted = [(path, workflow) for path in sorted(dist.glob("*.whl"))]
+    wanted += [(path, str(crate_workflow)) for path in crates]
+    for path, signer in wanted:
+        _verify(path, repository=repository, commit=commit, workflow=signer)
+    return [path.name for path, _ in wanted]
+
+
+def _verify(path: Path, *, repository: str, commit: str, workflow: str) -> None:
+    """Raises PublishFailed unless gh finds an attestation of the file by that workflow at that commit."""
+    command = ["gh", "attestation", "verify", str(path), "--repo", repository]
+    command += ["--signer-workflow", f"{repository}/{workflow}", "--source-digest", commit]
+    command += ["--deny-self-hosted-runners"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except FileNotFoundError:
+        raise MissingTool(
+            "there is no gh on PATH to verify attestations with",
+            remedy="Install GitHub's command line, or publish without --attested-by.",
+        ) from None
+    except subprocess.TimeoutExpired as error:
+        raise PublishFailed(
+            f"gh did not verify {path.name} within {_SECONDS} s", remedy="Run it again later."
+        ) from error
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise PublishFailed(
+            f"{path.name} has no attestation of {workflow} at {commit}: {words[-1] if words else 'gh failed'}",
+            remedy="Publish the files that the run of this commit built, byte for byte.",
+        )

@@ -28,7 +28,8 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
             raise DataError(
                 f"{path} is not about {wheel}", remedy="Run the GPU job again on the wheels that are to be published."
             )
-        verdict_of_gpu.write(wheel)
+        earlier = verdict.beside(wheel)
+        (verdict_of_gpu.with_gpu_of(earlier) if earlier else verdict_of_gpu).write(wheel)
         found.append(wheel.name)
     return found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels.errors import PublishFailed
+from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.publish import assets, catalogue, notes, published, yanks
 from rocm_wheels.publish.assets import SUMS, Asset
@@ -16,7 +17,7 @@ from rocm_wheels.publish.github import GitHub
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.release import Listing, Release, Say
 from rocm_wheels.publish.templates import size
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import contents, verdict
 from rocm_wheels.wheel.numbering import PublicWheel
 
 
@@ -32,13 +33,14 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     kept = _unchanged(dist, wheels, wanted, published.public_wheels(api, but=tag), say)
     listing = release.without_leftovers()
     if not release.draft:
-        kept |= _public_interfaces(listing, wanted, say)
+        kept |= _public_packings(listing, wanted, say)
     by_name = {asset.name: asset for asset in wanted}
     for wheel in wheels:
         if wheel.name not in kept and release.foreign_wheel(by_name[wheel.name], wheel.verdict, listing):
             say(f"{wheel.name}: the same contents are there from another run and stay")
             kept.add(wheel.name)
-    wanted = [asset for asset in wanted if _owner(asset.name) not in kept]
+    theirs = {f"{wheel.name}{names.VERDICT}" for wheel in wheels if _says_more(release, wheel, listing, say)}
+    wanted = [asset for asset in wanted if _owner(asset.name) not in kept and asset.name not in theirs]
     if not listing and not any(asset.name.endswith(".whl") for asset in wanted):
         release.drop_empty_draft()
         say(f"nothing is new since the last release: {tag} needs no wheels, and no release")
@@ -46,18 +48,23 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     say(f"release {tag}: {'draft' if release.draft else 'public'}, {len(wanted)} assets to be there")
     release.check(wanted, listing)
     assets.check_count([*listing, *by_name])
-    for number, asset in enumerate(wanted, start=1):
-        say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
-        say(f"  {release.upload(asset, listing.get(asset.name))}")
+    try:
+        for number, asset in enumerate(wanted, start=1):
+            say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
+            say(f"  {release.upload(asset, listing.get(asset.name))}")
+    except PublishFailed:
+        # Another run may have made the release public meanwhile: its sums must cover what was added until here.
+        with suppress(PublishFailed):
+            if not release.still_draft():
+                release.write_sums([])
+        raise
     # Over everything in the release, not only over this directory: wheels may have been added to it later.
-    listing = release.verify(wanted)
-    sums = assets.sums(_digests(listing))
-    say(f"{SUMS}\n  {release.upload(sums, listing.get(SUMS))}")
-    release.verify([*wanted, sums])
+    say(f"{SUMS}\n  {release.write_sums(wanted)}")
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
     count = _write_notes(release, wanted, index_url)
     release.only()
     release.publish()
+    release.write_sums(wanted)  # another run may have added files between the check and the publication
     say(f"published: {release.fields['html_url']}, {len(wheels)} wheels of {count} in it")
     return str(release.fields["html_url"])
 
@@ -115,13 +122,40 @@ def _unchanged(
     return kept
 
 
-def _public_interfaces(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
-    """The wheels of interfaces that are public in this release: built again with another Python they are the same
-    but for the version of the build backend."""
-    kept = {asset.name for asset in wanted if names.is_interface(asset.name) and asset.name in listing}
-    for name in sorted(kept):
+def _public_packings(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
+    """The wheels of interfaces and the crate that are public in this release: packed again at the same commit they
+    are the same but for the version of the build backend or of cargo."""
+    packed = {asset.name for asset in wanted if names.is_interface(asset.name) or asset.name.endswith(".crate")}
+    for name in sorted(packed & listing.keys()):
         say(f"{name}: the one that is public stays")
-    return kept
+    return packed & listing.keys()
+
+
+def _says_more(release: Release, wheel: Wheel, listing: Listing, say: Say) -> bool:
+    """Whether the release holds a verdict about this very wheel that says more than the one in the directory.
+
+    Raises PublishFailed if that verdict says that the wheel failed on a GPU, and the one in the directory met none.
+    """
+    there = listing.get(wheel.name + names.VERDICT)
+    if there is None or there["state"] != "uploaded":
+        return False
+    try:
+        found = verdict.parse(there["name"], release.api.download(there["url"]))
+    except DataError:
+        return False
+    if found.sha256 != wheel.sha256 or found == wheel.verdict:
+        return False
+    if found.met_gpu and not wheel.verdict.met_gpu:
+        if found.gpu.status == verdict.FAILED:
+            raise PublishFailed(
+                f"the verdict of {wheel.name} in release {release.tag} says that it failed on a GPU,"
+                " the one in the directory that it met none",
+                remedy=f"Test it on a GPU: python -m rocm_wheels verify --require-gpu {wheel.name}",
+            )
+        say(f"{wheel.name}: its verdict in the release is from a GPU and stays")
+        return True
+    measured = found.benchmarks is not None and wheel.verdict.benchmarks is None
+    return measured and found.met_gpu == wheel.verdict.met_gpu
 
 
 def _owner(name: str) -> str:
@@ -129,10 +163,6 @@ def _owner(name: str) -> str:
     for suffix in (METADATA, names.VERDICT):
         name = name.removesuffix(suffix)
     return names.labelled(name)
-
-
-def _digests(listing: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    return {name: catalogue.asset_sha256(asset) or "" for name, asset in listing.items()}
 
 
 def _write_notes(release: Release, wanted: Sequence[Asset], index_url: str) -> int:
@@ -157,7 +187,7 @@ def _wheels_of(release: Release, wanted: Sequence[Asset]) -> list[Wheel]:
 
     def fetch(asset: Mapping[str, Any]) -> bytes:
         known = local.get(asset["name"])
-        if known is None:
+        if known is None or not known.is_there(asset):
             return release.api.download(asset["url"])
         with known.open() as file:
             return file.read()

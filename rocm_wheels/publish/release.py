@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import catalogue, github
-from rocm_wheels.publish.assets import Asset
+from rocm_wheels.publish.assets import SUMS, Asset, sums
 from rocm_wheels.publish.github import GitHub, Unanswered
 from rocm_wheels.wheel.verdict import Verdict
 
@@ -114,7 +114,7 @@ class Release:
         for asset in wanted:
             there = listing.get(asset.name)
             if asset.final and there is not None and not asset.is_there(there):
-                self._may_delete(asset, there)
+                self._may_delete(asset, there, {there["id"]})
 
     def upload(self, wanted: Asset, there: Mapping[str, Any] | None) -> str:
         """Makes the asset be there, and says how. `there` is what the last listing had under its name."""
@@ -143,6 +143,24 @@ class Release:
             time.sleep(github.backoff(attempt))
         raise PublishFailed(f"release {self.tag} does not hold what was sent: {', '.join(wrong)}", remedy=AGAIN)
 
+    def write_sums(self, wanted: Sequence[Asset]) -> str:
+        """Makes SHA256SUMS cover all that the release holds, `wanted` and what another run added meanwhile.
+
+        Returns how, as `upload` does. Raises PublishFailed if the release changes each time.
+        """
+        done = "already there"
+        for attempt in range(github.ATTEMPTS):
+            listing = self.verify(wanted)
+            fresh = sums({name: catalogue.asset_sha256(asset) or "" for name, asset in listing.items()})
+            there = listing.get(SUMS)
+            if there is not None and fresh.is_there(there):
+                return done
+            if attempt:
+                time.sleep(github.backoff(attempt))
+            self.still_draft()  # if another run made it public, the old sums stay until the new ones are there
+            done = self.upload(fresh, there)
+        raise PublishFailed(f"release {self.tag} changes while {SUMS} is written", remedy=f"Stop other runs. {AGAIN}")
+
     def update(self, **fields: Any) -> None:
         """Sets fields of the release; what already has its value is not sent."""
         if any(self.fields.get(name) != value for name, value in fields.items()):
@@ -160,12 +178,14 @@ class Release:
             self.api.delete_release(self.fields["id"])
 
     def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        # What a run may take away: what it saw at its start, and what it sent. A file that came meanwhile is another's.
+        own = {there["id"]} if there is not None else set()
         for attempt in range(github.ATTEMPTS):
             if there is not None:
                 self.still_draft()
-                self._may_delete(wanted, there)
+                self._may_delete(wanted, there, own)
                 self.api.delete_asset(there["id"])
-            there = self._once(wanted, attempt)
+            there = self._once(wanted, attempt, own)
             if there is not None and wanted.is_there(there):
                 return there
         raise PublishFailed(f"{wanted.name} could not be sent in {github.ATTEMPTS} attempts", remedy=AGAIN)
@@ -176,8 +196,8 @@ class Release:
         self.api.delete_asset(there["id"])
         self.api.rename_asset(sent["id"], wanted.name)
 
-    def _once(self, wanted: Asset, attempt: int) -> dict[str, Any] | None:
-        """One attempt to upload; what is there after it, None if nothing is."""
+    def _once(self, wanted: Asset, attempt: int, own: set[int]) -> dict[str, Any] | None:
+        """One attempt to upload; what is there after it, None if nothing is. `own` gets the id of what was sent."""
         try:
             sent = self.api.upload(self.fields["upload_url"], wanted.name, wanted.open, wanted.content_type)
         except Unanswered as problem:
@@ -185,6 +205,7 @@ class Release:
             self.say(f"  {problem}; looking again in {wait:.0f} s")
             time.sleep(wait)
             return self.listing().get(wanted.name)
+        own.add(sent["id"])
         if sent["name"] != wanted.name:
             self.api.delete_asset(sent["id"])
             raise PublishFailed(f"GitHub stored {wanted.name} as {sent['name']}", remedy="Rename the file.")
@@ -192,9 +213,18 @@ class Release:
             return self.listing().get(wanted.name)
         return sent
 
-    def _may_delete(self, wanted: Asset, there: Mapping[str, Any]) -> None:
-        """PublishFailed for a file of a public release."""
-        if self.draft or there["state"] != "uploaded":
+    def _may_delete(self, wanted: Asset, there: Mapping[str, Any], own: Collection[int]) -> None:
+        """Raises PublishFailed for a file of a public release, and for one that another run sent meanwhile."""
+        if there["state"] != "uploaded":
+            return
+        if self.draft:
+            # The sums are made again until they fit the release, whoever wrote them.
+            if there["id"] not in own and wanted.name.removesuffix(_NEXT) != SUMS:
+                raise PublishFailed(
+                    f"{wanted.name} came into the draft of {self.tag} meanwhile, with other contents:"
+                    " another run publishes under this tag",
+                    remedy=f"Wait for the other run, or stop it. {AGAIN}",
+                )
             return
         if not wanted.final:
             raise PublishFailed(f"{wanted.name} was made public by another run meanwhile", remedy=AGAIN)

@@ -109,6 +109,10 @@ class Contents:
             total.update(f"{name}\0".encode() + digest)
         return total.hexdigest()
 
+    def sha256(self, name: str) -> str:
+        """sha256 of a member. Raises DataError if it cannot be read."""
+        return self._digest(name)[0].hex()
+
     def _without_provenance(self, name: str) -> bytes | None:
         """A member's content as the digest takes it, None for one that is taken as it is."""
         if name == f"{self.info}/RECORD":

@@ -9,13 +9,13 @@ import hashlib
 import json
 import time
 import uuid
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rocm_wheels.compile import manifest
 from rocm_wheels.compile.asm import package as asm_package
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.environment import OLDEST_EPOCH
@@ -67,16 +67,15 @@ def document(subject: Subject, files: Mapping[str, Path]) -> dict[str, Any]:
     for name, path in sorted(files.items()):
         properties = []
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                manifest = json.loads(archive.read("manifest.json"))
+            made = manifest.read(path)
             # Of Composable Kernel: "ziglang" and "0.15.2, clang-tidy 20.1.0, triton 3.7.1".
-            for made_by in "{name} {version}".format(**manifest["compiler"]).split(", "):
+            for made_by in "{name} {version}".format(**made["compiler"]).split(", "):
                 compiler, _, release = made_by.rpartition(" ")
                 compilers[compiler] = release
-            assembly |= any(kernel.startswith("asm-") for kernel in manifest["kernels"])
+            assembly |= any(kernel.startswith("asm-") for kernel in made["kernels"])
             properties = [
-                {"name": "target", "value": manifest["target"]},
-                {"name": "kernels", "value": str(len(manifest["kernels"]))},
+                {"name": "target", "value": made["target"]},
+                {"name": "kernels", "value": str(len(made["kernels"]))},
             ]
         part = {
             "type": "file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,23 @@ class Verdict:
 
     @property
     def gpu(self) -> Stage:
-        return self.stages[GPU]
+        return self.stages.get(GPU, Stage.not_run("not recorded"))
+
+    @property
+    def met_gpu(self) -> bool:
+        """Whether its tests ran on a GPU, passed or failed."""
+        return self.gpu.status in (PASSED, FAILED)
+
+    def with_gpu_of(self, other: Verdict) -> Verdict:
+        """This verdict, with what the other one of the same file says of a GPU, if this one met none.
+
+        So a test report of a GPU is never replaced by "not run".
+        """
+        if self.met_gpu or not other.met_gpu or other.sha256 != self.sha256:
+            return self
+        stages = {name: stage for name, stage in other.stages.items() if name in (GPU, SELFTEST)}
+        failures = tuple(name for name in other.failures if other.gpu.status == FAILED and name not in self.failures)
+        return replace(self, stages={**self.stages, **stages}, failures=self.failures + failures)
 
     def unmet(self) -> list[tuple[str, Stage]]:
         """The stages that stand against the wheel."""
@@ -195,6 +211,14 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
 def read(path: Path) -> Verdict:
     """The verdict in a file. Raises DataError if the file holds none."""
     return parse(path.name, path.read_bytes())
+
+
+def beside(wheel: Path) -> Verdict | None:
+    """The verdict beside a wheel, None if there is none that can be read."""
+    try:
+        return read(wheel.with_name(wheel.name + VERDICT))
+    except (OSError, DataError):
+        return None
 
 
 def parse(name: str, content: bytes) -> Verdict:

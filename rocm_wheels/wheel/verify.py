@@ -26,6 +26,7 @@ from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
 from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import combinations, contents, interpreters
+from rocm_wheels.wheel import verdict as verdicts
 from rocm_wheels.wheel.combinations import Combination
 from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, SELFTEST, UV, Stage, Verdict, tested_stages
 
@@ -123,7 +124,8 @@ def verify(
         tests={each: sum(test["outcome"] == each for test in tests) for each in (PASSED, FAILED, "skipped")},
         failures=failures,
     )
-    written = verdict.write(wheel)
+    earlier = verdicts.beside(wheel)
+    written = (verdict.with_gpu_of(earlier) if earlier else verdict).write(wheel)
     if not verdict.ok:
         failed = [f"{name}: {stage.status}" for name, stage in verdict.unmet()]
         raise VerifyFailed(

@@ -71,7 +71,7 @@ class Scenario:
 
 
 _BUILT = {"create_matrix", "build_kernels", "build", "crate"}
-_PUBLISHED = {"create_release", "publish", "update_release_notes", "update_docs"}
+_PUBLISHED = {"create_release", "sign_crate", "publish", "update_release_notes", "update_docs"}
 SCENARIOS = {
     "release": Scenario(
         event="workflow_dispatch",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from rocm_wheels.compile.compiler import Compiled
@@ -44,6 +47,20 @@ def store(
     path = directory / f"{target}.zip"
     compiled = Compiled(image, {kernel_name: kernel})
     path.write_bytes(archive(target, (name, compiler), {kernel_name: ("triton-k", compiled)}))
+    return path
+
+
+def crate(directory: Path, commit: str, *, name: str = "candle-flash-rocm-0.1.0", **files: str | None) -> Path:
+    """The crate as `cargo package` packs it; `files` are further members, or with None what it lacks."""
+    vcs = json.dumps({"git": {"sha1": commit}, "path_in_vcs": "candle-flash-rocm"})
+    members = {"Cargo.toml": "[package]\n", ".cargo_vcs_info.json": vcs, "src/lib.rs": ""} | files
+    path = directory / f"{name}.crate"
+    with tarfile.open(path, "w:gz") as archive:
+        for member, text in members.items():
+            if text is not None:
+                entry = tarfile.TarInfo(member if member.startswith("/") else f"{name}/{member}")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
     return path
 
 

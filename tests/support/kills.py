@@ -64,14 +64,16 @@ class Killer:
 
 
 def make_dist(directory: Path) -> Path:
-    """Three wheels, their verdicts and a kernel store."""
+    """Three wheels, their verdicts, and a kernel store, which one of the wheels holds."""
+    store = fake_parts.store(directory, "gfx942")
     for text, backend in (
         ("2.8.3 3.11 2.5.1 6.2", "triton"),
         ("2.8.3 3.12 2.5.1 6.2", "ck"),
         ("2.6.3 3.10 2.6.0 6.1", "ck"),
     ):
-        wheelhouse.write(directory, wheelhouse.cell(text, backend))
-    fake_parts.store(directory, "gfx942").rename(directory / "kernels-triton-gfx942.zip")
+        stores = [store] if text.startswith("2.6.3") else []
+        wheelhouse.write(directory, wheelhouse.cell(text, backend), stores=stores)
+    store.rename(directory / "kernels-triton-gfx942.zip")
     return directory
 
 

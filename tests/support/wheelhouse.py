@@ -74,8 +74,9 @@ def write(
     commit: str = COMMIT,
     build: int = 0,
     beside: Sequence[Path] = (),
+    stores: Sequence[Path] = (),
 ) -> Path:
-    """A wheel that installs a flash_attn which says what it is, and its verdict."""
+    """A wheel that installs a flash_attn which says what it is, and its verdict. `stores` are its kernel stores."""
     directory.mkdir(parents=True, exist_ok=True)
     version = names.version(made_for)
     info = f"{names.DISTRIBUTION}-{version}.dist-info"
@@ -87,10 +88,11 @@ def write(
     path = directory / (name.replace(f"{version}-", f"{version}-{build}-") if build else name)
     module = f"label = {version!r}\nbackend = {made_for.backend!r}\n{payload}"
     about = {"version": made_for.flash_attn, "targets": list(targets), "commit": commit or None}
-    files = {
+    files: dict[str, str | bytes] = {
         "flash_attn/__init__.py": module,
         "flash_attn/_build_info.json": json.dumps(about),
         f"{info}/METADATA": "\n".join(metadata) + "\n",
+        **{f"flash_attn/_kernels/{store.name}": store.read_bytes() for store in stores},
     }
     _zip(path, info, tag, files, pure=False, build=build)
     write_verdict(path, targets=targets, device=device, ok=ok, commit=commit, beside=beside)
@@ -127,7 +129,7 @@ def write_fa3(directory: Path, made_for: Claim) -> Path:
     info = f"flash_attn_3-{version}.dist-info"
     metadata = ["Metadata-Version: 2.4", "Name: flash-attn-3", f"Version: {version}", "Requires-Python: >=3.10"]
     metadata.append(f"Requires-Dist: flash_attn=={names.version(made_for)}")
-    files = {
+    files: dict[str, str | bytes] = {
         "flash_attn_interface.py": "from flash_attn import label\n",
         f"{info}/METADATA": "\n".join(metadata) + "\n",
     }
@@ -135,14 +137,15 @@ def write_fa3(directory: Path, made_for: Claim) -> Path:
     return path
 
 
-def _zip(path: Path, info: str, tag: str, files: dict[str, str], *, pure: bool, build: int = 0) -> None:
+def _zip(path: Path, info: str, tag: str, files: dict[str, str | bytes], *, pure: bool, build: int = 0) -> None:
     lines = ["Wheel-Version: 1.0", *([f"Build: {build}"] if build else []), "Generator: tests"]
     lines += [f"Root-Is-Purelib: {str(pure).lower()}", f"Tag: {tag}", ""]
     files[f"{info}/WHEEL"] = "\n".join(lines)
     rows = []
     for name, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{name},sha256={digest},{len(text.encode())}\n")
+        content = text.encode() if isinstance(text, str) else text
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(content)}\n")
     files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"])
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():

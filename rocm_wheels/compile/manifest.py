@@ -1,0 +1,70 @@
+"""The manifest of a kernel store, checked before anything of it is used (docs/kernel-store.md)."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from rocm_wheels import forms
+from rocm_wheels.compile import sources
+from rocm_wheels.errors import DataError
+
+_NAME = "manifest.json"
+_MAX_BYTES = 64 << 20  # a store of 5000 kernels has 4 MiB
+_MAX_CODE = 1 << 30  # bytes of a group of code objects
+_REMEDY = "Compile it again: ./build_rocm.sh --store TARGET."
+_PLACE = {name: forms.number(most=_MAX_CODE, whole=True) for name in ("offset", "size")}
+_TEXT = forms.text(300)
+_KERNEL = forms.Form(
+    {
+        **_PLACE,
+        "group": _TEXT,
+        "symbol": forms.prose(10_000),
+        "sha256": forms.text(64, r"[0-9a-f]{64}"),
+        **{name: forms.number(whole=True) for name in ("threads", "shared")},
+        "params": forms.prose(10_000),
+    },
+    {
+        "code": forms.Form({**_PLACE, "at": forms.number(most=_MAX_CODE, whole=True)}),
+        "isa": forms.table(_TEXT, forms.number(whole=True), 1000),
+    },
+    others=True,
+)
+_MANIFEST = forms.Form(
+    {
+        "format": forms.number(whole=True),
+        "target": forms.text(40, r"gfx[0-9a-f-]+(generic)?|sm_[0-9]+[af]?"),
+        "compiler": forms.Form({"name": _TEXT, "version": _TEXT}, others=True),
+        "kernels": forms.Named(_KERNEL, 100_000),
+    },
+    {"base": forms.text(40, r"gfx[0-9a-f-]+(generic)?")},
+    others=True,
+)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The manifest of the store in a file. Raises DataError if the file is no store of this format."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(_NAME) as file:
+            text = file.read(_MAX_BYTES + 1)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, LookupError) as error:
+        raise DataError(f"{path.name} is no kernel store: {error}", remedy=_REMEDY) from error
+    content: dict[str, Any] = forms.load(f"{_NAME} of {path.name}", text, _MAX_BYTES)
+    if wrong := next(forms.problems(content, _MANIFEST), None):
+        raise DataError(f"{path.name}: its manifest has another form: {wrong}", remedy=_REMEDY)
+    wanted = sources.module("runtime.store").FORMAT
+    if content["format"] != wanted:
+        raise DataError(f"{path.name} has format {content['format']}, these sources read {wanted}", remedy=_REMEDY)
+    return content
+
+
+def check_code(path: Path) -> None:
+    """Raises DataError unless each code object of the store has the digest that the manifest names."""
+    store = sources.module("runtime.store")
+    try:
+        for _ in store.Store(path).images():
+            pass
+    except store.KernelError as error:
+        raise DataError(f"{path.name} is damaged: {error}", remedy=_REMEDY) from error
