@@ -11,6 +11,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
+from flash_attn import second_derivative
 from flash_attn.calls import AttentionCall, GradientCall, Window, maybe_contiguous, restore
 from flash_attn.custom_ops import dispatch, sinks
 from flash_attn.first_derivative import Gradients, first_only
@@ -61,10 +62,21 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
 
 
 def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
-    """What _first_gradients gives, guarded against a second derivative where one may be asked for."""
+    """What _first_gradients gives. Where a second derivative may be asked for: by PyTorch's operations, which have one,
+    or guarded."""
     if ctx.paged:
         raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
-    return first_only("flash_attn", _first_gradients, ctx, dout)
+    if is_compiling() or not torch.is_grad_enabled():
+        return first_only("flash_attn", _first_gradients, ctx, dout)
+    saved = ctx.saved_tensors
+    *tensors, s_aux, attn_bias = saved[2:8]
+    given = saved[8:]
+    q, k, v = given if len(given) == 3 else (*given[:-1], *given[-1].unbind(-3))
+    call = restore(q, k, v, (*tensors, s_aux, attn_bias), ctx.options)
+    what = second_derivative.refused(call)
+    if what is None:
+        return second_derivative.gradients(call, given, dout)
+    return first_only(what, _first_gradients, ctx, dout, saved=saved)
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:

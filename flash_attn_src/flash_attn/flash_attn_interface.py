@@ -122,8 +122,7 @@ def __getattr__(name: str) -> ModuleType | bool:
     )
 
 
-# Under torch.compile the custom op brings its own autograd, which knows no `deterministic`. Only where that is asked
-# for do the functions below take an autograd function: Dynamo refuses it for a call with one tensor as two arguments.
+# Where `is_compiling` the custom op brings its own autograd.
 
 
 def _is_learned(x: torch.Tensor | None) -> bool:
@@ -158,16 +157,12 @@ def flash_attn_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
+        and not is_compiling()
     ):
-        if not is_compiling():
-            return differentiable(call, q, k, v)
-        if deterministic:
-            return FlashAttnFunc.apply(
-                q, k, v, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-                return_attn_probs, True, s_aux, attn_bias,
-            )  # fmt: skip
+        return differentiable(call, q, k, v)
     return attend(None, call)
 
 
@@ -198,14 +193,12 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)):
-        if not is_compiling():
-            return differentiable(call, qkv)
-        if deterministic:
-            return FlashAttnQKVPackedFunc.apply(
-                qkv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-                return_attn_probs, True, s_aux, attn_bias,
-            )  # fmt: skip
+    if (
+        torch.is_grad_enabled()
+        and (qkv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
+        and not is_compiling()
+    ):
+        return differentiable(call, qkv)
     return attend(None, call)
 
 
@@ -237,16 +230,12 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
     call.s_aux, call.attn_bias = s_aux, attn_bias
     check_dense(call)
-    if torch.is_grad_enabled() and (
-        q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias)
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or kv.requires_grad or _is_learned(s_aux) or _is_learned(attn_bias))
+        and not is_compiling()
     ):
-        if not is_compiling():
-            return differentiable(call, q, kv)
-        if deterministic:
-            return FlashAttnKVPackedFunc.apply(
-                q, kv, dropout_p, call.softmax_scale, causal, call.window_size, softcap, alibi_slopes, deterministic,
-                return_attn_probs, True, s_aux, attn_bias,
-            )  # fmt: skip
+        return differentiable(call, q, kv)
     return attend(None, call)
 
 
@@ -294,14 +283,12 @@ def flash_attn_varlen_func(
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     call.block_table = block_table
     check_varlen(call)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux)):
-        if not is_compiling():
-            return differentiable(call, q, k, v)
-        if deterministic:
-            return FlashAttnVarlenFunc.apply(
-                q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-                call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, True, s_aux,
-            )  # fmt: skip
+    if (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad or _is_learned(s_aux))
+        and not is_compiling()
+    ):
+        return differentiable(call, q, k, v)
     return attend(None, call)
 
 
@@ -337,14 +324,8 @@ def flash_attn_varlen_qkvpacked_func(
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens, cu_seqlens
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen, max_seqlen
     check_varlen(call)
-    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)):
-        if not is_compiling():
-            return differentiable(call, qkv)
-        if deterministic:
-            return FlashAttnVarlenQKVPackedFunc.apply(
-                qkv, cu_seqlens, max_seqlen, dropout_p, call.softmax_scale, causal, call.window_size, softcap,
-                alibi_slopes, deterministic, return_attn_probs, True, s_aux,
-            )  # fmt: skip
+    if torch.is_grad_enabled() and (qkv.requires_grad or _is_learned(s_aux)) and not is_compiling():
+        return differentiable(call, qkv)
     return attend(None, call)
 
 
@@ -382,14 +363,8 @@ def flash_attn_varlen_kvpacked_func(
     call.cu_seqlens_q, call.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
     call.max_seqlen_q, call.max_seqlen_k = max_seqlen_q, max_seqlen_k
     check_varlen(call)
-    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad or _is_learned(s_aux)):
-        if not is_compiling():
-            return differentiable(call, q, kv)
-        if deterministic:
-            return FlashAttnVarlenKVPackedFunc.apply(
-                q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, call.softmax_scale, causal,
-                call.window_size, softcap, alibi_slopes, deterministic, return_attn_probs, True, s_aux,
-            )  # fmt: skip
+    if torch.is_grad_enabled() and (q.requires_grad or kv.requires_grad or _is_learned(s_aux)) and not is_compiling():
+        return differentiable(call, q, kv)
     return attend(None, call)
 
 

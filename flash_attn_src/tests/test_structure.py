@@ -21,8 +21,8 @@ LAYERS = (
     ("arguments",),
     ("rng", "dmask", "tracing"),
     ("backends",),
+    ("first_derivative", "second_derivative", "autocast"),
     ("custom_ops",),
-    ("first_derivative", "autocast"),
     ("autograd",),
 )
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
+from flash_attn import second_derivative
 from flash_attn.calls import AttentionCall, GradientCall, replace, restore
 from flash_attn.custom_ops.backward import backward_by_op
 from flash_attn.custom_ops.sinks import sink_gradient
+from flash_attn.first_derivative import first_only
 
 _Gradients = tuple[
     torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
@@ -71,7 +74,25 @@ def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     """dq, dk, dv and the gradients of s_aux and attn_bias of the call that `keep` kept."""
     if ctx.inference:
         raise RuntimeError("block_table, leftpad_k, seqused_k: attention with any of them has no backward")
-    q, k, v, out, softmax_lse, *tensors = ctx.saved_tensors
+    saved = ctx.saved_tensors
+    q, k, v, _out, _softmax_lse, *tensors = saved
+    call = restore(q, k, v, tuple(tensors), ctx.options)
+    if is_compiling() or not torch.is_grad_enabled():
+        return _first_gradients(ctx, saved, dout, dlse)
+    what = second_derivative.refused(call)
+    computed: tuple[torch.Tensor | None, ...]
+    if what is None:
+        computed = second_derivative.gradients(call, (q, k, v), dout, dlse)
+    else:
+        computed = first_only(what, _first_gradients, ctx, dout, dlse, saved=saved)
+    dq, dk, dv, dsinks, dbias = computed
+    return dq, dk, dv, dsinks, dbias
+
+
+def _first_gradients(
+    ctx: Any, saved: tuple[Any, ...], dout: torch.Tensor | None, dlse: torch.Tensor | None
+) -> _Gradients:
+    q, k, v, out, softmax_lse, *tensors = saved
     call = restore(q, k, v, tuple(tensors), ctx.options)
     dq, dk, dv, dsinks, dbias = differentiate(call, out, softmax_lse, dout, dlse)
     if dv is None and dlse is not None:  # zeros instead of nothing, as upstream

@@ -35,10 +35,10 @@ def forward(call: AttentionCall) -> Results:
 def _forward_by_op(call: AttentionCall) -> Results:
     options = (call.causal, *call.window_size, call.softcap, call.alibi_slopes)
     lengths = (call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k)
-    if call.rng_state is not None or call.s_aux is not None or call.attn_bias is not None:
+    if call.deterministic or call.rng_state is not None or call.s_aux is not None or call.attn_bias is not None:
         out, softmax_lse, s_dmask = extended_forward(
             call.q, call.k, call.v, call.softmax_scale, *options, call.dropout_p, call.return_softmax, call.rng_state,
-            *lengths, call.block_table, call.s_aux, call.attn_bias,
+            *lengths, call.block_table, call.s_aux, call.attn_bias, call.deterministic,
         )  # fmt: skip
         return out, softmax_lse, s_dmask, call.rng_state
     if call.cu_seqlens_q is None:

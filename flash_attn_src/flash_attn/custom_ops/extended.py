@@ -20,7 +20,7 @@ _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, SymInt window_size_left, "
     "SymInt window_size_right, float softcap, Tensor? alibi_slopes, float dropout_p, bool return_softmax, "
     "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    "Tensor? block_table, Tensor? s_aux, Tensor? attn_bias) -> (Tensor, Tensor, Tensor)"
+    "Tensor? block_table, Tensor? s_aux, Tensor? attn_bias, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -45,6 +45,7 @@ def _extended_forward(
     block_table: torch.Tensor | None,
     s_aux: torch.Tensor | None,
     attn_bias: torch.Tensor | None,
+    deterministic: bool = False,  # noqa: ARG001 - the backward's
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, softmax_lse, S_dmask), of checked arguments; S_dmask is (0,) unless asked for."""
     call = AttentionCall(
@@ -77,6 +78,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
     (
         q, k, v, softmax_scale, causal, left, right, softcap, alibi_slopes, dropout_p, _return_softmax,
         rng_state, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, s_aux, attn_bias,
+        *deterministic,
     ) = inputs  # fmt: skip
     out, softmax_lse, s_dmask = output
     ctx.mark_non_differentiable(s_dmask)
@@ -85,6 +87,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         block_table=block_table, s_aux=s_aux, attn_bias=attn_bias,
     )  # fmt: skip
+    call.deterministic = any(deterministic)
+    ctx.others = len(deterministic)
     keep(ctx, call, out, softmax_lse)
 
 
@@ -92,7 +96,7 @@ def _backward(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
     dq, dk, dv, *others = kept_gradients(ctx, dout, dlse)
-    return dq, dk, dv, *(None,) * 14, *others
+    return dq, dk, dv, *(None,) * 14, *others, *(None,) * ctx.others
 
 
 _extended_forward.register_autograd(_backward, setup_context=_keep)

@@ -84,9 +84,9 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         return softmax_d
 
 
-def in_own_types() -> torch.autocast:
+def in_own_types(device: str = "cpu") -> torch.autocast:
     """No product in the type of a caller's autocast, which a backward is outside of."""
-    return torch.autocast("cpu", enabled=False)
+    return torch.autocast(device, enabled=False)
 
 
 def _options_of(call: AttentionCall, rng_state: torch.Tensor | None) -> tiles.Options:

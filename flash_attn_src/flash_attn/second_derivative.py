@@ -1,0 +1,93 @@
+"""Gradients of attention that can be differentiated again: of dense calls up to a size, by PyTorch's own operations.
+
+No kernel has a formula for a second derivative. A backward that may be differentiated, under `create_graph=True`,
+computes the attention once more with all its scores in memory, and autograd does the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends.torch.attention import in_own_types, slopes_of
+from flash_attn.backends.torch.tiles import accumulation_dtype
+from flash_attn.calls import AttentionCall, replace
+
+# Scores (batch * heads * seqlen_q * seqlen_k) up to which a second derivative is served. So many take 128 MiB in fp32.
+# The backward and its derivative hold about ten tensors of that size.
+MAX_SCORES = 1 << 25
+
+
+def refused(call: AttentionCall) -> str | None:
+    """What has no second derivative, for an error message; None for a call that has one."""
+    if call.cu_seqlens_q is not None:
+        return "attention of packed sequences"
+    if call.dropout_p > 0.0:
+        return "attention with dropout"
+    scores = call.batch * call.q.shape[2] * call.q.shape[1] * call.k.shape[1]
+    if scores > MAX_SCORES:
+        return f"attention of {scores} scores, more than {MAX_SCORES},"
+    return None
+
+
+def gradients(
+    call: AttentionCall,
+    given: tuple[torch.Tensor, ...],
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `given`, s_aux and attn_bias from the gradients of out and softmax_lse; None where one has none.
+
+    call: one that `refused` does not name. given: (q, k, v), or the tensors that they are views of: (q, kv) or (qkv,).
+    """
+    # Aliases, because one tensor may come as q and as k, or k may be computed from q.
+    tensors = [x.view_as(x) for x in given]
+    s_aux, attn_bias = (None if x is None else x.view_as(x) for x in (call.s_aux, call.attn_bias))
+    inputs = (*tensors, s_aux, attn_bias)
+    q, k, v = tensors if len(tensors) == 3 else (*tensors[:-1], *tensors[-1].unbind(-3))
+    call = replace(call, q=q, k=k, v=v, s_aux=s_aux, attn_bias=attn_bias)
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    with in_own_types(call.q.device.type):
+        out, softmax_lse = _attention(call)
+        pairs = [(y, dy.to(y.dtype)) for y, dy in ((out, dout), (softmax_lse, dlse)) if dy is not None]
+        results, incoming = [y for y, _ in pairs], [dy for _, dy in pairs]
+        computed = iter(torch.autograd.grad(results, wanted, incoming, create_graph=True, allow_unused=True))
+    return tuple(next(computed) if x is not None and x.requires_grad else None for x in inputs)
+
+
+def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse (batch, heads, seqlen_q)), in the type of sums."""
+    dtype, heads_k = accumulation_dtype(call.q.dtype), call.k.shape[2]
+    group = call.q.shape[2] // heads_k
+    q = call.q.to(dtype).unflatten(2, (heads_k, group))
+    k, v = call.k.to(dtype), call.v.to(dtype)
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * call.scale  # (batch, heads_k, group, seqlen_q, seqlen_k)
+    if call.softcap > 0.0:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if call.attn_bias is not None:
+        bias = call.attn_bias.to(dtype)
+        scores = scores + (bias[:, :, None] if bias.shape[1] == 1 else bias.unflatten(1, (heads_k, group)))
+    seqlen_q, seqlen_k = scores.shape[-2:]
+    keys = torch.arange(seqlen_k, device=q.device)
+    distance = keys - torch.arange(seqlen_k - seqlen_q, seqlen_k, device=q.device)[:, None]
+    slopes = slopes_of(call.alibi_slopes, call.batch, call.q.shape[2])
+    if slopes is not None:
+        scores = scores - slopes.to(dtype).unflatten(1, (heads_k, group))[..., None, None] * distance.abs()
+    left, right = call.window_size[0], 0 if call.causal else call.window_size[1]
+    if left >= 0:
+        scores = scores.masked_fill(distance < -left, -torch.inf)
+    if right >= 0:
+        scores = scores.masked_fill(distance > right, -torch.inf)
+    if call.s_aux is not None:  # one more column of scores, which has no value
+        column = call.s_aux.to(dtype).view(heads_k, group, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    if scores.shape[-1] == 0:
+        scores = torch.cat((scores, scores.new_full((*scores.shape[:-1], 1), -torch.inf)), -1)
+    origin = scores.detach().amax(-1, keepdim=True)
+    origin = origin.masked_fill(origin == -torch.inf, 0.0)
+    weights = torch.exp(scores - origin)
+    total = weights.sum(-1, keepdim=True)
+    empty = total == 0.0
+    total = total.masked_fill(empty, 1.0)
+    out = torch.einsum("bhgqk,bkhd->bqhgd", weights[..., :seqlen_k] / total, v).flatten(2, 3)
+    softmax_lse = (origin + total.log()).masked_fill(empty, torch.inf).squeeze(-1).flatten(1, 2)
+    return out, softmax_lse
