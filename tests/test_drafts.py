@@ -33,6 +33,7 @@ def test_leftovers_of_broken_runs_go(hub: Hub, dist: Path) -> None:
 
 
 def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.tags[TAG] = COMMIT
     for _ in range(2):
         assert cli.main(arguments(dist, "--draft-only")) == 0
         out, err = capsys.readouterr()
@@ -41,8 +42,33 @@ def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) ->
     assert state(hub) == {"tag": TAG, "draft": True, "body": "", "assets": {}}
 
 
+@pytest.mark.parametrize(
+    ("tags", "ref", "message"),
+    [
+        ({}, f"refs/tags/{TAG}", f"there is no tag {TAG}\nPush it: git tag {TAG} && git push origin {TAG}."),
+        ({}, "", f"there is no tag {TAG}"),
+        (
+            {TAG: COMMIT},
+            "refs/heads/main",
+            "this run is at refs/heads/main, and the environment `release` takes the tags",
+        ),
+        ({TAG: COMMIT}, "refs/tags/v9.9.9", f"Start it at the tag: gh workflow run build.yml --ref {TAG}"),
+    ],
+)
+def test_the_first_job_refuses_what_would_stop_the_last_one(
+    hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tags: dict[str, str],
+    ref: str, message: str,
+) -> None:  # fmt: skip
+    hub.tags |= tags
+    monkeypatch.setenv("GITHUB_REF", ref)
+    assert cli.main(arguments(dist, "--draft-only")) == PublishFailed.exit_code
+    assert message in capsys.readouterr().err
+    assert hub.releases == {}
+
+
 @pytest.mark.parametrize(("tag", "candidate"), [("v1.2.3rc1", True), ("v1.2.3", False), ("v1.2.3.post1", False)])
 def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate: bool) -> None:
+    hub.tags[tag] = COMMIT
     command = ["publish", "--tag", tag, "--dist", str(dist)]
     assert cli.main([*command, "--draft-only"]) == 0
     (found,) = hub.releases.values()

@@ -71,6 +71,12 @@ def _publishes(results: dict[str, str], count: str, variable: str) -> bool:
     return holds(load("build.yml")["jobs"]["publish"]["if"], contexts)
 
 
+def test_a_release_waits_for_one_approval() -> None:
+    """In the job that makes it public. What follows changes no file of it."""
+    jobs = load("build.yml")["jobs"]
+    assert [key for key, job in jobs.items() if job.get("environment")] == ["publish"]
+
+
 @pytest.mark.parametrize(("wheels", "built"), [("success", True), ("skipped", False)])
 def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, built: bool) -> None:
     contexts = {

@@ -173,6 +173,8 @@ def _publish(arguments: argparse.Namespace) -> int:
         publishing.dry_run(arguments.dist, arguments.tag, index_url=home.url, repository=home.name, say=say)
         return 0
     api = _github(arguments, writes=True)
+    if arguments.draft_only:
+        _check_tag(api, arguments.tag)
     commit = _commit(api, arguments.tag, arguments.commit)
     home = Home.of(repository=api.repository, url=arguments.url)
     if arguments.draft_only:
@@ -202,6 +204,21 @@ def _publish(arguments: argparse.Namespace) -> int:
         with Path(output).open("a", encoding="utf-8") as file:
             file.write(f"url={url}\n")
     return 0
+
+
+def _check_tag(api: GitHub, tag: str) -> None:
+    """Raises PublishFailed in the first job of a release for what would stop the last one, after all builds."""
+    start = f"gh workflow run build.yml --ref {tag} -f tag={tag} -f dry-run=false"
+    if api.tag_commit(tag) is None:
+        raise PublishFailed(
+            f"there is no tag {tag}", remedy=f"Push it: git tag {tag} && git push origin {tag}. That starts the run."
+        )
+    ref = os.environ.get("GITHUB_REF") or f"refs/tags/{tag}"
+    if ref != f"refs/tags/{tag}":
+        raise PublishFailed(
+            f"this run is at {ref}, and the environment `release` takes the tags v* alone",
+            remedy=f"Start it at the tag: {start}",
+        )
 
 
 def _commit(api: GitHub, tag: str, given: str | None) -> str:

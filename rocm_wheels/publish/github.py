@@ -96,6 +96,10 @@ class GitHub:
         """All assets of a release, of any state."""
         return self._pages(f"/releases/{release}/assets")
 
+    def labels(self) -> list[str]:
+        """The names of the labels of the repository's issues."""
+        return [str(label["name"]) for label in self._pages("/labels")]
+
     def asset(self, asset: int) -> dict[str, Any] | None:
         """One asset as it is now, which a listing may show only seconds later; None if it is gone."""
         found: dict[str, Any] | None = self.get(f"/releases/assets/{asset}")

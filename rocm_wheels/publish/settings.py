@@ -13,6 +13,12 @@ from rocm_wheels.publish.github import GitHub
 
 GOOD, MISSING, NOTE, UNSEEN = "good", "missing", "note", "not seen"
 WORKFLOWS = ("build", "check", "installs", "pages", "refresh", "trend")
+ACTIONS = (  # that the workflows use, and those inside of them
+    *("actions/attest", "actions/attest-build-provenance", "actions/cache", "actions/checkout", "actions/deploy-pages"),
+    *("actions/download-artifact", "actions/upload-artifact", "actions/upload-pages-artifact"),
+    "peter-evans/create-pull-request",
+)
+LABELS = ("bug", "selftest", "wheel-request")  # of the issue forms
 TAGS = "refs/tags/v1.2.3"  # what a rule for tags must match
 RETENTION_DAYS = 30  # as long as an approval may wait
 
@@ -78,8 +84,11 @@ def _actions(repository: Repository) -> Iterator[Finding]:
         return
     if (allowed := rights.get("allowed_actions", "all")) == "all":
         yield Finding(state=GOOD, name="Actions", text="on, for all actions; the workflows pin theirs by commit")
+    elif allowed == "selected" and not (refused := _refused(repository.get("/actions/permissions/selected-actions"))):
+        yield Finding(state=GOOD, name="Actions", text="on, for selected actions, among them all of these workflows")
     else:
-        text = f"allowed are {allowed}: allow actions/* and peter-evans/create-pull-request too"
+        needed = ", ".join(refused if allowed == "selected" else ACTIONS)
+        text = f"allowed are {allowed} actions: allow actions created by GitHub, and {needed}@*"
         yield Finding(state=MISSING, name="Actions", text=text, page=page)
     there = {each["path"]: each["state"] for each in (repository.get("/actions/workflows") or {}).get("workflows", [])}
     stopped = [name for name in WORKFLOWS if there.get(f".github/workflows/{name}.yml") != "active"]
@@ -88,6 +97,29 @@ def _actions(repository: Repository) -> Iterator[Finding]:
         yield Finding(state=MISSING, name="workflows", text=text, page=f"{repository.home}/actions")
     else:
         yield Finding(state=GOOD, name="workflows", text="all are active")
+
+
+def _refused(selected: dict[str, Any] | None) -> list[str]:
+    """The actions of the workflows that the repository's selection leaves out. GitHub's patterns may end in @ref."""
+    selected = selected or {}
+    patterns = [str(pattern).partition("@")[0] for pattern in selected.get("patterns_allowed") or []]
+    barred = [pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")]
+
+    def allowed(action: str) -> bool:
+        by_github = bool(selected.get("github_owned_allowed")) and action.startswith("actions/")
+        named = any(fnmatch.fnmatchcase(action, pattern) for pattern in patterns)
+        return (by_github or named) and not any(fnmatch.fnmatchcase(action, pattern) for pattern in barred)
+
+    return [action for action in ACTIONS if not allowed(action)]
+
+
+def _visibility(repository: Repository) -> Iterator[Finding]:
+    found, name = repository.get(""), "visibility"
+    if not found.get("private") and found.get("visibility", "public") == "public":
+        yield Finding(state=GOOD, name=name, text="public: attestations and Pages need no plan")
+        return
+    text = "private: attestations need GitHub Enterprise Cloud, Pages a paid plan; without them no release is published"
+    yield Finding(state=MISSING, name=name, text=text, page=f"{repository.home}/settings")
 
 
 def _token(repository: Repository) -> Iterator[Finding]:
@@ -118,12 +150,24 @@ def _pages(repository: Repository) -> Iterator[Finding]:
     if not found.get("https_enforced", True):
         yield Finding(state=MISSING, name="Pages over https", text="enforce it: pip trusts the index", page=page)
     policy = (repository.get("/environments/github-pages") or {}).get("deployment_branch_policy")
-    if policy and policy.get("custom_branch_policies"):
-        branch = repository.get("")["default_branch"]
-        if not _allows(repository, "github-pages", branch, "branch"):
-            text = f"let the branch {branch} deploy: a release starts pages.yml there"
-            page = repository.page("environments")
-            yield Finding(state=MISSING, name="environment github-pages", text=text, page=page)
+    branch = repository.get("")["default_branch"]
+    if (
+        policy
+        and policy.get("protected_branches")
+        and not (repository.get(f"/branches/{branch}") or {}).get("protected")
+    ):
+        text = (
+            f"it takes protected branches only, and {branch} is not protected: protect it, or choose selected branches"
+        )
+        page = repository.page("environments")
+        yield Finding(state=MISSING, name="environment github-pages", text=text, page=page)
+    takes_branch = not (policy or {}).get("custom_branch_policies") or _allows(
+        repository, "github-pages", branch, "branch"
+    )
+    if not takes_branch:
+        text = f"let the branch {branch} deploy: a release starts pages.yml there"
+        page = repository.page("environments")
+        yield Finding(state=MISSING, name="environment github-pages", text=text, page=page)
 
 
 def _release(repository: Repository) -> Iterator[Finding]:
@@ -134,15 +178,24 @@ def _release(repository: Repository) -> Iterator[Finding]:
         yield Finding(state=MISSING, name=name, text=text, page=page)
         return
     rules = {rule["type"]: rule for rule in found.get("protection_rules", [])}
-    if reviewers := rules.get("required_reviewers", {}).get("reviewers"):
-        yield Finding(state=GOOD, name=name, text=f"{len(reviewers)} reviewers")
-    else:
+    required = rules.get("required_reviewers", {})
+    reviewers = required.get("reviewers") or []
+    if not reviewers:
         text = "name reviewers: without them anyone who can push a tag publishes"
         yield Finding(state=MISSING, name=name, text=text, page=page)
-    if not (policy := found.get("deployment_branch_policy")):
+    elif required.get("prevent_self_review") and len(reviewers) == 1 and reviewers[0].get("type", "User") == "User":
+        text = "one reviewer, who may not approve his own run: name a second one, or allow self-review"
+        yield Finding(state=MISSING, name=name, text=text, page=page)
+    else:
+        yield Finding(state=GOOD, name=name, text=f"{len(reviewers)} reviewers")
+    policy = found.get("deployment_branch_policy")
+    if policy is None:
         text = "limit it to the tags v*: now a job on any branch can ask for it"
         yield Finding(state=NOTE, name="refs of the environment release", text=text, page=page)
-    elif policy.get("custom_branch_policies") and not _allows(repository, "release", "v1.2.3", "tag"):
+    elif not policy.get("custom_branch_policies"):
+        text = "protected branches only refuses every tag: choose selected branches and tags, and add the tags v*"
+        yield Finding(state=MISSING, name="refs of the environment release", text=text, page=page)
+    elif not _allows(repository, "release", "v1.2.3", "tag"):
         text = "allow the tags v*: releases are made at tags"
         yield Finding(state=MISSING, name="refs of the environment release", text=text, page=page)
 
@@ -202,7 +255,18 @@ def _issues(repository: Repository) -> Iterator[Finding]:
         yield Finding(state=MISSING, name="issues", text=text, page=f"{repository.home}/settings")
 
 
+def _labels(repository: Repository) -> Iterator[Finding]:
+    """GitHub drops a label of an issue form that the repository lacks, without a word."""
+    names = {name.lower() for name in repository.api.labels()}
+    if lacking := [label for label in LABELS if label.lower() not in names]:
+        text = f"make {', '.join(lacking)}: the issue forms set them, and GitHub drops a label that does not exist"
+        yield Finding(state=MISSING, name="labels", text=text, page=f"{repository.home}/labels")
+    else:
+        yield Finding(state=GOOD, name="labels", text=", ".join(LABELS))
+
+
 _CHECKS: dict[str, Check] = {
+    "visibility": _visibility,
     "Actions": _actions,
     "token of a workflow": _token,
     "Pages": _pages,
@@ -210,4 +274,5 @@ _CHECKS: dict[str, Check] = {
     "rules for tags": _tags,
     "GPU runner": _runner,
     "issues": _issues,
+    "labels": _labels,
 }

@@ -75,7 +75,8 @@ _PUBLISHED = {"create_release", "sign_crate", "publish", "update_release_notes",
 SCENARIOS = {
     "release": Scenario(
         event="workflow_dispatch",
-        payload={"inputs": {"tag": TAG, "dry-run": "false"}},
+        payload={"ref": f"refs/tags/{TAG}", "inputs": {"tag": TAG, "dry-run": "false"}},
+        tagged=True,
         jobs=frozenset(_BUILT | _PUBLISHED),
         publishes=True,
     ),

@@ -16,7 +16,9 @@ TAG = "v1.2.3"
 
 
 def environment(hub: Hub) -> dict[str, str]:
-    return {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": COMMIT}
+    """Of a run on a laptop or, with another GITHUB_REF, of a workflow."""
+    names = {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": COMMIT}
+    return names | {"GITHUB_REF": ""}
 
 
 def arguments(dist: Path, *more: str) -> list[str]:
