@@ -75,7 +75,9 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
     call = restore(q, k, v, (*tensors, s_aux, attn_bias), ctx.options)
     what = second_derivative.refused(call)
     if what is None:
-        return second_derivative.gradients(call, given, dout)
+        with torch.no_grad():
+            gradients = _first_gradients(ctx, saved, dout)
+        return second_derivative.gradients(gradients, call, given, dout)
     return first_only(what, _first_gradients, ctx, dout, saved=saved)
 
 

@@ -1,10 +1,13 @@
 """Gradients of attention that can be differentiated again: of dense calls up to a size, by PyTorch's own operations.
 
 No kernel has a formula for a second derivative. A backward that may be differentiated, under `create_graph=True`,
-computes the attention once more with all its scores in memory, and autograd does the rest.
+computes the attention once more with all its scores in memory, and autograd does the rest. The values of the gradients
+are the kernels', with and without `create_graph`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -29,15 +32,29 @@ def refused(call: AttentionCall) -> str | None:
     return None
 
 
+class _WithHistory(torch.autograd.Function):
+    """A gradient as a kernel computed it, with the derivatives of the same one by PyTorch's operations."""
+
+    @staticmethod
+    def forward(_ctx: Any, computed: torch.Tensor, _differentiable: torch.Tensor) -> torch.Tensor:
+        return computed.view_as(computed)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradient
+
+
 def gradients(
+    computed: tuple[torch.Tensor | None, ...],
     call: AttentionCall,
     given: tuple[torch.Tensor, ...],
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of `given`, s_aux and attn_bias from the gradients of out and softmax_lse; None where one has none.
+    """`computed`, the gradients of `given`, s_aux and attn_bias, with a derivative.
 
-    call: one that `refused` does not name. given: (q, k, v), or the tensors that they are views of: (q, kv) or (qkv,).
+    dout, dlse: the gradients of out and softmax_lse. call: one that `refused` does not name.
+    given: (q, k, v), or the tensors that they are views of: (q, kv) or (qkv,).
     """
     # Aliases, because one tensor may come as q and as k, or k may be computed from q.
     tensors = [x.view_as(x) for x in given]
@@ -50,8 +67,13 @@ def gradients(
         out, softmax_lse = _attention(call)
         pairs = [(y, dy.to(y.dtype)) for y, dy in ((out, dout), (softmax_lse, dlse)) if dy is not None]
         results, incoming = [y for y, _ in pairs], [dy for _, dy in pairs]
-        computed = iter(torch.autograd.grad(results, wanted, incoming, create_graph=True, allow_unused=True))
-    return tuple(next(computed) if x is not None and x.requires_grad else None for x in inputs)
+        again = iter(torch.autograd.grad(results, wanted, incoming, create_graph=True, allow_unused=True))
+    with_history = []
+    for x, gradient in zip(inputs, computed, strict=True):
+        other = next(again) if x is not None and x.requires_grad else None
+        both = gradient is not None and other is not None
+        with_history.append(_WithHistory.apply(gradient, other) if both else gradient)
+    return tuple(with_history)
 
 
 def _attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,7 +82,9 @@ def kept_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     what = second_derivative.refused(call)
     computed: tuple[torch.Tensor | None, ...]
     if what is None:
-        computed = second_derivative.gradients(call, (q, k, v), dout, dlse)
+        with torch.no_grad():
+            computed = _first_gradients(ctx, saved, dout, dlse)
+        computed = second_derivative.gradients(computed, call, (q, k, v), dout, dlse)
     else:
         computed = first_only(what, _first_gradients, ctx, dout, dlse, saved=saved)
     dq, dk, dv, dsinks, dbias = computed
