@@ -46,7 +46,8 @@ command for each thing that is wrong, and exits with 1 if there is one. It runs 
 | `python wheel_tests/prove_fa3_mi300x.py` | in a clone: forward and backward of the Triton kernels on an MI300X |
 
 The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The doctor prints those for your
-machine. No AMD GPU was there when this was written: the doctor is tested with made-up machines.
+machine. No AMD GPU was there when this was written: the doctor is tested with made-up machines. What is known of GPUs
+and of the newest stacks is in [hardware.md](hardware.md).
 
 <!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 
