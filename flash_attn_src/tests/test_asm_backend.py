@@ -81,36 +81,52 @@ def test_forward_and_backward() -> None:
     assert_close("lse", lse, torch.where(exact[4].isinf(), torch.inf, exact[4]))
 
 
+# Where the sequences start. One has no keys, one has no queries, and one has both; rows follow the last one.
+_STARTS = {"no keys first": ([0, 20, 20, 35], [0, 0, 9, 42]), "no keys last": ([0, 0, 15, 35], [0, 9, 42, 42])}
+
+
 @pytest.mark.usefixtures("planner")
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences(causal: bool) -> None:
-    """The first has no keys, the second no queries, and rows follow the last one."""
-    q, k, v = tensors((40, 1, 128), (42, 1, 128), (42, 1, 128))
-    starts_q, starts_k = (torch.tensor(one, dtype=torch.int32) for one in ([0, 20, 20, 35], [0, 0, 9, 42]))
-    with simulated("asm") as launched:
+@pytest.mark.parametrize(
+    ("causal", "order", "dtype"),
+    [
+        (False, "no keys first", torch.bfloat16),
+        (True, "no keys first", torch.bfloat16),
+        (True, "no keys last", torch.float16),  # whose forward is not AMD's
+    ],
+)
+def test_packed_sequences(causal: bool, order: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors((40, 1, 128), (42, 1, 128), (42, 1, 128), dtype=dtype)
+    starts = _STARTS[order]
+    starts_q, starts_k = (torch.tensor(one, dtype=torch.int32) for one in starts)
+    is_bf16 = dtype is torch.bfloat16
+    mask, short = "causal" if causal else "plain", "bf16" if is_bf16 else "fp16"
+    with simulated("asm") if is_bf16 else backends.using(torch_backend) as launched:
         out, lse, _ = flash_attn_varlen_func(
             q, k, v, starts_q, starts_k, 20, 33, causal=causal, return_attn_probs=True
         )  # fmt: skip
-        dout = torch.randn_like(out)
+    assert not is_bf16 or launched == [f"asm-fwd-bf16-d128-{mask}-varlen"]
+    dout = torch.randn_like(out)
+    with simulated("asm") as launched:
         dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
-    mask = "causal" if causal else "plain"
-    forward, sums, backward = launched
-    assert (forward, backward) == (f"asm-fwd-bf16-d128-{mask}-varlen", f"asm-bwd-bf16-d128-{mask}-varlen")
-    assert sums.startswith("dot-bf16-d128-group")
-    own = (q[None, 20:35], k[None, 9:], v[None, 9:])
-    exact, rough = exact_and_rough(*own, dout[None, 20:35], causal)
+    sums, backward = launched
+    assert backward == f"asm-bwd-{short}-d128-{mask}-varlen"
+    assert sums.startswith(f"dot-{short}-d128-group")
+    whole = next(i for i in range(3) if starts[0][i] < starts[0][i + 1] and starts[1][i] < starts[1][i + 1])
+    queries, keys = (slice(one[whole], one[whole + 1]) for one in starts)
+    own = (q[None, queries], k[None, keys], v[None, keys])
+    exact, rough = exact_and_rough(*own, dout[None, queries], causal)
     for name, got, one, other in zip(
-        ("out", "dq", "dk", "dv"), (out[20:35], dq[20:35], dk[9:], dv[9:]), exact, rough, strict=False
+        ("out", "dq", "dk", "dv"), (out[queries], dq[queries], dk[keys], dv[keys]), exact, rough, strict=False
     ):
         assert_close(name, got[None], one, rough=other)
-    assert_close("lse", lse[None, :, 20:35], exact[4])
-    outside = torch.ones(40, dtype=torch.bool)
-    outside[20:35] = False
-    assert not out[outside].any()
-    assert bool((lse[:, outside] == torch.inf).all())
-    assert not dq[outside].any()
-    assert not dk[:9].any()
-    assert not dv[:9].any()
+    assert_close("lse", lse[None, :, queries], exact[4])
+    no_query, no_key = torch.ones(40, dtype=torch.bool), torch.ones(42, dtype=torch.bool)
+    no_query[queries] = no_key[keys] = False
+    assert not out[no_query].any()
+    assert bool((lse[:, no_query] == torch.inf).all())
+    assert not dq[no_query].any()
+    assert not dk[no_key].any()
+    assert not dv[no_key].any()
 
 
 @pytest.mark.parametrize("packed", [False, True])
