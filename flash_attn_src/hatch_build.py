@@ -70,9 +70,12 @@ def _versions() -> Any:
         return versions.load()
 
 
-def _ck_alone(env: Mapping[str, str]) -> bool:
-    """Whether upstream's variable asks for Composable Kernel; unset, as with TRUE, pip compiles Triton kernels."""
-    return env.get("FLASH_ATTENTION_TRITON_AMD_ENABLE", "").strip().upper() in ("0", "FALSE")
+def _backend(env: Mapping[str, str]) -> str:
+    """The backend that upstream's variable asks for; unset, as with TRUE, pip compiles Triton kernels."""
+    with _plain_errors():
+        from rocm_wheels import environment
+
+        return environment.backend(env) or "triton"
 
 
 class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modules, which a dataclass needs
@@ -102,7 +105,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
             abi=env.get("FLASH_ATTN_ABI"),
             torch=env.get("FLASH_ATTN_TORCH"),
-            backend=env.get("FLASH_ATTN_BACKEND", "ck" if _ck_alone(env) else "triton"),
+            backend=env.get("FLASH_ATTN_BACKEND") or _backend(env),
             rocm=env.get("FLASH_ATTN_ROCM"),
             kernels=Path(kernels) if kernels else None,
             launcher=Path(launcher) if launcher else None,

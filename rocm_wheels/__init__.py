@@ -5,6 +5,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | stage | modules | it hands on |
 |-|-|-|
 | common | errors, paths, environment, tables, packages, artifacts | failures with a remedy, checked input |
+| common | package_modules | modules of flash_attn |
 | matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocm_wheels.errors import BadTarget, DataError
+from rocm_wheels.package_modules import module
 
 TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # an image of rocm/pytorch sets it to the targets of its torch
 TARGET_VARIABLES = ("GPU_ARCHS", TORCH_TARGETS)
@@ -20,17 +21,20 @@ OLDEST_EPOCH, NEWEST_EPOCH = 315532800, 4354819199
 
 def flag(env: Mapping[str, str], name: str) -> bool:
     """A boolean variable, off where unset. DataError for a value that is neither true nor false."""
-    text = env.get(name, "").strip().lower()
-    if text not in ("", "0", "1", "false", "true", "off", "on", "no", "yes"):
-        raise DataError(f"{name}={env[name]!r} is neither true nor false", remedy=f"Set {name}=true, or unset it.")
-    return text in ("1", "true", "on", "yes")
+    return bool(_switch(env, name))
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool | None:
+    try:
+        found: bool | None = module("runtime.environment").switch(env, name)
+    except ValueError as error:
+        raise DataError(str(error), remedy=f"Set {name}=TRUE, or unset it.") from None
+    return found
 
 
 def backend(env: Mapping[str, str]) -> str | None:
     """The backend that FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, None where it is unset."""
-    if not env.get(TRITON_ENABLE, "").strip():
-        return None
-    return "triton" if flag(env, TRITON_ENABLE) else "ck"
+    return {None: None, True: "triton", False: "ck"}[_switch(env, TRITON_ENABLE)]
 
 
 def max_jobs(env: Mapping[str, str]) -> int | None:

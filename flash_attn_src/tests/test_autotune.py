@@ -155,7 +155,7 @@ def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> 
 
 def test_switch_that_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE", "maybe")
-    with pytest.raises(RuntimeError, match="MAYBE is neither TRUE nor FALSE"):
+    with pytest.raises(RuntimeError, match="maybe is neither TRUE nor FALSE"):
         autotune.wanted()
 
 

@@ -14,14 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flash_attn import backends
 from flash_attn.backends import sources
-from flash_attn.backends.triton import autotune
 from flash_attn.diagnosis import commands, doctor, findings, survey
 from flash_attn.diagnosis.survey import Access, Facts
 from flash_attn.diagnosis.troubles import TROUBLES
-from flash_attn.kernels import providers
-from flash_attn.runtime import store
+from flash_attn.runtime import environment, store
 from flash_attn.runtime.build_info import BuildInfo
 
 _SOURCE = Path(__file__).resolve().parent.parent
@@ -142,15 +139,31 @@ CASES: list[tuple[str, Facts, str]] = [
         replace(probed(devices=[{"name": "Vega", "target": "gfx900", "memory_mib": 1}]), build=_UNIVERSAL),
         "git clone https://github.com/Owner/name && cd name && PYTORCH_ROCM_ARCH=gfx900 ./build_rocm.sh 2.8.3",
     ),
-    ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "FALSE"}), "asks for Composable Kernel"),
-    ("triton-not-selected", replace(HEALTHY, variables={findings.TRITON: "triton"}), "neither TRUE nor FALSE"),
+    (
+        "triton-not-selected",
+        replace(HEALTHY, variables={environment.TRITON_ENABLE: "FALSE"}),
+        "asks for Composable Kernel",
+    ),
+    (
+        "triton-not-selected",
+        replace(HEALTHY, variables={environment.TRITON_ENABLE: "triton"}),
+        "neither TRUE nor FALSE",
+    ),
     (
         "variable",
-        replace(HEALTHY, variables={findings.SOURCE: "cuda"}),
+        replace(HEALTHY, variables={environment.KERNEL_SOURCE: "cuda"}),
         "SOURCE=cuda is none of asm, ck, triton",
     ),
-    ("variable", replace(HEALTHY, variables={findings.SOURCE: "asm"}), "KERNEL_SOURCE=asm asks for kernels that this"),
-    ("variable", replace(HEALTHY, variables={findings.AUTOTUNE: "maybe"}), "AUTOTUNE=maybe is neither TRUE nor FALSE"),
+    (
+        "variable",
+        replace(HEALTHY, variables={environment.KERNEL_SOURCE: "asm"}),
+        "KERNEL_SOURCE=asm asks for kernels that this",
+    ),
+    (
+        "variable",
+        replace(HEALTHY, variables={environment.TRITON_AUTOTUNE: "maybe"}),
+        "AUTOTUNE=maybe is neither TRUE nor FALSE",
+    ),
     (
         "variable",
         replace(HEALTHY, variables={"FLASH_ATTN_TRITON_AMD_ENABLE": "TRUE"}),
@@ -521,9 +534,10 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_the_variables_are_those_that_are_read() -> None:
-    assert (findings.TRITON, findings.SOURCE) == (backends._TRITON, sources.VARIABLE)
-    assert sorted(findings.SOURCES) == sorted(providers.SOURCES)
-    assert findings.AUTOTUNE == autotune._SWITCH
+    """By name: the doctor calls a variable unknown that nothing reads."""
+    assert sources.VARIABLE == environment.KERNEL_SOURCE == "FLASH_ATTENTION_KERNEL_SOURCE"
+    assert environment.TRITON_ENABLE == "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+    assert environment.TRITON_AUTOTUNE == "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 
 
 def test_who_reads_its_first_lines_sees_no_traceback() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +97,46 @@ def test_private_functions_have_few_parameters() -> None:
                 if count > MOST_PARAMETERS:
                     found.setdefault(name, set()).add(function)
     assert found == LONG_SIGNATURES
+
+
+# Modules that Windows lacks: only functions may import them, which run where the system has them.
+POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+
+
+def test_no_module_imports_what_only_posix_has() -> None:
+    found = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside = {id(each) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for each in ast.walk(node)}
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if id(node) not in inside and (lacking := POSIX.intersection(names)):
+                found[str(path.relative_to(PACKAGE))] = lacking
+    assert not found
+
+
+def test_one_module_asks_which_system_it_runs_on() -> None:
+    asks = ("sys.platform", "os.name", "platform.system(", '.so"')
+    found = {
+        str(path.relative_to(PACKAGE)): question
+        for path in MODULES
+        for question in asks
+        if question in path.read_text(encoding="utf-8") and path.name not in ("platform.py", "probe.py")
+    }
+    assert not found
+
+
+def test_the_package_is_imported_where_no_posix_module_is() -> None:
+    code = f"""
+import builtins, sys
+original = builtins.__import__
+def block(name, where=None, *rest):
+    if name in {sorted(POSIX)} and (where or {{}}).get("__name__", "").startswith("flash_attn"):
+        raise ModuleNotFoundError(name)
+    return original(name, where, *rest)
+builtins.__import__ = block
+import flash_attn, flash_attn.diagnosis.survey, flash_attn.diagnosis.selftest.command
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -250,7 +250,16 @@ class _OnGpu:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(None, None), ("TRUE", None), ("1", None), ("FALSE", "asks for the CK backend"), ("yes", "neither TRUE nor")],
+    [
+        (None, None),
+        ("TRUE", None),
+        ("1", None),
+        ("yes", None),
+        ("on", None),
+        ("", None),
+        *((value, "asks for the CK backend") for value in ("FALSE", "0", "no", "Off")),
+        ("maybe", "neither TRUE nor"),
+    ],
 )
 def test_the_environment_chooses_the_backend(
     value: str | None, message: str | None, monkeypatch: pytest.MonkeyPatch

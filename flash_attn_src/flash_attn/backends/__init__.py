@@ -24,29 +24,29 @@ from flash_attn.backends.sources import VARIABLE, Sources
 from flash_attn.backends.triton import autotune
 from flash_attn.kernels.providers import CK, SOURCES, TRITON
 from flash_attn.runtime import build_info, ck_planner
+from flash_attn.runtime.environment import TRITON_ENABLE, switch
 
 __all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]
-
-_TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
-
-
-def _asked() -> str:
-    return os.environ.get(_TRITON, "").strip().upper()
 
 
 def _source() -> str:
     """The source that the environment forces, "" for none. Upstream's variable says the same in its own words."""
-    asked = {"1": TRITON, "TRUE": TRITON, "0": CK, "FALSE": CK}.get(_asked(), "")
+    try:
+        asked = {None: "", True: TRITON, False: CK}[switch(os.environ, TRITON_ENABLE)]
+    except ValueError:  # see `problem`
+        asked = ""
     return os.environ.get(VARIABLE, "").strip().lower() or asked
 
 
 def problem() -> str | None:
     """Why no backend serves GPU tensors here, with the remedy; None where one does."""
-    asked, has_ck = _asked(), build_info.load().backend == "ck"
-    if asked not in ("", "0", "1", "FALSE", "TRUE"):
-        return f"{_TRITON}={asked} is neither TRUE nor FALSE: unset it, or set it to TRUE"
-    if asked in ("0", "FALSE") and not has_ck:
-        return f"{_TRITON}={asked} asks for the CK backend, which this wheel does not have: unset it"
+    has_ck = build_info.load().backend == "ck"
+    try:
+        asked = switch(os.environ, TRITON_ENABLE)
+    except ValueError as error:
+        return f"{error}: unset it, or set it to TRUE"
+    if asked is False and not has_ck:
+        return f"{TRITON_ENABLE}=FALSE asks for the CK backend, which this wheel does not have: unset it"
     source = _source()
     if source and source not in SOURCES:
         return f"{VARIABLE}={source} is none of {', '.join(SOURCES)}: unset it, or set it to one of them"

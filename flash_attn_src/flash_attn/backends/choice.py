@@ -15,12 +15,12 @@ from pathlib import Path
 
 from flash_attn.kernels.providers import DEFAULT, ROWS, SOURCES, Row
 from flash_attn.runtime.build_info import VERSION
+from flash_attn.runtime.platform import PLATFORM
 
 
 def cache_file(target: str) -> Path:
     """Where rows that were measured on a target lie: one file for each release, since kernels change."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "flash_attn" / "choice" / f"{target}-{VERSION}.json"
+    return PLATFORM.cache_directory(os.environ) / "choice" / f"{target}-{VERSION}.json"
 
 
 def write(target: str, rows: Sequence[Row]) -> Path:

@@ -11,8 +11,9 @@ from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
 from flash_attn.kernels.providers import ASM, CK, DEFAULT, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.runtime.environment import KERNEL_SOURCE
 
-VARIABLE = "FLASH_ATTENTION_KERNEL_SOURCE"
+VARIABLE = KERNEL_SOURCE
 
 if TYPE_CHECKING:
     from flash_attn.backends.protocol import Backend

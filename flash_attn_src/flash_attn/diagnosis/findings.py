@@ -12,10 +12,10 @@ from flash_attn.diagnosis.commands import JOB_MIB, commands
 from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
+from flash_attn.kernels.providers import SOURCES
+from flash_attn.runtime.environment import KERNEL_SOURCE, TRITON_AUTOTUNE, TRITON_ENABLE, switch
+from flash_attn.runtime.platform import PLATFORM
 
-TRITON = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
-SOURCE, SOURCES = "FLASH_ATTENTION_KERNEL_SOURCE", ("asm", "ck", "triton")
-AUTOTUNE = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 # The first ROCm whose torch has the kernels of each GPU in a package of their own.
 DEVICE_PACKAGES = (7, 14)
 # How alike a variable's name is to one that is read if that was meant: upstream had more that begin as these do.
@@ -106,16 +106,17 @@ def _machine(facts: Facts) -> _Found:
 
 def hip_runtimes(maps: Sequence[str]) -> list[str]:
     """The files of libamdhip64 in lines of /proc/self/maps: each a runtime of its own."""
-    paths = {line.split(maxsplit=5)[5] for line in maps if "libamdhip64" in line}
+    paths = {line.split(maxsplit=5)[5] for line in maps if PLATFORM.hip_library in line}
     return sorted({str(Path(path).resolve()) for path in paths})
 
 
 def _backend(facts: Facts) -> _Found:
-    asked = facts.variables.get(TRITON, "").strip().upper()
-    if asked not in ("", "0", "1", "FALSE", "TRUE"):
-        yield "triton-not-selected", f"{TRITON}={asked} is neither TRUE nor FALSE"
-    elif asked in ("0", "FALSE") and facts.build.backend != "ck":
-        yield "triton-not-selected", f"{TRITON}={asked} asks for Composable Kernel, which this wheel does not have"
+    try:
+        if switch(facts.variables, TRITON_ENABLE) is False and facts.build.backend != "ck":
+            what = f"{TRITON_ENABLE}=FALSE asks for Composable Kernel, which this wheel does not have"
+            yield "triton-not-selected", what
+    except ValueError as error:
+        yield "triton-not-selected", str(error)
     unserved = facts.unserved()
     if facts.build.targets and unserved:
         relative = OVERRIDES.get(unserved[0], ("", ""))[0]
@@ -130,14 +131,16 @@ def _backend(facts: Facts) -> _Found:
 
 def _variables(facts: Facts) -> _Found:
     given = {name: value.strip() for name, value in facts.variables.items() if name.startswith("FLASH_ATT")}
-    source, autotune = given.get(SOURCE, "").lower(), given.get(AUTOTUNE, "")
+    source = given.get(KERNEL_SOURCE, "").lower()
     if source and source not in SOURCES:
-        yield "variable", f"{SOURCE}={source} is none of {', '.join(SOURCES)}"
+        yield "variable", f"{KERNEL_SOURCE}={source} is none of {', '.join(SOURCES)}"
     elif source not in ("", "triton") and facts.build.backend != "ck":
-        yield "variable", f"{SOURCE}={source} asks for kernels that this wheel does not have"
-    if autotune.upper() not in ("", "0", "1", "FALSE", "TRUE"):
-        yield "variable", f"{AUTOTUNE}={autotune} is neither TRUE nor FALSE"
-    read = (TRITON, SOURCE, AUTOTUNE)
+        yield "variable", f"{KERNEL_SOURCE}={source} asks for kernels that this wheel does not have"
+    try:
+        switch(given, TRITON_AUTOTUNE)
+    except ValueError as error:
+        yield "variable", str(error)
+    read = (TRITON_ENABLE, KERNEL_SOURCE, TRITON_AUTOTUNE)
     for name, value in given.items():
         whole = name.replace("FLASH_ATTN_", "FLASH_ATTENTION_")
         if name not in read and (meant := difflib.get_close_matches(whole, read, 1, _ALIKE)):

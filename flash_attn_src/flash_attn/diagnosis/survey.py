@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import grp
 import json
 import os
 import platform
-import pwd
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +16,7 @@ from typing import Any
 
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
+from flash_attn.runtime.platform import PLATFORM
 
 KFD = Path("/dev/kfd")
 RENDER_NODES = "/dev/dri"
@@ -143,10 +142,10 @@ def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
             store.Store(path)
         except store.KernelError as error:
             yield f"_kernels/{path.name} ({error.__cause__ or error})"
-    if build.targets and not list(package.glob("_launcher*.so")):
+    if build.targets and not list(package.glob(PLATFORM.launcher)):
         yield "_launcher"
-    if build.targets and build.backend == "ck" and not (package / "_ck_planner.so").is_file():
-        yield "_ck_planner.so"
+    if build.targets and build.backend == "ck" and not (package / PLATFORM.planner).is_file():
+        yield PLATFORM.planner
 
 
 def access(path: Path) -> Access | None:
@@ -157,8 +156,8 @@ def access(path: Path) -> Access | None:
         return None
     return Access(
         path=str(path),
-        owner=_name(pwd.getpwuid, found.st_uid),
-        group=_name(grp.getgrgid, found.st_gid),
+        owner=_user_name(found.st_uid),
+        group=_group_name(found.st_gid),
         mode=oct(found.st_mode & 0o777)[2:],
         allowed=os.access(path, os.R_OK | os.W_OK),
     )
@@ -199,8 +198,20 @@ def merged(output: str) -> dict[str, Any]:
 
 
 def _user() -> str:
-    groups = ", ".join(_name(grp.getgrgid, group) for group in os.getgroups())
-    return f"{_name(pwd.getpwuid, os.getuid())}, {f'groups {groups}' if groups else 'in no further group'}"
+    groups = ", ".join(_group_name(group) for group in os.getgroups())
+    return f"{_user_name(os.getuid())}, {f'groups {groups}' if groups else 'in no further group'}"
+
+
+def _user_name(number: int) -> str:
+    import pwd
+
+    return _name(pwd.getpwuid, number)
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    return _name(grp.getgrgid, number)
 
 
 def _name(lookup: Any, number: int) -> str:

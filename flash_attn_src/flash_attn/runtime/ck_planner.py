@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-PATH = Path(__file__).resolve().parent.parent / "_ck_planner.so"
+from flash_attn.runtime.platform import PLATFORM
+
+PATH = Path(__file__).resolve().parent.parent / PLATFORM.planner
 VERSION = 1
 MAX_SPLITS = 128
 

@@ -36,27 +36,29 @@ from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device, jit
 from flash_attn.runtime.device import Kernel
+from flash_attn.runtime.environment import TRITON_AUTOTUNE, switch
+from flash_attn.runtime.platform import PLATFORM
 
 # What is not searched for is the Triton backend's own.
 __all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "kvcache", "name", "wanted"]
 
 name = "flash_attn.backends.triton"
 
-_SWITCH = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
 _ROUNDS = 5
 _lock = threading.Lock()
 
 
 def wanted() -> bool:
     """Whether the environment asks for the search. Warns where Triton is not there to make it."""
-    asked = os.environ.get(_SWITCH, "").strip().upper()
-    if asked in ("", "0", "FALSE"):
+    try:
+        asked = switch(os.environ, TRITON_AUTOTUNE)
+    except ValueError as error:
+        raise RuntimeError(f"{error}: unset it, or set it to TRUE") from None
+    if not asked:
         return False
-    if asked not in ("1", "TRUE"):
-        raise RuntimeError(f"{_SWITCH}={asked} is neither TRUE nor FALSE: unset it, or set it to TRUE")
     problem = jit.triton_problem()
     if problem is not None:
-        warnings.warn(f"{_SWITCH}={asked} has no effect: {problem}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{TRITON_AUTOTUNE}=TRUE has no effect: {problem}", RuntimeWarning, stacklevel=2)
     return problem is None
 
 
@@ -180,7 +182,7 @@ def _store(index: int) -> Path:
     """The file of what was found: one for each device model, Triton and state of the kernels' sources."""
     import triton
 
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flash_attn" / "autotune"
+    root = PLATFORM.cache_directory(os.environ) / "autotune"
     sources = sorted(Path(str(launches.__file__)).parent.rglob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + triton.__version__.encode())
     model = "interpreter" if index < 0 else torch.cuda.get_device_name(index).replace(" ", "-").replace("/", "-")

@@ -1,0 +1,24 @@
+"""The environment variables that flash_attn reads, parsed. A build reads upstream's switch here too.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+TRITON_AUTOTUNE = "FLASH_ATTENTION_TRITON_AMD_AUTOTUNE"
+KERNEL_SOURCE = "FLASH_ATTENTION_KERNEL_SOURCE"
+
+_TRUE, _FALSE = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
+
+
+def switch(env: Mapping[str, str], name: str) -> bool | None:
+    """The value of a boolean variable, None where it is unset or empty. Raises ValueError for any other value."""
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise ValueError(f"{name}={text} is neither TRUE nor FALSE")
+    return text.lower() in _TRUE

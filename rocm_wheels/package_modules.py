@@ -1,0 +1,23 @@
+"""Modules of flash_attn that need no torch, for the pipeline."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+from rocm_wheels.paths import FLASH_ATTN_SRC
+
+
+def module(name: str) -> Any:
+    """Import a torch-free module of flash_attn, such as "kernels.variants".
+
+    `flash_attn/__init__.py` imports torch, which the compile stage does not have; a bare package with the same
+    search path stands in for it.
+    """
+    if "flash_attn" not in sys.modules:
+        package = types.ModuleType("flash_attn")
+        package.__path__ = [str(FLASH_ATTN_SRC / "flash_attn")]
+        sys.modules["flash_attn"] = package
+    return importlib.import_module(f"flash_attn.{name}")
