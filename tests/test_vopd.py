@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from amdgpu_simulator.isa import machine, waits
+from amdgpu_simulator.isa import targets as generations
 from amdgpu_simulator.isa.assembly import Kernel, parse_line
 from amdgpu_simulator.isa.memory import Memory
 from amdgpu_simulator.isa.shared import Shared
 from amdgpu_simulator.isa.wave import VCC, Array, Wave
 from rocm_wheels.compile import sources, units
+from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.triton import compiler, retarget
 from rocm_wheels.errors import CompileFailed
 
@@ -184,7 +186,7 @@ def executed(code: str, target: str) -> Array:
     lines = [line.strip().removesuffix(", vcc_lo") for line in code.splitlines()]
     instructions = [*(parse_line(line) for line in lines), parse_line("s_endpgm")]
     program = machine.Program(Kernel("kernel", target, instructions, {}, {}, [], {}))
-    wave = Wave(32, Memory([]), Shared(0), 0, waits.Queues(waits.most_shared(target)))
+    wave = Wave(32, Memory([]), Shared(0), 0, waits.Queues(generations.get(target).generation.max_shared))
     wave.s[VCC] = 0x5A5A1234
     wave.v[:8] = np.random.default_rng(0).uniform(-2, 2, (8, 32)).astype(np.float32).view(np.uint32)
     with np.errstate(all="ignore"):
@@ -222,8 +224,10 @@ def test_a_kernel_of_gfx11_has_no_such_pair(target: str, tmp_path: Path) -> None
 
 
 def test_a_pair_that_cannot_be_rewritten_fails_the_compilation() -> None:
-    with pytest.raises(CompileFailed, match=r"^fwd-bf16-d64 for gfx1100: VOPD: .*each half reads what the other"):
-        compiler._without_hazards(pair("add_f32 v2, v5, v7", "add_f32 v5, v2, v9"), "fwd-bf16-d64 for gfx1100")
+    broken = pair("add_f32 v2, v5, v7", "add_f32 v5, v2, v9")
+    with pytest.raises(CompileFailed, match=r"^fwd-bf16-d64 for gfx1100: .*each half reads what the other"):
+        stage.checked(broken, "gfx1100", "fwd-bf16-d64 for gfx1100")
+    assert stage.checked(broken, "gfx1201", "fwd-bf16-d64 for gfx1201")[0] == broken
 
 
 def test_the_targets_with_the_hazard() -> None:
@@ -238,7 +242,7 @@ def translated_as_by_a_first_call(scratch: str, fields: tuple[object, ...]) -> l
     The compile stage's own rewriting is off. Triton's cache on disk is one.
     """
     compiler.prepare(scratch)
-    compiler._without_hazards = lambda assembly, where: assembly  # noqa: ARG005
+    setattr(stage, "checked", lambda assembly, target, where: (assembly, None))  # noqa: ARG005, B010
     repaired = sources.module("runtime.jit_repair").repaired
     texts = [compiler.translate("gfx1150", fields)[2]]
     with repaired(), repaired():

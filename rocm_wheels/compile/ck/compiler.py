@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocm_wheels.compile import codeobject
+from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.compile.ck import toolchain as ck_toolchain
 from rocm_wheels.compile.ck.instances import Instance
@@ -61,6 +62,8 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
     with tempfile.TemporaryDirectory(prefix="ck-") as directory:
         scratch = Path(directory)
         assembly = translate(target, name, instances, scratch, cache=cache, toolchain=toolchain)
+        assembly, _ = stage.checked(assembly, target, f"{name} for {target}")
+        (scratch / "unit.s").write_text(assembly, encoding="utf-8")
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)
         # --discard-all keeps .symtab. Without one ROCm's loader ends the process.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rocm_wheels.compile import codeobject, isa, sources
+from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.ck import compiler, instances
 from rocm_wheels.compile.ck import sources as headers
 from rocm_wheels.compile.ck import toolchain as toolchains
@@ -33,7 +34,7 @@ class ComposableKernel(Compiler):
                 "compiler": made_by,
                 "headers": headers.load().key,
                 "sources": sources.digest(*compiler.SOURCES),
-                "recipe": recipe(compiler, toolchains, isa, codeobject),
+                "recipe": recipe(compiler, toolchains, isa, codeobject, *stage.modules()),
             }
             yield Unit(
                 target=target,

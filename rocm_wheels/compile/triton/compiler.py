@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 from rocm_wheels.compile import codeobject, sources
+from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.isa import instruction_mix
 from rocm_wheels.compile.triton import priorities, retarget
 from rocm_wheels.errors import CompileFailed
@@ -92,8 +93,8 @@ def translate(
     prioritised = spec.options.get(switches.WAVE_PRIORITIES, 0)
     if prioritised:
         assembly = priorities.insert(assembly, where)
-    if row.vopd_hazard:
-        assembly = _without_hazards(assembly, where)
+    if gpu.backend == "hip":
+        assembly, _ = stage.checked(assembly, target, where)
     if row.made_for:
         assembly = retarget.rename(assembly, row.made_for, target)
     if assembly != written:
@@ -117,12 +118,3 @@ def translate(
         "isa": instruction_mix(assembly),
     }
     return image, entry, assembly
-
-
-def _without_hazards(assembly: str, where: str) -> str:
-    """The assembly with no dual instruction that GFX11 may execute wrongly. Raises CompileFailed."""
-    vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
-    try:
-        return str(pairing.repair(assembly))
-    except ValueError as error:
-        raise CompileFailed(f"{where}: {vopd.RULE}: {error}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocm_wheels.compile import codeobject, isa, sources
+from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.compiler import Compiled, Compiler, Unit, key, recipe
 from rocm_wheels.compile.triton import compiler, priorities, retarget
 from rocm_wheels.packages import version_of
@@ -42,7 +43,6 @@ class Triton(Compiler):
     def _units(self, target: str, only: str | None, configurations: Callable[[Any], list[Any]]) -> Iterator[Unit]:
         variants = sources.module("kernels.variants")
         launches = sources.module("kernels.launches")
-        vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
         wavefront = sources.module("kernels.targets").get(target).wavefront
         made_by = self.version()
         for variant in variants.table(target):
@@ -60,7 +60,7 @@ class Triton(Compiler):
                     "operation": variant.operation.digest(variant.dtype),
                     "compiler": made_by,
                     "sources": sources.digest(*sources.kernel_files(specification.module)),
-                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject, vopd, pairing),
+                    "recipe": recipe(compiler, priorities, retarget, isa, codeobject, *stage.modules()),
                 }
                 yield Unit(
                     target=target,

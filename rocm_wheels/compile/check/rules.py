@@ -1,0 +1,279 @@
+"""The rules: what must not follow what too closely, with the figures and where they come from.
+
+A rule names an instruction (the producer), a later one (the consumer) that shares registers with it, and the distance
+that the hardware needs between them because it does not wait by itself. Figures are LLVM's, from
+GCNHazardRecognizer.cpp and the pull requests named, and AMD's from "Manually Inserted Wait States" of the instruction
+set guides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocm_wheels.compile.check import instructions as isa
+from rocm_wheels.compile.check.instructions import Instruction
+from rocm_wheels.compile.check.matrix import distance, reads_accumulator
+
+# What a wait of a rule is counted in: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions.
+STATES, VECTORS = "wait states", "vector instructions"
+
+_CDNA = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx94", "gfx95")
+_MATRIX = ("gfx90a", "gfx94", "gfx95")
+_GFX940 = ("gfx94", "gfx95")
+_GFX110 = ("gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx11-generic")
+
+Registers = Callable[[Instruction], int]
+Need = Callable[[Instruction, Instruction, str], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One hazard.
+
+    targets: beginnings of the names of GPU targets. producer and consumer: the registers with which an instruction
+    takes part, 0 where it does not. most: the largest distance; need: the distance for a producer, a consumer and a
+    target.
+    unit: what the distance is counted in. ends: instructions after which no distance is needed any more. cure: the line
+    that makes up for one missing unit, or for all if it `ends` the hazard; "" refuses the kernel.
+    """
+
+    name: str
+    source: str
+    targets: tuple[str, ...]
+    producer: Registers
+    consumer: Registers
+    most: int
+    need: Need | None = None
+    unit: str = STATES
+    ends: Callable[[Instruction], bool] | None = None
+    cure: str = "s_nop"
+
+
+def _writes(kinds: int, registers: int, *, but: int = 0) -> Registers:
+    return lambda one: one.writes & registers if one.kinds & kinds and not one.kinds & but else 0
+
+
+def _reads(kinds: int, registers: int) -> Registers:
+    return lambda one: one.reads & registers if one.kinds & kinds else 0
+
+
+def _named(pattern: str, registers: Registers) -> Registers:
+    found = re.compile(pattern)
+    return lambda one: registers(one) if found.match(one.mnemonic) else 0
+
+
+def _source(index: int) -> Registers:
+    return lambda one: one.sources[index] if index < len(one.sources) else 0
+
+
+def _dpp(registers: Registers) -> Registers:
+    return lambda one: registers(one) if one.kinds & isa.VALU and one.is_dpp else 0
+
+
+def _wide_store(one: Instruction) -> int:
+    """The data of a store of more than 64 bits that has no scalar offset."""
+    if not re.match(r"(global|flat|scratch|buffer)_store_(dwordx[34]|b96|b128)", one.mnemonic):
+        return 0
+    data = one.sources[0 if one.mnemonic.startswith("buffer") else 1]
+    return 0 if one.mnemonic.startswith("buffer") and one.sources[3:] and one.sources[3] & isa.SGPRS else data
+
+
+def _wide_store_with_offset(one: Instruction) -> int:
+    """The data of a buffer store of more than 64 bits that has a scalar offset."""
+    return one.sources[0] if one.mnemonic.startswith("buffer_store_dwordx") and one.mnemonic[-1] in "34" else 0
+
+
+def _selects_bits(one: Instruction) -> int:
+    """The destination of an instruction that writes a part of a register, moved into place on the way."""
+    shifted = "dst_sel:" in one.text and "dst_sel:DWORD" not in one.text
+    high = re.search(r"op_sel:\[[01](?:,[01])*,1\]", one.text) and not one.mnemonic.startswith("v_pk_")
+    return one.writes & isa.VGPRS if one.kinds == isa.VALU and (shifted or high) else 0
+
+
+def _shift_amount(one: Instruction) -> int:
+    return one.sources[0] & isa.VGPRS if re.match(r"v_(lshl|lshr|ashr)rev_[bi]64", one.mnemonic) else 0
+
+
+def _waits_for_vectors(one: Instruction) -> bool:
+    """Whether an instruction is issued only when all results of vector instructions are there."""
+    return bool(one.kinds & _MEMORY) or re.match(r"s_waitcnt_depctr .*(va_vdst\(0\)|0xfff\b)", one.text) is not None
+
+
+_MEMORY = isa.VMEM | isa.LDS
+
+
+def _operands(one: Instruction) -> int:
+    """What an instruction reads as its first two sources."""
+    return (one.sources[0] | one.sources[1]) & isa.VGPRS if len(one.sources) > 1 else 0
+
+
+def _uses_vgprs(one: Instruction) -> int:
+    return (one.reads | one.writes) & isa.VGPRS if one.kinds & (isa.VALU | _MEMORY) else 0
+
+
+def _after_dot_product(dot: Instruction, other: Instruction, _target: str) -> int:
+    """The same instruction may accumulate on the result at once."""
+    return 0 if dot.mnemonic == other.mnemonic and not dot.writes & _operands(other) else 3
+
+
+RULES = (
+    Rule(
+        name="VALU writes SGPR, VMEM reads it", source="LLVM checkVMEMHazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VMEM, isa.SGPRS), most=5,
+    ),
+    Rule(
+        name="VALU writes SGPR, v_readlane or v_writelane selects the lane by it",
+        source="LLVM checkRWLaneHazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.VALU, isa.SGPRS),
+        consumer=_named(r"v_(read|write)lane", lambda one: one.sources[1] & isa.SGPRS), most=4,
+    ),
+    Rule(
+        name="VALU writes VCC, v_div_fmas reads it", source="LLVM checkDivFMasHazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.VALU, isa.VCC), consumer=_named("v_div_fmas", lambda _: isa.VCC), most=4,
+    ),
+    Rule(
+        name="VALU writes VGPR, DPP reads it", source="LLVM checkDPPHazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.VALU, isa.VGPRS), consumer=_dpp(_source(0)), most=2,
+    ),
+    Rule(
+        name="VALU writes EXEC, DPP", source="LLVM checkDPPHazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.VALU, isa.EXEC), consumer=_dpp(lambda _: isa.EXEC), most=5,
+    ),
+    Rule(
+        name="SALU writes M0, a load to LDS or a relative move reads it",
+        source="LLVM checkReadM0Hazards; guides, 4.5", targets=_CDNA,
+        producer=_writes(isa.SALU, isa.M0),
+        consumer=_named(r"buffer_|global_|ds_|[sv]_movrel", lambda one: one.reads & isa.M0), most=1,
+    ),
+    Rule(
+        name="s_setreg, s_getreg", source="LLVM checkGetRegHazards; guides, 4.5", targets=_CDNA,
+        producer=_named("s_setreg", lambda _: 1), consumer=_named("s_[gs]etreg", lambda _: 1), most=2,
+    ),
+    Rule(
+        name="store of more than 64 bits, VALU overwrites its data",
+        source="LLVM checkVALUHazards, pull requests 197267 and 203770; guides, 4.5", targets=_CDNA,
+        producer=_wide_store, consumer=_writes(isa.VALU, isa.VGPRS), most=2,
+        need=lambda _store, _valu, target: 2 if target.startswith(_GFX940) else 1,
+    ),
+    Rule(
+        name="buffer store of more than 64 bits with scalar offset, VALU overwrites its data",
+        source="LLVM pull request 197267, May 2026", targets=_GFX940,
+        producer=_wide_store_with_offset, consumer=_writes(isa.VALU, isa.VGPRS), most=1,
+    ),
+    Rule(
+        name="transcendental writes VGPR, another VALU reads it",
+        source="LLVM hasTransForwardingHazard; MI300 guide, 4.5", targets=_GFX940,
+        producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS),
+        consumer=lambda one: one.reads & isa.VGPRS if one.kinds == isa.VALU else 0, most=1,
+    ),
+    Rule(
+        name="VALU writes a part of a VGPR, VALU reads it", source="LLVM hasDstSelForwardingHazard", targets=_GFX940,
+        producer=_selects_bits, consumer=_reads(isa.VALU, isa.VGPRS), most=1,
+    ),
+    Rule(
+        name="VALU writes SGPR or VCC, VALU reads it", source="LLVM hasVDecCoExecHazard; MI300 guide, 4.5",
+        targets=_GFX940, producer=_writes(isa.VALU, isa.SGPRS), consumer=_reads(isa.VALU, isa.SGPRS), most=2,
+    ),
+    Rule(
+        name="VALU writes VGPR, v_readlane reads it", source="LLVM hasVDecCoExecHazard; MI300 guide, 4.5",
+        targets=_GFX940, producer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+        consumer=_named("v_read(first)?lane", _source(0)), most=1,
+    ),
+    Rule(
+        name="VALU writes EXEC, v_readlane, v_writelane or MFMA",
+        source="LLVM hasVDecCoExecHazard, checkMAIHazards90A; MI300 guide, 4.5", targets=_MATRIX,
+        producer=_writes(isa.VALU, isa.EXEC),
+        consumer=_named(r"v_(readlane|readfirstlane|writelane|s?mfmac?)", lambda _: isa.EXEC), most=4,
+    ),
+    Rule(
+        name="VALU writes VGPR, lanes of permlane swap", source="LLVM checkPermlaneHazards, pull request 117286",
+        targets=("gfx95",), producer=_writes(isa.VALU, isa.VGPRS), most=2,
+        consumer=_named(r"v_permlane(16|32)_swap", lambda one: one.reads & isa.VGPRS),
+    ),
+    Rule(
+        name="VALU writes VGPR, MFMA reads it", source="LLVM checkMAIHazards90A; guides, 4.5", targets=_MATRIX,
+        producer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA), consumer=_reads(isa.MFMA, isa.VGPRS), most=2,
+    ),
+    Rule(
+        name="dot product writes VGPR, another VALU uses it", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        producer=_named(r"v_dot\d", lambda one: one.writes),
+        consumer=_uses_vgprs, most=3, need=_after_dot_product,
+    ),
+    Rule(
+        name="MFMA writes, MFMA reads as A or B", source="LLVM checkMAIHazards90A, pull request 222040",
+        targets=_MATRIX, producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("source"),
+        consumer=lambda one: _operands(one) if one.kinds & isa.MFMA else 0,
+    ),
+    Rule(
+        name="MFMA writes, another MFMA accumulates on it", source="LLVM checkMAIHazards90A, pull request 218363",
+        targets=_MATRIX, producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=18,
+        need=distance("accumulator"),
+    ),
+    Rule(
+        name="MFMA writes, VALU, memory or LDS reads", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
+        consumer=lambda one: 0 if one.kinds & isa.MFMA else _reads(isa.VALU | _MEMORY, isa.VGPRS)(one),
+    ),
+    Rule(
+        name="MFMA writes, VALU overwrites", source="LLVM checkMAIVALUHazards, pull request 126132", targets=_MATRIX,
+        producer=_writes(isa.MFMA, isa.VGPRS), most=20, need=distance("use"),
+        consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+    ),
+    Rule(
+        name="MFMA accumulates on VGPR, VALU overwrites it", source="LLVM checkMAIVALUHazards", targets=_MATRIX,
+        producer=reads_accumulator, most=15, need=distance("overwrite"),
+        consumer=_writes(isa.VALU, isa.VGPRS, but=isa.MFMA),
+    ),
+    Rule(
+        name="MFMA writes, v_accvgpr_read reads", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        producer=_writes(isa.MFMA, isa.VGPRS), most=18, need=distance("read of gfx908"),
+        consumer=_named("v_accvgpr_read", lambda one: one.reads & isa.VGPRS),
+    ),
+    Rule(
+        name="MFMA writes, another MFMA accumulates on a part of it", source="LLVM checkMAIHazards908",
+        targets=("gfx908",), producer=_writes(isa.MFMA, isa.VGPRS), consumer=reads_accumulator, most=16,
+        need=distance("accumulator"),
+    ),
+    Rule(
+        name="MFMA writes, v_accvgpr_write overwrites", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        producer=_writes(isa.MFMA, isa.VGPRS), most=15, need=distance("write of gfx908"),
+        consumer=_named("v_accvgpr_write", lambda one: one.writes),
+    ),
+    Rule(
+        name="MFMA accumulates on AGPR, v_accvgpr_write overwrites it", source="LLVM checkMAIHazards908",
+        targets=("gfx908",), producer=reads_accumulator, most=13, need=distance("overwrite of gfx908"),
+        consumer=_named("v_accvgpr_write", lambda one: one.writes),
+    ),
+    Rule(
+        name="v_accvgpr_write, MFMA reads", source="LLVM checkMAIHazards908", targets=("gfx908",),
+        producer=_named("v_accvgpr_write", lambda one: one.writes), consumer=_reads(isa.MFMA, isa.VGPRS), most=3,
+        need=lambda write, mfma, _target: 3 if write.writes & _operands(mfma) else 1,
+    ),
+    Rule(
+        name="v_accvgpr_read, memory or LDS reads", source="LLVM checkMAILdStHazards", targets=("gfx908",),
+        producer=_named("v_accvgpr_read", lambda one: one.writes), consumer=_reads(_MEMORY, isa.VGPRS), most=2,
+    ),
+    Rule(
+        name="v_cmpx, v_permlane", source="LLVM fixVcmpxPermlaneHazards", targets=("gfx10", "gfx11"),
+        producer=_named("v_cmpx", lambda _: isa.EXEC), consumer=_named("v_permlane", lambda _: isa.EXEC),
+        most=1, unit=VECTORS, cure="",
+    ),
+    Rule(
+        name="transcendental writes VGPR, VALU reads it", source="LLVM fixVALUTransUseHazard", targets=_GFX110,
+        producer=_writes(isa.TRANSCENDENTAL, isa.VGPRS), consumer=_reads(isa.VALU, isa.VGPRS), most=6, unit=VECTORS,
+        ends=_waits_for_vectors, cure="s_waitcnt_depctr depctr_va_vdst(0)",
+    ),
+    Rule(
+        name="WMMA writes, WMMA reads as A or B", source="LLVM fixWMMAHazards, pull request 76143",
+        targets=("gfx11", "gfx1200", "gfx1201", "gfx12-generic"),
+        producer=_writes(isa.WMMA, isa.VGPRS), most=1, unit=VECTORS, cure="v_nop",
+        consumer=lambda one: _operands(one) if one.kinds & isa.WMMA else 0,
+    ),
+)  # fmt: skip
+
+
+def for_target(target: str) -> tuple[Rule, ...]:
+    """The rules of a GPU target, by its name."""
+    return tuple(rule for rule in RULES if target.startswith(rule.targets))

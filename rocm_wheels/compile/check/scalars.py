@@ -1,0 +1,102 @@
+"""GFX12: a scalar register that a vector instruction has read may hide its next value.
+
+LLVM pull requests 100067 and 118750: once a VALU has read an SGPR, a later write to it is seen by VALU and SALU only
+after `s_wait_alu`: sa_sdst(0) for a write by SALU, va_sdst(0) for one by VALU, va_vcc(0) where that is VCC. Registers
+count in pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rocm_wheels.compile.check import instructions as isa
+from rocm_wheels.compile.check.cures import Finding
+from rocm_wheels.compile.check.instructions import Instruction, Kernel
+
+RULE = "GFX12: SGPR read by VALU, written again, read without s_wait_alu (LLVM pull requests 100067, 118750)"
+
+_EVEN = sum(1 << bit for bit in range(512, 620, 2))
+_SGPRS = isa.SGPRS & ~isa.VCC
+
+
+class _State(NamedTuple):
+    """Pairs of registers that a VALU has read, and registers of these pairs that SALU and VALU have written since."""
+
+    read: int
+    scalar: int
+    vector: int
+
+
+def applies(target: str) -> bool:
+    return target in ("gfx1200", "gfx1201", "gfx12-generic")
+
+
+def findings(kernel: Kernel) -> list[Finding]:
+    """The reads of a kernel that may get an old value, on any path, in the order of the instructions."""
+    joins = Counter(at for following in kernel.followers for at in following)
+    joins[0] += 1
+    states: dict[int, _State] = {0: _State(0, 0, 0)}
+    work = [0] if kernel.instructions else []
+    while work:
+        index = work.pop()
+        after = _after(kernel.instructions[index], states[index])
+        for at in kernel.followers[index]:
+            known = states.get(at)
+            merged = after
+            if known is not None and joins[at] > 1:
+                merged = _State(*(a | b for a, b in zip(known, after, strict=True)))
+            if merged != known:
+                states[at] = merged
+                work.append(at)
+    return [
+        Finding(kernel.symbol, index, RULE, f"{kernel.instructions[index].text}: without {wait}", 1, wait)
+        for index, state in sorted(states.items())
+        for wait in _missing(kernel.instructions[index], state)
+    ]
+
+
+def _missing(one: Instruction, state: _State) -> list[str]:
+    if not one.kinds & (isa.VALU | isa.SALU):
+        return []
+    vector = state.vector & one.reads if one.kinds & isa.VALU else 0
+    needs: Mapping[str, int] = {
+        "depctr_sa_sdst(0)": state.scalar & one.reads,
+        "depctr_va_sdst(0)": vector & ~isa.VCC,
+        "depctr_va_vcc(0)": vector & isa.VCC,
+    }
+    return [f"s_wait_alu {wait}" for wait, registers in needs.items() if registers]
+
+
+def _after(one: Instruction, state: _State) -> _State:
+    read, scalar, vector = state
+    if one.kinds & isa.SMEM or one.mnemonic.startswith(("buffer_", "image_")):
+        return _State(read, 0, 0)  # these wait for all scalar results
+    if one.mnemonic == "s_wait_alu":
+        scalar = 0 if _waits(one, "sa_sdst") else scalar
+        vector &= isa.VCC if _waits(one, "va_sdst") else -1
+        vector &= ~isa.VCC if _waits(one, "va_vcc") else -1
+        return _State(read, scalar, vector)
+    if one.kinds & isa.SALU:
+        # SALU waits for VALU by itself: for all registers, or for VCC.
+        used = one.reads & read
+        vector &= isa.VCC if used & ~isa.VCC else -1
+        vector &= ~isa.VCC if used & isa.VCC else -1
+        written = one.writes & read
+        return _State(read, scalar | written, vector & ~(written & isa.VCC))
+    if one.kinds & isa.VALU:
+        written = one.writes & read
+        return _State(read | _pairs(one.reads), scalar & ~(written & isa.VCC), vector | written)
+    return state
+
+
+def _waits(one: Instruction, counter: str) -> bool:
+    return re.search(rf"\b(depctr_)?{counter}\(0\)", one.text) is not None
+
+
+def _pairs(registers: int) -> int:
+    """The scalar registers of a set, each with the other one of its pair."""
+    registers &= isa.SGPRS
+    return registers | (registers & _EVEN) << 1 | (registers & ~_EVEN) >> 1

@@ -1,0 +1,122 @@
+"""Finds what breaks the rules in a kernel, over every path through it, back edges of loops included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocm_wheels.compile.check import instructions as isa
+from rocm_wheels.compile.check.cures import Finding
+from rocm_wheels.compile.check.instructions import Instruction, Kernel
+from rocm_wheels.compile.check.rules import STATES, Rule, for_target
+
+
+class _Age(NamedTuple):
+    """What has passed since an instruction."""
+
+    states: int
+    vectors: int
+    transcendentals: int
+
+    def after(self, one: Instruction) -> _Age:
+        return _Age(
+            min(self.states + one.states, 99),
+            min(self.vectors + bool(one.kinds & isa.VALU), 99),
+            self.transcendentals + bool(one.kinds & isa.TRANSCENDENTAL),
+        )
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """The part that an instruction takes: for each rule its registers as a producer, and as a consumer."""
+
+    produces: tuple[tuple[int, int], ...]
+    consumes: Mapping[int, int]
+
+
+def findings(kernel: Kernel, target: str) -> list[Finding]:
+    """What breaks the rules of a target, in the order of the instructions. Raises ValueError for an instruction whose
+    figures are not known."""
+    rules = for_target(target)
+    roles = {one: _roles(one, rules) for one in set(kernel.instructions)}
+    found: dict[tuple[int, int], Finding] = {}
+    pending: dict[int, dict[tuple[int, int], _Age]] = {0: {}}
+    work = [0] if kernel.instructions else []
+    while work:
+        index = work.pop()
+        state = pending[index]
+        while True:
+            one = kernel.instructions[index]
+            for number, finding in _check(kernel, index, state, roles, rules, target):
+                key = (index, number)
+                if key not in found or found[key].missing < finding.missing:
+                    found[key] = finding
+            state = _after(index, one, state, roles[one], rules)
+            following = kernel.followers[index]
+            if len(following) == 1 and following[0] == index + 1 and index + 1 not in pending:
+                index += 1
+                continue
+            break
+        for at in following:
+            if at not in pending or _merge(pending[at], state):
+                pending.setdefault(at, dict(state))
+                work.append(at)
+    return [found[key] for key in sorted(found)]
+
+
+def _roles(one: Instruction, rules: tuple[Rule, ...]) -> _Roles:
+    produces = tuple((number, found) for number, rule in enumerate(rules) if (found := rule.producer(one)))
+    return _Roles(produces, {number: found for number, rule in enumerate(rules) if (found := rule.consumer(one))})
+
+
+State = dict[tuple[int, int], _Age]
+
+
+def _check(
+    kernel: Kernel,
+    index: int,
+    state: State,
+    roles: Mapping[Instruction, _Roles],
+    rules: tuple[Rule, ...],
+    target: str,
+) -> list[tuple[int, Finding]]:
+    second = kernel.instructions[index]
+    consumes = roles[second].consumes
+    found: list[tuple[int, Finding]] = []
+    for (producer, number), age in state.items() if consumes else ():
+        first, rule = kernel.instructions[producer], rules[number]
+        if number not in consumes or not rule.producer(first) & consumes[number]:
+            continue
+        need = rule.most if rule.need is None else rule.need(first, second, target)
+        missing = need - (age.states if rule.unit == STATES else age.vectors)
+        if missing > 0:
+            problem = f"{second.text}: {missing} {rule.unit} too early after {first.text}"
+            name = f"{rule.name}; {rule.source}"
+            found.append((number, Finding(kernel.symbol, index, name, problem, missing, rule.cure)))
+    return found
+
+
+def _after(index: int, one: Instruction, state: State, roles: _Roles, rules: tuple[Rule, ...]) -> State:
+    """What is still too young after an instruction."""
+    left = {}
+    for (producer, number), age in state.items():
+        rule, older = rules[number], age.after(one)
+        if rule.ends is not None and (rule.ends(one) or older.transcendentals > 1):
+            continue
+        if (older.states if rule.unit == STATES else older.vectors) < rule.most:
+            left[producer, number] = older
+    for number, _ in roles.produces:
+        left[index, number] = _Age(0, 0, 0)
+    return left
+
+
+def _merge(into: State, state: State) -> bool:
+    """Adds a state on another path. Returns whether anything became younger."""
+    younger = False
+    for key, age in state.items():
+        known = into.get(key)
+        least = age if known is None else _Age(*map(min, known, age))
+        if least != known:
+            into[key], younger = least, True
+    return younger

@@ -1,0 +1,68 @@
+"""The check itself: an assembly text in, the same text without hazards out, or CompileFailed.
+
+    text, report = checked(assembly, "gfx950", "fwd-bf16-d128 for gfx950")
+
+A text in which nothing is found comes back as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import ModuleType
+
+from rocm_wheels.compile import sources
+from rocm_wheels.compile.check import cures, instructions, matrix, resources, rules, scalars, scan
+from rocm_wheels.compile.check.cures import Finding, cured
+from rocm_wheels.compile.check.instructions import Kernel, kernels
+from rocm_wheels.errors import CompileFailed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found and rewritten. pairs: dual instructions that break GFX11's rule. found: instructions by rule.
+    added: by how many instructions the text is longer."""
+
+    pairs: int
+    found: dict[str, int]
+    added: int
+
+
+def modules() -> tuple[ModuleType, ...]:
+    """The code of the check: an ingredient of the key of each code object."""
+    here = (sys.modules[__name__], cures, instructions, matrix, resources, rules, scalars, scan)
+    return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
+
+
+def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
+    """The text of one or more kernels without hazards. Raises CompileFailed, which names instruction and rule.
+
+    where: what the text is of, for the error.
+    """
+    vopd, pairing = sources.module("kernels.vopd"), sources.module("kernels.pairing")
+    row = sources.module("kernels.targets").get(target)
+    text, pairs = assembly, 0
+    try:
+        if row.vopd_hazard:
+            pairs = len(vopd.conflicts(text))
+            text = pairing.repair(text) if pairs else text
+        before = list(kernels(text))
+        found = {kernel.symbol: _findings(kernel, target) for kernel in before}
+        if any(found.values()):
+            text = cured(text, [(kernel, found[kernel.symbol]) for kernel in before])
+        after = before if not any(found.values()) else list(kernels(text))
+        left = [str(one) for kernel in after if after is not before for one in _findings(kernel, target)]
+        left += [problem for kernel in after for problem in resources.findings(kernel, target)]
+        left += [f"{line} ({vopd.RULE})" for line in (vopd.conflicts(text) if pairs else ())]
+    except ValueError as error:
+        raise CompileFailed(f"{where}: {error}") from error
+    if left:
+        raise CompileFailed(f"{where} breaks a rule of the hardware: {left[0]}")
+    names = Counter(finding.rule for findings in found.values() for finding in findings)
+    return text, Report(pairs=pairs, found=dict(names), added=text.count("\n") - assembly.count("\n"))
+
+
+def _findings(kernel: Kernel, target: str) -> list[Finding]:
+    found = scan.findings(kernel, target)
+    return found + scalars.findings(kernel) if scalars.applies(target) else found

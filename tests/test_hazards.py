@@ -1,0 +1,306 @@
+"""The check of instructions after every compiler: each hazard planted, caught on every path, and cured."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rocm_wheels.compile.check import instructions, scalars, scan, stage
+from rocm_wheels.compile.check.rules import RULES
+from rocm_wheels.errors import CompileFailed
+
+KERNEL = """\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+kernel:                                 ; @kernel
+{code}
+\ts_endpgm
+.Lfunc_end0:
+\t.amdhsa_kernel kernel
+\t\t.amdhsa_next_free_vgpr 256
+\t\t.amdhsa_next_free_sgpr 60
+\t\t.amdhsa_accum_offset 128
+\t.end_amdhsa_kernel
+"""
+
+
+def text(code: str, target: str) -> str:
+    lines = (line.strip() for line in code.split("\n"))
+    code = "\n".join(line if line.endswith(":") else f"\t{line}" for line in lines)
+    return KERNEL.format(target=target, code=code)
+
+
+def kernel(code: str, target: str) -> instructions.Kernel:
+    (found,) = instructions.kernels(text(code, target))
+    return found
+
+
+def missing(code: str, target: str) -> list[int]:
+    return [finding.missing for finding in scan.findings(kernel(code, target), target)]
+
+
+MFMA = "v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[0:15]"
+MFMA_950 = "v_mfma_f32_32x32x16_f16 v[0:15], v[16:19], v[20:23], v[0:15]"
+MFMA_908 = "v_mfma_f32_32x32x8f16 a[0:15], v[16:17], v[18:19], a[0:15]"
+SMALL = "v_mfma_f32_16x16x16_f16 v[0:3], v[16:17], v[18:19], v[0:3]"
+M0 = "s_mov_b32 m0, s1"
+SELECT = "v_cndmask_b32_e32 v1, v2, v3, vcc_lo"
+
+# Rule -> target, first instruction, second instruction, wait states that the second one needs after the first.
+PLANTED = [
+    ("VALU writes SGPR, VMEM", "gfx942", "v_readfirstlane_b32 s4, v1", "buffer_load_dword v2, v3, s[4:7], 0 offen", 5),
+    ("VALU writes SGPR, VMEM", "gfx90a", "v_cmp_eq_u32_e64 s[4:5], v1, v2", "global_load_dword v2, v3, s[4:5]", 5),
+    ("v_readlane or v_writelane selects", "gfx90a", "v_readlane_b32 s4, v1, 3", "v_readlane_b32 s5, v2, s4", 4),
+    ("v_div_fmas", "gfx942", "v_div_scale_f32 v1, vcc, v2, v3, v2", "v_div_fmas_f32 v4, v5, v6, v7", 4),
+    (
+        "DPP reads it",
+        "gfx90a",
+        "v_add_f32_e32 v1, v2, v3",
+        "v_add_f32_dpp v4, v1, v5 row_shr:1 row_mask:0xf bank_mask:0xf",
+        2,
+    ),
+    (
+        "EXEC, DPP",
+        "gfx90a",
+        "v_cmpx_eq_u32_e32 vcc, v1, v2",
+        "v_mov_b32_dpp v4, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+        5,
+    ),
+    ("SALU writes M0", "gfx942", M0, "buffer_load_dword v1, s[4:7], 0 offen lds", 1),
+    ("SALU writes M0", "gfx950", M0, "global_load_lds_dwordx4 v[2:3], off", 1),
+    ("s_setreg", "gfx90a", "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 3", "s_getreg_b32 s1, hwreg(HW_REG_MODE)", 2),
+    ("store of more than 64 bits, VALU", "gfx90a", "global_store_dwordx4 v1, v[2:5], s[2:3]", "v_mov_b32_e32 v5, 0", 1),
+    (
+        "store of more than 64 bits, VALU",
+        "gfx942",
+        "global_store_dwordx4 v[0:1], v[2:5], off",
+        "v_mov_b32_e32 v5, 0",
+        2,
+    ),
+    (
+        "store of more than 64 bits, VALU",
+        "gfx942",
+        "buffer_store_dwordx3 v[2:4], v1, s[4:7], 0 offen",
+        "v_mov_b32_e32 v3, 0",
+        2,
+    ),
+    (
+        "store of more than 64 bits with scalar",
+        "gfx950",
+        "buffer_store_dwordx4 v[2:5], v1, s[4:7], s9 offen",
+        "v_pk_mul_f32 v[2:3], v[6:7], v[6:7]",
+        1,
+    ),
+    ("another VALU reads it", "gfx942", "v_exp_f32_e32 v1, v2", "v_add_f32_e32 v3, v1, v4", 1),
+    (
+        "part of a VGPR",
+        "gfx942",
+        "v_add_f16_sdwa v1, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_0",
+        "v_add_f32_e32 v3, v1, v4",
+        1,
+    ),
+    ("VALU writes SGPR or VCC, VALU", "gfx942", "v_cmp_eq_u32_e32 vcc, v1, v2", "v_cndmask_b32_e32 v3, v4, v5, vcc", 2),
+    ("v_readlane reads it", "gfx942", "v_add_u32_e32 v1, v2, v3", "v_readfirstlane_b32 s4, v1", 1),
+    ("EXEC, v_readlane", "gfx942", "v_cmpx_eq_u32_e32 vcc, v1, v2", "v_readlane_b32 s5, v3, 4", 4),
+    ("EXEC, v_readlane", "gfx90a", "v_cmpx_eq_u32_e32 vcc, v1, v2", MFMA.replace("_f16", "f16"), 4),
+    ("lanes of permlane swap", "gfx950", "v_mov_b32_e32 v1, v2", "v_permlane32_swap_b32 v1, v3", 2),
+    ("VALU writes VGPR, MFMA", "gfx90a", "v_mov_b32_e32 v16, v60", MFMA, 2),
+    ("dot product", "gfx942", "v_dot2_f32_f16 v1, v2, v3, v4", "v_add_f32_e32 v5, v1, v6", 3),
+    ("reads as A or B", "gfx90a", MFMA, "v_mfma_f32_32x32x8_f16 v[32:47], v[0:1], v[18:19], v[32:47]", 19),
+    ("reads as A or B", "gfx942", MFMA, "v_mfma_f32_32x32x8_f16 v[32:47], v[0:1], v[18:19], v[32:47]", 11),
+    ("reads as A or B", "gfx950", MFMA_950, "v_mfma_f32_32x32x16_f16 v[32:47], v[0:3], v[20:23], v[32:47]", 12),
+    (
+        "reads as A or B",
+        "gfx950",
+        "v_mfma_f32_32x32x2_f32 v[0:15], v16, v18, v[0:15]",
+        "v_mfma_f32_32x32x16_f16 v[32:47], v[0:3], v[20:23], v[32:47]",
+        18,
+    ),
+    (
+        "reads as A or B",
+        "gfx950",
+        "v_mfma_f32_32x32x4_2b_f16 v[0:31], v[40:41], v[42:43], 0",
+        "v_mfma_f32_32x32x16_f16 v[32:47], v[0:3], v[20:23], v[32:47]",
+        20,
+    ),
+    ("accumulates on it", "gfx942", MFMA, "v_mfma_f32_32x32x8_f16 v[2:17], v[20:21], v[22:23], v[2:17]", 9),
+    ("accumulates on it", "gfx90a", MFMA, "v_mfma_f32_32x32x8_f16 v[2:17], v[20:21], v[22:23], v[2:17]", 16),
+    (
+        "accumulates on it",
+        "gfx950",
+        "v_mfma_f32_16x16x32_f16 v[0:3], v[16:19], v[20:23], v[0:3]",
+        SMALL,
+        6,
+    ),  # other shape, same registers
+    ("VALU, memory or LDS reads", "gfx942", MFMA, "v_add_f32_e32 v20, v15, v21", 11),
+    ("VALU, memory or LDS reads", "gfx942", SMALL, "ds_write_b32 v9, v3", 7),
+    ("VALU, memory or LDS reads", "gfx90a", SMALL, "global_store_dword v9, v3, s[2:3]", 11),
+    ("VALU, memory or LDS reads", "gfx950", MFMA_950, "v_add_f32_e32 v20, v15, v21", 12),
+    ("MFMA writes, VALU overwrites", "gfx942", MFMA.replace("v[0:15]", "v[32:47]", 1), "v_mov_b32_e32 v40, 0", 11),
+    ("MFMA accumulates on VGPR", "gfx942", MFMA.replace("v[0:15]", "v[32:47]", 1), "v_mov_b32_e32 v3, 0", 7),
+    ("v_accvgpr_read reads", "gfx908", MFMA_908, "v_accvgpr_read_b32 v2, a15", 18),
+    ("accumulates on a part", "gfx908", MFMA_908, MFMA_908.replace("a[0:15]", "a[4:19]"), 16),
+    (
+        "v_accvgpr_write overwrites",
+        "gfx908",
+        MFMA_908.replace("a[0:15]", "a[32:47]", 1),
+        "v_accvgpr_write_b32 a33, v1",
+        15,
+    ),
+    ("AGPR, v_accvgpr_write", "gfx908", MFMA_908.replace("a[0:15]", "a[32:47]", 1), "v_accvgpr_write_b32 a3, v1", 13),
+    ("v_accvgpr_write, MFMA", "gfx908", "v_accvgpr_write_b32 a3, v1", MFMA_908, 1),
+    ("v_accvgpr_read, memory", "gfx908", "v_accvgpr_read_b32 v1, a0", "global_store_dword v9, v1, s[2:3]", 2),
+    ("v_cmpx, v_permlane", "gfx1030", "v_cmpx_lt_u32_e32 v0, v1", "v_permlanex16_b32 v2, v3, s0, s1", 1),
+    ("v_cmpx, v_permlane", "gfx1151", "v_cmpx_lt_u32_e32 v0, v1", "v_permlane16_b32 v2, v3, s0, s1", 1),
+    ("transcendental writes VGPR, VALU", "gfx1100", "v_exp_f32_e32 v1, v2", "v_add_f32_e32 v3, v1, v4", 6),
+    (
+        "WMMA",
+        "gfx1150",
+        "v_wmma_f32_16x16x16_f16 v[0:7], v[16:23], v[24:31], v[0:7]",
+        "v_wmma_f32_16x16x16_f16 v[32:39], v[0:7], v[24:31], v[32:39]",
+        1,
+    ),
+    (
+        "WMMA",
+        "gfx1201",
+        "v_wmma_f32_16x16x16_f16 v[0:7], v[16:19], v[24:27], v[0:7]",
+        "v_wmma_f32_16x16x16_f16 v[32:39], v[40:43], v[0:3], v[32:39]",
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "target", "first", "second", "needed"), PLANTED)
+def test_a_planted_hazard_is_caught_and_cured(rule: str, target: str, first: str, second: str, needed: int) -> None:
+    code = f"{first}\n{second}"
+    (finding,) = [one for one in scan.findings(kernel(code, target), target) if rule in one.rule]
+    assert finding.missing == needed
+    assert f"kernel: {second}: {needed} " in str(finding)
+    assert f" too early after {first}" in str(finding)
+    if "v_cmpx, v_permlane" in rule:
+        with pytest.raises(CompileFailed, match=re.escape(second)):
+            stage.checked(text(code, target), target, "it")
+        return
+    vectors = "transcendental writes VGPR, VALU" in rule or "WMMA" in rule
+    filler = "v_mov_b32_e32 v250, v251" if vectors else "s_nop 0"
+    if not vectors:
+        assert missing(f"{first}\ns_nop {needed - 2}\n{second}" if needed > 1 else code, target)
+        assert not missing("\n".join([first, *[filler] * needed, second]), target)
+        if needed > 1:
+            assert missing("\n".join([first, *[filler] * (needed - 1), second]), target)
+    # Of other registers there is no hazard; the cure is enough, and nothing is added twice.
+    cured, report = stage.checked(text(code, target), target, "it")
+    assert sum(report.found.values()) >= 1
+    assert stage.checked(cured, target, "it")[0] == cured
+    assert [line for line in cured.split("\n") if line.strip() in (first, second)] == [f"\t{first}", f"\t{second}"]
+
+
+def test_every_rule_is_planted() -> None:
+    assert [rule.name for rule in RULES if not any(name in rule.name for name, *_ in PLANTED)] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("gfx942", f"{MFMA}\nv_add_f32_e32 v20, v16, v21"),  # reads what the product reads
+        ("gfx942", f"{MFMA}\n{MFMA}"),  # forwarded
+        ("gfx90a", "v_exp_f32_e32 v1, v2\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx90a", "buffer_store_dwordx4 v[2:5], v1, s[4:7], s9 offen\nv_mov_b32_e32 v5, 0"),
+        ("gfx942", "global_store_dwordx2 v[0:1], v[2:3], off\nv_mov_b32_e32 v2, 0"),
+        ("gfx1150", "v_exp_f32_e32 v1, v2\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx1100", "v_exp_f32_e32 v1, v2\ns_waitcnt_depctr depctr_va_vdst(0)\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx1100", "v_exp_f32_e32 v1, v2\nds_load_b32 v9, v8\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx1100", "v_exp_f32_e32 v1, v2\nv_exp_f32_e32 v5, v6\nv_exp_f32_e32 v7, v8\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx1201", "v_exp_f32_e32 v1, v2\nv_add_f32_e32 v3, v1, v4"),
+        ("gfx942", "v_readfirstlane_b32 s4, v1\ns_endpgm\nbuffer_load_dword v2, v3, s[4:7], 0 offen"),
+    ],
+)
+def test_no_hazard(target: str, code: str) -> None:
+    assert missing(code, target) == []
+    whole = text(code, target)
+    assert stage.checked(whole, target, "it") == (whole, stage.Report(pairs=0, found={}, added=0))
+
+
+@pytest.mark.parametrize(
+    ("code", "late"),
+    [
+        (f"{MFMA}\ns_cbranch_scc0 .L1\ns_nop 15\n.L1:\nv_add_f32_e32 v20, v15, v21", 10),  # around the wait
+        (f".L1:\nv_add_f32_e32 v20, v15, v21\n{MFMA}\ns_cbranch_scc0 .L1", 10),  # the back edge of a loop
+        (f"s_branch .L2\n.L1:\nv_add_f32_e32 v20, v15, v21\ns_endpgm\n.L2:\n{MFMA}\ns_branch .L1", 10),
+        (f".L1:\ns_cbranch_scc1 .L3\nv_add_f32_e32 v20, v15, v21\n.L3:\n{MFMA}\ns_branch .L1", 9),
+    ],
+)
+def test_a_hazard_crosses_branches(code: str, late: int) -> None:
+    assert missing(code, "gfx942") == [late]
+    cured, _ = stage.checked(text(code, "gfx942"), "gfx942", "it")
+    assert f"\ts_nop 7\n\ts_nop {late - 9}\n\tv_add_f32_e32 v20, v15, v21" in cured
+
+
+def test_the_nearest_of_several_paths_counts() -> None:
+    code = f"{MFMA}\ns_cbranch_scc0 .L1\ns_nop 3\n.L1:\ns_nop 1\nv_add_f32_e32 v20, v15, v21"
+    assert missing(code, "gfx942") == [8]
+
+
+@pytest.mark.parametrize(
+    ("code", "wait"),
+    [
+        ("v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4", "depctr_sa_sdst(0)"),
+        ("v_mov_b32_e32 v1, s5\ns_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4", "depctr_sa_sdst(0)"),  # the pair counts
+        ("v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_add_co_i32 s6, s4, s7", "depctr_sa_sdst(0)"),
+        ("v_mov_b32_e32 v1, s4\nv_readfirstlane_b32 s4, v2\nv_mov_b32_e32 v2, s4", "depctr_va_sdst(0)"),
+        (f"{SELECT}\nv_cmp_eq_u32_e32 vcc_lo, v1, v2\n{SELECT}", "depctr_va_vcc(0)"),
+        (".L1:\nv_mov_b32_e32 v2, s4\ns_add_co_i32 s4, s4, 1\ns_cbranch_scc1 .L1", "depctr_sa_sdst(0)"),
+    ],
+)
+def test_gfx12_waits_for_scalar_registers(code: str, wait: str) -> None:
+    code = f"s_mov_b32 vcc_lo, 0\n{code}"
+    found = scalars.findings(kernel(code, "gfx1201"))
+    assert {finding.cure for finding in found} == {f"s_wait_alu {wait}"}
+    cured, report = stage.checked(text(code, "gfx1201"), "gfx1201", "it")
+    assert f"\ts_wait_alu {wait}" in cured
+    assert report.found == {scalars.RULE: len(found)}
+    assert stage.checked(cured, "gfx1201", "it")[1].found == {}
+    assert stage.checked(text(code, "gfx1100"), "gfx1100", "it")[1].found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "s_mov_b32 s4, 1\nv_mov_b32_e32 v2, s4",  # no VALU has read it
+        "v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_wait_alu depctr_sa_sdst(0)\nv_mov_b32_e32 v2, s4",
+        "v_mov_b32_e32 v1, s4\ns_mov_b32 s4, 1\ns_load_b32 s9, s[0:1], 0x0\nv_mov_b32_e32 v2, s4",
+        "v_mov_b32_e32 v1, s4\nv_readfirstlane_b32 s4, v2\ns_mov_b32 s9, s4\nv_mov_b32_e32 v2, s4",
+    ],
+)
+def test_gfx12_needs_no_wait(code: str) -> None:
+    assert scalars.findings(kernel(code, "gfx1201")) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "problem"),
+    [
+        ("gfx942", "v_mov_b32_e32 v128, 0", "v_mov_b32_e32 v128, 0: a VGPR beyond the 128"),
+        ("gfx942", "v_accvgpr_write_b32 a128, v0", "an AGPR beyond the 128"),
+        ("gfx942", "s_mov_b64 s[60:61], 0", "an SGPR beyond the 60"),
+        ("gfx942", "buffer_load_dword v1, s[4:7], 0 offen lds", "reads M0, which nothing has written"),
+        (
+            "gfx942",
+            "s_cbranch_scc0 .L1\ns_mov_b64 vcc, 0\n.L1:\ns_nop 9\nv_cndmask_b32_e32 v3, v4, v5, vcc",
+            "reads VCC",
+        ),
+        ("gfx1100", "v_dual_cndmask_b32 v0, v1, v2 :: v_dual_mov_b32 v3, v4", "reads VCC"),
+    ],
+)
+def test_registers_that_a_kernel_must_not_use(target: str, code: str, problem: str) -> None:
+    with pytest.raises(CompileFailed, match=rf"^it breaks a rule of the hardware: kernel: .*{problem}"):
+        stage.checked(text(code, target), target, "it")
+
+
+def test_an_instruction_without_figures_is_refused() -> None:
+    code = "v_mfma_f64_16x16x4_f64 v[0:7], v[8:9], v[10:11], v[0:7]\nv_mov_b32_e32 v20, v0"
+    with pytest.raises(CompileFailed, match="it: v_mfma_f64_16x16x4_f64: the check has no passes for it on gfx942"):
+        stage.checked(text(code, "gfx942"), "gfx942", "it")
+
+
+def test_a_branch_to_nowhere_is_refused() -> None:
+    with pytest.raises(CompileFailed, match=r"it: s_branch \.L9: the label is not in the kernel"):
+        stage.checked(text("s_branch .L9", "gfx942"), "gfx942", "it")
