@@ -10,6 +10,7 @@ from typing import NamedTuple
 from flash_attn.kernels import vopd
 
 from amdgpu_simulator.isa import fp8, lanes, matrix, memory, mode, scalar, scalar_floats, shared, targets, vector, waits
+from amdgpu_simulator.isa.allocation import Allocation
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.mode import Mode
 from amdgpu_simulator.isa.reading import Modifiers, Operands
@@ -46,6 +47,7 @@ class _Decoder:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self.refused: list[str] = []
+        self._allocation = Allocation(kernel)
         target, at_start = targets.get(kernel.target), Mode(kernel.descriptor)
         of_target = (matrix.decode, fp8.decode, memory.decode, shared.decode)
         self._vector_decoders: tuple[Callable[[Instruction], Execute | None], ...] = (
@@ -55,6 +57,7 @@ class _Decoder:
         )
 
     def together(self, parts: tuple[Instruction, ...]) -> Step:
+        """What executes an instruction, or the two that are issued together."""
         functions = [self._decode(part) for part in parts]
         if len(functions) == 1:
             return functions[0]
@@ -93,6 +96,7 @@ class _Decoder:
         if name == "s_branch" or name.startswith("s_cbranch_"):
             return self._branch(instruction)
         try:
+            self._allocation.check(instruction)
             found = self._find(instruction)
         except (NotImplementedError, KeyError, ValueError) as error:
             problem = str(error)

@@ -12,6 +12,7 @@ from amdgpu_simulator.isa.assembly import Kernel
 from amdgpu_simulator.isa.events import Event, Observer
 from amdgpu_simulator.isa.memory import PRIVATE, Memory
 from amdgpu_simulator.isa.mode import Mode
+from amdgpu_simulator.isa.order import Order
 from amdgpu_simulator.isa.shared import Shared
 from amdgpu_simulator.isa.wave import TTMP, Array, Wave
 
@@ -105,11 +106,15 @@ def launch(
     beside = [kernarg, packet, *kernel.constants.values()]
     there = Memory([*ranges, *((data.ctypes.data, data.nbytes) for data in beside)])
     room = max(shared, kernel.descriptor.get("group_segment_fixed_size", 0))
+    if not in_step:
+        there.order = Order()
     with np.errstate(all="ignore"):
         for z in range(grid[2]):
             for y in range(grid[1]):
                 for x in range(grid[0]):
                     local = Shared(room, looks_for_races=not in_step)
+                    if there.order is not None:
+                        there.order.begin((z * grid[1] + y) * grid[0] + x)
                     if program.observer is not None:
                         program.observer.begin()
                     waves = [
@@ -123,6 +128,8 @@ def launch(
 def _group(program: Program, local: Shared, waves: list[Wave]) -> None:
     while waves:
         local.barrier()
+        if (order := waves[0].memory.order) is not None:
+            order.barrier()
         for wave in waves:
             wave.queues.touch()
         states = [program.run(wave) for wave in waves]
@@ -157,7 +164,7 @@ def _wave(
 ) -> Wave:
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
     generation = targets.get(kernel.target).generation
-    queues = waits.Queues(generation.max_shared)
+    queues = waits.Queues(generation.max_shared, counts_stores=generation.counts_stores)
     wave = Wave(kernel.wave, there, local, first // kernel.wave, queues, Mode(kernel.descriptor))
     described = kernel.descriptor
     place = 0

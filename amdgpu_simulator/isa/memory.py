@@ -5,15 +5,17 @@ from __future__ import annotations
 import bisect
 import ctypes
 import re
-from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
+from amdgpu_simulator.isa.arrivals import Form, RegisterFaultError, arrive
 from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.order import Order, Store, finish
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
-from amdgpu_simulator.isa.waits import Operation
+from amdgpu_simulator.isa.waits import Counted, Operation
 from amdgpu_simulator.isa.wave import M0, Array, Wave, place, register, scalar, source
 
 _U32, _U64 = np.uint32, np.uint64
@@ -30,6 +32,7 @@ class Memory:
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         """ranges: (address, bytes) of each."""
         self.accesses: list[tuple[Array, int]] | None = None  # where an observer wants them: see `events`
+        self.order: Order | None = None  # where races of waves are looked for
         self._starts: list[int] = []
         self._content: list[Array] = []
         for address, size in sorted(set(ranges), key=lambda range_: (range_[0], -range_[1])):
@@ -45,19 +48,28 @@ class Memory:
             return self._starts[index], self._content[index]
         raise MemoryFaultError(f"{size} bytes at {address:#x} belong to no tensor")
 
-    def load(self, addresses: Array, size: int) -> Array:
-        """(n, size) bytes at n addresses."""
+    def load(self, addresses: Array, size: int, wave: int | None = None) -> Array:
+        """(n, size) bytes at n addresses. wave: the number of the wave that reads, None without a look for races."""
         found = np.empty((len(addresses), size), np.uint8)
-        for lanes, content, offsets in self._parts(addresses, size):
-            found[lanes] = content[offsets[:, None] + np.arange(size)]
+        for lanes, start, content, offsets in self._parts(addresses, size):
+            places = offsets[:, None] + np.arange(size)
+            if self.order is not None and wave is not None:
+                self.order.load(wave, start, places)
+            found[lanes] = content[places]
         return found
 
-    def store(self, addresses: Array, data: Array) -> None:
-        for lanes, content, offsets in self._parts(addresses, data.shape[1]):
-            content[offsets[:, None] + np.arange(data.shape[1])] = data[lanes]
+    def store(self, addresses: Array, data: Array, wave: int) -> list[Store]:
+        """Writes (n, size) bytes at n addresses. Returns what ends when the wave waits for it."""
+        stores = []
+        for lanes, start, content, offsets in self._parts(addresses, data.shape[1]):
+            places = offsets[:, None] + np.arange(data.shape[1])
+            if self.order is not None:
+                stores.append(self.order.store(wave, start, content, places, data[lanes]))
+            content[places] = data[lanes]
+        return stores
 
-    def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, Array, Array]]:
-        """The accesses of each range: which of them, its content and their places in it."""
+    def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, int, Array, Array]]:
+        """The accesses of each range: which of them, its start, its content and their places in it."""
         if self.accesses is not None:
             self.accesses.append((addresses, size))
         left = np.arange(len(addresses))
@@ -65,7 +77,7 @@ class Memory:
             start, content = self.range(int(addresses[left[0]]), size)
             offsets = addresses[left].astype(np.int64) - start
             here = (offsets >= 0) & (offsets + size <= len(content))
-            yield left[here], content, offsets[here]
+            yield left[here], start, content, offsets[here]
             left = left[~here]
 
 
@@ -97,7 +109,6 @@ FORMS = {
     "b16_d16_hi": (2, False, 1),
     "b8_d16_hi": (1, False, 1), "byte_d16_hi": (1, False, 1), "d16_hi_b8": (1, False, 1),
 }  # fmt: skip
-Form = tuple[int, bool, int]
 # How caches keep what is moved, and who sees it how soon. Here all see it at once.
 _HINTS = ("nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope")
 
@@ -105,40 +116,6 @@ _HINTS = ("nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope")
 def _read_hints(instruction: Instruction) -> None:
     for name in _HINTS:
         instruction.modifiers.get(name)
-
-
-def to_registers(wave: Wave, index: int, data: Array, lanes: Array, form: Form) -> None:
-    """Writes loaded bytes, (lanes, bytes), into registers when a wait says so. Until then the registers hold NaN."""
-    size, extend, half = form
-    if size >= 4:
-        words = np.ascontiguousarray(data).view(np.uint32)
-        for word in range(size // 4):
-            wave.v[index + word, lanes] = words[:, word]
-        return
-    value = data[:, 0].astype(np.uint32)
-    if size == 2:
-        value |= data[:, 1].astype(np.uint32) << _U32(8)
-    if extend:
-        shift = 32 - 8 * size
-        value = ((value << _U32(shift)).view(np.int32) >> shift).view(np.uint32)
-    if half >= 0:
-        kept = wave.v[index, lanes] & _U32(0xFFFF if half else 0xFFFF0000)
-        value = kept | value << _U32(16 * half)
-    wave.v[index, lanes] = value
-
-
-def arrive(
-    wave: Wave,
-    queue: deque[Operation],
-    index: int,
-    data: Array,
-    lanes: Array,
-    form: Form,
-    touch: Callable[[], None] | None = None,
-) -> None:
-    """Loaded bytes, (lanes, bytes), into registers, when a wait says so; until then they hold NaN."""
-    to_registers(wave, index, np.full_like(data, 0xFF), lanes, form)
-    queue.append(Operation(lambda: to_registers(wave, index, data, lanes, form), touch))
 
 
 def from_registers(wave: Wave, index: int, lanes: Array, form: Form) -> Array:
@@ -242,10 +219,9 @@ def _scratch_address(instruction: Instruction, action: str, _to_shared: bool) ->
 def _access(
     instruction: Instruction, action: str, form_name: str, address: Address, space: str, target: Target, to_shared: bool
 ) -> Execute:
-    stores_count = target.generation.counts_stores
     _read_hints(instruction)
     if action == "atomic":
-        return _atomic(instruction, form_name, address, space, stores_count)
+        return _atomic(instruction, form_name, address, space)
     form = FORMS[form_name]
     data_operand = instruction.operands[0 if action == "load" or space == "buffer" else 1]
     index = -1 if to_shared else place(data_operand)
@@ -255,11 +231,12 @@ def _access(
 
     def execute(wave: Wave) -> None:
         lanes = np.flatnonzero(wave.lanes)
-        if action == "store" and stores_count:
-            wave.queues.vector.append(Operation())
+        queues = _queues(wave, action, space)
+        for queue in queues:
+            queue.make_room()
         if not len(lanes):
-            if action == "load":
-                wave.queues.vector.append(Operation())
+            for queue in queues:
+                queue.append(Operation())
             return
         addresses, room = address(wave, lanes)
         if space == "scratch" or (resource is not None and resource(wave) >> 48 & 0x3FFF == PRIVATE):
@@ -270,29 +247,42 @@ def _access(
                     wave.memory.accesses.append((_private_addresses(wave, addresses + word, lanes), min(size, 4)))
             places = addresses[:, None] + np.arange(size)
             if action == "load":
-                arrive(wave, wave.queues.vector, index, wave.private[lanes[:, None], places], lanes, form)
+                arrive(wave, queues, instruction.text, index, wave.private[lanes[:, None], places], lanes, form)
             else:
                 wave.private[lanes[:, None], places] = from_registers(wave, index, lanes, form)
+                queues[0].append(Operation())
             return
         try:
             if action == "load":
                 data = np.zeros((len(lanes), size), np.uint8)
                 for there, first, width in _pieces(len(lanes), size, room):
-                    data[there, first : first + width] = wave.memory.load(addresses[there] + _U64(first), width)
+                    data[there, first : first + width] = wave.memory.load(
+                        addresses[there] + _U64(first), width, wave.index
+                    )
                 if to_shared:
                     start = (wave.s[M0] & shared_mask) + offset_of(instruction)
                     places = (start + size * lanes)[:, None] + np.arange(size)
-                    wave.queues.vector.append(wave.shared.bring(wave.index, places, data))
+                    queues[0].append(wave.shared.bring(wave, places, data))
                 else:
-                    arrive(wave, wave.queues.vector, index, data, lanes, form)
+                    arrive(wave, queues, instruction.text, index, data, lanes, form)
             else:
-                data = from_registers(wave, index, lanes, form)
+                data, stores = from_registers(wave, index, lanes, form), list[Store]()
                 for there, first, width in _pieces(len(lanes), size, room):
-                    wave.memory.store(addresses[there] + _U64(first), data[there, first : first + width])
-        except MemoryFaultError as fault:
+                    piece = data[there, first : first + width]
+                    stores += wave.memory.store(addresses[there] + _U64(first), piece, wave.index)
+                queues[0].append(Operation(partial(finish, stores)))
+                for queue in queues[1:]:
+                    queue.append(Operation())
+        except (MemoryFaultError, ValueError) as fault:
             raise MemoryFaultError(f"{instruction.text}: {fault}") from None
 
     return execute
+
+
+def _queues(wave: Wave, action: str, space: str) -> tuple[Counted, ...]:
+    """The queues whose counters count an access. The hardware cannot tell where a flat address leads: two count it."""
+    queue = wave.queues.vector if action == "load" else wave.queues.stores
+    return (queue, wave.queues.shared) if space == "flat" else (queue,)
 
 
 def _private_addresses(wave: Wave, places: Array, lanes: Array) -> Array:
@@ -317,15 +307,15 @@ def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, 
             yield ~whole & (room >= first + 4), first, 4
 
 
-def _atomic(instruction: Instruction, form: str, address: Address, space: str, stores_count: bool) -> Execute:
+def _atomic(instruction: Instruction, form: str, address: Address, space: str) -> Execute:
     dtype = {"add_f32": np.float32, "add": np.uint32, "add_u32": np.uint32}.get(form)
     if dtype is None or not _returns_nothing(instruction, "atomic"):
         raise NotImplementedError("not known")
     index = place(instruction.operands[0 if space == "buffer" else 1])
 
     def execute(wave: Wave) -> None:
-        if stores_count:
-            wave.queues.vector.append(Operation())
+        for queue in _queues(wave, "atomic", space):
+            queue.append(Operation())
         lanes = np.flatnonzero(wave.lanes)
         addresses, room = address(wave, lanes)
         inside = np.ones(len(lanes), bool) if room is None else room >= 4
@@ -355,6 +345,12 @@ def _scalar_load(instruction: Instruction) -> Execute:
         start, content = wave.memory.range(address, 4 * words)
         found = int.from_bytes(content[address - start : address - start + 4 * words].tobytes(), "little")
         wave.set_scalar(first, -1, words)
-        wave.queues.scalar.append(Operation(lambda: wave.set_scalar(first, found, words)))
+
+        def finish() -> None:
+            if wave.scalar(first, words) != (1 << 32 * words) - 1:
+                raise RegisterFaultError(f"{instruction.text}: s{first} was overwritten before its load arrived")
+            wave.set_scalar(first, found, words)
+
+        wave.queues.scalar.append(Operation(finish))
 
     return execute

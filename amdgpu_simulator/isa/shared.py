@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 
+from amdgpu_simulator.isa.arrivals import Form, arrive
 from amdgpu_simulator.isa.assembly import Instruction
-from amdgpu_simulator.isa.memory import FORMS, Form, MemoryFaultError, arrive, from_registers, offset_of
+from amdgpu_simulator.isa.memory import FORMS, MemoryFaultError, from_registers, offset_of
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.waits import Operation
@@ -65,14 +66,17 @@ class Shared:
             self._race(places[others], wave, "writes what", "read")
         self.touch(wave, places, writes=True)
 
-    def bring(self, wave: int, places: Array, data: Array) -> Operation:
-        """Writes bytes that a load brings from global memory.
+    def bring(self, waiting: Wave, places: Array, data: Array) -> Operation:
+        """Writes bytes that a load of a wave brings from global memory. Raises as `load`.
 
         The wave itself must not touch them before it has waited for the load, and other waves not before the next
-        barrier. Where no races are looked for, the bytes arrive when the wave waits for them.
+        barrier. Its own reads of the old bytes must be done, because nothing orders them and the load. Where no races
+        are looked for, the bytes arrive when the wave waits for them.
         """
+        wave = waiting.index
         if not self._looks_for_races:
             return Operation(lambda: self.store(wave, places, data))
+        self._check_reads(waiting, places)
         self.store(wave, places, data)
         self.touch(wave + _LOADING, places, writes=True)
 
@@ -81,6 +85,19 @@ class Shared:
             self.touch(wave, here, writes=True)
 
         return Operation(finish, lambda: self.touch(wave + _LOADING, places, writes=True))
+
+    def _check_reads(self, wave: Wave, places: Array) -> None:
+        under_way = [operation.reads for operation in wave.queues.shared if operation.reads is not None]
+        if not under_way:
+            return
+        written = np.zeros(len(self.content), bool)
+        written[places[places < len(written)]] = True
+        for reads in under_way:
+            if (hit := written[reads]).any():
+                where = int(reads[hit][0])
+                raise MemoryFaultError(
+                    f"a race: a load brings what wave {wave.index} still reads: no wait for the read, at byte {where}"
+                )
 
     def _check(self, places: Array) -> None:
         if self.accesses is not None:
@@ -139,7 +156,7 @@ def decode(instruction: Instruction, _target: Target) -> Execute | None:
         places = np.concatenate([(base + offset)[:, None] + np.arange(size) for offset in offsets], axis=1)
         try:
             if action == "read":
-                _read(wave, data, places, lanes, whole)
+                _read(wave, instruction.text, data, places, lanes, whole)
                 return
             for part, index in enumerate(written):
                 content = from_registers(wave, index, lanes, form)
@@ -151,18 +168,19 @@ def decode(instruction: Instruction, _target: Target) -> Execute | None:
     return execute
 
 
-def _read(wave: Wave, index: int, places: Array, lanes: Array, form: Form) -> None:
+def _read(wave: Wave, text: str, index: int, places: Array, lanes: Array, form: Form) -> None:
     """Bytes of shared memory, (lanes, bytes), to registers."""
     shared = wave.shared
     data = shared.load(wave.index, places)
-    arrive(wave, wave.queues.shared, index, data, lanes, form, lambda: shared.touch(wave.index, places, writes=False))
+    touch = lambda: shared.touch(wave.index, places, writes=False)  # noqa: E731
+    arrive(wave, (wave.queues.shared,), text, index, data, lanes, form, touch, places)
 
 
-def _exchange(wave: Wave, index: int, values: Array) -> None:
+def _exchange(wave: Wave, text: str, index: int, values: Array) -> None:
     """ds_bpermute_b32 and the like: each lane reads a word of another lane through the hardware of shared memory."""
     lanes = np.flatnonzero(wave.lanes)
     data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
-    arrive(wave, wave.queues.shared, index, data, lanes, FORMS["b32"])
+    arrive(wave, (wave.queues.shared,), text, index, data, lanes, FORMS["b32"])
 
 
 def _permute(instruction: Instruction, name: str) -> Execute:
@@ -177,7 +195,7 @@ def _permute(instruction: Instruction, name: str) -> Execute:
             moved = np.zeros(wave.count, np.uint32)
             moved[lane[wave.lanes]] = values[wave.lanes]
             values, lane = moved, np.arange(wave.count)
-        _exchange(wave, index, values[lane])
+        _exchange(wave, instruction.text, index, values[lane])
 
     return execute
 
@@ -200,8 +218,8 @@ def _transposed(instruction: Instruction) -> Execute:
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(wave.count, count).view(np.uint8)
         lanes = np.arange(wave.count)
         arrive(
-            wave, wave.queues.shared, index, columns, lanes, FORMS["b64"],
-            lambda: shared.touch(wave.index, places, writes=False),
+            wave, (wave.queues.shared,), instruction.text, index, columns, lanes, FORMS["b64"],
+            lambda: shared.touch(wave.index, places, writes=False), places,
         )  # fmt: skip
 
     return execute
@@ -225,6 +243,6 @@ def _swizzle(instruction: Instruction) -> Execute:
             lane ^= numbers[0] - 1
         else:
             lane = lane // numbers[0] * numbers[0] + numbers[1]
-        _exchange(wave, index, np.where(wave.lanes, read(wave), _U32(0))[lane])
+        _exchange(wave, instruction.text, index, np.where(wave.lanes, read(wave), _U32(0))[lane])
 
     return execute

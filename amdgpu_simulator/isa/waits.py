@@ -14,33 +14,37 @@ from typing import TYPE_CHECKING, NamedTuple
 from amdgpu_simulator.isa.assembly import Instruction
 
 if TYPE_CHECKING:
-    from amdgpu_simulator.isa.wave import Wave
+    from amdgpu_simulator.isa.wave import Array, Wave
 
 _ALL = 0
 
 
 class Operation(NamedTuple):
     """finish: what happens when the operation ends. touch: marks the shared memory that it touches again, after a
-    barrier.
+    barrier. reads: the bytes of shared memory that it reads.
     """
 
     finish: Callable[[], None] | None = None
     touch: Callable[[], None] | None = None
+    reads: Array | None = None
 
 
 # As far as the counter of vector memory counts.
 _MOST = 63
 
 
-class _Counted(deque[Operation]):
+class Counted(deque[Operation]):
     """Operations that a counter counts. Where it can count no further, what is begun waits for the oldest."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
-    def append(self, operation: Operation) -> None:
+    def make_room(self) -> None:
         _end(self, self._most - 1)
+
+    def append(self, operation: Operation) -> None:
+        self.make_room()
         super().append(operation)
 
 
@@ -51,11 +55,13 @@ class Queues:
     Scalar loads end in any order, so only a wait for all of them is a wait for one.
     """
 
-    def __init__(self, max_shared: int) -> None:
-        """max_shared: see `targets.Generation`."""
-        self.vector: deque[Operation] = _Counted(_MOST)
-        self.shared: deque[Operation] = _Counted(max_shared)
+    def __init__(self, max_shared: int, *, counts_stores: bool) -> None:
+        """max_shared, counts_stores: see `targets.Generation`."""
+        self.vector = Counted(_MOST)
+        self.shared = Counted(max_shared)
         self.scalar: deque[Operation] = deque()
+        # Stores to global memory, where they have a counter of their own.
+        self.stores = self.vector if counts_stores else Counted(_MOST)
 
     def touch(self) -> None:
         for operation in (*self.vector, *self.shared):
@@ -78,7 +84,9 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
             raise NotImplementedError("not known")
         return _wait(found.get("vmcnt"), found.get("lgkmcnt"), found.get("lgkmcnt"))
     left = rest.rpartition(",")[2].strip()
-    if name in ("s_waitcnt_vscnt", "s_wait_storecnt", "s_wait_alu", "s_waitcnt_expcnt", "s_wait_expcnt"):
+    if name in ("s_waitcnt_vscnt", "s_wait_storecnt"):
+        return _wait(None, None, None, int(left, 0))
+    if name in ("s_wait_alu", "s_waitcnt_expcnt", "s_wait_expcnt"):
         return _wait(None, None, None)
     if name in ("s_waitcnt_vmcnt", "s_wait_loadcnt"):
         return _wait(int(left, 0), None, None)
@@ -91,13 +99,15 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
     if name == "s_wait_loadcnt_dscnt":
         return _wait(int(left, 0) >> 8, int(left, 0) & 63, None)
     if name == "s_wait_storecnt_dscnt":
-        return _wait(None, int(left, 0) & 63, None)
+        return _wait(None, int(left, 0) & 63, None, int(left, 0) >> 8)
     if name == "s_wait_idle":
-        return _wait(_ALL, _ALL, _ALL)
+        return _wait(_ALL, _ALL, _ALL, _ALL)
     raise NotImplementedError("not known")
 
 
-def _wait(vector: int | None, shared: int | None, scalar: int | None) -> Callable[[Wave], None]:
+def _wait(
+    vector: int | None, shared: int | None, scalar: int | None, stores: int | None = None
+) -> Callable[[Wave], None]:
     """How many of each kind may be left; None does not wait for that kind."""
 
     def execute(wave: Wave) -> None:
@@ -108,5 +118,7 @@ def _wait(vector: int | None, shared: int | None, scalar: int | None) -> Callabl
             _end(queues.shared, shared)
         if scalar == _ALL:
             _end(queues.scalar, _ALL)
+        if stores is not None:
+            _end(queues.stores, stores)
 
     return execute

@@ -71,6 +71,9 @@ class Wave:
         self.private: Array = np.zeros((lanes, 0), np.uint8)
         self.queues = queues
         self.mode = mode
+        # For `arrivals`: how many loads began, and the newest load of each register (of its upper half) under way.
+        self.loads = 0
+        self.newest_load: Array = np.zeros((2, 512, lanes), np.int32)
         self.set_exec((1 << lanes) - 1)
 
     def set_exec(self, value: int) -> None:

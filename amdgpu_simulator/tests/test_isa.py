@@ -322,14 +322,14 @@ BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "globa
         ("global_load_dword v9, v[2:3], off\n" + 61 * "global_load_dword v8, v[2:3], off\n", NOT_THERE),
         ("global_load_dword v9, v[2:3], off\n" + 62 * "global_load_dword v8, v[2:3], off\n", 0xABABABAB),
         ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(1)", NOT_THERE),
-        ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n v_mov_b32_e32 v9, 5\n s_waitcnt lgkmcnt(0)", None),
+        ("ds_write_b32 v1, v1\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", None),
         ("s_load_dword s6, s[0:1], 0x0\n v_mov_b32_e32 v9, s6", NOT_THERE),
         ("s_mov_b32 s6, 1\n s_load_dword s6, s[4:5], 0x0\n ds_read_b32 v8, v1\n s_waitcnt lgkmcnt(1)\n"
          "v_mov_b32_e32 v9, s6", NOT_THERE),
         ("v_mov_b32_e32 v8, 0\n ds_bpermute_b32 v9, v8, v0", NOT_THERE),
         (BRING + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", 0xABABABAB),
         (BRING_GLOBAL + "s_waitcnt vmcnt(0)\n ds_read_b32 v9, v1\n s_waitcnt lgkmcnt(0)", 0xABABABAB),
-        ("ds_read_b32 v9, v1\n" + BRING_GLOBAL + "s_waitcnt lgkmcnt(1)", NOT_THERE),
+        ("ds_read_b32 v9, v1 offset:512\n" + BRING_GLOBAL + "s_waitcnt lgkmcnt(1)", NOT_THERE),
     ],
 )  # fmt: skip
 def test_a_load_is_there_when_a_wait_says_so(code: str, wanted: int | None) -> None:

@@ -1,0 +1,31 @@
+"""The registers that a kernel asks for in its descriptor."""
+
+from __future__ import annotations
+
+from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.wave import register
+
+# Scalar registers of every wave from gfx10 on; VCC follows them.
+_SCALARS = 106
+
+
+class Allocation:
+    """How many registers of each kind a wave of a kernel has; all that exist where the descriptor does not say."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        described = kernel.descriptor
+        vectors = described.get("next_free_vgpr", 512)
+        # From gfx90a on accumulators follow the vector registers. Before, there are as many accumulators as those.
+        first = described.get("accum_offset", 0)
+        scalars = described.get("next_free_sgpr", _SCALARS) if kernel.wave == 64 else _SCALARS
+        self._room = {"v": min(vectors, first or 256), "a": vectors - first if first else vectors, "s": scalars}
+
+    def check(self, instruction: Instruction) -> None:
+        """Raises NotImplementedError for a register that the kernel does not have."""
+        for text in tuple(instruction.operands):
+            bare = text.lstrip("-").strip("|")
+            if (found := register(bare)) is None or bare[0] not in "vas" or bare.startswith("vcc"):
+                continue
+            kind, first, count = found
+            if first + count > self._room[kind]:
+                raise NotImplementedError(f"{kind}{first + count - 1} of {self._room[kind]} that the kernel asks for")
