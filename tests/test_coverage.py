@@ -27,6 +27,11 @@ ROCM_MATRIX = {
 }
 """
 
+NONE_YET = (
+    "There is no release yet: you build the wheel yourself, with one command. **It has never run on an AMD GPU.**"
+)
+STATUS = f"{coverage.STATUS[0]}{NONE_YET}{coverage.STATUS[1]}"
+
 
 def name(text: str, backend: str = "triton") -> str:
     return names.wheel_name(wheelhouse.cell(text, backend), wheelhouse.PLATFORM)
@@ -46,8 +51,9 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "docs" / "hardware.json").write_text("[]")
     (tmp_path / "docs" / "published.json").write_text("[]")
     (gpus, gpus_end), (versions, versions_end) = coverage.GPUS, coverage.COVERAGE
+    (tmp_path / "CHANGELOG.md").write_text(f"{''.join(coverage.STATUS)}\n")
     (tmp_path / "README.md").write_text(
-        f"before\n{gpus}\nold\n{gpus_end}\nbetween\n{versions}\nold\n{versions_end}\nafter\n"
+        f"{''.join(coverage.STATUS)}\nbefore\n{gpus}\nold\n{gpus_end}\nbetween\n{versions}\nold\n{versions_end}\nafter\n"
     )
     return tmp_path
 
@@ -121,8 +127,8 @@ def test_readme_and_badges_are_what_the_data_says(data: Versions) -> None:
 
 
 def test_before_the_first_release(root: Path, data: Versions) -> None:
-    readme, *badges = coverage.generated(root, data).values()
-    assert readme.startswith(f"before\n{coverage.GPUS[0]}\n| GPU | target | kernels | ran on one |")
+    readme, *badges, _ = coverage.generated(root, data).values()
+    assert readme.startswith(f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | ran on one |")
     assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in readme
     assert "old" not in readme
     assert "\nbetween\n" in readme
@@ -152,7 +158,7 @@ def test_after_a_release(root: Path, data: Versions) -> None:
     coverage.save(root / coverage.PUBLISHED, listed)
     assert coverage.load(root / coverage.PUBLISHED) == listed
     assert Published(name=name("2.8.3 3.10 2.10.0 7.1"), ran_on="CPU") in listed
-    readme, *badges = coverage.generated(root, data).values()
+    readme, *badges, _ = coverage.generated(root, data).values()
     assert "3 wheels are published, 1 of them passed their tests on an AMD GPU." in readme
     labels = [ET.fromstring(badge).attrib["aria-label"] for badge in badges]
     assert labels == ["wheels: 3 published", "run on AMD GPUs: 1 of 3 wheels"]
@@ -171,5 +177,21 @@ def test_published_json_is_checked(root: Path, data: Versions, text: str) -> Non
 
 def test_a_readme_without_the_place_is_refused(root: Path, data: Versions) -> None:
     (root / "README.md").write_text("nothing")
-    with pytest.raises(DataError, match=r"README\.md has no place for a table\nAdd the lines <!-- gpus"):
+    with pytest.raises(DataError, match=r"README\.md has no place for what is generated\nAdd <!-- status"):
         coverage.generated(root, data)
+
+
+def test_the_status_is_what_is_published(root: Path, data: Versions) -> None:
+    """In README.md and CHANGELOG.md, which nobody edits for a release."""
+    for wheels, readme, changelog in (
+        ([], NONE_YET, "No release is published yet."),
+        (["CPU"], "1 wheel is published. **It has never run on an AMD GPU.**", "1 wheel is published."),
+        (["AMD Instinct MI300X (gfx942)"], "1 wheel is published.", "1 wheel is published."),
+    ):
+        coverage.save(
+            root / coverage.PUBLISHED, [Published(name=name("2.8.3 3.11 2.5.1 6.2"), ran_on=each) for each in wheels]
+        )
+        pages = coverage.generated(root, data)
+        begin, end = coverage.STATUS
+        assert pages[root / "README.md"].startswith(f"{begin}{readme}{end}\n")
+        assert pages[root / "CHANGELOG.md"] == f"{begin}{changelog}{end}\n"

@@ -276,7 +276,7 @@ def test_what_the_selftest_writes_has_the_form(tmp_path: Path) -> None:
     """By its own functions, on this machine."""
     names = ("report", "machine", "wheel", "command", "worker")
     selftest = {name: sources.module(f"diagnosis.selftest.{name}") for name in names}
-    steps = selftest["worker"].steps(False)
+    steps = selftest["worker"].steps(False, 2)
     lines = [selftest["command"]._lost(step, "the process ended") for step in steps]
     lines += [{"shape": "8 16 4096 128 causal", "forward_ms": 1.5, "backward_ms": None} | {
         "sdpa_forward_ms": None, "sdpa_backward_ms": None, "sdpa": "no kernel"}]  # fmt: skip
@@ -320,7 +320,8 @@ def test_the_command_renews_the_readme(
     for name in ("published", "hardware"):
         (tmp_path / "docs" / f"{name}.json").write_text("[]")
     blocks = (coverage.GPUS, coverage.COVERAGE)
-    (tmp_path / "README.md").write_text("".join(f"{begin}\n{end}\n" for begin, end in blocks))
+    (tmp_path / "CHANGELOG.md").write_text("".join(coverage.STATUS))
+    (tmp_path / "README.md").write_text("".join(f"{begin}\n{end}\n" for begin, end in (*blocks, coverage.STATUS)))
     monkeypatch.setattr(release_cli, "ROOT", tmp_path)
     content = report() | {"date": datetime.date.today().isoformat()}
     assert cli.main(["hardware", str(written(tmp_path, content)), "--wheel", str(wheel)]) == 0

@@ -212,7 +212,7 @@ def _check_checks(say: _Complaint, checks: Sequence[Mapping[str, Any]]) -> None:
     missing = [group for group in cases.GROUPS if all(line["group"] != group for line in checks)]
     if missing:
         raise say("checks", missing, "are groups without a check")
-    known = [list(limits) for limits in (*cases.LIMITS.values(), cases.FP8_LIMITS)]
+    known = [list(limits) for limits in {*cases.LIMITS.values(), *(case.limits for case in cases.cases())}]
     for line in checks:
         place = f"checks/{line['check']}"
         if line["limits"] not in known:
