@@ -92,6 +92,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.Mon
     assert json.loads(info) == {
         "backend": "triton",
         "commit": assemble.commit(),
+        "planner": "",
         "compiler": "triton 3.7.1",
         "label": "rocm62torch2.5triton",
         "python": "3.11",
