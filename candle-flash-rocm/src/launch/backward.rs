@@ -1,11 +1,15 @@
 //! The plan of a backward: delta and dq by blocks of queries, then dk and dv by blocks of keys.
 
 use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step, Sum};
-use super::{chunk, variant, Operand, Shape};
+use super::{chunk, variant, Dtype, Operand, Shape};
 use crate::error::Result;
 
 /// Queries of all heads that a program of dk and dv has to have, to be worth another that adds up its part.
 const ROWS_WORTH_PARTS: usize = 4096;
+
+/// The kernel that measures dout and v first. A store has it where the GPU's fp16 products flush subnormals; there the
+/// kernels of a backward take its result.
+const NORMS: &str = "bwd-norms-fp16-d64";
 
 /// A backward with tensors on the device.
 #[derive(Clone, Copy, Debug)]
@@ -67,9 +71,35 @@ pub fn plan_backward(
         // The kernel writes the rows of sequences alone.
         steps.push(Step::Fill(Fill { address: delta, pattern: 0, count: shape.lse_elements() }));
     }
-    plan_dq(call, kernels, delta, &mut steps)?;
-    plan_dkdv(call, kernels, device, memory, delta, &mut steps)?;
+    let norms = plan_norms(call, kernels, memory, &mut steps)?;
+    plan_dq(call, kernels, (delta, norms), &mut steps)?;
+    plan_dkdv(call, kernels, device, memory, (delta, norms), &mut steps)?;
     Ok(steps)
+}
+
+/// Plans the measuring of dout and v. Returns the address of the result, None where the kernels take none.
+fn plan_norms(
+    call: &Backward,
+    kernels: &dyn Catalogue,
+    memory: &mut dyn Memory,
+    steps: &mut Vec<Step>,
+) -> Result<Option<u64>> {
+    let shape = &call.shape;
+    let planes = shape.batch * shape.heads_k;
+    if shape.dtype != Dtype::F16 || planes == 0 || !kernels.has(NORMS) {
+        return Ok(None);
+    }
+    let norms = memory.allocate(planes * 2 * 4)?;
+    let vec = shape.dtype.vec();
+    let mut arguments = Arguments::default();
+    arguments.pointers(&[call.dout.address, call.v.address, norms, shape.cu_seqlens_q, shape.cu_seqlens_k]);
+    for operand in [call.dout, call.v] {
+        operand.push(&mut arguments, vec)?;
+    }
+    arguments.sizes(&[shape.heads, shape.group(), shape.seqlen_q, shape.seqlen_k, shape.head_dim / vec])?;
+    arguments.ints(&[shape.flags()]);
+    steps.push(Step::Launch(Launch { kernel: NORMS.to_owned(), grid: line(planes)?, arguments: arguments.0 }));
+    Ok(Some(norms))
 }
 
 /// Rows of k in all.
@@ -87,7 +117,12 @@ fn clear(operand: &Operand, rows: usize, heads: usize, shape: &Shape) -> Step {
     Step::Fill(Fill { address: operand.address, pattern: 0, count: bytes / 4 })
 }
 
-fn plan_dq(call: &Backward, kernels: &dyn Catalogue, delta: u64, steps: &mut Vec<Step>) -> Result<()> {
+fn plan_dq(
+    call: &Backward,
+    kernels: &dyn Catalogue,
+    (delta, norms): (u64, Option<u64>),
+    steps: &mut Vec<Step>,
+) -> Result<()> {
     let shape = &call.shape;
     let kernel = variant::name("bwd-dq", shape.dtype, shape.head_dim, shape.kind())?;
     let tile = kernels.tile(&kernel)?;
@@ -100,7 +135,7 @@ fn plan_dq(call: &Backward, kernels: &dyn Catalogue, delta: u64, steps: &mut Vec
     let mut arguments = Arguments::default();
     arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.out.address, call.dout.address]);
     arguments.pointers(&[call.lse, delta, call.dq.address]);
-    options(shape, &mut arguments);
+    options(shape, norms, &mut arguments);
     for operand in [call.q, call.k, call.v, call.out, call.dout, call.dq] {
         operand.push(&mut arguments, vec)?;
     }
@@ -118,7 +153,7 @@ fn plan_dkdv(
     kernels: &dyn Catalogue,
     device: Device,
     memory: &mut dyn Memory,
-    delta: u64,
+    (delta, norms): (u64, Option<u64>),
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let shape = &call.shape;
@@ -158,7 +193,7 @@ fn plan_dkdv(
     let mut arguments = Arguments::default();
     arguments.pointers(&[call.q.address, call.k.address, call.v.address, call.dout.address]);
     arguments.pointers(&[call.lse, delta, dk.address, dv.address]);
-    options(shape, &mut arguments);
+    options(shape, norms, &mut arguments);
     for operand in [call.q, call.k, call.v, call.dout, dk, dv] {
         operand.push(&mut arguments, vec)?;
     }
@@ -178,9 +213,10 @@ fn plan_dkdv(
 }
 
 /// The optional pointers and the numbers of the scores, which both kernels take alike.
-fn options(shape: &Shape, arguments: &mut Arguments) {
+fn options(shape: &Shape, norms: Option<u64>, arguments: &mut Arguments) {
     // cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state
     arguments.pointers(&[shape.cu_seqlens_q, shape.cu_seqlens_k, 0, 0, shape.alibi_slopes, 0]);
+    arguments.pointers(norms.as_slice());
     arguments.floats(&[shape.softmax_scale, shape.softcap, 0.0]);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flash_attn.kernels.backward import gradient_exponents, power_of_two
 from flash_attn.kernels.common import (
     BIAS_IS_FP32,
     LOG2E,
@@ -19,14 +20,14 @@ from flash_attn.kernels.tiles import deep_dot
 
 @triton.jit(do_not_specialize=(*RUNTIME_ARGUMENTS, "batch", "planes_b", "planes_h"))
 def attn_bwd_dbias(
-    q, k, v, dout, lse, delta, bias, dbias,
+    q, k, v, dout, lse, delta, bias, dbias, norms,
     scale, softcap,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_sb, stride_sh, stride_sm,
     batch, nheads, group, planes_b, planes_h, seqlen_q, seqlen_k, head_dim, window_left, window_right,
     m_blocks, n_blocks, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    ANCHOR: tl.constexpr,
+    ANCHOR: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of dbias (planes_b, planes_h, seqlen_q, seqlen_k), the sum over all that share the bias.
 
@@ -69,11 +70,17 @@ def attn_bwd_dbias(
             k + (entry64 * stride_kb * VEC + kv_head64 * stride_kh), first_col, offs_n, stride_kn, seqlen_k,
             head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
         )  # fmt: skip
+        dout_factor = None
+        if WEIGHT_SHIFT:
+            for_dout, _ = gradient_exponents(norms, entry * (nheads // group) + head // group)
+            dout_factor = power_of_two(for_dout)
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
             dout + (entry64 * stride_gb * VEC + head64 * stride_gh), first_row, offs_m, stride_gm, seqlen_q,
             v + (entry64 * stride_vb * VEC + kv_head64 * stride_vh), first_col, offs_n, stride_vn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
+            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH, False, dout_factor,
         )  # fmt: skip
+        if WEIGHT_SHIFT:
+            b_dp = b_dp * power_of_two(-for_dout)
         b_s = b_s * scale
         if softcap > 0.0:
             b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)

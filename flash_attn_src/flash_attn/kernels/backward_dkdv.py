@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.backward import grad_scores
+from flash_attn.kernels.backward import grad_scores, gradient_exponents, power_of_two
 from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_K,
@@ -25,6 +25,7 @@ from flash_attn.kernels.tiles import (
     deep_dot,
     dot_pair,
     load_pair,
+    rescaled,
     spoil_beyond,
     store_pair,
     zeros_pair,
@@ -38,12 +39,16 @@ def _dkdv_block(
     seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
     head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    bias, bias_offset, stride_sm, flags,
+    bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
+    WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries."""
+    """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries.
+
+    The factors are None without WEIGHT_SHIFT.
+    """
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = m + offs_m  # [BLOCK_M]
     b_q, b_q_tail = load_pair(
@@ -52,12 +57,14 @@ def _dkdv_block(
     b_do, b_do_tail = load_pair(
         p_do, m, offs_m, stride_gm, seqlen_q, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
     )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
+    b_do, b_do_tail = rescaled(b_do, dout_factor), rescaled(b_do_tail, dout_factor)
     if MASK:
         b_lse = tl.load(p_lse + pos_m, mask=pos_m < seqlen_q, other=float("inf"))  # [BLOCK_M]
         b_delta = tl.load(p_delta + pos_m, mask=pos_m < seqlen_q, other=0.0)  # [BLOCK_M]
     else:
         b_lse = tl.load(p_lse + pos_m)  # [BLOCK_M]
         b_delta = tl.load(p_delta + pos_m)  # [BLOCK_M]
+    b_delta = rescaled(b_delta, delta_factor)
     if DEPTH < BLOCK_D + TAIL:
         b_s = deep_dot(  # [BLOCK_N, BLOCK_M]
             p_k, 0, pos_n - first, stride_kn, seqlen_k - first, p_q, m, offs_m, stride_qm, seqlen_q,
@@ -65,7 +72,7 @@ def _dkdv_block(
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_N, BLOCK_M]
             p_v, 0, pos_n - first, stride_vn, seqlen_k - first, p_do, m, offs_m, stride_gm, seqlen_q,
-            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH, LAST_OUTSIDE,
+            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH, LAST_OUTSIDE, None, dout_factor,
         )  # fmt: skip
     else:
         b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
@@ -79,7 +86,7 @@ def _dkdv_block(
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
         b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first, b_bias,
-        b_lost[None, :], BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True,
+        b_lost[None, :], dp_factor, BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True, WEIGHT_SHIFT,
     )  # fmt: skip
     b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL_V)
     b_dk, b_dk_tail = add_product(cast(b_ds, b_q.dtype, HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TAIL)
@@ -89,7 +96,7 @@ def _dkdv_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dkdv(
     q, k, v, dout, lse, delta, dk, dv,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, norms,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh, stride_gb, stride_gm, stride_gh,
@@ -100,7 +107,7 @@ def attn_bwd_dkdv(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
+    SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
 
@@ -178,6 +185,11 @@ def attn_bwd_dkdv(
     )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
     b_dk, b_dk_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
     b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_V, TAIL_V)  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
+    dout_factor, dp_factor, delta_factor = None, None, None
+    if WEIGHT_SHIFT:
+        for_dout, for_ds = gradient_exponents(norms, batch * (heads // parts) + part // parts)
+        dout_factor, delta_factor = power_of_two(for_dout), power_of_two(for_ds - WEIGHT_SHIFT)
+        dp_factor = power_of_two(for_ds - WEIGHT_SHIFT - for_dout)
     lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
     skipped = full_hi - full_lo
     for head in range(part * group, part * group + group):
@@ -203,9 +215,9 @@ def attn_bwd_dkdv(
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                bias, bias_offset, stride_sm, flags,
+                bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
-                LAST_OUTSIDE,
+                LAST_OUTSIDE, WEIGHT_SHIFT,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
@@ -215,14 +227,17 @@ def attn_bwd_dkdv(
                 sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
                 head_dim_v, offs_vd, offs_vt,
                 scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                bias, bias_offset, stride_sm, flags,
+                bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
                 BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
-                LAST_OUTSIDE,
+                LAST_OUTSIDE, WEIGHT_SHIFT,
             )  # fmt: skip
     scale_v = 1.0
     if KIND == "dropout" or KIND == "any":
         scale_v = 1.0 / (1.0 - p_dropout)
     scale *= scale_v
+    if WEIGHT_SHIFT:
+        scale *= power_of_two(-for_ds)
+        scale_v *= power_of_two(-for_dout - WEIGHT_SHIFT)
     b_dk, b_dk_tail, b_dv, b_dv_tail = b_dk * scale, b_dk_tail * scale, b_dv * scale_v, b_dv_tail * scale_v
     rows = sk - first
     if parts > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.backward import grad_scores, lost_by_rounding
+from flash_attn.kernels.backward import grad_scores, gradient_exponents, lost_by_rounding, power_of_two
 from flash_attn.kernels.common import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_Q,
@@ -29,6 +29,7 @@ from flash_attn.kernels.tiles import (
     deep_row_sums,
     dot_pair,
     load_pair,
+    rescaled,
     spoil_beyond,
     store_pair,
     zeros_pair,
@@ -41,12 +42,12 @@ def _dq_block(
     n, first, pos_m, seqlen_q, seqlen_k,
     stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
     scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    bias, bias_offset, stride_sm, flags, b_lost,
+    bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
     HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys to dq of a block of queries."""
+    """Adds one block of keys to dq of a block of queries. dout_factor: what p_do must be multiplied by, as b_do is."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
     b_k, b_k_tail = load_pair(
@@ -59,7 +60,7 @@ def _dq_block(
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
             p_do, 0, pos_m - first, stride_gm, seqlen_q - first, p_v, n, offs_n, stride_vn, seqlen_k,
-            head_dim_v, BLOCK_M, BLOCK_N, BLOCK_V, TAIL_V, DEPTH,
+            head_dim_v, BLOCK_M, BLOCK_N, BLOCK_V, TAIL_V, DEPTH, False, dout_factor,
         )  # fmt: skip
     else:
         b_v, b_v_tail = load_pair(
@@ -74,7 +75,7 @@ def _dq_block(
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
         b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
         scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n, b_bias,
-        b_lost[:, None], BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False,
+        b_lost[:, None], dp_factor, BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False, 0,
     )  # fmt: skip
     return add_product(cast(b_ds, b_k.dtype, HALF_UP), b_k, b_k_tail, b_dq, b_dq_tail, TAIL)
 
@@ -82,7 +83,7 @@ def _dq_block(
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
 def attn_bwd_dq(
     q, k, v, out, dout, lse, delta, dq,
-    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, sinks,
+    cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, rng_state, bias, sinks, norms,
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_ob, stride_om, stride_oh, stride_gb, stride_gm, stride_gh,
@@ -92,7 +93,7 @@ def attn_bwd_dq(
     stride_sb, stride_sh, stride_sm,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr, ANCHOR: tl.constexpr,
+    SHARED: tl.constexpr, ANCHOR: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`.
 
@@ -172,6 +173,12 @@ def attn_bwd_dq(
         if TAIL_V:
             b_delta += tl.sum(b_o_tail.to(tl.float32) * b_do_tail.to(tl.float32), 1)
     tl.store(p_delta + offs_m, b_delta, mask=pos_m < sq)
+    dout_factor, dp_factor = None, None
+    if WEIGHT_SHIFT:
+        for_dout, for_ds = gradient_exponents(norms, batch * (nheads // group) + head // group)
+        dout_factor, dp_factor = power_of_two(for_dout), power_of_two(for_ds - for_dout)
+        b_do, b_do_tail = rescaled(b_do, dout_factor), rescaled(b_do_tail, dout_factor)
+        b_delta = b_delta * power_of_two(for_ds)
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
     b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
     lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
@@ -190,7 +197,7 @@ def attn_bwd_dq(
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags, b_lost,
+            bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if DEPTH >= BLOCK_D + TAIL:
@@ -209,9 +216,11 @@ def attn_bwd_dq(
             n, first, pos_m, sq, sk,
             stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
             scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags, b_lost,
+            bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
         )  # fmt: skip
     if KIND == "dropout" or KIND == "any":
         scale /= 1.0 - p_dropout
+    if WEIGHT_SHIFT:
+        scale *= power_of_two(-for_ds)
     store_pair(p_dq, b_dq * scale, b_dq_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, TAIL)

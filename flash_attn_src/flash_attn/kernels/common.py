@@ -202,6 +202,17 @@ def apply_softcap(s, cap, inverse):
 
 
 @triton.jit
+def shifted(b_m, WEIGHT_SHIFT: tl.constexpr):
+    """What to subtract from scores, in the units of exp2, for weights 2 ** WEIGHT_SHIFT times exp2(score - b_m).
+
+    MI200's products take an fp16 weight below 2 ** -14 as zero, while the sum of weights counts it. The shift makes
+    that 2 ** -28 of the largest weight. fp16 holds the largest weight, 2 ** 14, with the rounding error that
+    `sum_of_weights` describes. Sums and accumulators are fp32, and the shift is undone after the last key.
+    """
+    return b_m - WEIGHT_SHIFT if WEIGHT_SHIFT else b_m
+
+
+@triton.jit
 def sum_of_weights(b_m, b_l, values):
     """(whether a row saw no key, the sum of its weights) of a row's maximum and that sum. The sum is NaN where scores
     are so large that weights are lost. `values` points to v, whose type the weights take for the product.

@@ -25,6 +25,7 @@ from flash_attn.kernels.common import (
     load_sinks,
     query_span,
     row_stride,
+    shifted,
     sum_of_weights,
 )
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
@@ -99,9 +100,11 @@ def _add_pieces(
 
 @triton.jit
 def _weights(
-    b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK: tl.constexpr, SHAPED: tl.constexpr
-):
-    """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores."""
+    b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK: tl.constexpr, SHAPED: tl.constexpr,
+    WEIGHT_SHIFT: tl.constexpr,
+):  # fmt: skip
+    """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores.
+    WEIGHT_SHIFT: see `common.shifted`."""
     b_s *= scale
     if SHAPED:
         # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
@@ -114,7 +117,7 @@ def _weights(
     b_m_new = tl.maximum(b_m, tl.max(b_s, 1) * LOG2E)  # [BLOCK_M], in the units of exp2
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
-    b_p = tl.exp2(b_s * LOG2E - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+    b_p = tl.exp2(b_s * LOG2E - shifted(b_m_sub, WEIGHT_SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
     b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
     return b_p, b_alpha, b_m_new, b_l
@@ -128,6 +131,7 @@ def _attend_block(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr,
     MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr, BESIDE: tl.constexpr,
+    WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `first` to `last`.
 
@@ -183,14 +187,14 @@ def _attend_block(
             if LATENT:  # scaled by itself, because a sum of two products would become a chain of them, too
                 b_s += b_s_v * scale
             b_p, b_alpha, b_m_new, b_l = _weights(
-                b_s, b_m, b_l, diagonal, first, last, pos_n, 1.0, softcap, slope, MASK, SHAPED
+                b_s, b_m, b_l, diagonal, first, last, pos_n, 1.0, softcap, slope, MASK, SHAPED, WEIGHT_SHIFT
             )
             b_p = b_p.to(b_v.dtype)
         else:
             b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
-            b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK, SHAPED
+            b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK, SHAPED, WEIGHT_SHIFT
         )
     b_acc = b_acc * b_alpha[:, None]
     b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
@@ -232,7 +236,7 @@ def attn_decode(
     lse_rows, m_blocks, num_splits, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, SINKS: tl.constexpr,
-    HALF_UP: tl.constexpr, BESIDE: tl.constexpr,
+    HALF_UP: tl.constexpr, BESIDE: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
@@ -372,6 +376,7 @@ def attn_decode(
             n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
             BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, False, SHAPED, HALF_UP, BESIDE,
+            WEIGHT_SHIFT,
         )  # fmt: skip
         page = next_page
     skipped = full_hi - full_lo
@@ -384,8 +389,13 @@ def attn_decode(
             n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
             page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
             BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, True, SHAPED, HALF_UP, BESIDE,
+            WEIGHT_SHIFT,
         )  # fmt: skip
 
+    if WEIGHT_SHIFT:
+        unshift: tl.constexpr = 2.0**-WEIGHT_SHIFT
+        b_l = b_l * unshift
+        out_scale = out_scale * unshift
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if SINKS:
         b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(b_wide, b_narrow, flags))  # [BLOCK_M] each

@@ -26,6 +26,7 @@ from flash_attn.kernels.common import (
     query_span,
     row_stride,
     schedule,
+    shifted,
     sum_of_weights,
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
@@ -49,11 +50,12 @@ from flash_attn.kernels.tiles import (
 def _weights(
     b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
     softcap, slope, bias, bias_offset, stride_sm, flags, MASK: tl.constexpr, KIND: tl.constexpr, ANCHOR: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """(weights of the keys, factor of the accumulators, new maximum, new sums of weights) of a tile of scores.
 
     The maximum is in the units of exp2, with a bias in natural units: see `load_bias`.
+    Weights and their sums are 2 ** WEIGHT_SHIFT times as large as a softmax has them.
     """
     SHAPED: tl.constexpr = KIND != "plain" and KIND != "dropout" and KIND != "sink"
     NATURAL: tl.constexpr = KIND == "bias"
@@ -81,10 +83,10 @@ def _weights(
     UNSEEN: tl.constexpr = MASK or NATURAL
     b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if UNSEEN else b_m_new  # [BLOCK_M]
     if NATURAL:
-        b_p = tl.exp2((b_s - b_m_sub[:, None]) * LOG2E)  # [BLOCK_M, BLOCK_N]
+        b_p = tl.exp2(shifted((b_s - b_m_sub[:, None]) * LOG2E, -WEIGHT_SHIFT))  # [BLOCK_M, BLOCK_N]
         b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)  # [BLOCK_M]
     else:
-        b_p = tl.exp2(b_s - b_m_sub[:, None])  # [BLOCK_M, BLOCK_N]
+        b_p = tl.exp2(b_s - shifted(b_m_sub, WEIGHT_SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
         b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     if PARTS == 1:
         b_l = b_l * b_alpha + tl.sum(b_p, 1)
@@ -112,7 +114,7 @@ def _attend_block(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr,
     MASK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr,
-    ANCHOR: tl.constexpr, BESIDE: tl.constexpr, PARTS: tl.constexpr,
+    ANCHOR: tl.constexpr, BESIDE: tl.constexpr, PARTS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of keys to the accumulators.
 
@@ -162,7 +164,7 @@ def _attend_block(
         if n < seqlen_k:
             b_p, b_alpha, b_m_new, b_l = _weights(
                 b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS,
+                softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS, WEIGHT_SHIFT,
             )  # fmt: skip
             b_p = b_p.to(b_v.dtype)
         else:
@@ -170,7 +172,7 @@ def _attend_block(
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
             b_s, b_m, b_l, pos_m, pos_n, first, seqlen_q, seqlen_k, scale, shift, window_left, window_right,
-            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS,
+            softcap, slope, bias, bias_offset, stride_sm, flags, MASK, KIND, ANCHOR, PARTS, WEIGHT_SHIFT,
         )  # fmt: skip
     b_acc = b_acc * b_alpha[:, None]
     if TAIL_V:
@@ -198,7 +200,7 @@ def attn_fwd(
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
     NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, BESIDE: tl.constexpr,
-    DIRECT: tl.constexpr, PARTS: tl.constexpr,
+    DIRECT: tl.constexpr, PARTS: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M query rows of one head. Grid: see `common.schedule`.
 
@@ -209,6 +211,7 @@ def attn_fwd(
     pads the left.
     PARTS: how many sums of weights the loops keep for a row: 1, or 4 or 8 in the lanes that hold its scores. In parts a
     step adds no long chain of weights, and no lane needs the sum of another one.
+    WEIGHT_SHIFT: see `common.shifted`.
     VALUE_DIM: the head dim of v and out, 0 where it is the one of q and k.
     KIND: see `operation.FORWARD_KINDS`. Kind `any` tests for softcap, dropout and sinks when it runs. sinks, bias and
     its strides (s) are None in the kinds that take none. bias: (batch, nheads, seqlen_q, seqlen_k), its strides in
@@ -307,7 +310,7 @@ def attn_fwd(
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
-            BESIDE, PARTS,
+            BESIDE, PARTS, WEIGHT_SHIFT,
         )  # fmt: skip
         page = next_page
     if PAGED != PAGE_PER_KEY and DEPTH >= BLOCK_D + TAIL:
@@ -332,11 +335,14 @@ def attn_fwd(
             softcap, slope, p_dropout, rng_state, plane, page, p_table, page_size, stride_kp, stride_vp, leftpad,
             bias, bias_offset, stride_sm, flags,
             BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, PAGED, HALF_UP, SHARED, ANCHOR,
-            BESIDE, PARTS,
+            BESIDE, PARTS, WEIGHT_SHIFT,
         )  # fmt: skip
 
     if PARTS > 1:
         b_l = tl.sum(tl.sum(b_l, 2), 1)
+    unshift: tl.constexpr = 2.0**-WEIGHT_SHIFT
+    if WEIGHT_SHIFT:
+        b_l = b_l * unshift
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
     if KIND == "sink" or KIND == "bias" or KIND == "any":
         NATURAL: tl.constexpr = KIND == "bias"
@@ -347,6 +353,8 @@ def attn_fwd(
         b_inverse = 1.0 / tl.where(b_empty, 1.0, b_l)  # [BLOCK_M]
     if KIND == "dropout" or KIND == "any":
         b_inverse = b_inverse / (1.0 - p_dropout)
+    if WEIGHT_SHIFT:
+        b_inverse = b_inverse * unshift
     b_acc = b_acc * b_inverse[:, None]
     b_acc_tail = b_acc_tail * b_inverse[:, None]
     store_pair(p_out, b_acc, b_acc_tail, offs_m, stride_om, sq - first, head_dim_v, BLOCK_V, TAIL_V)

@@ -43,8 +43,9 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     constants = {name: _CONSTANTS[name](variant, gpu, config) for name in row.constants}
     if "TAIL" in constants:  # the columns of BLOCK_D and of TAIL are two tiles, since a tile's size is a power of two
         constants["BLOCK_D"] -= constants["TAIL"]
+    absent = row.absent(variant.kind, variant.dtype, gpu)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
-    return Specification(row.module, row.function, constants | row.fixed, row.absent(variant.kind), options)
+    return Specification(row.module, row.function, constants | row.fixed, absent, options)
 
 
 def _depth(variant: Variant, _: Target, config: Config) -> int:
@@ -70,6 +71,14 @@ def _parts(variant: Variant, gpu: Target, _: Config) -> int:
     return 4 if measured and variant.block_d in _IN_PARTS.get(gpu.name, ()) else 1
 
 
+# Powers of two by which weights are enlarged where the matrix unit flushes subnormals: `common.shifted`.
+_WEIGHT_SHIFT = 14
+
+
+def _weight_shift(variant: Variant, gpu: Target, _: Config) -> int:
+    return _WEIGHT_SHIFT if gpu.loses_range(variant.dtype) else 0
+
+
 # The name of a constant -> its value for a variant, a target and a launch configuration.
 _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "VEC": lambda variant, *_: {"fp32": 4, "fp16": 8, "bf16": 8}.get(variant.dtype, 16),
@@ -91,6 +100,7 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
     "BESIDE": _beside,
     "PARTS": _parts,
+    "WEIGHT_SHIFT": _weight_shift,
     # Elsewhere the product would cost more than it saves, or was not measured.
     "ANCHOR": lambda variant, gpu, _config: (
         variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")

@@ -47,6 +47,8 @@ class Operation:
     fixed: the constants that have the same value in every variant.
     dtypes: the element types; "fp8" stands for the target's FP8 format.
     needs_fp8: whether the operation exists only on targets with an FP8 format.
+    needs_range: whether the operation exists only where products lose the range of a type (`Target.loses_range`).
+    range_arguments: the arguments that kernels have only there.
     sizes: ascending. Attention: the largest head dim of a variant. Layers: the elements of a row.
     sizes_of_kind: kind -> its sizes, where it has fewer.
     kinds, fp32_kinds: what the variants do to the scores (`KINDS`), with fp32 elements and without. The last kind
@@ -70,6 +72,8 @@ class Operation:
     fixed: Mapping[str, int] = field(default_factory=dict)
     dtypes: tuple[str, ...] = DTYPES
     needs_fp8: bool = False
+    needs_range: bool = False
+    range_arguments: tuple[str, ...] = ()
     sizes: tuple[int, ...] = HEAD_DIMS
     sizes_of_kind: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     value_dims: Mapping[int, int] = field(default_factory=dict)
@@ -95,9 +99,10 @@ class Operation:
         kinds = self.kinds_of(dtype)
         return kind if kind in kinds and size in self.sizes_for(kind) else kinds[-1]
 
-    def absent(self, kind: str) -> tuple[str, ...]:
-        """The arguments that kernels of a kind lack."""
-        return tuple(name for name, kinds in self.kinds_of_argument.items() if kind not in kinds)
+    def absent(self, kind: str, dtype: str, target: Target) -> tuple[str, ...]:
+        """The arguments that kernels of a kind and an element type lack on a target."""
+        of_kind = tuple(name for name, kinds in self.kinds_of_argument.items() if kind not in kinds)
+        return of_kind if target.loses_range(dtype) else (*of_kind, *self.range_arguments)
 
     def sizes_for(self, kind: str) -> tuple[int, ...]:
         """The sizes that exist ahead of time for a kind, ascending."""
@@ -116,6 +121,8 @@ class Operation:
         """The element types that exist ahead of time for a target."""
         if self.needs_fp8 and target.fp8 is None:
             return ()
+        if self.needs_range:
+            return tuple(dtype for dtype in self.dtypes if target.loses_range(dtype))
         return tuple(
             target.fp8 or "" if dtype == "fp8" else dtype for dtype in self.dtypes if dtype != "fp8" or target.fp8
         )

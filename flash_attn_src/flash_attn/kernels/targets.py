@@ -61,6 +61,10 @@ class Target:
     def vendor(self) -> Literal["amd", "nvidia"]:
         return "nvidia" if self.family == "nvidia" else "amd"
 
+    def loses_range(self, dtype: str) -> bool:
+        """Whether products of an element type ("fp16") need their operands scaled, because subnormal ones are lost."""
+        return self.flushes_subnormals and dtype == "fp16"
+
     @property
     def fnuz(self) -> bool:
         """Whether FP8 is the format without infinities and with one zero, which is half as large."""

@@ -161,6 +161,12 @@ def zeros_pair(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
 
 
 @triton.jit
+def rescaled(b_x, factor):
+    """b_x times a power of two that its type holds, None for nothing."""
+    return b_x if factor is None else b_x * factor.to(b_x.dtype)
+
+
+@triton.jit
 def dot_pair(b_a, b_a_tail, b_b, b_b_tail, TAIL: tl.constexpr):
     """Rows of a times rows of b, summed over the columns of both tiles of the pairs. b is a flipped pair."""
     b_product = tl.dot(b_a, b_b, input_precision="ieee")  # [rows of a, rows of b]
@@ -253,9 +259,11 @@ def _deep_width(head_dim, BLOCK_D: tl.constexpr, TAIL: tl.constexpr):
 def deep_dot(
     a, a_start, a_offsets, a_stride, a_limit, b, b_start, b_offsets, b_stride, b_limit, head_dim,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr, DEPTH: tl.constexpr,
-    LAST_OUTSIDE: tl.constexpr = False,
+    LAST_OUTSIDE: tl.constexpr = False, a_factor=None, b_factor=None,
 ):  # fmt: skip
     """Rows of a times rows of b, transposed, with the head dim loaded in pieces of DEPTH columns.
+
+    a_factor, b_factor: see `rescaled`.
 
     For targets whose registers cannot hold a whole operand: without a matrix unit a thread keeps whole rows.
     LAST_OUTSIDE: one piece is multiplied after the loop. Triton then sees that the product goes into another one and
@@ -265,10 +273,12 @@ def deep_dot(
     for d in tl.range(DEPTH if LAST_OUTSIDE else 0, _deep_width(head_dim, BLOCK_D, TAIL), DEPTH):
         b_a = load_tile(a + d, a_start, a_offsets, a_stride, a_limit, head_dim - d, DEPTH)  # [ROWS, DEPTH]
         b_b = load_tile(b + d, b_start, b_offsets, b_stride, b_limit, head_dim - d, DEPTH)  # [COLS, DEPTH]
+        b_a, b_b = rescaled(b_a, a_factor), rescaled(b_b, b_factor)
         b_product = tl.dot(b_a, tl.trans(b_b), b_product, input_precision="ieee")
     if LAST_OUTSIDE:
         b_a = load_tile(a, a_start, a_offsets, a_stride, a_limit, head_dim, DEPTH)  # [ROWS, DEPTH]
         b_b = load_tile(b, b_start, b_offsets, b_stride, b_limit, head_dim, DEPTH)  # [COLS, DEPTH]
+        b_a, b_b = rescaled(b_a, a_factor), rescaled(b_b, b_factor)
         b_product = tl.dot(b_a, tl.trans(b_b), b_product, input_precision="ieee")
     return b_product
 

@@ -30,8 +30,9 @@ def bias_of(call: AttentionCall) -> tuple[torch.Tensor, Strides, int]:
     return bias, (by_batch, by_head, bias.stride(2)), BIAS_IS_FP32 if bias.dtype is torch.float32 else 0
 
 
-def bias_gradient(gradients: GradientCall, delta: torch.Tensor) -> None:
-    """Fills gradients.dbias, which is contiguous. delta: rowsum(dout * out), as the kernel of dq left it."""
+def bias_gradient(gradients: GradientCall, delta: torch.Tensor, norms: torch.Tensor | None) -> None:
+    """Fills gradients.dbias, which is contiguous. delta: rowsum(dout * out), as the kernel of dq left it; norms: see
+    `gradients`, None where the kernels take none."""
     call, dbias = gradients.forward, gradients.dbias
     assert dbias is not None
     batch, seqlen_q, nheads, head_dim = call.q.shape
@@ -53,6 +54,7 @@ def bias_gradient(gradients: GradientCall, delta: torch.Tensor) -> None:
         (
             q, k, v, dout, gradients.softmax_lse.contiguous(), delta, bias,  # inputs
             dbias,  # output
+            *(() if norms is None else (norms,)),  # optional input
         ),
         (
             call.scale, call.softcap,  # options

@@ -7,14 +7,17 @@ import torch
 from flash_attn.backends.triton.bias import bias_gradient, bias_of
 from flash_attn.backends.triton.kernels import (
     VEC,
+    Strides,
     add_splits,
     alibi_stride_of,
     aligned,
     chunk_of,
     find,
+    find_one,
     flags_of,
     grid_of,
     is_even,
+    loses_range,
     rows,
     score_kind,
     sinks_of,
@@ -80,6 +83,11 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         wide_sinks, sink_flags = sinks_of(call.s_aux, dtype)
         more, sinks, flags = (bias,), (wide_sinks,), flags | bias_flag | sink_flags
 
+    norms = None
+    if loses_range(index, dtype):
+        norms = _row_norms(call, dout, dout_strides, v, v_strides)
+    measured = () if norms is None else (norms,)
+
     m_blocks, planes, packed = grid_of(dq_kernel.block_m, seqlen_q, batch, nheads, total_q)
     dq, dq_strides = rows(gradients.dq, vec)
     if m_blocks * planes == 0:
@@ -89,7 +97,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *sinks,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *sinks, *measured,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
@@ -124,7 +132,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, dout, softmax_lse, delta,  # inputs
             dk, dv,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *measured,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
@@ -137,7 +145,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         ),
     )  # fmt: skip
     if gradients.dbias is not None:
-        bias_gradient(gradients, delta)
+        bias_gradient(gradients, delta, norms)
     if splits > 1:
         add_splits(sums[0], gradients.dk)
         add_splits(sums[1], gradients.dv)
@@ -146,3 +154,25 @@ def backward(gradients: GradientCall) -> torch.Tensor:
             if gradient is not computed:
                 gradient.copy_(computed)
     return delta
+
+
+def _row_norms(
+    call: AttentionCall, dout: torch.Tensor, dout_strides: Strides, v: torch.Tensor, v_strides: Strides
+) -> torch.Tensor:
+    """The largest squared norms of rows of dout and of v for each key head, (batch, nheads_k, 2)."""
+    dtype, index, (nheads, nheads_k) = v.dtype, v.get_device(), (dout.shape[-2], v.shape[-2])
+    norms = torch.empty((call.batch, nheads_k, 2), dtype=torch.float32, device=v.device)
+    find_one("bwd-norms", index, dtype, v.shape[-1]).launch(
+        (call.batch * nheads_k, 1, 1),
+        (
+            dout, v,  # inputs
+            norms,  # output
+            call.cu_seqlens_q, call.cu_seqlens_k,  # optional inputs
+        ),
+        (
+            *dout_strides, *v_strides,  # strides
+            nheads, nheads // nheads_k, call.longest_q, call.longest_k, v.shape[-1] // VEC[dtype],  # shapes
+            flags_of(call),  # grid
+        ),
+    )  # fmt: skip
+    return norms
