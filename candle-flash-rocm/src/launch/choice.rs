@@ -72,12 +72,15 @@ pub struct Choice {
     rows: Vec<Row>,
     default: Vec<Source>,
     larger: Vec<Source>,
+    /// Element types whose calls are all served by `larger`: other sources lose their small numbers on this GPU.
+    #[serde(default)]
+    flushed: Vec<String>,
 }
 
 impl Choice {
     /// The sources for a call, the fastest first. Rows hold for plain scores; other calls take the default.
     pub(super) fn sources(&self, operation: Operation, shape: &Shape, is_paged: bool) -> &[Source] {
-        if shape.head_dim > self.max_head_dim {
+        if shape.head_dim > self.max_head_dim || self.flushed.iter().any(|name| name == shape.dtype.name()) {
             return &self.larger;
         }
         if shape.softcap > 0.0 || shape.alibi_slopes != 0 || is_paged {

@@ -10,7 +10,8 @@ from flash_attn.backends import asm, choice
 from flash_attn.backends.asm import planning
 from flash_attn.backends.asm.planning import Call
 from flash_attn.calls import AttentionCall, CacheCall, ForwardResult, Fp8Result, GradientCall
-from flash_attn.kernels.providers import ASM, CK, DEFAULT, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.kernels.providers import ASM, CK, DEFAULT, FLUSHED, LARGEST, TRITON, TRITON_ALONE, Row
+from flash_attn.runtime import device
 from flash_attn.runtime.environment import KERNEL_SOURCE
 
 VARIABLE = KERNEL_SOURCE
@@ -75,7 +76,9 @@ class Sources:
         return self._triton if source == TRITON else self._ck
 
     def kvcache(self, call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-        alone = self.forced is None and (call.qv is not None or _for_triton_alone(call.q, call.v_cache))
+        alone = self.forced is None and (
+            call.qv is not None or _for_triton_alone(call.q, call.v_cache) or _is_flushed(call.q)
+        )
         return (self._triton if alone else self._ck).kvcache(call)
 
     def fp8_forward(self, call: AttentionCall) -> Fp8Result:
@@ -93,12 +96,19 @@ def _for_triton_alone(q: torch.Tensor, v: torch.Tensor) -> bool:
     return q.shape[-1] != v.shape[-1] or q.shape[-1] > LARGEST
 
 
+def _is_flushed(q: torch.Tensor) -> bool:
+    """Whether `providers.FLUSHED` holds for tensors like q."""
+    return device.loses_range(q.get_device(), q.dtype)
+
+
 def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
     """The table's row for a call.
 
     Its cycles hold for plain scores. Other calls stay with one source, forward and backward: the random numbers of
     dropout differ from source to source.
     """
+    if _is_flushed(call.q):
+        return FLUSHED
     default = TRITON_ALONE if _for_triton_alone(call.q, call.v) else DEFAULT
     plain = call.dropout_p == 0.0 and call.softcap == 0.0 and call.alibi_slopes is None and not call.is_inference
     plain &= call.attn_bias is None

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flash_attn.kernels import targets
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
 
@@ -102,6 +103,11 @@ def kernel(index: int, variant: Variant) -> Kernel:
             if found is None:
                 found = kernels[index, variant] = of(index).kernel(variant)
     return found
+
+
+def loses_range(index: int, dtype: torch.dtype) -> bool:
+    """Whether products of a type lose subnormal operands on the device with torch's index: `Target.loses_range`."""
+    return dtype is torch.float16 and targets.get(of(index).target).loses_range("fp16")
 
 
 def clear_kernels() -> None:

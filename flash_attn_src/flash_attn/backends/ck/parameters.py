@@ -91,6 +91,9 @@ def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
     if v.shape[-1] != tensor.shape[-1]:
         return f"v: head_dim {v.shape[-1]} is not the {tensor.shape[-1]} of q and k"
     if has_kernels(tensor):
+        if device.loses_range(tensor.get_device(), tensor.dtype):
+            target = device.of(tensor.get_device()).target
+            return f"dtype: {tensor.dtype} loses numbers below 6.1e-5 on {target}, whose matrix unit flushes them"
         return None
     return f"target: this wheel has no CK kernels for {device.of(tensor.get_device()).target}"
 

@@ -17,7 +17,6 @@ from flash_attn.backends.triton.kernels import (
     flags_of,
     grid_of,
     is_even,
-    loses_range,
     rows,
     score_kind,
     sinks_of,
@@ -27,6 +26,7 @@ from flash_attn.backends.triton.kernels import (
 )
 from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.runtime import device
 
 # Where v has the head dim of q and k, and where it has its own.
 _BACKWARD = (("bwd-dq", "bwd-dkdv"), ("bwd-dq-v", "bwd-dkdv-v"))
@@ -84,7 +84,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         more, sinks, flags = (bias,), (wide_sinks,), flags | bias_flag | sink_flags
 
     norms = None
-    if loses_range(index, dtype):
+    if device.loses_range(index, dtype):
         norms = _row_norms(call, dout, dout_strides, v, v_strides)
     measured = () if norms is None else (norms,)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from flash_attn.calls import AttentionCall, CacheCall
-from flash_attn.kernels import targets
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
     HAS_CU_SEQLENS_K,
@@ -98,11 +97,6 @@ def find_one(op: str, index: int, dtype: torch.dtype, head_dim: int, kind: str =
         variant = Variant(op, name, size, serving(op, name, kind, size))
         found = device.kernels[key] = device.kernel(index, variant)
     return found
-
-
-def loses_range(index: int, dtype: torch.dtype) -> bool:
-    """Whether products of a type lose subnormal operands on the device with torch's index."""
-    return targets.get(device.of(index).target).loses_range(DTYPES[dtype])
 
 
 def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
