@@ -113,7 +113,7 @@ def test_a_dominating_key(dim: int, options: dict[str, Any]) -> None:
 def test_a_dominating_key_of_other_kernels() -> None:
     q, k, v = dominated(40, 100, 2, 1, 192, 128)
     exact, rounded = (attention(q, k, v, dtype=dtype)[0] for dtype in (torch.float64, None))
-    starts_q, starts_k = torch.tensor([0, 40], dtype=torch.int32), torch.tensor([0, 100], dtype=torch.int32)
+    starts_q, starts_k = torch.tensor([0, 40]).int(), torch.tensor([0, 100]).int()
     with torch.no_grad():
         assert_close("value dims", flash_attn_func(q, k, v), exact, rough=rounded, tiny=1e-6)
         packed = flash_attn_varlen_func(q[0], k[0], v[0], starts_q, starts_k, 40, 100)
@@ -159,6 +159,37 @@ def test_gradients_with_a_dominating_key(dim: int, options: dict[str, Any]) -> N
         lambda *x: flash_attn_func(*x, **public(options)), dominated(40, 60, 2, 1, dim), dout,
         options if sinks is None else options | {"s_aux": sinks.double()},
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("flushing")
+def test_gradients_of_a_bias() -> None:
+    """The bias makes key 0 dominate. One row is hidden by a finite bias."""
+    q, k, v = normal((1, 40, 2, 64), (1, 60, 1, 64), (1, 60, 1, 64))
+    bias = torch.zeros(1, 2, 40, 60)
+    bias[..., 0] = GAP
+    bias[:, :, 3] = -1e9
+    (dout,) = normal((1, 40, 2, 64), size=1e-4)
+    check_gradients(
+        lambda q, k, v, bias: flash_attn_func(q, k, v, attn_bias=bias), [q, k, v, bias], dout, {},
+        lambda q, k, v, bias, dtype: attention(q, k, v, attn_bias=bias, dtype=dtype)[0],
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("flushing")
+def test_gradients_with_dropout() -> None:
+    inputs = dominated(40, 60, 2, 1, 64)
+    (dout,) = normal((1, 40, 2, 64), size=1e-4)
+    with torch.no_grad():
+        torch.manual_seed(7)
+        kept = flash_attn_func(*inputs, dropout_p=0.3, return_attn_probs=True)[2] >= 0
+
+    def call(*x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        out = flash_attn_func(*x, dropout_p=0.3)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    check_gradients(call, inputs, dout, {"dropout_p": 0.3, "kept": kept})
 
 
 @pytest.mark.usefixtures("flushing")

@@ -97,8 +97,9 @@ def grad_scores(
 
     Every tile is queries by keys, with FLIP keys by queries. Positions, lse and delta come in the shape that
     broadcasts to it. lse is in natural units and +inf where a row saw no key, so p is 0 there. b_bias and b_lost, of
-    `lost_by_rounding`: for kind `bias` alone. P_SHIFT: p and ds are 2 ** P_SHIFT times as large. dp_factor: what dout v^T is
-    multiplied by, None for nothing; b_delta is multiplied already.
+    `lost_by_rounding`: for kind `bias` alone.
+    P_SHIFT: p and ds are 2 ** P_SHIFT times as large. dp_factor: what dout v^T is multiplied by, None for nothing;
+    b_delta is multiplied already.
     """
     if dp_factor is not None:
         b_dp = b_dp * dp_factor

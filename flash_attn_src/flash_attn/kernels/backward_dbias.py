@@ -72,7 +72,7 @@ def attn_bwd_dbias(
         )  # fmt: skip
         dout_factor = None
         if WEIGHT_SHIFT:
-            for_dout, _ = gradient_exponents(norms, entry * (nheads // group) + head // group)
+            for_dout, _for_ds = gradient_exponents(norms, entry * (nheads // group) + head // group)
             dout_factor = power_of_two(for_dout)
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
             dout + (entry64 * stride_gb * VEC + head64 * stride_gh), first_row, offs_m, stride_gm, seqlen_q,

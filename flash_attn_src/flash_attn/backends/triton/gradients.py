@@ -97,7 +97,8 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *sinks, *measured,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+            *more, *sinks, *measured,
         ),
         (
             scale, softcap, dropout_p,  # options
