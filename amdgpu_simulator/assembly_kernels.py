@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from amdgpu_simulator.hip import packets, through_hip
+from amdgpu_simulator import through_hip
+from amdgpu_simulator.hip import packets
 from amdgpu_simulator.isa import disassembly, machine
 from rocm_wheels.compile.asm import package
 from rocm_wheels.compile.asm.units import AssemblyKernels

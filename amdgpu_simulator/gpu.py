@@ -34,8 +34,8 @@ from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
 from flash_attn.runtime.ck_planner import Launch
 
-from amdgpu_simulator import assembly_kernels
-from amdgpu_simulator.hip import packets, through_hip
+from amdgpu_simulator import assembly_kernels, through_hip
+from amdgpu_simulator.hip import packets
 from amdgpu_simulator.isa import assembly, machine
 from rocm_wheels.compile import sources, workers
 from rocm_wheels.compile.ck import compiler as ck_compiler

@@ -30,8 +30,8 @@ from flash_attn.runtime import device
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import Store
 
-from amdgpu_simulator import assembly_kernels, gpu
-from amdgpu_simulator.hip import process, through_hip
+from amdgpu_simulator import assembly_kernels, gpu, through_hip
+from amdgpu_simulator.hip import process
 from amdgpu_simulator.isa import disassembly, machine
 from rocm_wheels.matrix import versions
 from rocm_wheels.paths import ROOT

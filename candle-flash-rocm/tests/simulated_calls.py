@@ -33,8 +33,8 @@ from flash_attn.kernels.variants import Variant  # noqa: E402
 from flash_attn.runtime import ck_planner, device  # noqa: E402
 from record_launches import Gpu, compute  # noqa: E402
 
-from amdgpu_simulator import gpu  # noqa: E402
-from amdgpu_simulator.hip import packets, through_hip  # noqa: E402
+from amdgpu_simulator import gpu, through_hip  # noqa: E402
+from amdgpu_simulator.hip import packets  # noqa: E402
 from amdgpu_simulator.isa import assembly, disassembly, machine  # noqa: E402
 from rocm_wheels.compile import store  # noqa: E402
 from rocm_wheels.compile.asm.units import AssemblyKernels  # noqa: E402

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from amdgpu_simulator.hip import packets, through_hip
+from amdgpu_simulator import through_hip
+from amdgpu_simulator.hip import packets
 from rocm_wheels.compile import sources
 
 FORMS = {"P": "Q", "i": "i", "f": "f", "0": "Q"}
