@@ -10,7 +10,8 @@ Data flows downwards, and a stage imports only what stands above it:
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, codeobject, isa | what compilers share |
-| compile/triton | units, compiler, priorities, retarget | a code object of a Triton kernel |
+| compile/check | stage, instructions, rules, matrix, scan, scalars, resources, cures | the hazards of the hardware |
+| compile/triton | units, compiler, priorities, retarget, hazards | a code object of a Triton kernel |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
 | wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |

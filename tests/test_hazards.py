@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from rocm_wheels.compile import sources
 from rocm_wheels.compile.check import instructions, scalars, scan, stage
-from rocm_wheels.compile.check.rules import RULES
+from rocm_wheels.compile.check.rules import RULES, for_target
 from rocm_wheels.errors import CompileFailed
 
 KERNEL = """\t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
@@ -304,3 +305,13 @@ def test_an_instruction_without_figures_is_refused() -> None:
 def test_a_branch_to_nowhere_is_refused() -> None:
     with pytest.raises(CompileFailed, match=r"it: s_branch \.L9: the label is not in the kernel"):
         stage.checked(text("s_branch .L9", "gfx942"), "gfx942", "it")
+
+
+def test_a_target_without_rules_is_not_read() -> None:
+    assert stage.checked("no assembly", "gfx1250", "it") == ("no assembly", stage.Report(pairs=0, found={}, added=0))
+
+
+def test_every_other_target_has_rules() -> None:
+    targets = sources.module("kernels.targets").TARGETS
+    without = {name for name, row in targets.items() if row.vendor == "amd" and not for_target(name)}
+    assert without == {"gfx1250"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -260,3 +262,17 @@ def test_triton_compiles_without_the_hazard_at_a_first_call(tmp_path: Path) -> N
     assert vopd.conflicts(before)
     assert inside == pairing.repair(before)
     assert after == before
+
+
+def test_the_command_that_counts() -> None:
+    command = [sys.executable, "-m", "rocm_wheels", "hazards", "gfx1150", "--only"]
+    done = subprocess.run([*command, "norm-bwd-bf16-d1024"], capture_output=True, text=True, check=True)
+    head, kernel, total = done.stdout.splitlines()
+    assert head.split() == ["VOPD", "before", "after", "added", "hazards"]
+    name, before, after, *_ = kernel.split()
+    assert (name, after) == ("norm-bwd-bf16-d1024", "0")
+    assert int(before) > 0
+    assert total.startswith("1 kernels")
+    none = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+    assert none.returncode != 0
+    assert "gfx1150 has no Triton kernel nothing" in none.stderr

@@ -95,6 +95,11 @@ def add_verbs(verbs: Any) -> None:
     _add_cache(store)
     store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None, prune=False)
 
+    hazards = verbs.add_parser("hazards", help="compile Triton's kernels of a GPU target, print what their check finds")
+    hazards.add_argument("target", metavar="GFX", help="gfx1100, gfx942, ...")
+    hazards.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-*'")
+    hazards.set_defaults(run=_hazards)
+
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
     repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
@@ -231,6 +236,18 @@ def _store(arguments: argparse.Namespace) -> int:
         print(dist / f"{target}.zip")
     if arguments.backend == "ck":
         print(planner.build(dist, cache=cache))
+    return 0
+
+
+@packages_of("build")
+def _hazards(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.compile.triton import hazards
+
+    data = versions.load()
+    (target,) = known_targets(data, [arguments.target])
+    check_served(data, [target], "triton")
+    for line in hazards.table(target, arguments.only):
+        print(line, flush=True)
     return 0
 
 

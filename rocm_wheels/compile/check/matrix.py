@@ -12,7 +12,7 @@ from functools import cache
 from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 
-_SHAPE = re.compile(r"v_s?mfmac?_[a-z]+\d+_(\d+)x(\d+)x(\d+)_?(\w+)")
+_SHAPE = re.compile(r"v_s?mfmac?_(?:scale_)?[a-z]+\d+_(\d+)x(\d+)x(\d+)_?(\w+)")
 # Passes by the rows of a tile, up to gfx90a. LLVM's SISchedule.td; the MI100, MI200 and MI300 guides.
 _PASSES_90A = {4: 2, 16: 8, 32: 16}
 

@@ -43,9 +43,15 @@ def compile_variant(
 
 
 def translate(
-    target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
+    target: str,
+    fields: tuple[Any, ...],
+    config: tuple[Any, ...] | None = None,
+    reports: list[stage.Report] | None = None,
 ) -> tuple[bytes, dict[str, Any], str]:
-    """Like `compile_variant`, with the assembly text of the code object too (PTX on NVIDIA)."""
+    """Like `compile_variant`, with the assembly text of the code object too (PTX on NVIDIA).
+
+    reports: gets what the check of the instructions found.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -94,7 +100,9 @@ def translate(
     if prioritised:
         assembly = priorities.insert(assembly, where)
     if gpu.backend == "hip":
-        assembly, _ = stage.checked(assembly, target, where)
+        assembly, report = stage.checked(assembly, target, where)
+        if reports is not None:
+            reports.append(report)
     if row.made_for:
         assembly = retarget.rename(assembly, row.made_for, target)
     if assembly != written:

@@ -1,0 +1,38 @@
+"""What the check of instructions finds in the Triton kernels of a GPU target, as a table."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+
+from rocm_wheels.compile.check.stage import Report
+from rocm_wheels.compile.triton import compiler
+from rocm_wheels.compile.triton.units import Triton
+from rocm_wheels.errors import DataError
+
+
+def table(target: str, only: str | None) -> Iterator[str]:
+    """A line for each kernel as it is compiled, and the sums: VOPD pairs before and after, instructions by rule, lines
+    added. Nothing is taken from the cache. Raises CompileFailed, and DataError where no kernel has such a name."""
+    units = list(Triton().units(target, only=only))
+    if not units:
+        raise DataError(f"{target} has no Triton kernel {only}", remedy="look at `python -m rocm_wheels inspect STORE`")
+    width = max(len(unit.name) for unit in units)
+    yield f"{'':{width}}  VOPD before  after  added  hazards"
+    reports: list[Report] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        compiler.prepare(scratch)
+        for unit in units:
+            fields, config = unit.content
+            compiler.translate(target, fields, config, reports)
+            yield _row(unit.name, width, reports[-1])
+    found = sum((Counter(report.found) for report in reports), Counter[str]())
+    pairs, added = sum(report.pairs for report in reports), sum(report.added for report in reports)
+    yield _row(f"{len(units)} kernels", width, Report(pairs=pairs, found=dict(found), added=added))
+
+
+def _row(name: str, width: int, report: Report) -> str:
+    """`after` is 0 because the check refuses a kernel that still has a pair."""
+    hazards = "; ".join(f"{number} x {rule}" for rule, number in report.found.items())
+    return f"{name:{width}}  {report.pairs:11}  {0:5}  {report.added:5}  {hazards or '-'}"
