@@ -69,7 +69,7 @@ def forward(call: AttentionCall) -> Fp8Result:
     assert descales is not None
     if call.dropout_p > 0.0:
         call.rng_state = rng.draw(call.q.device)
-    if not is_traced(call.q, call.k, call.v, *descales, call.cu_seqlens_q, call.cu_seqlens_k):
+    if not is_traced(call.q, call.k, call.v, *descales, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes):
         return backends.select(call.q).fp8_forward(call)
     out, softmax_lse, *factors = torch.ops.flash_attn._fp8_forward(
         call.q, call.k, call.v, *descales, call.softmax_scale, call.causal, *call.window_size, call.softcap,
