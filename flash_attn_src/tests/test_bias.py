@@ -118,6 +118,20 @@ def test_with_sinks(backend: Any) -> None:
         assert_close("gradient", one, exact, tiny=2e-5)
 
 
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("shape", [(2, 2, 1, 37), (1, 1, 41, 1), (1, 2, 1, 1)])
+def test_strides_of_axes_of_size_1_do_not_matter(shape: tuple[int, ...]) -> None:
+    _, _, seqlen_q, seqlen_k = shape
+    q = torch.randn(2, seqlen_q, 2, 16, device=DEVICE)
+    k, v = torch.randn(2, 2, seqlen_k, 1, 16, device=DEVICE)
+    bias = torch.randn(shape, device=DEVICE)
+    steps = [1 << 22 if size == 1 else step for size, step in zip(shape, bias.stride(), strict=True)]
+    odd = bias.as_strided(shape, steps)
+    with backends.using(triton):
+        wanted, got = (flash_attn.flash_attn_func(q, k, v, attn_bias=x) for x in (bias, odd))
+    assert torch.equal(got, wanted)
+
+
 LOWEST = torch.finfo(torch.float32).min
 # The type of q and the bias, the number that hides keys, and options of the call.
 HIDDEN: dict[str, tuple[torch.dtype, torch.dtype, float, dict[str, Any]]] = {

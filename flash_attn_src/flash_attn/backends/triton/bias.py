@@ -17,17 +17,22 @@ Strides = tuple[int, int, int]
 def bias_of(call: AttentionCall) -> tuple[torch.Tensor, Strides, int]:
     """The bias as the kernels take it, its strides (batch, head, row) in elements, 0 where it is shared, and its flag.
 
-    It is copied where its last dimension is strided. ValueError for rows that lie too far apart.
+    It is copied where its last dimension is strided. Strides of axes of size 1 do not count. ValueError for rows that
+    lie too far apart.
     """
     bias = call.attn_bias
     assert bias is not None
-    if bias.stride(-1) != 1 or bias.stride(-2) >= _MAX_ROW_STRIDE:
+    if (bias.stride(-1) != 1 and bias.shape[-1] > 1) or _row_stride(bias) >= _MAX_ROW_STRIDE:
         bias = bias.contiguous()
-    if bias.stride(-2) >= _MAX_ROW_STRIDE:
+    if _row_stride(bias) >= _MAX_ROW_STRIDE:
         raise ValueError(f"attn_bias: got {bias.shape[-1]} keys, wanted less than {_MAX_ROW_STRIDE} with a bias")
     by_batch = bias.stride(0) if bias.shape[0] > 1 else 0
     by_head = bias.stride(1) if bias.shape[1] > 1 else 0
-    return bias, (by_batch, by_head, bias.stride(2)), BIAS_IS_FP32 if bias.dtype is torch.float32 else 0
+    return bias, (by_batch, by_head, _row_stride(bias)), BIAS_IS_FP32 if bias.dtype is torch.float32 else 0
+
+
+def _row_stride(bias: torch.Tensor) -> int:
+    return bias.stride(2) if bias.shape[2] > 1 else bias.shape[3]
 
 
 def bias_gradient(gradients: GradientCall, delta: torch.Tensor, norms: torch.Tensor | None) -> None:
