@@ -103,6 +103,7 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "maybe_contiguous",
+    "round_multiple",
 ]
 
 
@@ -123,6 +124,11 @@ def __getattr__(name: str) -> ModuleType | bool:
 
 
 # Where `is_compiling` the custom op brings its own autograd.
+
+
+def round_multiple(x: int, m: int) -> int:
+    """The smallest multiple of m that is not below x."""
+    return (x + m - 1) // m * m
 
 
 def _is_learned(x: torch.Tensor | None) -> bool:

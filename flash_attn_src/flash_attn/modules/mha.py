@@ -10,7 +10,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from flash_attn.arguments import check_window, diagnose_switches
-from flash_attn.flash_attn_interface import flash_attn_with_kvcache
+from flash_attn.flash_attn_interface import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
 from flash_attn.layers.rotary import BASES, RotaryEmbedding
 from flash_attn.modules.inner import (
     CrossAttention,
@@ -23,7 +29,9 @@ from flash_attn.modules.inner import (
 from flash_attn.ops.checks import check_int, check_number, check_tensor
 
 __all__ = [
-    "MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention", "SelfAttention", "get_alibi_slopes",
+    "MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention", "SelfAttention", "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache", "get_alibi_slopes",
 ]  # fmt: skip
 
 # What MHA asks of inference_params.
