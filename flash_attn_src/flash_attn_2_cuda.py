@@ -23,7 +23,7 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
-from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous, overlaps
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.custom_ops.results import complete
@@ -58,7 +58,12 @@ def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[tor
     if generator is not None and call.dropout_p > 0.0:
         call.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
+    given = call.out
+    if given is not None and overlaps(given, q, call.k, call.v):
+        call.out = None
     out, softmax_lse, dmask, rng_state = complete(q, backends.select(q).forward(call))
+    if given is not None and call.out is None:
+        out = given.copy_(out)
     if _RETURNS_INPUTS:
         return [out, call.q, call.k, call.v, out, softmax_lse, dmask, rng_state]
     return [out, softmax_lse, dmask, rng_state]

@@ -6,6 +6,7 @@ import flash_attn
 import flash_attn_2_cuda as extension
 import pytest
 import torch
+from flash_attn.modules import mha
 
 TAIL = (0.25, True, 5, -1, 3.0)  # softmax_scale, causal, window left and right, softcap
 
@@ -88,6 +89,34 @@ def test_a_generator_is_drawn_from() -> None:
         extension.bwd(dout, q, k, v, out, lse, None, None, None, None, *args, False)
 
 
+@pytest.mark.parametrize("place", range(3), ids=["q", "k", "v"])
+def test_a_result_in_the_memory_of_an_input(place: int) -> None:
+    """The whole of it, or a part that begins a row later."""
+    q, k, v = torch.randn(3, 12, 2, 8)
+    cu = torch.tensor([0, 4, 12], dtype=torch.int32)
+    more = (0.0, 0.3, True, -1, -1, 0.0, False)
+    packed = (cu, cu, None, None, None, None, 8, 8, 0.0, 0.3, False, True, -1, -1, 0.0, False)
+    for shift in (0, 1):
+        for shape, function, rest in (((12, 2, 8), extension.varlen_fwd, packed),
+                                      ((1, 12, 2, 8), extension.fwd, (None, *more))):  # fmt: skip
+            wanted = function(*(x.view(shape) for x in (q, k, v)), None, *rest)[0]
+            buffer = torch.zeros(13, 2, 8)
+            inputs = [x.clone().view(shape) for x in (q, k, v)]
+            inputs[place] = buffer[:12].copy_((q, k, v)[place]).view(shape)
+            out = buffer[shift : shift + 12].view(shape)
+            assert function(*inputs, out, *rest)[0] is out
+            assert torch.equal(out, wanted)
+    caches = [torch.randn(2, 9, 2, 8) for _ in range(2)]
+    queries = torch.randn(2, 3, 2, 8)
+    tail = (*(None,) * 8, 0.3, True, -1, -1, 0.0, True, 0)
+    wanted = extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], None, *tail[8:])[0]
+    buffer = queries.clone()
+    extension.fwd_kvcache(buffer, *caches, None, None, *tail[:7], buffer, *tail[8:])
+    assert torch.equal(buffer, wanted)
+    with pytest.raises(ValueError, match="out: got memory of k_cache or v_cache"):
+        extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], caches[0][:, :3], *tail[8:])
+
+
 def test_wrong_arguments_are_told() -> None:
     q, k, v, dout = _inputs()
     odd = [x[..., :12].contiguous() for x in (q, k, v)]
@@ -103,3 +132,13 @@ def test_before_2_7_the_forward_returns_its_inputs(monkeypatch: pytest.MonkeyPat
     results = extension.fwd(q, k, v, None, None, 0.0, *TAIL, False, None)
     assert len(results) == 8
     assert results[0] is results[4]
+
+
+def test_names_that_other_packages_import() -> None:
+    """nanotron takes the functions through mha, xtuner the helper."""
+    for name in (
+        "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_kvpacked_func",
+        "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
+    ):  # fmt: skip
+        assert getattr(mha, name) is getattr(flash_attn, name)
+    assert [flash_attn.flash_attn_interface.round_multiple(x, 128) for x in (0, 1, 128, 129)] == [0, 128, 128, 256]

@@ -11,7 +11,7 @@ from flash_attn import backends
 from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
-from flash_attn.calls import CacheCall, new_out
+from flash_attn.calls import CacheCall, new_out, overlaps, replace
 from flash_attn.tracing import is_traced
 
 _SCHEMA = (
@@ -86,9 +86,13 @@ def _fake(
 
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse), eager or traced."""
-    if not is_traced(call.q, call.k_cache, call.v_cache, call.k, call.v):
-        return _run(call)
     lengths = call.cache_seqlens if isinstance(call.cache_seqlens, torch.Tensor) else None
+    if not is_traced(
+        call.q, call.k_cache, call.v_cache, call.k, call.v, call.s_aux, call.qv, call.alibi_slopes, call.rotary_cos,
+        call.rotary_sin, *(call.descales or ()), lengths, call.cache_batch_idx, call.cache_leftpad, call.block_table,
+        call.cu_seqlens_q, call.cu_seqlens_k_new, call.rotary_seqlens,
+    ):  # fmt: skip
+        return _run(call)
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
         call.q, call.k_cache, call.v_cache, call.k, call.v, call.rotary_cos, call.rotary_sin, lengths,
         call.cache_seqlens if lengths is None else None, call.cache_batch_idx, call.cache_leftpad, call.block_table,
@@ -138,4 +142,10 @@ def check_pages(call: CacheCall) -> None:
 def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(call.cache_seqlens, int):
         check_places(call, call.cache_seqlens)
-    return backends.select(call.q).kvcache(call)
+    out = call.out
+    if out is None or not overlaps(out, call.q, call.k, call.v, call.qv, call.k_cache, call.v_cache):
+        return backends.select(call.q).kvcache(call)
+    if overlaps(out, call.k_cache, call.v_cache):
+        raise ValueError("out: got memory of k_cache or v_cache, wanted a tensor of its own: the cache would be lost")
+    result, softmax_lse = backends.select(call.q).kvcache(replace(call, out=None))
+    return out.copy_(result), softmax_lse
