@@ -102,7 +102,7 @@ def _attend(
     rows = max(1, _BLOCK_SCORES // max(1, batch * heads * seqlen_k))
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outs, probabilities = [], []
-    for start in range(0, seqlen_q, rows):
+    for start in range(0, max(seqlen_q, 1), rows):  # without queries, too: the result has a history
         part = None if mask is None else mask[:, :, start : start + rows]
         # The last row sees all keys when causal: what a row sees starts from there.
         first = start + seqlen_k - seqlen_q if causal else None
@@ -114,13 +114,17 @@ def _attend(
             if return_probabilities:
                 probabilities.append(p)
         outs.append(out)
-    out = torch.cat(outs, 2).transpose(1, 2) if outs else torch.zeros_like(q).transpose(1, 2)
-    if not return_probabilities:
-        return out, None
-    return out, torch.cat(probabilities, 2) if probabilities else q.new_zeros(batch, heads, 0, seqlen_k)
+    out = torch.cat(outs, 2).transpose(1, 2)
+    return out, torch.cat(probabilities, 2) if return_probabilities else None
 
 
-def _block(
+def _block(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_scored`, in fp32 under autocast, too."""
+    with torch.autocast(arguments[0].device.type, enabled=False):
+        return _scored(*arguments)
+
+
+def _scored(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, first: int | None, dropout_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, probabilities before dropout) of some queries (batch, heads, rows, head_dim); row i sees keys up to

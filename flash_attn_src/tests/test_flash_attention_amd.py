@@ -158,3 +158,28 @@ def test_dropout_is_checked() -> None:
         FlashAttention(dropout=1.0)
     with pytest.raises(TypeError, match="dropout_p: got 'a'"):
         flash_attn_func(*(torch.zeros(1, 1, 1, 8),) * 3, dropout_p="a")
+
+
+def test_autocast_leaves_the_scores_in_fp32() -> None:
+    torch.manual_seed(0)
+    q, k, v = ((torch.randn(1, 64, 2, 64) * factor).bfloat16().requires_grad_() for factor in (4, 4, 1))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = flash_attention_amd.flash_attn_func(q, k, v, causal=True)
+            both = flash_attention_amd.flash_attn_func(q, k, v, return_attn_probs=True)
+        results.append((out, *both, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
+    for plain, cast in zip(*results, strict=True):
+        assert torch.equal(plain, cast)
+
+
+@pytest.mark.parametrize("keys", [0, 5])
+def test_no_queries_keep_the_history(keys: int) -> None:
+    q = torch.randn(1, 0, 2, 8, requires_grad=True)
+    k, v = (torch.randn(1, keys, 2, 8, requires_grad=True) for _ in range(2))
+    for causal in (False, True):
+        out = flash_attention_amd.flash_attn_func(q, k, v, causal=causal)
+        assert out.shape == q.shape
+        assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+    _, probabilities = flash_attention_amd.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert probabilities.shape == (1, 2, 0, keys)
