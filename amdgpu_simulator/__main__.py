@@ -9,6 +9,7 @@
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
     python -m amdgpu_simulator table gfx942                            # every source beside the others, an hour
     python -m amdgpu_simulator calibrate                               # the clock against published figures
+    python -m amdgpu_simulator coverage gfx942.zip --executed FILE     # forms of instructions; which ran in tests
     python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
@@ -68,6 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
         "--gpu", action="append", metavar="GFX", help="gfx1103; may be repeated (default: some of each family)"
     )
     wheel.set_defaults(run=_wheel)
+    forms = commands.add_parser("coverage", help="the forms of kernels' instructions, and which of them tests executed")
+    forms.add_argument("files", type=Path, nargs="+", help="kernel stores (gfx942.zip) and assembly texts (.s)")
+    forms.add_argument(
+        "--executed", type=Path, metavar="FILE", help="what tests wrote with AMDGPU_SIMULATOR_FORMS=FILE"
+    )
+    forms.set_defaults(run=_coverage)
     given = parser.parse_args(arguments)
     if str(FLASH_ATTN_SRC) not in sys.path:
         sys.path.insert(0, str(FLASH_ATTN_SRC))
@@ -146,6 +153,13 @@ def _table(given: argparse.Namespace) -> None:
     from amdgpu_simulator import overview
 
     for line in overview.table(given.target, given.dim or overview.DIMS, given.dtype or overview.DTYPES):
+        print(line, flush=True)
+
+
+def _coverage(given: argparse.Namespace) -> None:
+    from amdgpu_simulator import coverage
+
+    for line in coverage.table(given.files, given.executed):
         print(line, flush=True)
 
 

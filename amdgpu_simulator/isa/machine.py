@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 
 import numpy as np
 
+from amdgpu_simulator import coverage
 from amdgpu_simulator.isa import decoding, targets, waits
 from amdgpu_simulator.isa.assembly import Kernel
 from amdgpu_simulator.isa.events import Event, Observer
@@ -35,10 +37,11 @@ class Program:
             )
         self.observer = observer
         self.code, self.refused = decoding.decode(kernel)
+        self._executed = coverage.note(kernel) if coverage.VARIABLE in os.environ else None
 
     def run(self, wave: Wave) -> str:
         """Executes a wave up to its next barrier or its end; says which."""
-        if self.observer is not None:
+        if self.observer is not None or self._executed is not None:
             while not (status := self.step(wave)):
                 pass
             return status
@@ -56,6 +59,8 @@ class Program:
         """Executes one instruction of a wave; says whether it was a barrier or the end."""
         index = wave.pc
         wave.pc += 1
+        if self._executed is not None:
+            self._executed[index] = 1
         shared: list[Array] = []
         memory: list[tuple[Array, int]] = []
         if self.observer is not None:

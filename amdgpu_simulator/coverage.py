@@ -1,0 +1,105 @@
+"""Which forms of instructions kernels have, and whether tests have executed them.
+
+A form is a mnemonic with the kinds of its operands and its modifiers: `v_add_f32 v,v,literal clamp`. With
+AMDGPU_SIMULATOR_FORMS=FILE in the environment each process adds the forms that it has executed to FILE.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from amdgpu_simulator.isa import assembly, decoding
+from amdgpu_simulator.isa.assembly import Instruction, Kernel
+from amdgpu_simulator.isa.wave import register
+
+VARIABLE = "AMDGPU_SIMULATOR_FORMS"
+# Modifiers whose number does not change what the implementation does.
+_NUMBERS = {"offset", "offset0", "offset1", "row_mask", "bank_mask"}
+_executed: dict[int, tuple[Kernel, bytearray]] = {}
+
+
+def form(instruction: Instruction) -> str:
+    """The form of an instruction, `-` and `|` with the operands that have them."""
+    operands = ",".join(map(_operand, tuple(instruction.operands)))
+    modifiers = " ".join(
+        name if name in _NUMBERS or not value else f"{name}:{value}"
+        for name, value in ((name, instruction.modifiers[name]) for name in instruction.modifiers)
+    )
+    return " ".join(filter(None, (instruction.mnemonic, operands, modifiers)))
+
+
+def _operand(text: str) -> str:
+    bare = re.sub(r"^(sext\()?-?\|?|\|?\)?$", "", text)
+    if found := register(bare):
+        if bare[0] not in "vas" or bare.startswith("vcc"):  # it has a name: vcc, exec, m0, off
+            return text
+        return text.replace(bare, found[0] + (str(found[2]) if found[2] > 1 else ""))
+    return "literal" if bare[:1].isdigit() or text[:1] == "-" else "other"
+
+
+def note(kernel: Kernel) -> bytearray:
+    """Where a program of the kernel notes which instructions it has executed; written when the process ends."""
+    if not _executed:
+        atexit.register(write)
+    return _executed.setdefault(id(kernel), (kernel, bytearray(len(kernel.instructions))))[1]
+
+
+def write() -> None:
+    """Adds the executed forms of this process to the file."""
+    forms = {
+        form(part)
+        for kernel, seen in _executed.values()
+        for parts, done in zip(kernel.instructions, seen, strict=True)
+        if done
+        for part in parts
+    }
+    if path := os.environ.get(VARIABLE):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{one}\n" for one in sorted(forms))
+
+
+def kernels(paths: Iterable[Path]) -> Iterator[Kernel]:
+    """The kernels in assembly texts and kernel stores. Raises ValueError for another file."""
+    for path in paths:
+        if path.suffix in (".s", ".amdgcn"):
+            yield assembly.parse(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".zip":
+            yield from _stored(path)
+        else:
+            raise ValueError(f"{path} is neither an assembly text (.s, .amdgcn) nor a kernel store (.zip)")
+
+
+def _stored(path: Path) -> Iterator[Kernel]:
+    from flash_attn.runtime.store import Store
+
+    from amdgpu_simulator.isa import disassembly
+
+    for _, image in Store(path).images():
+        yield disassembly.kernel(image)
+
+
+def table(paths: Iterable[Path], executed: Path | None) -> Iterator[str]:
+    """A line for each mnemonic and state, the number of its forms and kernels' instructions, and an example."""
+    known = set(executed.read_text(encoding="utf-8").splitlines()) if executed and executed.exists() else set()
+    forms: dict[tuple[str, str], Counter[str]] = {}
+    read = 0
+    for kernel in kernels(paths):
+        read += 1
+        refused = {text.partition(": ")[0] for text in decoding.decode(kernel).refused}
+        for part in (part for parts in kernel.instructions for part in parts):
+            name = form(part)
+            state = "refused" if part.text in refused else "executed" if name in known else "never"
+            forms.setdefault((part.mnemonic, state), Counter())[name] += 1
+    yield f"{'mnemonic':32} state     forms  instructions  most frequent form"
+    for (mnemonic, state), found in sorted(forms.items()):
+        yield f"{mnemonic:32} {state:8} {len(found):6} {found.total():13}  {found.most_common(1)[0][0]}"
+    totals = Counter[str]()
+    for (_, state), found in forms.items():
+        totals[state] += len(found)
+    counts = ", ".join(f"{totals[state]} {state}" for state in ("executed", "refused", "never"))
+    yield f"{read} kernels, {totals.total()} forms: {counts}"
