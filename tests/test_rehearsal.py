@@ -1,0 +1,86 @@
+"""Releases of a repository from the first one on, by the stand-in of GitHub (docs/notes/rehearsal.md has the table)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import wheelhouse
+from fake_github import Hub
+from publishing import client, publish_as
+
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.cells import Universal
+from rocm_wheels.publish import catalogue, index, yanks
+from rocm_wheels.publish.home import Home
+
+CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+OTHER = wheelhouse.cell("2.8.3 3.12 2.6.0 6.2")
+UNIVERSAL = Universal(flash_attn="2.8.3", python="3.10", backend="ck")
+HOME = Home(url="https://owner.github.io/name/", repository="https://github.com/owner/name")
+
+
+class Rehearsal:
+    """One repository: its releases, its yanked.toml, and the site as it would be rendered now."""
+
+    def __init__(self, hub: Hub, root: Path) -> None:
+        self.hub, self.root, self.marks = hub, root, root / "yanked.toml"
+        self.marks.write_text("[wheels]\n[withdrawn]\n")
+
+    def release(self, tag: str, *wheels: tuple[object, dict[str, object]]) -> list[str]:
+        """Publishes. The wheels with a label that the release then holds."""
+        dist = self.root / tag
+        for claim, options in wheels:
+            wheelhouse.write(dist, claim, **options)  # type: ignore[arg-type]
+        publish_as(client(self.hub), tag, dist, lambda _: None)
+        found = [each for each in self.hub.releases.values() if each["tag_name"] == tag]
+        assert all(not each["draft"] for each in found)
+        return sorted(
+            asset["name"] for each in found for asset in each["assets"] if re.search(r"\+.*\.whl$", asset["name"])
+        )
+
+    def listed(self) -> dict[str, bool]:
+        """Wheel -> whether it is yanked, over all pages of the site."""
+        marks = (yanks.load(self.marks), yanks.withdrawn(self.marks))
+        found = catalogue.from_releases(
+            catalogue.final(self.hub.releases.values()), lambda asset: self.hub.content[asset["id"]], *marks
+        )
+        assert found.problems == ()
+        site = self.root / "site"
+        index.build(found, site, versions=versions.load(), home=HOME)
+        pages = "".join(page.read_text() for page in site.rglob("simple/flash-attn/index.html"))
+        anchors = re.findall(r"<a ([^>]*)>([^<]+\.whl)</a>", pages)
+        return {name: "data-yanked" in attributes for attributes, name in anchors if "+" in name}
+
+
+def test_releases_from_an_empty_repository_on(hub: Hub, tmp_path: Path) -> None:
+    here = Rehearsal(hub, tmp_path)
+    changed: dict[str, object] = {"payload": "changed = 1\n", "build": 1}
+    first = here.release("v1.0.0", (UNIVERSAL, {}), (CELL, {}))
+    assert len(first) == 2
+    assert here.listed() == dict.fromkeys(first, False)
+    universal, cell = sorted(first, key=lambda name: "torch" in name)
+
+    (second,) = here.release("v1.1.0", (UNIVERSAL, {}), (CELL, changed))
+    assert second == cell.replace("-cp311-", "-1-cp311-", 1), "the universal wheel stays in the first release"
+    assert here.release("v1.2.0", (UNIVERSAL, {})) == [], "nothing is new: there is no release"
+    assert here.listed() == dict.fromkeys((universal, cell, second), False)
+
+    yanks.mark(second, "half as fast", here.marks)
+    assert here.listed() == {universal: False, cell: False, second: True}
+    yanks.mark(second, None, here.marks)
+    yanks.withdraw([second], "dQ is wrong", here.marks)
+    assert here.listed() == {universal: False, cell: False}, "its file stays in the release"
+    assert any(asset["name"] == second for each in hub.releases.values() for asset in each["assets"])
+
+    (post,) = here.release("v1.3.0", (Universal(flash_attn="2.8.3.post1", python="3.10", backend="ck"), {}))
+    (backport,) = here.release("v1.0.1", (CELL, {"payload": "changed = 2\n", "build": 2}))
+    assert backport.startswith(cell.partition("-cp311")[0] + "-2-")
+    assert post in here.listed()
+
+    before = dict(hub.stored)
+    (one,) = here.release("v1.4.0", (OTHER, {}))
+    sent = dict(hub.stored)
+    assert here.release("v1.4.0", (OTHER, {})) == [one]
+    assert hub.stored == sent != before, "the run again sends nothing"
+    assert here.listed()[one] is False
