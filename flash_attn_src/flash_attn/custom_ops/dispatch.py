@@ -25,8 +25,10 @@ def forward(call: AttentionCall) -> Results:
     """Attention, eager or traced. With dropout it draws the call's rng_state."""
     if call.dropout_p > 0.0:
         call.rng_state = rng.draw(call.q.device)
-    lengths = call.cu_seqlens_q, call.cu_seqlens_k
-    if is_traced(call.q, call.k, call.v, *lengths, call.alibi_slopes, call.s_aux, call.attn_bias, call.block_table):
+    if is_traced(  # one by one, because a starred tuple takes 0.3 us more
+        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes, call.s_aux, call.attn_bias,
+        call.block_table,
+    ):  # fmt: skip
         return _forward_by_op(call)
     out, softmax_lse, probabilities, rng_state = backends.select(call.q).forward(call)
     s_dmask = None if probabilities is None else dmask.scaled(probabilities, call.q.shape[-1])
@@ -55,7 +57,9 @@ def _forward_by_op(call: AttentionCall) -> Results:
 def backward(gradients: GradientCall) -> torch.Tensor:
     """Writes dq, dk and dv, eager or traced; returns softmax_d."""
     call = gradients.forward
-    lengths = call.cu_seqlens_q, call.cu_seqlens_k
-    if is_traced(gradients.dout, call.q, call.k, call.v, *lengths, call.alibi_slopes, call.s_aux, call.attn_bias):
+    if is_traced(
+        gradients.dout, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes, call.s_aux,
+        call.attn_bias,
+    ):  # fmt: skip
         return backward_by_op(gradients)
     return backends.select(call.q).backward(gradients)

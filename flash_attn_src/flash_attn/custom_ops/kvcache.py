@@ -87,10 +87,11 @@ def _fake(
 def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse), eager or traced."""
     lengths = call.cache_seqlens if isinstance(call.cache_seqlens, torch.Tensor) else None
+    q_descale, k_descale, v_descale = call.descales or (None, None, None)
     if not is_traced(
         call.q, call.k_cache, call.v_cache, call.k, call.v, call.s_aux, call.qv, call.alibi_slopes, call.rotary_cos,
-        call.rotary_sin, *(call.descales or ()), lengths, call.cache_batch_idx, call.cache_leftpad, call.block_table,
-        call.cu_seqlens_q, call.cu_seqlens_k_new, call.rotary_seqlens,
+        call.rotary_sin, q_descale, k_descale, v_descale, lengths, call.cache_batch_idx, call.cache_leftpad,
+        call.block_table, call.cu_seqlens_q, call.cu_seqlens_k_new, call.rotary_seqlens,
     ):  # fmt: skip
         return _run(call)
     result, softmax_lse = torch.ops.flash_attn._flash_attn_with_kvcache(
@@ -98,7 +99,7 @@ def attend(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.cache_seqlens if lengths is None else None, call.cache_batch_idx, call.cache_leftpad, call.block_table,
         call.softmax_scale, call.causal, *call.window_size, call.softcap, call.rotary_interleaved,
         call.alibi_slopes, call.num_splits, call.cu_seqlens_q, call.max_seqlen_q, call.cu_seqlens_k_new,
-        call.rotary_seqlens, call.attention_chunk, call.sm_margin, *(call.descales or (None, None, None)),
+        call.rotary_seqlens, call.attention_chunk, call.sm_margin, q_descale, k_descale, v_descale,
         call.s_aux, call.qv,
     )  # fmt: skip
     return (result if call.out is None else call.out.copy_(result)), softmax_lse
