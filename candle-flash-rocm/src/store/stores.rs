@@ -112,15 +112,15 @@ impl Stores {
         if self.found.contains_key(target) {
             return self.store(target);
         }
-        let mut others = String::new();
+        let mut others = Vec::new();
         for family in self.targets().filter(|name| name.ends_with(GENERIC)) {
             let store = self.store(family)?;
             if store.serves(target, hip) {
                 return Ok(store);
             }
-            others += &format!("; {family} is for {}", store.served());
+            others.push(format!("; {family} is for {}", store.served()));
         }
-        self.store(target).map_err(|error| Error::store(format!("{error}{others}")))
+        self.store(target).map_err(|error| Error::store(format!("{error}{}", others.concat())))
     }
 
     /// Opens the store of a target.
