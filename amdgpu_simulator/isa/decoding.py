@@ -65,7 +65,7 @@ class _Decoder:
         if targets.get(self._kernel.target).generation.vopd_hazard:
             pair = vopd.parse(" :: ".join(part.text for part in parts))
             if pair and (slot := vopd.conflict(*pair)):
-                self.refused.append(f"{pair[0]} :: {pair[1]}: {slot}")
+                self.refused += [f"{part.text}: {slot} of a pair" for part in parts]
                 return _unknown(f"{slot}: {vopd.RULE}")
         found = register(parts[0].operands[0])
         index = found[1] if found else 0
