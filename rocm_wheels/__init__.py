@@ -4,12 +4,12 @@ Data flows downwards, and a stage imports only what stands above it:
 
 | stage | modules | it hands on |
 |-|-|-|
-| common | errors, paths, environment, tables, packages, artifacts | failures with a remedy, checked input |
+| common | errors, paths, environment, tables, forms, packages, artifacts | failures with a remedy, checked input |
 | common | package_modules | modules of flash_attn |
 | matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
-| compile | sources, codeobject, isa | what compilers share |
+| compile | sources, codeobject, isa, manifest | what compilers share, and the form of a manifest |
 | compile/check | stage, instructions, rules, matrix, scan, scalars, resources, cures | the hazards of the hardware |
 | compile/triton | units, compiler, priorities, retarget, hazards | a code object of a Triton kernel |
 | compile/asm | units, package | code objects of AMD, taken from a package |
@@ -18,9 +18,9 @@ Data flows downwards, and a stage imports only what stands above it:
 | wheel | verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, forecast, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |
-| publish | links, yanks, catalogue, admission, assets, github, published, attestation | what may be published |
+| publish | links, yanks, catalogue, admission, parts, assets, github, published, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
-| publish | home, coverage, hardware, index, which, measured | package indexes, the page to choose a wheel on |
+| publish | home, coverage, report, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | publish | tryout, settings | whether the index serves, and the repository is set up |
 | cli | build, release, matrix | what people and workflows run |
 """
