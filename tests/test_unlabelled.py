@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fake_github
+import packaging
 import pypi
 import pytest
 import wheelhouse
@@ -110,9 +112,9 @@ def test_transformer_engine_takes_it(site: Site, tmp_path: Path, installer: str,
     assert installed(python) == {"torch": TORCH, "einops": "0.8.2", "flash_attn": "2.8.3" if taken else "2.8.3+rocm"}
     assert [path for path in site.asked if path.endswith(".tar.gz")] == []
     paths = "import sys; sys.path += sys.argv[1:]\n"
-    packaging = str(Path(__import__("packaging").__file__).parent.parent)
+    site_packages = str(Path(str(packaging.__file__)).parent.parent)
     asked = subprocess.run(
-        [python, "-I", "-c", paths + TRANSFORMER_ENGINE, packaging], capture_output=True, text=True, check=True
+        [python, "-I", "-c", paths + TRANSFORMER_ENGINE, site_packages], capture_output=True, text=True, check=True
     )
     assert asked.stdout == f"{taken}\n"
 
@@ -128,7 +130,7 @@ def test_it_is_published_with_its_wheel_and_withdrawn_with_it(tmp_path: Path) ->
         (tmp_path / "again").mkdir()
         again = contents.without_label(wheel, tmp_path / "again")
 
-        def fetch(asset: dict[str, str]) -> bytes:
+        def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])
 
         (link,) = catalogue.from_releases(releases, fetch, {}).unlabelled

@@ -46,7 +46,7 @@ def publish(serve: Site) -> Publish:
     def publish(
         releases: Mapping[str, int], *, yanked: Sequence[int] = (), withdrawn: Sequence[int] = (), lost: int = -1
     ) -> Catalogue:
-        listed = []
+        listed: list[dict[str, Any]] = []
         for tag, build in releases.items():
             claim = universal(versions.load(), "2.8.3")
             wheel = wheelhouse.write(files, claim, build=build, payload=f"build = {build}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,16 +25,15 @@ def attention(
     heads: int = 4,
     heads_k: int | None = None,
     value_dim: int | None = None,
-    alibi: bool = False,
-    sinks: bool = False,
-    sink_lead: float = 0.0,
-    bias: bool = False,
+    added: Literal["alibi", "bias"] | None = None,
+    sinks: float | None = None,
     dout_scale: float = 1.0,
     **options: Any,
 ) -> Errors:
     """flash_attn_func with its gradients. Sinks have gradients too, and so has a bias that all heads share.
 
-    sink_lead: how far the sinks lie above the scores. dout_scale: standard deviation of the gradient of the result.
+    added: what is added to the scores. sinks: how far the sinks lie above the scores, None for no sinks. dout_scale:
+    standard deviation of the gradient of the result.
     """
     heads_k = heads_k or heads
     inputs: dict[str, Any] = {
@@ -42,11 +41,11 @@ def attention(
         "k": draw(batch, seqlen_k, heads_k, head_dim),
         "v": draw(batch, seqlen_k, heads_k, value_dim or head_dim),
     }
-    if sinks:
-        inputs["s_aux"] = (draw(heads, grad=False) + sink_lead).requires_grad_()
-    if bias:
+    if sinks is not None:
+        inputs["s_aux"] = (draw(heads, grad=False) + sinks).requires_grad_()
+    if added == "bias":
         inputs["attn_bias"] = draw(batch, 1, seqlen_q, seqlen_k)
-    if alibi:
+    if added == "alibi":
         options["alibi_slopes"] = draw.slopes(heads)
     out = _api.flash_attn_func(**inputs, **options)
     exact: dict[str, Any] = {name: x.detach().float().requires_grad_() for name, x in inputs.items()}

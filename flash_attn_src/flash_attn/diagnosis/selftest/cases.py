@@ -121,10 +121,10 @@ def _masks() -> Iterator[Case]:
         "window 70, 20": {"window_size": (70, 20)},
         "causal window 64": {"causal": True, "window_size": (64, 0)},
         "softcap 20": {"softcap": 20.0},
-        "ALiBi": {"causal": True, "alibi": True},
-        "sinks": {"causal": True, "sinks": True},
-        "sinks, causal window 64": {"causal": True, "sinks": True, "window_size": (64, 0)},
-        "bias": {"bias": True},
+        "ALiBi": {"causal": True, "added": "alibi"},
+        "sinks": {"causal": True, "sinks": 0.0},
+        "sinks, causal window 64": {"causal": True, "sinks": 0.0, "window_size": (64, 0)},
+        "bias": {"added": "bias"},
         "GQA 8:2": {"causal": True, "heads": 8, "heads_k": 2},
         "MQA": {"causal": True, "heads": 8, "heads_k": 1},
         "1500 tokens": {"causal": True, "batch": 1, "seqlen_q": 1500, "seqlen_k": 1500},
@@ -146,7 +146,7 @@ def _errata() -> Iterator[Case]:
             yield _case("masks", "dominated", f"one dominating key, dim {dim}", dtype, dim == 64, head_dim=dim)
         yield _case(
             "masks", "attention", f"dominating sinks, dim {dim}", "fp16", dim == 64, SINK_LIMITS,
-            head_dim=dim, causal=True, sinks=True, sink_lead=12.0,
+            head_dim=dim, causal=True, sinks=12.0,
         )  # fmt: skip
 
 
