@@ -1,66 +1,14 @@
-"""Which forms of instructions kernels have, and whether tests have executed them.
-
-A form is a mnemonic with the kinds of its operands and its modifiers: `v_add_f32 v,v,literal clamp`. With
-AMDGPU_SIMULATOR_FORMS=FILE in the environment each process adds the forms that it has executed to FILE.
-"""
+"""Which forms of instructions kernels have, and whether tests have executed them (`isa.forms` records that)."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from amdgpu_simulator.isa import assembly, decoding
-from amdgpu_simulator.isa.assembly import Instruction, Kernel
-from amdgpu_simulator.isa.wave import register
-
-VARIABLE = "AMDGPU_SIMULATOR_FORMS"
-# Modifiers whose number does not change what the implementation does.
-_NUMBERS = {"offset", "offset0", "offset1", "row_mask", "bank_mask"}
-_executed: dict[int, tuple[Kernel, bytearray]] = {}
-
-
-def form(instruction: Instruction) -> str:
-    """The form of an instruction, `-` and `|` with the operands that have them."""
-    operands = ",".join(map(_operand, tuple(instruction.operands)))
-    modifiers = " ".join(
-        name if name in _NUMBERS or not value else f"{name}:{value}"
-        for name, value in ((name, instruction.modifiers[name]) for name in instruction.modifiers)
-    )
-    return " ".join(filter(None, (instruction.mnemonic, operands, modifiers)))
-
-
-def _operand(text: str) -> str:
-    bare = re.sub(r"^(sext\()?-?\|?|\|?\)?$", "", text)
-    if found := register(bare):
-        if bare[0] not in "vas" or bare.startswith("vcc"):  # it has a name: vcc, exec, m0, off
-            return text
-        return text.replace(bare, found[0] + (str(found[2]) if found[2] > 1 else ""))
-    return "literal" if bare[:1].isdigit() or text[:1] == "-" else "other"
-
-
-def note(kernel: Kernel) -> bytearray:
-    """Where a program of the kernel notes which instructions it has executed; written when the process ends."""
-    if not _executed:
-        atexit.register(write)
-    return _executed.setdefault(id(kernel), (kernel, bytearray(len(kernel.instructions))))[1]
-
-
-def write() -> None:
-    """Adds the executed forms of this process to the file."""
-    forms = {
-        form(part)
-        for kernel, seen in _executed.values()
-        for parts, done in zip(kernel.instructions, seen, strict=True)
-        if done
-        for part in parts
-    }
-    if path := os.environ.get(VARIABLE):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.writelines(f"{one}\n" for one in sorted(forms))
+from amdgpu_simulator.isa.assembly import Kernel
+from amdgpu_simulator.isa.forms import form
 
 
 def kernels(paths: Iterable[Path]) -> Iterator[Kernel]:

@@ -51,9 +51,15 @@ def test_script_finds_its_repository_through_links_and_whatever_cdpath_says(tmp_
         assert json.loads(done.stdout)["label"] == "rocm62torch2.5"
 
 
+def _copy_planning(to: Path) -> None:
+    """Copies what a plan needs of the repository: the pipeline, and flash_attn's parser of environment variables."""
+    for folder in ("rocm_wheels", "flash_attn_src/flash_attn/runtime"):
+        shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def test_script_refuses_before_it_installs_anything(tmp_path: Path) -> None:
     copy = tmp_path / "repository"
-    shutil.copytree(ROOT / "rocm_wheels", copy / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    _copy_planning(copy)
     shutil.copy(SCRIPT, copy)
     done = subprocess.run(
         [copy / SCRIPT.name, "2.8.3", "3.11", "2.6", "6.3"], capture_output=True, text=True, check=False
@@ -193,7 +199,7 @@ class Checkout:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "repository"
-    shutil.copytree(ROOT / "rocm_wheels", root / "rocm_wheels", ignore=shutil.ignore_patterns("__pycache__"))
+    _copy_planning(root)
     shutil.copytree(ROOT / "locks", root / "locks")
     for name in (SCRIPT.name, "pyproject.toml"):
         shutil.copy(ROOT / name, root)

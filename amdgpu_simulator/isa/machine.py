@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from amdgpu_simulator import coverage
-from amdgpu_simulator.isa import decoding, targets, waits
+from amdgpu_simulator.isa import decoding, forms, targets, waits
 from amdgpu_simulator.isa.assembly import Kernel
 from amdgpu_simulator.isa.events import Event, Observer
 from amdgpu_simulator.isa.memory import PRIVATE, Memory
@@ -37,7 +36,7 @@ class Program:
             )
         self.observer = observer
         self.code, self.refused = decoding.decode(kernel)
-        self._executed = coverage.note(kernel) if coverage.VARIABLE in os.environ else None
+        self._executed = forms.note(kernel) if forms.VARIABLE in os.environ else None
 
     def run(self, wave: Wave) -> str:
         """Executes a wave up to its next barrier or its end; says which."""

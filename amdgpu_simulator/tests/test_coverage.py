@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from amdgpu_simulator import __main__ as command
-from amdgpu_simulator import coverage
-from amdgpu_simulator.isa import assembly, machine
+from amdgpu_simulator.isa import assembly, forms, machine
 from amdgpu_simulator.tests.test_isa import KERNEL, LOAD, STORE, run
 
 
@@ -26,19 +25,19 @@ from amdgpu_simulator.tests.test_isa import KERNEL, LOAD, STORE, run
 )
 def test_forms(code: str, wanted: str) -> None:
     (instruction,) = assembly.parse_line(code)
-    assert coverage.form(instruction) == wanted
+    assert forms.form(instruction) == wanted
 
 
 def test_what_ran_is_told_from_what_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executed, text = tmp_path / "forms", tmp_path / "kernel.s"
-    monkeypatch.setenv(coverage.VARIABLE, str(executed))
-    monkeypatch.setattr(coverage, "_executed", {})
+    monkeypatch.setenv(forms.VARIABLE, str(executed))
+    monkeypatch.setattr(forms, "_executed", {})
     code = "v_mov_b32_e32 v9, 1\n s_branch .Lend\n v_not_b32_e32 v9, v9\n v_frob_b32 v9, v9\n.Lend:\n"
     text.write_text(KERNEL.format(target="gfx942", code="\t" + (LOAD + code + STORE).strip()), encoding="utf-8")
     run("", program=machine.Program(assembly.parse(text.read_text(encoding="utf-8"))))
-    coverage.write()
+    forms.write()
     command.main(["coverage", str(text), "--executed", str(executed)])
     *lines, total = capsys.readouterr().out.splitlines()
     states = {line.split()[0]: line.split()[1] for line in lines[1:]}
