@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-import flash_attn
 import torch
 from measuring import chosen_device, count, environment, host_microseconds
 from torch.nn import functional
@@ -34,6 +33,8 @@ SHAPES = {
 
 def host_times(device: torch.device, rounds: int) -> dict[str, float]:
     """Median us of CPU time of each way to call attention on small tensors."""
+    import flash_attn
+
     q = torch.randn(1, 4, 128, 64, device=device, dtype=torch.bfloat16)
     rows = q.transpose(1, 2)
     mask = torch.ones(1, 1, 1, 128, dtype=torch.bool, device=device)
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     device = chosen_device("cuda")
     machine = environment(device)
+    import flash_attn
+
     print(f"{machine['device']}, torch {machine['torch']}, flash_attn {machine['flash_attn']}")
     print(f"{'CPU time of a call':<32}{'us':>10}")
     for name, value in host_times(device, options.rounds).items():

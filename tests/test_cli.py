@@ -407,7 +407,7 @@ WHEEL = "flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-manylinux_2_17_x86_64
         (["verify", f"none/{WHEEL}"], f"error: none/{WHEEL}: No such file or directory\n"),
         (
             ["verify", WHEEL],
-            f"error: {WHEEL} is not a wheel that was built with these sources: File is not a zip file\n",
+            f"error: {WHEEL} is not a wheel of that name: File is not a zip file\n",
         ),
         (["repair", WHEEL], f"error: {WHEEL} is not a wheel\nName one that was built with these sources.\n"),
         (
