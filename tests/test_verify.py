@@ -431,7 +431,7 @@ def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
     outcomes = {test["name"].partition("::")[2]: test["outcome"] for test in found["tests"]}
     assert outcomes.pop("test_code_objects_are_for_their_target") == "failed"
     assert set(outcomes.values()) == {"passed"}
-    assert len(outcomes) == 8
+    assert len(outcomes) == 9
     stages = verdict.tested_stages(found, "")
     assert stages["code objects"].status == "failed"
     assert stages["code objects"].details["bytes"] == {"gfx90a": stores["gfx90a"].stat().st_size}
