@@ -339,10 +339,9 @@ class Runner:
         """The files of this repository, and nothing of the job before but its environments, which cost time alone."""
         assert inputs["persist-credentials"] is False
         self.workspace.mkdir(parents=True, exist_ok=True)
-        for path in self.workspace.iterdir():
-            if path.name != "build":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        shutil.rmtree(self.workspace / "build/cache", ignore_errors=True)
+        others = (path for path in self.workspace.iterdir() if path.name != "build")
+        for path in (*others, *(self.workspace / "build").glob("[!e]*")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         fewer_kernels.copy(self.workspace)
         if self.narrow:
             fewer_kernels.narrow(self.workspace)
