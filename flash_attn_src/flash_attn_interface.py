@@ -25,6 +25,7 @@ from flash_attn.arguments import (
     check_varlen,
     check_whole,
     diagnose_switches,
+    renaming,
 )
 from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
@@ -253,6 +254,7 @@ def flash_attn_varlen_func(
     return _result(out, softmax_lse, return_attn_probs)
 
 
+@renaming(block_table="page_table")
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -314,7 +316,7 @@ def flash_attn_with_kvcache(
         max_seqlen_q=max_seqlen_q or 0, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
         attention_chunk=attention_chunk, sm_margin=sm_margin, s_aux=s_aux, qv=qv,
     )  # fmt: skip
-    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES, "page_table")
+    check_kvcache(call, return_softmax_lse, _CACHE_DTYPES)
     if scheduler_metadata is not None:
         check_index("scheduler_metadata", scheduler_metadata, q, 1)
     if is_fp8(q) or any(x is not None for x in (q_descale, k_descale, v_descale)):
@@ -332,6 +334,12 @@ def flash_attn_with_kvcache(
         return out
     nothing = softmax_lse.new_empty((0,))
     return *_result(out, softmax_lse, True), nothing, nothing
+
+
+_forward_over_cache = renaming(
+    k_cache="k", v_cache="v", k="k_new", v="v_new", cache_seqlens="seqused_k", cache_batch_idx="kv_batch_idx",
+    cache_leftpad="leftpad_k", rotary_seqlens="seqlens_rotary",
+)(flash_attn_with_kvcache)  # fmt: skip
 
 
 def _flash_attn_forward(
@@ -398,7 +406,7 @@ def _flash_attn_forward(
     elif seqused_q is not None:
         raise NotImplementedError("seqused_q: wanted None without cu_seqlens_k")
     elif cu_seqlens_q is not None or seqused_k is not None or any(x is not None for x in cached.values()):
-        result = flash_attn_with_kvcache(
+        result = _forward_over_cache(
             q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx, leftpad_k, page_table,
             cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, seqlens_rotary, *descales, softmax_scale, causal, window,
             attention_chunk, softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, True,

@@ -13,6 +13,7 @@ from flash_attn import backends, cute
 from flash_attn.backends import torch as oracle
 from flash_attn.backends import triton
 from small_calls import in_one_graph
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 torch.set_num_threads(2)
 
@@ -186,14 +187,121 @@ def test_varlen(layout: str, window: tuple[int | None, int | None]) -> None:
         assert lse is not None
         assert lse.shape == (4, sum(rows_q))
         spread = torch.zeros(2, 11, 4, 16, device=DEVICE)
-        spread_lse = sink[None, :, None].expand(2, 4, 11).clone()  # of rows that are no rows
+        spread_lse = torch.full((2, 4, 11), -torch.inf, device=DEVICE)  # of rows that are no rows
         start = 0
         for i, n in enumerate(rows_q):
             spread[i, :n] = out[start : start + n]
             spread_lse[i, :, :n] = lse[:, start : start + n]
             start += n
         got = spread, spread_lse
-    check(got, reference(q, k, v, sink, mask, 0.0), [*inputs, sink])
+    out, lse = reference(q, k, v, sink, mask, 0.0)
+    padding = torch.arange(11, device=DEVICE) >= lengths_q[:, None]
+    check(got, (out, lse.masked_fill(padding[:, None], -torch.inf)), [*inputs, sink])
+
+
+@pytest.mark.parametrize(
+    ("compiled", "window"), [(False, (None, None)), (False, (-2, None)), (False, (3, -1)), (True, (None, 0))]
+)
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+def test_rows_that_do_not_count_train_nothing(
+    layout: str, compiled: bool, window: tuple[int | None, int | None]
+) -> None:
+    """From seqused_q on: out is 0, softmax_lse -inf, and gradients that arrive there, NaN even, reach no input."""
+    inputs = draw(6, 9)
+    used = index(2, 0)
+    given: dict[str, Any] = {"seqused_q": used, "seqused_k": index(5, 9), "return_lse": True, "window_size": window}
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if layout == "dense":
+            out, lse = cute.flash_attn_varlen_func(q, k, v, learnable_sink=sink, **given)
+            assert lse is not None
+            return out, lse.transpose(1, 2)
+        ends = {"cu_seqlens_q": index(0, 6, 12), "cu_seqlens_k": index(0, 9, 18)}
+        rows = (x.flatten(0, 1) for x in (q, k, v))
+        out, lse = cute.flash_attn_varlen_func(*rows, learnable_sink=sink, **ends, **given)
+        assert lse is not None
+        return out.view(q.shape), lse.view(4, 2, 6).permute(1, 2, 0)
+
+    out, lse = (in_one_graph(attention) if compiled else attention)(*inputs)
+    padding = torch.arange(6, device=DEVICE) >= used[:, None]
+    assert not out[padding].any()
+    assert (lse[padding] == -torch.inf).all()
+    assert lse[~padding].isfinite().all()
+    nothing = [
+        torch.where(padding.view(*padding.shape, *(1,) * (x.dim() - 2)), torch.nan, 0.0).expand(x.shape)
+        for x in (out, lse)
+    ]
+    for gradient in torch.autograd.grad((out, lse), inputs, nothing):
+        assert not gradient.any()
+
+
+TABLE = ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="values are read on a CPU alone")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seqused_k": index(17, 2)}, r"seqused_k: got \[17, 2\], wanted 0 to the lengths \[16, 16\]"),
+        ({"seqused_k": index(-1, 2)}, r"seqused_k: got \[-1, 2\]"),
+        ({"seqused_k": index(1, 2, 3)}, "seqused_k: got 3 elements, wanted 2"),
+        ({"seqused_k": index(17, 2), "window_size": (None, -3)}, r"seqused_k: got \[17, 2\]"),
+        ({"seqused_k": index(-1, 2), "window_size": (None, -3)}, r"seqused_k: got \[-1, 2\]"),
+        ({"seqused_q": index(7, 2)}, r"seqused_q: got \[7, 2\], wanted 0 to the lengths \[6, 6\]"),
+        ({"seqused_q": index(-1, 2)}, r"seqused_q: got \[-1, 2\]"),
+        ({"seqused_q": index(-1, 2), "window_size": (-1, None)}, r"seqused_q: got \[-1, 2\]"),
+        ({"seqused_q": index(2)}, "seqused_q: got 1 elements, wanted 2"),
+        ({"page_table": index(0, 1, 2, 8).view(2, 2)}, r"page_table: got 8 at index \(1, 1\), wanted 0 to 7"),
+        (
+            {"page_table": index(0, 1, 8, 2).view(2, 2), "seqused_q": index(2, 3)},
+            r"page_table: got 8 at index \(1, 0\)",
+        ),
+        ({"page_table": index(0, 1)}, r"page_table: got shape \(2,\), wanted 2 dimensions"),
+        ({"page_table": index(0, 1).view(1, 2)}, "page_table: got 1 rows, wanted 2"),
+        ({"page_table": torch.zeros(2, 2)}, "page_table: got torch.float32, wanted int32"),
+        ({"learnable_sink": torch.zeros(3)}, r"learnable_sink: got shape \(3,\)"),
+    ],
+)
+def test_errors_over_pages_name_the_callers_arguments(wrong: dict[str, Any], message: str) -> None:
+    q, k, v, _ = (x.detach() for x in draw(6, 16))
+    pages = [x.reshape(8, 4, 2, 16) for x in (k, v)]
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        cute.flash_attn_varlen_func(q, *pages, **{"page_table": torch.tensor(TABLE, dtype=torch.int32), **wrong})
+
+
+@pytest.mark.parametrize("window", [(None, None), (6, -2), (-2, None), (None, -3), (3, 2)])
+def test_fake_tensors(window: tuple[int | None, int | None]) -> None:
+    with FakeTensorMode():
+        q, pages = torch.empty(2, 6, 2, 8), torch.empty(4, 16, 2, 8)
+        rows, table, used, ends = q.flatten(0, 1), *(torch.empty(shape, dtype=torch.int32) for shape in ((2, 2), 2, 3))
+        lengths = {"seqused_q": used, "seqused_k": used}
+        for x, keys, given in (
+            (q, q, {}),
+            (q, q, lengths),
+            (rows, rows, {"cu_seqlens_q": ends, "cu_seqlens_k": ends, **lengths}),
+            (q, pages, {"page_table": table, **lengths}),
+        ):
+            for qv in (None, x):
+                out, lse = cute.flash_attn_varlen_func(
+                    x, keys, keys, qv=qv, window_size=window, return_lse=True, learnable_sink=torch.empty(2), **given
+                )  # fmt: skip
+                assert lse is not None
+                assert out.shape == x.shape
+                assert sorted(lse.shape) == sorted(x.shape[:-1])
+
+
+def test_rows_that_do_not_count_over_pages() -> None:
+    q, k, v, sink = (x.detach() for x in draw(6, 16))
+    pages = [x.reshape(8, 4, 2, 16) for x in (k, v)]
+    given = {"page_table": index(*range(8)).view(2, 4), "learnable_sink": sink, "return_lse": True}
+    for more in ({}, {"qv": torch.randn_like(q)}):
+        out, lse = cute.flash_attn_varlen_func(q, *pages, seqused_q=index(2, 6), **given, **more)
+        assert lse is not None
+        assert not out[0, 2:].any()
+        lse = lse if more else lse.transpose(1, 2)
+        assert (lse[0, 2:] == -torch.inf).all()
+        assert lse[0, :2].isfinite().all()
+        assert lse[1].isfinite().all()
 
 
 def test_pages() -> None:
@@ -311,4 +419,8 @@ def test_wrong_arguments_are_told() -> None:
             cute.flash_attn_varlen_func(q, k, v, seqused_k=index(20, 1))
     with pytest.raises(TypeError, match="pack_gqa: got 'yes', wanted a bool"):
         cute.flash_attn_func(q, k, v, pack_gqa="yes")
+    with pytest.raises(ValueError, match=r"learnable_sink: got shape \(3,\)"):
+        cute.flash_attn_func(q, k, v, learnable_sink=torch.ones(3, device=DEVICE))
+    with pytest.raises(ValueError, match="k: got 3 sequences, wanted 2 as q has"):
+        cute.flash_attn_varlen_func(q, k[0], v[0], cu_seqlens_k=index(0, 1, 2, 3))
     assert flash_attn.__version__ == cute.__version__

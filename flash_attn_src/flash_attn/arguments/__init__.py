@@ -20,6 +20,7 @@ from flash_attn.arguments.diagnosis import (
 from flash_attn.arguments.gradients import check_gradients
 from flash_attn.arguments.kvcache import check_kvcache, check_places, check_tables
 from flash_attn.arguments.latent import check_second_query
+from flash_attn.arguments.names import renaming
 
 __all__ = [
     "as_int",
@@ -40,4 +41,5 @@ __all__ = [
     "check_window",
     "diagnose_switches",
     "is_number",
+    "renaming",
 ]

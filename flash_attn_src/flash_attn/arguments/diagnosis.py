@@ -228,11 +228,11 @@ def check_index(name: str, index: torch.Tensor, q: torch.Tensor, ndim: int) -> N
         raise ValueError(f"{name}: got stride {index.stride(-1)} in its last dimension, wanted 1")
 
 
-def check_block_table(block_table: torch.Tensor, q: torch.Tensor, batch: int, name: str = "block_table") -> None:
+def check_block_table(block_table: torch.Tensor, q: torch.Tensor, batch: int) -> None:
     """int32 (batch, pages), last dimension dense."""
-    check_index(name, block_table, q, 2)
+    check_index("block_table", block_table, q, 2)
     if block_table.shape[0] != batch:
-        raise ValueError(f"{name}: got {block_table.shape[0]} rows, wanted {batch}, one a sequence")
+        raise ValueError(f"block_table: got {block_table.shape[0]} rows, wanted {batch}, one a sequence")
 
 
 def check_per_sequence(q: torch.Tensor, count: int, **indexes: torch.Tensor | None) -> None:

@@ -31,11 +31,10 @@ def check_kvcache(
     call: CacheCall,
     return_softmax_lse: bool,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
-    table: str = "block_table",
 ) -> None:
     """Checks a call over a cache whose cache_seqlens is an int, a tensor or None, and completes it.
 
-    dtypes, table: the types that the interface takes, and its name of block_table.
+    dtypes: the types that the interface takes.
     """
     split_absorbed(call)
     q, k_cache, v_cache, k, v = call.q, call.k_cache, call.v_cache, call.k, call.v
@@ -105,7 +104,7 @@ def check_kvcache(
         left = left if 0 <= left < OPEN_WINDOW else -1
         right = right if 0 <= right < OPEN_WINDOW else -1
     else:
-        left, right = _diagnose(call, dtypes, table)
+        left, right = _diagnose(call, dtypes)
         diagnose_sinks(call.s_aux, q)
         diagnose_switches(
             softmax_scale, causal=call.causal, rotary_interleaved=call.rotary_interleaved,
@@ -118,7 +117,7 @@ def check_kvcache(
         call.softmax_scale = (q.shape[-1] + (0 if call.qv is None else call.qv.shape[-1])) ** -0.5
 
 
-def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], table: str) -> tuple[int, int]:
+def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...]) -> tuple[int, int]:
     """The window; raises where a tensor or an option is wrong."""
     q, k_cache, block_table, cu_seqlens_q = call.q, call.k_cache, call.block_table, call.cu_seqlens_q
     axes_q = _AXES if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
@@ -134,8 +133,8 @@ def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...], table: str) -> t
                              "written in place")  # fmt: skip
     if block_table is not None:
         if call.cache_batch_idx is not None:
-            raise ValueError(f"cache_batch_idx: got a tensor, wanted None with {table}")
-        check_block_table(block_table, q, batch, table)
+            raise ValueError("cache_batch_idx: got a tensor, wanted None with block_table")
+        check_block_table(block_table, q, batch)
     elif call.cache_batch_idx is None and k_cache.shape[0] != batch:
         raise ValueError(f"k_cache: got batch {k_cache.shape[0]}, wanted {batch} as q has, or cache_batch_idx")
     cache_seqlens = None if isinstance(call.cache_seqlens, (int, torch.SymInt)) else call.cache_seqlens

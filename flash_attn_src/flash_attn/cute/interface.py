@@ -19,8 +19,8 @@ pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split, disable_schedule
                      change no result: there is no plan to make ahead
 
 score_mod, mask_mod, block_sparse_tensors, their backwards and tensors, and gather_kv_indices raise NotImplementedError,
-which says what to use instead. softmax_lse is -inf in rows that see no key and no sink. FP8 tensors (flash_attn_func
-alone) give bf16 and have no gradient. Other errors: flash_attn.flash_attn_interface.
+which says what to use instead. softmax_lse is -inf in rows that see no key and no sink, and in rows from seqused_q on.
+FP8 tensors (flash_attn_func alone) give bf16 and have no gradient. Other errors: flash_attn.flash_attn_interface.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ from typing import Any
 
 import torch
 
+from flash_attn.arguments import renaming
 from flash_attn.fa4.arguments import OpenWindow, check_speed, mask_of, refuse
 from flash_attn.fa4.attention import Lengths, Options, Result, attend
 from flash_attn.fa4.combine import flash_attn_combine
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
 
+# The functions behind these have FlashAttention-2's names.
+_own_names = renaming(
+    block_table="page_table", cache_seqlens="seqused_k", k_cache="k", v_cache="v", s_aux="learnable_sink"
+)
 
+
+@_own_names
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -78,6 +85,7 @@ def flash_attn_func(
     return attend(q, k, v, Lengths(), options)
 
 
+@_own_names
 def flash_attn_varlen_func(
     q: torch.Tensor | None,
     k: torch.Tensor | None,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.arguments import as_int, check_whole
+from flash_attn.arguments import as_int, check_whole, renaming
 from flash_attn.calls import Window
 from flash_attn.custom_ops import _flash_attn_backward as _dense
 from flash_attn.custom_ops import _flash_attn_varlen_backward as _varlen
 from flash_attn.fa3.inputs import one_window, used_rows
 
 
+@renaming(seqused_q="sequed_q", seqused_k="sequed_k")
 def _flash_attn_backward(
     dout: torch.Tensor,
     q: torch.Tensor,

@@ -57,6 +57,15 @@ def factors(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> De
     return found[0].repeat_interleave(q.shape[-2] // k.shape[-2], 1), found[1], found[2]
 
 
+def check_used(name: str, used: torch.Tensor, lengths: torch.Tensor) -> None:
+    """used: int32 (batch,), how many of each sequence's rows count. Its values are checked on a CPU."""
+    check_index(name, used, lengths, 1)
+    if used.shape != lengths.shape:
+        raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {lengths.shape[0]}, one a sequence")
+    if used.is_cpu and not is_traced(used, lengths) and not bool(((used >= 0) & (used <= lengths)).all()):
+        raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {lengths.tolist()}")
+
+
 def used_rows(
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
@@ -69,11 +78,8 @@ def used_rows(
         starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
         if used is None:
             used = ends - starts
-        check_index(name, used, cu_seqlens, 1)
-        if used.shape != starts.shape:
-            raise ValueError(f"{name}: got {used.shape[0]} elements, wanted {starts.shape[0]}, one a sequence")
-        if used.is_cpu and not is_traced(used) and not bool(((used >= 0) & (used <= ends - starts)).all()):
-            raise ValueError(f"{name}: got {used.tolist()}, wanted 0 to the lengths {(ends - starts).tolist()}")
+        else:
+            check_used(name, used, ends - starts)
         stops = torch.minimum(starts + used, ends)
         offsets.append((starts, stops, ends))
     (q_starts, q_stops, q_ends), (k_starts, k_stops, _) = offsets

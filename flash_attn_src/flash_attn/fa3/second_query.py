@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch.compiler import is_compiling
 
 from flash_attn.arguments import check_second_query
 from flash_attn.backends.torch.sequences import bounds
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
+from flash_attn.tracing import is_traced
 
 
 class _WithoutBackward(torch.autograd.Function):
@@ -41,7 +41,7 @@ def attend(
     inputs = (q, k, v, qv)
     table = lengths = None
     if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
-        if k.device.type == "cpu" and not is_compiling():  # where lengths are known
+        if k.is_cpu and not is_traced(k, call.cu_seqlens_k):  # where lengths are known
             bounds("cu_seqlens_k", call.cu_seqlens_k, k.shape[0], call.max_seqlen_k)
         places = torch.arange(call.max_seqlen_k, dtype=torch.int32, device=k.device)
         table = (call.cu_seqlens_k[:-1, None] + places).clamp(max=max(k.shape[0] - 1, 0))

@@ -9,17 +9,19 @@ from torch.compiler import is_compiling
 
 import flash_attn
 from flash_attn import fp8
-from flash_attn.arguments import check_dense, check_kvcache, check_per_sequence, check_varlen
+from flash_attn.arguments import check_dense, check_kvcache, check_strided, check_varlen
 from flash_attn.arguments.diagnosis import check_block_table
 from flash_attn.autocast import cast
+from flash_attn.backends.torch import sequences
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.fa3 import second_query
-from flash_attn.fa3.inputs import factors, used_rows
+from flash_attn.fa3.inputs import check_used, factors, used_rows
 from flash_attn.fa4 import lse
 from flash_attn.fa4.arguments import Mask, keeps_gradients
-from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, unpacked
+from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, rows_that_do_not_count, unpacked
+from flash_attn.tracing import is_traced
 
 # The head dim of values that upstream takes for keys, too.
 _LATENT = 512
@@ -104,6 +106,9 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
     if is_fp8(q):
         raise NotImplementedError("q: packed sequences in FP8 are served by flash_attn.flash_attn_varlen_fp8_func")
     starts_q, starts_k = queries.cu_seqlens, k.cu_seqlens
+    for name, used, starts in (("q", lengths.seqused_q, starts_q), ("k", lengths.seqused_k, starts_k)):
+        if used is not None:
+            check_used(f"seqused_{name}", used, starts.diff())
     seqused_q = fewer(lengths.seqused_q, starts_q, options.mask.fewer_queries)
     seqused_k = fewer(lengths.seqused_k, starts_k, options.mask.fewer_keys)
     if seqused_q is not None or seqused_k is not None:
@@ -113,16 +118,29 @@ def _varlen(queries: Rows, k: Rows, v: torch.Tensor, lengths: Lengths, options: 
     call.max_seqlen_q, call.max_seqlen_k = queries.longest, k.longest
     if options.qv is not None:
         check_varlen(call)
-        return unpacked(queries, *_with_second_query(call, rows_of(options.qv, queries), options))
+        result = _with_second_query(call, rows_of(options.qv, queries), options)
+        return unpacked(queries, *_without_padding(queries, lengths, options, *result))
     if _is_one_op(call, options):
         check_varlen(call)
         out, softmax_lse = lse.by_op(call)
-        return unpacked(queries, out, _told(softmax_lse))
+        return unpacked(queries, *_without_padding(queries, lengths, options, out, _told(softmax_lse)))
     out, softmax_lse, _ = flash_attn.flash_attn_varlen_func(
         q, keys, values, starts_q, starts_k, queries.longest, k.longest, 0.0, options.softmax_scale, False,
         options.mask.window, options.softcap, None, options.deterministic, True, s_aux=options.learnable_sink,
     )  # fmt: skip
-    return unpacked(queries, *_result(call, options, out, softmax_lse))
+    result = _result(call, options, out, softmax_lse)
+    return unpacked(queries, *_without_padding(queries, lengths, options, *result))
+
+
+def _without_padding(
+    queries: Rows, lengths: Lengths, options: Options, out: torch.Tensor, softmax_lse: torch.Tensor | None
+) -> Result:
+    """The results with 0 and -inf in rows from seqused_q on, from which no gradient reaches a sink."""
+    if lengths.seqused_q is None or options.learnable_sink is None:  # Without a sink these rows are so already.
+        return out, softmax_lse
+    padding = rows_that_do_not_count(queries, lengths.seqused_q)
+    out = out.masked_fill(padding[:, None, None], 0.0)
+    return out, None if softmax_lse is None else softmax_lse.masked_fill(padding, -torch.inf)
 
 
 def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, options: Options) -> Result:
@@ -131,11 +149,21 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     assert table is not None
     if keeps_gradients(queries.x, k, v, options.qv, options.learnable_sink):
         raise RuntimeError("page_table: attention over pages has no backward, call it under torch.no_grad()")
-    check_block_table(table, queries.x, queries.batch, "page_table")
-    check_per_sequence(queries.x, queries.batch, seqused_q=seqused_q, seqused_k=seqused_k)
+    check_block_table(table, queries.x, queries.batch)
+    check_strided("k", k)
+    if k.dim() != 4:
+        raise ValueError(f"k: got shape {tuple(k.shape)}, wanted (pages, page_size, heads, head_dim)")
     starts = queries.cu_seqlens
+    capacity = torch.full_like(starts[1:], table.shape[1] * k.shape[1])
     if seqused_k is None:
-        seqused_k = torch.full_like(starts[1:], table.shape[1] * k.shape[1])
+        seqused_k = capacity
+    check_used("seqused_k", seqused_k, capacity)
+    if seqused_q is not None:
+        check_used("seqused_q", seqused_q, starts.diff())
+    if k.is_cpu and not is_traced(k, table, starts, seqused_k):  # where their values can be read
+        sequences.bounds("cu_seqlens_q", starts, queries.x.shape[0], queries.longest)
+        for index, used in enumerate(seqused_k.tolist()):
+            sequences.pages_of(k, table, index, used)
     seqused_k = (seqused_k - options.mask.fewer_keys).clamp_min(0)
     seqused_q = fewer(seqused_q, starts, options.mask.fewer_queries)
     if seqused_q is not None:  # The rows that do not count are sequences of their own, without keys.
@@ -149,9 +177,10 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
         num_splits=options.num_splits, cu_seqlens_q=starts, max_seqlen_q=queries.longest,
         s_aux=options.learnable_sink, qv=None if options.qv is None else rows_of(options.qv, queries),
     )  # fmt: skip
-    check_kvcache(call, True, table="page_table")
+    check_kvcache(call, True)
     out, softmax_lse = attend_to_cache(call)
-    return unpacked(queries, out, _told(softmax_lse) if options.return_lse else None)
+    told = _told(softmax_lse) if options.return_lse else None
+    return unpacked(queries, *_without_padding(queries, lengths, options, out, told))
 
 
 def attend(
@@ -185,4 +214,6 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths,
             raise ValueError("cu_seqlens_k: got a tensor, wanted None with page_table, which takes seqused_k")
         return _paged(queries, k, v, lengths, options)
     keys, values = (packed(name, x, lengths.cu_seqlens_k, lengths.max_seqlen_k) for name, x in (("k", k), ("v", v)))
+    if queries.batch != keys.batch:
+        raise ValueError(f"k: got {keys.batch} sequences, wanted {queries.batch} as q has")
     return _varlen(queries, keys, values.x, lengths, options)

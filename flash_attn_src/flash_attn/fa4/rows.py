@@ -83,3 +83,12 @@ def fewer(used: torch.Tensor | None, starts: torch.Tensor, fewer: int) -> torch.
     if fewer == 0:
         return used
     return ((starts.diff() if used is None else used) - fewer).clamp_min(0)
+
+
+def rows_that_do_not_count(rows: Rows, used: torch.Tensor) -> torch.Tensor:
+    """bool (total,): True in the rows of every sequence from its `used` on, and in rows of no sequence."""
+    starts, ends = rows.cu_seqlens[:-1], rows.cu_seqlens[1:]
+    stops = torch.minimum(starts + used, ends)
+    places = torch.arange(rows.x.shape[0], dtype=starts.dtype, device=starts.device)
+    begun, ended = (torch.searchsorted(edges, places, right=True) for edges in (starts, stops))
+    return begun == ended
