@@ -100,7 +100,9 @@ def _attend(
         k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     rows = max(1, _BLOCK_SCORES // max(1, batch * heads * seqlen_k))
-    trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    # torch.func.grad differentiates no checkpoint: there all the scores are kept.
+    recomputes = not torch._C._are_functorch_transforms_active()
+    trained = recomputes and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outs, probabilities = [], []
     for start in range(0, max(seqlen_q, 1), rows):  # without queries, too: the result has a history
         part = None if mask is None else mask[:, :, start : start + rows]

@@ -8,6 +8,11 @@ from instead of torch's own; from 2.8.4 on it has to be None, as upstream.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from flash_attn import backends
 from flash_attn.api import BEFORE_2_7, SINCE_2_8_4, parameters
@@ -27,12 +32,36 @@ from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous, overlap
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.custom_ops.results import complete
+from flash_attn.tracing import is_plain, refuse_transforms
+from torch.compiler import is_compiling
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Before 2.7 a forward also returned q, k, v and out as padded.
 _RETURNS_INPUTS = BEFORE_2_7
 _TAKES_GENERATOR = not SINCE_2_8_4
+
+
+def _plain(function: Function) -> Function:
+    """A function whose tensors' memory is read as it is: it refuses tensor subclasses and transforms of torch.func."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            refuse_transforms(f"flash_attn_2_cuda.{function.__name__}")
+        if not is_compiling():
+            for name, x in (*zip(names, args, strict=False), *kwargs.items()):
+                if not is_plain(x):
+                    raise TypeError(
+                        f"{name}: got {type(x).__name__}, wanted a torch.Tensor: tensor subclasses go to the functions "
+                        "of flash_attn"
+                    )
+        return function(*args, **kwargs)
+
+    return plain  # type: ignore[return-value]
 
 
 def _check(
@@ -69,6 +98,7 @@ def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[tor
     return [out, softmax_lse, dmask, rng_state]
 
 
+@_plain
 def fwd(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -94,6 +124,7 @@ def fwd(
     return _forward(call, gen_)
 
 
+@_plain
 @parameters(since={"num_splits": "2.8.4"})
 def varlen_fwd(
     q: torch.Tensor,
@@ -135,6 +166,7 @@ def varlen_fwd(
     return _forward(call, gen_)
 
 
+@_plain
 def bwd(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -169,6 +201,7 @@ def bwd(
     return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
 
 
+@_plain
 def varlen_bwd(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -211,6 +244,7 @@ def varlen_bwd(
     return [gradients.dq, gradients.dk, gradients.dv, softmax_d]
 
 
+@_plain
 def fwd_kvcache(
     q: torch.Tensor,
     kcache: torch.Tensor,

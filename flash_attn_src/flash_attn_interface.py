@@ -35,6 +35,7 @@ from flash_attn.fa3 import chunks, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
 from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
+from flash_attn.tracing import refuse_transforms
 
 __all__ = [
     "_flash_attn_backward",
@@ -418,6 +419,7 @@ def _flash_attn_forward(
         )  # fmt: skip
     found, softmax_lse = result[0], result[1]
     if (given := out_ if out is None else out) is not None:
+        refuse_transforms("out_, which has no gradient")
         check_alike("out_", given, found, "the result")
         with torch.no_grad():  # or the buffer would keep every call's history
             found = given.copy_(found)

@@ -15,8 +15,11 @@ from flash_attn import second_derivative
 from flash_attn.calls import AttentionCall, GradientCall, Window, maybe_contiguous, restore
 from flash_attn.custom_ops import dispatch, sinks
 from flash_attn.first_derivative import Gradients, first_only
+from flash_attn.tracing import is_transformed
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+_transforms_active = torch._C._are_functorch_transforms_active
 
 # The head dimension that backends get is a multiple of this.
 _HEAD_DIM_STEP = 8
@@ -37,6 +40,9 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     given = packed or (q, k, v)
     wanted = call.return_softmax
+    if is_transformed():
+        out, softmax_lse = second_derivative.transformed(call)
+        return (out, softmax_lse.detach(), q.new_empty((0,))) if wanted else out
     is_padded = bool(head_dim % _HEAD_DIM_STEP or head_dim_v % _HEAD_DIM_STEP)
     if is_padded or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         call.q, call.k, call.v = _served(q), _served(k), _served(v)
@@ -127,7 +133,6 @@ class _Attention(torch.autograd.Function):
 
 # `torch.autograd.Function.apply` calls this after two questions of transforms, which take a tenth of a call's time.
 _apply = super(torch.autograd.Function, _Attention).apply
-_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
@@ -136,8 +141,9 @@ def differentiable(call: AttentionCall, *given: torch.Tensor) -> Result:
     For eager mode. Dynamo cannot trace a call that is made outside of an autograd function: it takes the classes below,
     which make the call within. To make it twice takes 2 us more.
     """
-    apply = _Attention.apply if _transforms_active() else _apply
-    result: Result = apply(call, *given, call.s_aux, call.attn_bias)
+    if _transforms_active():
+        return attend(None, call)
+    result: Result = _apply(call, *given, call.s_aux, call.attn_bias)
     return result
 
 

@@ -34,6 +34,7 @@ from flash_attn.calls import (
 from flash_attn.custom_ops import dispatch
 from flash_attn.custom_ops import fp8 as fp8_op
 from flash_attn.first_derivative import Gradients, first_only
+from flash_attn.tracing import refuse_transforms
 
 # The matrix units' rows: 16 bytes.
 _HEAD_DIM_STEP = 16
@@ -116,6 +117,7 @@ def _check_packed(qkv: torch.Tensor, ndim: int) -> None:
 
 def _attend(call: AttentionCall, descales: Descales) -> Result:
     """What every function here calls. The call is checked and has the tensors given, not their stand-ins."""
+    refuse_transforms("attention in FP8")
     q, k, v = call.q, call.k, call.v
     _check_fp8((q, k, v), descales, call.batch)
     if call.return_softmax and call.dropout_p > 0.0:

@@ -1,8 +1,8 @@
-"""Gradients of attention that can be differentiated again: of dense calls up to a size, by PyTorch's own operations.
+"""Attention of dense calls up to a size by PyTorch's own operations, which can be differentiated again and again.
 
-No kernel has a formula for a second derivative. A backward that may be differentiated, under `create_graph=True`,
-computes the attention once more with all its scores in memory, and autograd does the rest. The values of the gradients
-are the kernels', with and without `create_graph`.
+No kernel has a formula for a second derivative, and torch.func transforms no kernel. A backward that may be
+differentiated, under `create_graph=True`, computes the attention once more with all its scores in memory, and autograd
+does the rest. The values of the gradients are the kernels', with and without `create_graph`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from flash_attn.backends.torch.attention import in_own_types, slopes_of
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import AttentionCall, replace
+from flash_attn.tracing import refuse_transforms
 
 # Scores (batch * heads * seqlen_q * seqlen_k) up to which a second derivative is served. So many take 128 MiB in fp32.
 # The backward and its derivative hold about ten tensors of that size.
@@ -30,6 +31,17 @@ def refused(call: AttentionCall) -> str | None:
     if scores > MAX_SCORES:
         return f"attention of {scores} scores, more than {MAX_SCORES},"
     return None
+
+
+def transformed(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, softmax_lse) of a checked call under torch.func or torch.vmap. Raises NotImplementedError for a call that
+    `refused` names."""
+    what = refused(call)
+    if what is not None:
+        refuse_transforms(what)
+    with in_own_types(call.q.device.type):
+        out, softmax_lse = _attention(call)
+    return out.to(call.q.dtype), softmax_lse
 
 
 class _WithHistory(torch.autograd.Function):

@@ -1,4 +1,5 @@
-"""Whether a call is traced: under torch.compile, torch.export, a dispatch mode, or with a tensor subclass."""
+"""Whether a call is traced: under torch.compile, torch.export, a dispatch mode, or with a tensor subclass. And whether
+torch.func transforms it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,27 @@ from torch.compiler import is_compiling
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state  # of torch.jit.trace
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def is_transformed() -> bool:
+    """Whether torch.vmap, torch.func.grad, jvp, jacrev or the like is at work. torch.compile takes the custom ops then,
+    which raise."""
+    return not is_compiling() and _transforms_active()
+
+
+def refuse_transforms(what: str) -> None:
+    """Raises NotImplementedError where torch.func transforms a call that it would not differentiate, or get wrong."""
+    if is_transformed():
+        raise NotImplementedError(
+            f"{what}: torch.func and torch.vmap do not transform it, wanted torch.autograd.grad, or a loop over vmap's "
+            "entries"
+        )
+
+
+def is_plain(x: object) -> bool:
+    """Whether x is no tensor of a subclass, whose memory a kernel may not find."""
+    return type(x) in _PLAIN or not isinstance(x, torch.Tensor)
 
 
 def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
@@ -17,7 +39,7 @@ def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
     The tensors are on one device. Raises NotImplementedError for a tangent of forward-mode differentiation on a GPU,
     because the kernels have no forward-mode derivative.
     """
-    if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None:
+    if is_compiling() or _dispatch_modes() > 0 or _tracing() is not None or is_transformed():
         return True
     if forward_ad._current_level >= 0:
         _refuse_tangents((x, *more))
@@ -28,6 +50,14 @@ def arrived(x: torch.Tensor) -> torch.Tensor:
     """x, whose address a kernel may read: a copy where it is of a subclass, such as a value that is still on its way
     from another rank. For gradients, which come as they are."""
     return x if type(x) in _PLAIN else torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def refuse_tangents_of_an_op(*tensors: torch.Tensor | None) -> None:
+    """Raises NotImplementedError for a tangent of forward-mode differentiation, which a custom op would drop."""
+    if forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    ):
+        raise NotImplementedError("flash_attn's custom ops have no forward-mode derivative; take reverse mode")
 
 
 def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:

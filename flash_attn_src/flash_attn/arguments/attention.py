@@ -25,6 +25,7 @@ from flash_attn.arguments.diagnosis import (
     diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
+    refuse_gradients,
 )
 from flash_attn.calls import AttentionCall
 
@@ -173,12 +174,7 @@ def check_varlen(call: AttentionCall) -> None:
 
 
 def _diagnose_switches(call: AttentionCall) -> None:
-    scale: Any = call.softmax_scale
-    if isinstance(scale, torch.Tensor) and scale.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            "softmax_scale: got a tensor that requires a gradient, wanted a number, which gets none: multiply q by the "
-            "tensor and pass softmax_scale=1.0"
-        )
+    refuse_gradients(softmax_scale=call.softmax_scale)
     diagnose_switches(
         call.softmax_scale, causal=call.causal, deterministic=call.deterministic, return_attn_probs=call.return_softmax
     )

@@ -122,9 +122,23 @@ def diagnose_options(
             )
         if alibi_slopes.device != q.device:
             raise ValueError(f"alibi_slopes: got a tensor on {alibi_slopes.device}, wanted {q.device} where q is")
+        refuse_gradients(alibi_slopes=alibi_slopes)
         if alibi_slopes.stride(-1) != 1 and heads > 1:
             raise ValueError(f"alibi_slopes: got stride {alibi_slopes.stride(-1)} in its last dimension, wanted 1")
     return window
+
+
+def refuse_gradients(**constants: object) -> None:
+    """Raises ValueError for a tensor that requires a gradient, which this call would not compute."""
+    for name, x in constants.items():
+        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+            remedy = (
+                "multiply q by the tensor and pass softmax_scale=1.0, or detach it" if "scale" in name else "detach it"
+            )
+            raise ValueError(
+                f"{name}: got a tensor that requires a gradient, wanted one that does not, because it gets none here: "
+                f"{remedy}, or call under torch.no_grad()"
+            )
 
 
 def diagnose_sinks(s_aux: torch.Tensor | None, q: torch.Tensor) -> None:

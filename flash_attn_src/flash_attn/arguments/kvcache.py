@@ -19,6 +19,7 @@ from flash_attn.arguments.diagnosis import (
     diagnose_sinks,
     diagnose_switches,
     diagnose_tensors,
+    refuse_gradients,
 )
 from flash_attn.arguments.latent import check_second_query, split_absorbed
 from flash_attn.calls import CacheCall
@@ -106,6 +107,9 @@ def check_kvcache(
     else:
         left, right = _diagnose(call, dtypes)
         diagnose_sinks(call.s_aux, q)
+        refuse_gradients(
+            s_aux=call.s_aux, softmax_scale=softmax_scale, rotary_cos=call.rotary_cos, rotary_sin=call.rotary_sin
+        )
         diagnose_switches(
             softmax_scale, causal=call.causal, rotary_interleaved=call.rotary_interleaved,
             return_softmax_lse=return_softmax_lse,

@@ -25,6 +25,7 @@ from flash_attn.backends.triton import autotune
 from flash_attn.kernels.providers import CK, SOURCES, TRITON
 from flash_attn.runtime import build_info, ck_planner
 from flash_attn.runtime.environment import TRITON_ENABLE, switch
+from flash_attn.tracing import refuse_transforms
 
 __all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]
 
@@ -94,8 +95,10 @@ def select(tensor: _torch.Tensor) -> Backend:
 
     Triton's kernels alone serve a GPU for which a wheel of all GPUs has no other ones, such as a Radeon.
 
-    Raises RuntimeError where the environment, when flash_attn was imported, asked for one that is not there.
+    Raises RuntimeError where the environment, when flash_attn was imported, asked for one that is not there, and
+    NotImplementedError where torch.func transforms the call.
     """
+    refuse_transforms("this call of attention")
     if _forced is not None:
         return _forced
     if not tensor.is_cuda:

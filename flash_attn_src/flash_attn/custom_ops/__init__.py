@@ -12,6 +12,12 @@ from flash_attn.custom_ops.backward import (
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_varlen_backward,
 )
+from flash_attn.custom_ops.transforms import refuse_to_be_transformed
+
+refuse_to_be_transformed(
+    "_flash_attn_forward", "_flash_attn_varlen_forward", "_flash_attn_backward", "_flash_attn_varlen_backward",
+    "_extended_forward", "_flash_attn_with_kvcache", "_bias_backward",
+)  # fmt: skip
 
 __all__ = [
     "_flash_attn_backward",

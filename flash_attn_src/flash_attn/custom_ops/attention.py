@@ -10,6 +10,7 @@ from flash_attn.arguments import check_dense, check_num_splits, check_per_sequen
 from flash_attn.calls import AttentionCall, maybe_contiguous, new_out
 from flash_attn.custom_ops import autograd
 from flash_attn.custom_ops.results import complete, fake_results, register_fake
+from flash_attn.tracing import refuse_tangents_of_an_op
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal"
 _DENSE_SCHEMA = (
@@ -139,6 +140,7 @@ def _flash_attn_varlen_forward_fake(
 
 
 def _run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    refuse_tangents_of_an_op(call.q, call.k, call.v, call.alibi_slopes)
     call.q, call.k, call.v = maybe_contiguous(call.q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     call.out = new_out(call.q, call.v)  # of the fake's strides
     return complete(call.q, backends.select(call.q).forward(call))

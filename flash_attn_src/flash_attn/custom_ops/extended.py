@@ -15,6 +15,7 @@ from flash_attn import backends
 from flash_attn.calls import AttentionCall, new_out
 from flash_attn.custom_ops.autograd import keep, kept_gradients
 from flash_attn.custom_ops.results import complete, fake_results
+from flash_attn.tracing import refuse_tangents_of_an_op
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, SymInt window_size_left, "
@@ -54,6 +55,7 @@ def _extended_forward(
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table, s_aux=s_aux,
         attn_bias=attn_bias,
     )  # fmt: skip
+    refuse_tangents_of_an_op(q, k, v, alibi_slopes, s_aux, attn_bias)
     call.out = new_out(q, v)  # of the fake's strides
     return complete(q, backends.select(q).forward(call))[:3]
 

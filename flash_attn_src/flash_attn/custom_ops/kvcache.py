@@ -12,7 +12,7 @@ from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
 from flash_attn.calls import CacheCall, new_out, overlaps, replace
-from flash_attn.tracing import is_traced
+from flash_attn.tracing import is_traced, refuse_tangents_of_an_op
 
 _SCHEMA = (
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "
@@ -61,6 +61,7 @@ def _flash_attn_with_kvcache(
     qv: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, softmax_lse); writes k, v into the caches. cache_length is cache_seqlens as an int."""
+    refuse_tangents_of_an_op(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, s_aux, qv)
     out = new_out(q, v_cache)  # of the fake's strides
     descales = None
     if q_descale is not None and k_descale is not None and v_descale is not None:

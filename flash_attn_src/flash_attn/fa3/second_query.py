@@ -38,7 +38,7 @@ def attend(
     As upstream, it takes tensors that require gradients. Their backward raises NotImplementedError.
     """
     q, k, v = call.q, call.k, call.v
-    inputs = (q, k, v, qv)
+    inputs = tuple(x for x in (q, k, v, qv, call.s_aux) if x is not None)
     table = lengths = None
     if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
         if k.is_cpu and not is_traced(k, call.cu_seqlens_k):  # where lengths are known

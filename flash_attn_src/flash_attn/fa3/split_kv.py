@@ -10,7 +10,7 @@ from flash_attn.backends import torch as torch_backend
 from flash_attn.calls import Window, maybe_contiguous
 from flash_attn.kernels.splits import profitable_splits
 from flash_attn.runtime import device
-from flash_attn.tracing import is_traced
+from flash_attn.tracing import is_traced, refuse_transforms
 
 # What get_scheduler_metadata counts with on a CPU, where the keys are not split.
 _CPU_UNITS = 4
@@ -30,6 +30,7 @@ def flash_attn_combine(
     out           written where given; else new, of out_dtype (fp32, fp16 or bf16; default fp32)
     softmax_lse   fp32 (batch, seqlen, heads) or (total, heads)
     """
+    refuse_transforms("flash_attn_combine")
     for name, x, ranks in (("out_partial", out_partial, (4, 5)), ("lse_partial", lse_partial, (3, 4))):
         if not isinstance(x, torch.Tensor) or x.dtype is not torch.float32 or x.layout is not torch.strided:
             raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, wanted a dense float32 tensor")

@@ -21,7 +21,8 @@ from flash_attn.fa3.inputs import check_used, factors, used_rows
 from flash_attn.fa4 import lse
 from flash_attn.fa4.arguments import Mask, keeps_gradients
 from flash_attn.fa4.rows import Lengths, Rows, fewer, packed, rows_of, rows_that_do_not_count, unpacked
-from flash_attn.tracing import is_traced
+from flash_attn.second_derivative import transformed
+from flash_attn.tracing import is_traced, is_transformed, refuse_transforms
 
 # The head dim of values that upstream takes for keys, too.
 _LATENT = 512
@@ -64,6 +65,10 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     if options.qv is not None:
         check_dense(call)
         return _with_second_query(call, options.qv, options)
+    if is_transformed():
+        check_dense(call)
+        out, softmax_lse = transformed(call)
+        return out, _told(softmax_lse) if options.return_lse else None
     if _is_one_op(call, options):
         check_dense(call)
         out, softmax_lse = lse.by_op(call)
@@ -147,7 +152,8 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     """Over pages (pages, page_size, heads_k, ...), which have no backward."""
     table, seqused_q, seqused_k = lengths.page_table, lengths.seqused_q, lengths.seqused_k
     assert table is not None
-    if keeps_gradients(queries.x, k, v, options.qv, options.learnable_sink):
+    refuse_transforms("attention over pages")
+    if keeps_gradients(queries.x, k, v, options.qv):
         raise RuntimeError("page_table: attention over pages has no backward, call it under torch.no_grad()")
     check_block_table(table, queries.x, queries.batch)
     check_strided("k", k)

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from flash_attn.api import parameters
 from flash_attn.ops.checks import check_int, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
+from flash_attn.tracing import refuse_transforms
 
 Offsets = int | torch.Tensor
 # There from torch 2.7 on, but in 2.11 torch.compile says so of itself too.
@@ -122,6 +123,7 @@ def apply_rotary_emb(
         check_switches(inplace=inplace)
         out = apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)
         return _written(x, out) if inplace else out
+    refuse_transforms("rotary embedding")
     return ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
 
 
@@ -216,6 +218,7 @@ def apply_rotary_emb_qkv_(
         out = qkv.clone()
         _turn_qkv(out, (cos, sin, cos_k, sin_k), interleaved, seqlen_offsets, num_heads_q)
         return _written(qkv, out)
+    refuse_transforms("rotary embedding")
     if num_heads_q is None:
         return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets)
     return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
@@ -267,4 +270,5 @@ def apply_rotary_emb_kv_(
         _check_kv(kv)
         keys = apply_rotary(kv[:, :, 0], cos, sin, seqlen_offsets, interleaved=interleaved)
         return _written(kv, torch.stack((keys, kv[:, :, 1]), 2))
+    refuse_transforms("rotary embedding")
     return ApplyRotaryEmbKV_.apply(kv, cos, sin, interleaved, seqlen_offsets)

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from flash_attn.ops.checks import check_tensor
+from flash_attn.tracing import is_transformed
 
 
 def _exact(x: torch.Tensor) -> torch.Tensor:
@@ -85,4 +86,4 @@ def swiglu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """silu(x) * y, of one shape, dtype and device."""
     check_tensor("x", x)
     check_tensor("y", y, like=x, shape=tuple(x.shape), dtypes=(x.dtype,))
-    return SwiGLUFunction.apply(x, y)
+    return swiglu_fwd(x, y) if is_transformed() else SwiGLUFunction.apply(x, y)

@@ -12,7 +12,7 @@ from flash_attn.arguments import as_int
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
 from flash_attn.runtime import layer
-from flash_attn.tracing import is_traced
+from flash_attn.tracing import is_traced, refuse_transforms
 
 MAX_HEAD_DIM = 256
 _INTS = (torch.int32, torch.int64)
@@ -63,10 +63,11 @@ def turn(
     tracked: bool = False,
 ) -> torch.Tensor:
     """apply_rotary into y, which may be x; None makes a new tensor. tracked: autograd is told."""
+    refuse_transforms("rotary embedding")
     check_switches(interleaved=interleaved, conjugate=conjugate)
     longest = _check(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen)
     offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, torch.Tensor) else (seqlen_offsets, None)
-    if tracked or is_traced(x, cos, sin):
+    if tracked or is_traced(x, cos, sin, offsets, cu_seqlens):
         turned = torch.ops.flash_attn._apply_rotary(
             x, cos, sin, offset, offsets, cu_seqlens, longest, interleaved, conjugate
         )
