@@ -280,7 +280,7 @@ def test_the_matrix_of_second_derivatives(packed: int, dim: int) -> None:
 
 
 def test_transforms_of_torch_func() -> None:
-    """torch says what is missing within one. A tensor that one has left behind has a gradient like any other."""
+    """A tensor that one has left behind has a gradient like any other."""
     q, k, v = qkv()
     left: list[torch.Tensor] = []
 
@@ -288,8 +288,7 @@ def test_transforms_of_torch_func() -> None:
         left.append(x)
         return flash_attn.flash_attn_func(x, k, v).sum()
 
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.grad(total)(q)
+    torch.func.grad(total)(q)
     k.requires_grad_()
     wanted, found = (torch.autograd.grad(flash_attn.flash_attn_func(x, k, v).sum(), k) for x in (q, left[0]))
     assert torch.equal(found[0], wanted[0])
