@@ -61,7 +61,9 @@ def merge(sources: Sequence[Path], target: Path) -> int:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """The files below a directory, sorted. Raises DataError for a link and for what is neither file nor directory."""
+    """The files below a directory, sorted. Raises DataError for a link and for anything that is neither a file nor a
+    directory.
+    """
     for path in sorted(source.iterdir()):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise DataError(f"{path} is no regular file", remedy="Leave it out of the artifact.")
@@ -72,7 +74,9 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _check_place(target: Path, name: Path) -> None:
-    """Raises DataError if the path of a file below `target` leads through a link or a file, or is taken by no file."""
+    """Raises DataError if the path of a file below `target` leads through a link or a file, or if a directory has that
+    path.
+    """
     for place in (*reversed([target / parent for parent in name.parents]), target / name):
         last = place == target / name
         if place.is_symlink() or (place.exists() and not (place.is_file() if last else place.is_dir())):

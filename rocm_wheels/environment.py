@@ -1,4 +1,4 @@
-"""The environment variables that a build reads, parsed. Each error names the variable, its value and a remedy."""
+"""Parses the environment variables that a build reads. Each error names the variable, its value and a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.package_modules import module
 
-TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # an image of rocm/pytorch sets it to the targets of its torch
+TORCH_TARGETS = "PYTORCH_ROCM_ARCH"  # images of rocm/pytorch set it to the targets of their torch
 TARGET_VARIABLES = ("GPU_ARCHS", TORCH_TARGETS)
 NATIVE = "native"
 TRITON_ENABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
@@ -20,7 +20,7 @@ OLDEST_EPOCH, NEWEST_EPOCH = 315532800, 4354819199
 
 
 def flag(env: Mapping[str, str], name: str) -> bool:
-    """A boolean variable, off where unset. DataError for a value that is neither true nor false."""
+    """A boolean variable; False if it is unset. Raises DataError for a value that is neither true nor false."""
     return bool(_switch(env, name))
 
 
@@ -33,12 +33,12 @@ def _switch(env: Mapping[str, str], name: str) -> bool | None:
 
 
 def backend(env: Mapping[str, str]) -> str | None:
-    """The backend that FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, None where it is unset."""
+    """The backend that FLASH_ATTENTION_TRITON_AMD_ENABLE requests; None if the variable is unset."""
     return {None: None, True: "triton", False: "ck"}[_switch(env, TRITON_ENABLE)]
 
 
 def max_jobs(env: Mapping[str, str]) -> int | None:
-    """MAX_JOBS, None where unset. DataError if malformed."""
+    """MAX_JOBS; None if it is unset. Raises DataError if it is malformed."""
     text = env.get("MAX_JOBS", "").strip()
     if not text:
         return None
@@ -51,7 +51,9 @@ def max_jobs(env: Mapping[str, str]) -> int | None:
 
 
 def source_date_epoch(env: Mapping[str, str]) -> int | None:
-    """SOURCE_DATE_EPOCH, not before the oldest date of a zip file; None where unset. DataError if malformed."""
+    """SOURCE_DATE_EPOCH, at least the oldest date of a zip file; None if it is unset. Raises DataError if it is
+    malformed.
+    """
     text = env.get("SOURCE_DATE_EPOCH", "").strip()
     if not text:
         return None
@@ -66,7 +68,8 @@ def source_date_epoch(env: Mapping[str, str]) -> int | None:
 def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Variable -> the targets that it names, in lower case, or ("native",). Variables without targets are left out.
 
-    GPU_ARCHS, flash-attn's own variable, comes before torch's. BadTarget for native beside targets.
+    GPU_ARCHS, flash-attn's own variable, comes before torch's variable. Raises BadTarget for native together with
+    targets.
     """
     found = {}
     for name in TARGET_VARIABLES:
@@ -82,14 +85,16 @@ def target_lists(env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def _entries(text: str) -> list[str]:
-    """The targets between two separators: words, or one product of several words such as "rx 7900 xtx"."""
+    """The entries between two separators: one or more targets, or one product of several words such as "rx 7900
+    xtx".
+    """
     words = text.split()
     several = all(re.match(r"gfx|sm_|mi\d|native", word) for word in words)
     return words if several else [" ".join(words)]
 
 
 def home() -> Path | None:
-    """The user's directory; None where the system knows none, such as for the bare number of a container's user."""
+    """The user's home directory; None if the system has none, for example for a numeric user in a container."""
     try:
         return Path.home()
     except RuntimeError:
@@ -97,7 +102,9 @@ def home() -> Path | None:
 
 
 def cache_directory(env: Mapping[str, str]) -> Path:
-    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory. DataError for a user without a home."""
+    """$ROCM_WHEELS_CACHE, else rocm_wheels in the user's cache directory. Raises DataError for a user without a home
+    directory.
+    """
     if own := env.get("ROCM_WHEELS_CACHE"):
         return Path(own)
     if caches := env.get("XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""What can go wrong: one class and one exit code for each kind of failure."""
+"""The failures of the pipeline: one class and one exit code for each kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Callable
 from typing import ClassVar
 
-# ruff: noqa: N818 - the names say what happened; that they are errors is where they are used
+# ruff: noqa: N818 - the names say what happened, without the suffix Error
 
 
 class RocmWheelsError(Exception):
-    """A failure with its reason and, where there is one, the thing to do about it."""
+    """A failure with its reason and, if there is one, a remedy."""
 
     exit_code: ClassVar[int] = 1
 
@@ -35,13 +35,13 @@ class UnknownVersion(RocmWheelsError):
 
 
 class ImpossibleCell(RocmWheelsError):
-    """Known versions that do not exist together."""
+    """Known versions that do not exist in combination."""
 
     exit_code = 3
 
 
 class BadTarget(RocmWheelsError):
-    """A GPU target that does not exist or that the cell cannot serve."""
+    """A GPU target that does not exist, or that the combination of versions does not support."""
 
     exit_code = 4
 
@@ -77,21 +77,21 @@ class VerifyFailed(RocmWheelsError):
 
 
 class DataError(RocmWheelsError):
-    """versions.toml, a setting or a file name does not have the form it should have."""
+    """A file, a setting or a file name does not have the required form."""
 
     exit_code = 10
 
 
 class PublishFailed(RocmWheelsError):
-    """A release could not be made, or is not what it should be."""
+    """A release could not be made, or does not have the required contents."""
 
     exit_code = 11
 
 
 def exit_code(run: Callable[[], int], *, again: str = "Run it again.") -> int:
-    """Runs a program and returns its exit code; a failure is one message on stderr, never a traceback.
+    """Runs a program and returns its exit code. A failure prints one message on stderr, never a traceback.
 
-    `again` is a sentence for the user of a program that was interrupted.
+    again: a sentence for the user who interrupted the program.
     """
     try:
         code = run()
@@ -100,7 +100,8 @@ def exit_code(run: Callable[[], int], *, again: str = "Run it again.") -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever reads the output, as `| head`, has enough of it. Python must not try to write the rest at its end.
+        # The reader of the output, such as `| head`, has closed it. Python must not try to write the rest when it
+        # exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:

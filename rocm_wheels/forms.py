@@ -1,4 +1,6 @@
-"""The form of JSON from outside: every value is checked before any is used. Types, lengths, characters, numbers."""
+"""Schema checks for JSON from outside: types, lengths, characters, numbers. Every value is checked before any is
+used.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from typing import Any, TypeAlias
 
 from rocm_wheels.errors import DataError
 
-MAX_NUMBER = 1e12  # larger than any size, count or time that is measured here
-MAX_DEPTH = 40  # objects and lists inside each other
-_MAX_SHOWN = 80  # characters of a wrong value in a message
-# What a page would make a link or a mention of: text from outside is shown to people.
+MAX_NUMBER = 1e12  # larger than any size, count or time that is measured
+MAX_DEPTH = 40  # nesting depth of objects and lists
+_MAX_SHOWN = 80  # characters of an invalid value in a message
+# Characters that a page turns into a link or a mention: people read text from outside.
 _LINK = re.compile(r"(?i)@|://|\bwww\.|mailto:|[<>\[\]`|\\]|!\[|&[#a-z0-9]+;")
 
 Rule = Callable[[Any], bool]
@@ -22,7 +24,7 @@ Rule = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Form:
-    """An object with these fields; those of `optional` may be absent. `others` allows names besides."""
+    """An object with these fields; `optional` fields may be absent. others: whether other names are allowed."""
 
     fields: Mapping[str, AnyForm]
     optional: Mapping[str, AnyForm] = field(default_factory=dict)
@@ -31,7 +33,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Listed:
-    """A list of at most `most` values of one form."""
+    """A list of at most `most` values of one schema."""
 
     each: AnyForm
     most: int
@@ -39,7 +41,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Named:
-    """An object of at most `most` names, whose values have one form."""
+    """An object with at most `most` names, whose values have one schema."""
 
     each: AnyForm
     most: int
@@ -49,7 +51,7 @@ AnyForm: TypeAlias = "Rule | Form | Listed | Named"
 
 
 def load(name: str, content: bytes, most: int) -> Any:
-    """The value of a JSON text of at most `most` bytes. Raises DataError; infinities and deep nesting are refused."""
+    """The value of a JSON text of at most `most` bytes. Raises DataError, also for infinities and deep nesting."""
     if len(content) > most:
         raise DataError(f"{name} has {len(content)} bytes, it may have {most}")
     try:
@@ -62,7 +64,7 @@ def load(name: str, content: bytes, most: int) -> Any:
 
 
 def problems(value: Any, form: AnyForm, place: str = "") -> Iterator[str]:
-    """A line for each part of the value that has another form."""
+    """Yields a line for each part of the value that does not have the schema."""
     if isinstance(form, Form):
         if not isinstance(value, dict):
             yield f"{place or 'it'}: {shown(value)} is no object"
@@ -100,7 +102,10 @@ def shown(value: Any) -> str:
 
 
 def text(most: int, pattern: str = "", *, empty: bool = False) -> Rule:
-    """One line of printable text that no page makes a link or a mention of; with `pattern` all of it matches that."""
+    """Schema: one line of printable text that no page turns into a link or a mention.
+
+    pattern: a regular expression that must match the whole text.
+    """
     compiled = re.compile(pattern, re.ASCII) if pattern else None
 
     def good(value: Any) -> bool:
@@ -114,7 +119,7 @@ def text(most: int, pattern: str = "", *, empty: bool = False) -> Rule:
 
 
 def prose(most: int) -> Rule:
-    """Text of several lines, as a program prints it. Pages that show it escape it."""
+    """Schema: text of several lines, as a program prints it. Pages that show it must escape it."""
 
     def good(value: Any) -> bool:
         return (
@@ -127,7 +132,7 @@ def prose(most: int) -> Rule:
 
 
 def number(least: float = 0, most: float = MAX_NUMBER, *, whole: bool = False) -> Rule:
-    """A finite number in these bounds. A bool is none."""
+    """Schema: a finite number within these bounds. A bool is not a number."""
     kinds = (int,) if whole else (int, float)
     return lambda value: type(value) in kinds and least <= value <= most
 
@@ -140,12 +145,12 @@ def none_or(rule: Rule) -> Rule:
 
 
 def one_of(*values: object) -> Rule:
-    """One of these values, of the same type: True is not 1."""
+    """Schema: one of these values, with the same type: True is not 1."""
     return lambda value: any(type(value) is type(each) and value == each for each in values)
 
 
 def table(key: Rule, value: Rule, most: int) -> Rule:
-    """An object of at most `most` names."""
+    """Schema: an object of at most `most` names."""
     return lambda found: (
         isinstance(found, dict)
         and len(found) <= most
@@ -154,7 +159,7 @@ def table(key: Rule, value: Rule, most: int) -> Rule:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether objects and lists lie in each other deeper than MAX_DEPTH: what copies or writes them would recurse."""
+    """Whether the nesting is deeper than MAX_DEPTH; code that copies or writes the value would recurse too deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -1,4 +1,4 @@
-"""Modules of flash_attn that need no torch, for the pipeline."""
+"""Modules of flash_attn that need no torch, imported by the pipeline."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 
 
 def module(name: str) -> Any:
-    """Import a torch-free module of flash_attn, such as "kernels.variants".
+    """Imports a torch-free module of flash_attn, such as "kernels.variants".
 
-    `flash_attn/__init__.py` imports torch, which the compile stage does not have; a bare package with the same
+    `flash_attn/__init__.py` imports torch, which the compile stage does not have. So a bare package with the same
     search path stands in for it.
     """
     if "flash_attn" not in sys.modules:

@@ -1,4 +1,4 @@
-"""Where the parts of a checkout are."""
+"""The paths of the parts of a checkout."""
 
 from __future__ import annotations
 

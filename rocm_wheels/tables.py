@@ -15,14 +15,15 @@ T = TypeVar("T")
 
 @functools.cache
 def version_key(version: str) -> tuple[int, ...]:
-    """Sort key of a dotted version: "2.10.0" comes after "2.9.1", and "2.8.3.post1" after "2.8.3". ValueError if it is
-    none."""
+    """Sort key of a dotted version: "2.10.0" sorts after "2.9.1", and "2.8.3.post1" after "2.8.3". Raises ValueError
+    for other text.
+    """
     release, _, post = version.partition(".post")
     return (*(int(part) for part in release.split(".")), *([int(post)] if post or version.endswith(".post") else []))
 
 
 def parse(text: str, name: str) -> dict[str, object]:
-    """The content of a TOML text; DataError names the file `name` if it is not valid TOML."""
+    """The content of a TOML text. Raises DataError, which names the file `name`, if it is not valid TOML."""
     try:
         return cast("dict[str, object]", _toml().loads(text))
     except ValueError as error:
@@ -30,7 +31,7 @@ def parse(text: str, name: str) -> dict[str, object]:
 
 
 def _toml() -> Any:
-    """tomllib's API: Python 3.10 has it in tomli, which every pip for 3.10 carries."""
+    """tomllib, or its backport: Python 3.10 has it as tomli, which every pip for 3.10 contains."""
     for module in ("tomllib", "tomli", "pip._vendor.tomli"):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(module)
@@ -41,7 +42,7 @@ def _toml() -> Any:
 
 
 class Table:
-    """A table of the file that knows its own path; every read is checked, `finish` finds unread keys."""
+    """A table of the file that knows its own path. Every read is checked; `finish` finds unread keys."""
 
     def __init__(self, file: str, path: str, data: Mapping[str, object]) -> None:
         self.file = file
@@ -64,7 +65,7 @@ class Table:
         if name not in self.data:
             raise self.error(name, None, f"is missing: {kind.__name__} expected")
         value = self.data[name]
-        if type(value) is not kind:  # isinstance would take True for an int
+        if type(value) is not kind:  # isinstance accepts True as an int
             raise self.error(name, value, f"is {type(value).__name__}, not {kind.__name__}")
         return value
 
@@ -130,7 +131,9 @@ class Table:
 
 
 def lenient(version: str) -> tuple[int, ...]:
-    """`version_key` for names not yet checked; what is no version sorts first and is reported next."""
+    """`version_key` for names that are not checked yet; text that is not a version sorts first and is reported
+    later.
+    """
     try:
         return version_key(version)
     except ValueError:

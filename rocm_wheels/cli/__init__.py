@@ -1,4 +1,4 @@
-"""`python -m rocm_wheels <verb>`: reads the command line and hands over; no logic of its own."""
+"""`python -m rocm_wheels <verb>`: parses the command line and calls the stage; no logic of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ examples:
   python -m rocm_wheels index --dir dist --out site --repo owner/name --url http://127.0.0.1:8000/
       a package index of one's own wheels: python -m http.server --bind 127.0.0.1 --directory site
 """
-# What a verb does that was interrupted and is run again, where it goes on from where it was.
+# Verbs that continue where an interrupted run stopped, and what they do when they are run again.
 _COMPILED = "Run it again: it goes on from the kernels that are compiled."
 AGAIN = {
     "build": _COMPILED,
@@ -42,16 +42,16 @@ AGAIN = {
     "store": _COMPILED,
     "publish": "Run it again: it sends what the release lacks.",
 }
-SCRIPT_VERBS = ("plan", "check", "build")  # that build_rocm.sh runs
+SCRIPT_VERBS = ("plan", "check", "build")  # verbs that build_rocm.sh calls
 
 
 def main(argv: Sequence[str] | None = None, *, usage: str = "") -> int:
-    """Runs one verb and returns the exit code; a failure is one message on stderr, never a traceback.
+    """Runs one verb and returns the exit code. A failure prints one message on stderr, never a traceback.
 
-    `usage` is that of the script which took the command line, to be shown instead of the verb's where it is wrong.
+    usage: usage text of the calling script; shown on a command-line error in place of the usage of the verb.
     """
     arguments = _parser(usage).parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as with Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C
     return exit_code(lambda: arguments.run(arguments), again=arguments.again)
 
 
@@ -66,6 +66,6 @@ def _parser(usage: str = "") -> argparse.ArgumentParser:
     for script in (parser, *(verbs.choices[verb] for verb in SCRIPT_VERBS)) if usage else ():
         script.usage, script.prog = usage, usage.split()[0]
     for name, verb in verbs.choices.items():
-        verb.allow_abbrev = False  # build_rocm.sh looks for --plan and --docker as they are
+        verb.allow_abbrev = False  # build_rocm.sh looks for exactly --plan and --docker
         verb.set_defaults(again=AGAIN.get(name, "Run it again."))
     return parser

@@ -1,4 +1,4 @@
-"""The verbs that build wheels, test them and look into them; no logic of its own."""
+"""The verbs that build, test and inspect wheels; no logic of their own."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     plan = _planned(arguments)
     try:
         cache = _cache(arguments)
-    except DataError:  # a user without a home has none yet
+    except DataError:  # a user without a home directory has no cache yet
         cache = None
     work = forecast.of(plan, versions.load(), cache=cache, without=arguments.without)
     print(json.dumps({**plan.as_dict(), "work": work.as_dict()}, indent=2))
-    for note in plan.notes:  # on stderr too, where a user sees them when stdout is piped
+    for note in plan.notes:  # Also print to stderr, because the user does not see stdout if it is piped.
         print(f"note: {note}", file=sys.stderr)
     if sys.stderr.isatty():
         print(f"note: {work.line}", file=sys.stderr)
@@ -252,7 +252,7 @@ def _hazards(arguments: argparse.Namespace) -> int:
 
 
 def _stores(arguments: argparse.Namespace, names: list[str]) -> dict[str, Path]:
-    """Compiles what the cache lacks; target -> store."""
+    """Compiles the kernels that are not in the cache. Returns a mapping of GPU target to kernel store."""
     data = versions.load()
     machine = survey(os.environ)
     backend = known_backend(data, arguments.backend)
@@ -394,7 +394,7 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """The plan of the wheel, and where BUILD_TRITON_BACKEND asks for it, of the triton wheel too."""
+    """The plan of the wheel. If BUILD_TRITON_BACKEND asks for the triton wheel too, its plan follows."""
     plan = _planned(arguments)
     return [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
 
@@ -407,7 +407,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _directory(text: str) -> Path:
-    """An empty one is a variable that is not set; taken for the current directory, it would be filled."""
+    """A directory from a variable. An empty value counts as unset; otherwise it would mean the current directory."""
     if not text:
         raise argparse.ArgumentTypeError("the name of the directory is empty")
     return Path(text)

@@ -20,7 +20,7 @@ EVENTS = ("pull_request", "push", "workflow_dispatch")
 
 
 def main(platforms: Platforms, argv: Sequence[str] | None = None) -> int:
-    """Runs create_matrix.py. A failure is one message on stderr."""
+    """Runs create_matrix.py. A failure prints one message on stderr."""
     arguments = _parser().parse_args(argv)
     return exit_code(lambda: _run(platforms, arguments))
 
@@ -57,7 +57,9 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
 
 
 def _newest(wheels: list[Row]) -> list[Row]:
-    """The newest cell's first wheel: by Composable Kernel where both backends are built, with the kernels of both."""
+    """The first wheel of the newest combination. If both backends are built, it is the ck wheel, which has the kernels
+    of both.
+    """
     cells = [str(row["name"]).rpartition(" ")[0] for row in wheels]
     return wheels[cells.index(cells[-1]) :][:1] if wheels else []
 
@@ -79,7 +81,7 @@ _TEXTS: dict[str, Callable[[dict[str, list[Row]], str], str]] = {
 
 
 def _file(text: str) -> Path | None:
-    """A workflow without a release gives an empty name."""
+    """The path in a variable, or None: a workflow without a release passes an empty name."""
     return Path(text) if text else None
 
 

@@ -1,6 +1,7 @@
-"""The verbs that publish wheels and find them; no logic of its own."""
+"""The verbs that publish and find wheels; no logic of their own."""
 
-# Imported where they are used: `plan` and `build` must run without the packages of the `release` group.
+# Modules are imported where they are used, because `plan` and `build` must run without the packages of the `release`
+# group.
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     if arguments.verdicts is not None:
         say(f"verdicts of the GPU: {', '.join(measured.adopt(arguments.dist, arguments.verdicts)) or 'none'}")
     if arguments.benchmarks is not None:
-        # A trend that did not get so far keeps no release back: the notes then hold no measurements.
+        # A trend job that failed does not hold a release back: the notes then have no measurements.
         found = measured.attach(arguments.dist, arguments.benchmarks) if arguments.benchmarks.is_file() else []
         say(f"benchmarks: {', '.join(found) or 'of none of these wheels'}")
     if arguments.dry_run:
@@ -207,7 +208,7 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _check_tag(api: GitHub, tag: str) -> None:
-    """Raises PublishFailed in the first job of a release for what would stop the last one, after all builds."""
+    """Raises PublishFailed in the first job of a release for whatever would stop the last job, after all builds."""
     start = f"gh workflow run build.yml --ref {tag} -f tag={tag} -f dry-run=false"
     if api.tag_commit(tag) is None:
         raise PublishFailed(
@@ -222,9 +223,9 @@ def _check_tag(api: GitHub, tag: str) -> None:
 
 
 def _commit(api: GitHub, tag: str, given: str | None) -> str:
-    """The commit of a release: the one that is given, that its tag names, that the workflow runs on, of this checkout.
+    """The commit of a release: the option, else the commit of the tag, of the workflow run, or of this checkout.
 
-    DataError if it is not known, or if a tracked file is changed.
+    Raises DataError if the commit is unknown, or if a tracked file is changed.
     """
     commit = given or api.tag_commit(tag) or os.environ.get("GITHUB_SHA") or assemble.commit()
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -278,7 +279,7 @@ def _index(arguments: argparse.Namespace) -> int:
             interfaces=tuple(catalogue.interfaces_in(arguments.dir)),
         )
     else:
-        # The JSON is of what anyone may see, and so are its files: no token is needed to fetch them.
+        # The JSON describes public files only, so no token is needed to fetch them.
         api = _github(arguments, writes=False)
         releases = _releases(arguments.release_json) if arguments.release_json else api.releases()
 

@@ -1,1 +1,1 @@
-"""Kernel sources become kernel stores, one for each GPU target."""
+"""The compile stage: kernel sources become kernel stores, one for each GPU target."""

@@ -1,4 +1,6 @@
-"""The cache of compiled units and libraries: each under the digest of everything that it depends on."""
+"""The cache of compiled units and libraries. The key of an entry is the digest of everything that the entry depends
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from rocm_wheels.compile.compiler import Compiled, Unit
 
 
 def read(unit: Unit, cache: Path) -> Compiled | None:
-    """A compiled unit, or None where the cache lacks it or holds a damaged copy. Its entries hold the digest."""
+    """A compiled unit. Returns None if it is not in the cache or if its copy is damaged; its manifest entries hold the
+    digest.
+    """
     path = unit.path(cache)
     try:
         image = path.read_bytes()
@@ -25,7 +29,9 @@ def read(unit: Unit, cache: Path) -> Compiled | None:
 
 
 def put(unit: Unit, compiled: Compiled, cache: Path) -> None:
-    """Keeps a compiled unit. The entries are written last, so a unit is there once both files are whole."""
+    """Stores a compiled unit. The manifest entries are written last, so a unit exists only if both files are
+    complete.
+    """
     path = unit.path(cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(compiled.image).hexdigest()
@@ -35,9 +41,10 @@ def put(unit: Unit, compiled: Compiled, cache: Path) -> None:
 
 
 def prune(wanted: Iterable[Unit], cache: Path) -> int:
-    """Deletes all units of the cache but these, and what killed processes left unfinished; how many files went.
+    """Deletes all other units of the cache, and unfinished files of killed processes. Returns the number of deleted
+    files.
 
-    For a cache that one job has for itself: what it carries from run to run stays as large as what it needs.
+    Only for a cache that no other job uses at the same time: it keeps a cache that is carried from run to run small.
     """
     kept = {path for unit in wanted for path in (unit.path(cache), unit.path(cache).with_suffix(".json"))}
     others = [path for path in (cache / "kernels").glob("*/*") if path not in kept]
@@ -47,7 +54,7 @@ def prune(wanted: Iterable[Unit], cache: Path) -> int:
 
 
 def read_library(path: Path) -> bytes | None:
-    """What `put_library` kept, or None where the cache lacks it or holds a damaged copy."""
+    """A library that `put_library` stored. Returns None if it is not in the cache or if its copy is damaged."""
     try:
         content, digest = path.read_bytes(), path.with_suffix(".sha256").read_bytes()
     except FileNotFoundError:
@@ -56,15 +63,15 @@ def read_library(path: Path) -> bytes | None:
 
 
 def put_library(path: Path, content: bytes) -> None:
-    """Keeps a library that is no unit, and its digest."""
+    """Stores a library that is not a unit, with its digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, content)
     write(path.with_suffix(".sha256"), hashlib.sha256(content).hexdigest().encode())
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, whenever the process is killed."""
-    # Another container may share the cache and the numbers of processes: the name is random.
+    """Writes a file atomically: a killed process leaves either the whole file or none."""
+    # Another container may share the cache and the process numbers, so the name is random.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.write_bytes(content)

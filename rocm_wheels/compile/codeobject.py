@@ -24,10 +24,10 @@ _KPARAM_INFO, _FRAME_SIZE, _REGCOUNT = 0x17, 0x11, 0x2F
 
 @dataclass(frozen=True, kw_only=True)
 class CodeObject:
-    """What a code object says about one of its kernels: counts of registers, bytes of memory.
+    """The resources of one kernel in a code object: numbers of registers, bytes of memory.
 
-    `argument_bytes` covers the explicit arguments, `threads` is the largest block. NVIDIA's cubins tell neither of
-    the two, nor sgprs, agprs and spills: these fields are 0 there, and `private` shows what was spilled.
+    `argument_bytes` covers the explicit arguments, `threads` is the largest block. NVIDIA's cubins have neither, nor
+    sgprs, agprs and spills: these fields are 0, and `private` includes spilled registers.
     """
 
     target: str
@@ -44,7 +44,7 @@ class CodeObject:
     threads: int = 0
 
     def resources(self) -> dict[str, int]:
-        """The figures that belong in a manifest."""
+        """The values that belong in a manifest."""
         names = ("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills", "private", "lds")
         return {name: getattr(self, name) for name in names}
 
@@ -79,8 +79,8 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
         for note in section.iter_notes():
             if note["n_name"] == "AMDGPU":
                 described = msgpack.unpackb(note["n_descdata"])
-                # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header.
-                # AMD's assembly kernels have nothing but those flags.
+                # "amdgcn-amd-amdhsa--gfx90a:sramecc+". wheel_tests compares it with the flags in the ELF header. AMD's
+                # assembly kernels have only the flags.
                 named = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
                 target = named or _target(elf.header["e_flags"] & 0xFF)
                 for kernel in described["amdhsa.kernels"]:
@@ -88,7 +88,7 @@ def _read_amd(elf: ELFFile) -> Iterator[CodeObject]:
 
 
 def _target(elf_machine: int) -> str:
-    """The target of a code object that does not name it, by the low byte of e_flags."""
+    """The target of a code object that does not name its target, from the low byte of e_flags."""
     return sources.module("kernels.targets").by_elf_machine(elf_machine) or f"the unknown machine {elf_machine:#x}"
 
 
@@ -142,13 +142,13 @@ def _read_nvidia(elf: ELFFile) -> CodeObject:
 
 
 def _attributes(data: bytes, wanted: int) -> list[bytes]:
-    """The values of one attribute in a .nv.info section: records of format, attribute, size or value."""
+    """The values of one attribute in a .nv.info section: records of format, attribute, and size or value."""
     found = []
     position = 0
     while position + 4 <= len(data):
         kind, attribute, size = struct.unpack_from("<BBH", data, position)
         position += 4
-        if kind == 4:  # a value of `size` bytes follows; in the other formats `size` is the value
+        if kind == 4:  # A value of `size` bytes follows. In the other formats, `size` is the value.
             if attribute == wanted:
                 found.append(data[position : position + size])
             position += size

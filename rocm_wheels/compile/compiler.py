@@ -1,4 +1,4 @@
-"""What the compile stage asks of a compiler, and the unit of work that it gives to one."""
+"""The contract of a compiler (`Compiler`) and its unit of work (`Unit`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One run of a compiler for one GPU target. It makes one code object, which holds one or more kernels.
+    """One run of a compiler for one GPU target. It makes one code object with one or more kernels.
 
-    `content` is what the compiler needs to know, as plain values: a worker process unpickles a unit before it can
-    import flash_attn. `key` is a digest of everything that the code object depends on.
+    content: the input of the compiler as plain values, because a worker process unpickles a unit before it can import
+    flash_attn. key: a digest of everything that the code object depends on.
     """
 
     target: str
@@ -30,14 +30,16 @@ class Unit:
     key: str
 
     def path(self, cache: Path) -> Path:
-        """Where the cache keeps the code object. The manifest entries of its kernels lie beside it as .json."""
+        """Path of the code object in the cache. The manifest entries of its kernels are in the .json file next to
+        it.
+        """
         return cache / "kernels" / self.key[:2] / f"{self.key}.co"
 
 
 class Compiled(NamedTuple):
-    """A code object and the manifest entry of each of its kernels, by the kernel's name.
+    """A code object and the manifest entries of its kernels, by the name of the kernel.
 
-    An entry has symbol, threads (a block), shared (bytes), params (the launcher's letters), constants, options,
+    An entry has symbol, threads (per block), shared (bytes), params (the launcher's letters), constants, options,
     resources (registers, spills, bytes) and isa (instructions of each class): docs/kernel-store.md.
     """
 
@@ -46,45 +48,44 @@ class Compiled(NamedTuple):
 
 
 class Compiler(ABC):
-    """A source of code objects: Triton, Composable Kernel, a package of assembly kernels.
+    """A kernel provider: Triton, Composable Kernel, a package of assembly kernels.
 
-    An instance has no state, because worker processes make their own.
+    An instance has no state, because worker processes create their own instances.
     """
 
     name: str
 
     @abstractmethod
     def version(self, toolchain: str) -> str:
-        """What compiles, with its version: "triton 3.7.1". Raises MissingTool where this machine lacks it."""
+        """Name and version of the compiler: "triton 3.7.1". Raises MissingTool if this machine lacks it."""
 
     @abstractmethod
     def units(self, target: str, *, only: str | None, toolchain: str) -> Iterator[Unit]:
-        """The units of one target, in a fixed order; none where the compiler has no kernels for the target.
+        """The units of one target, in a fixed order; empty if the compiler has no kernels for the target.
 
-        `only` is a glob over names of kernels. Raises MissingTool where a key cannot be computed on this machine.
+        only: a glob over names of kernels. Raises MissingTool if a key cannot be computed on this machine.
         """
 
     def prepare(self, cache: Path) -> None:  # noqa: B027 - a default, not a gap
-        """Runs once, before the workers start: fetches what every unit needs. Raises MissingTool or DataError."""
+        """Runs once before the workers start: fetches what all units need. Raises MissingTool or DataError."""
 
     def start(self, scratch: str) -> None:  # noqa: B027
-        """Sets up a worker process, which has the directory `scratch` for itself and others like it."""
+        """Sets up a worker process. All workers share the directory `scratch`."""
 
     @abstractmethod
     def compile(self, unit: Unit, cache: Path) -> Compiled:
-        """Runs in a worker process, on a unit that `units` made. Raises CompileFailed, which names the kernel.
-
-        The same unit gives the same bytes, on every machine.
+        """Compiles a unit of `units` in a worker process. Raises CompileFailed, which names the kernel. The same unit
+        gives the same bytes on every machine.
         """
 
 
 def key(ingredients: Mapping[str, Any]) -> str:
-    """The key of a unit: a digest of everything that its code object depends on, as JSON-ready values."""
+    """The key of a unit: a digest of everything that its code object depends on. ingredients: JSON-ready values."""
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
 
 
 @cache
 def recipe(*modules: ModuleType) -> str:
-    """An ingredient of a key: digest of the code that turns a kernel into a code object and its entry."""
+    """A part of a key: the digest of the code that turns a kernel into a code object and its manifest entry."""
     files = (Path(str(module.__file__)) for module in modules)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

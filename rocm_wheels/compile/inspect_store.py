@@ -1,4 +1,4 @@
-"""What a wheel or a kernel store holds: a table of every code object, read back from the objects themselves."""
+"""The contents of a wheel or a kernel store: a table of every code object, read back from the code objects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _HEADER = ("variant", "threads", "shared", "VGPR", "AGPR", "SGPR", "spills v/s",
 
 
 def report(path: Path) -> str:
-    """A table per GPU target of a wheel or of one <target>.zip. Raises DataError where there is none or it is damaged.
+    """A table per GPU target of a wheel or of one <target>.zip. Raises DataError if there is no store or if it is
+    damaged.
 
-    Registers, spills and private memory come from the code object; the matrix instructions (MFMA, WMMA, WGMMA or
+    Registers, spills and private memory are read from the code object. The matrix instructions (MFMA, WMMA, WGMMA or
     MMA) are static counts that the compile stage took from the assembly.
     """
     with _stores(path) as stores:
@@ -30,9 +31,10 @@ def report(path: Path) -> str:
 
 
 def sizes(path: Path) -> str:
-    """A table of KiB as stored: a row for each operation, a column for each GPU target. Raises DataError as `report`.
+    """A table of compressed sizes in KiB: a row for each operation, a column for each GPU target. Raises DataError as
+    `report`.
 
-    "manifest" is the description of all kernels, and "in all" the archive of the target.
+    "manifest" is the description of all kernels, and "in all" the size of the archive.
     """
     columns: dict[str, Counter[str]] = {}
     with _stores(path) as stores:
@@ -53,7 +55,7 @@ def sizes(path: Path) -> str:
 
 @contextmanager
 def _stores(path: Path) -> Iterator[list[Path]]:
-    """The archives of a wheel, or the archive itself. Raises DataError where there is none."""
+    """The kernel stores of a wheel, or the store itself. Raises DataError if there is none."""
     if not path.exists():
         raise DataError(f"{path} is not there", remedy="name a .whl or a <target>.zip")
     if not zipfile.is_zipfile(path):
@@ -88,7 +90,7 @@ def _table(path: Path) -> str:
             raise DataError(f"{name} in {path.name} is a code object for {found.target}")
         isa = entry.get("isa", {})
         matrix = [f"{isa[kind]} {kind}" for kind in ("mfma", "wmma", "wgmma", "mma", "dot") if kind in isa]
-        spilling += found.private > 0  # on CDNA a spilled VGPR may go to an AGPR, an SGPR goes to a VGPR's lane
+        spilling += found.private > 0  # on CDNA a VGPR may spill to an AGPR, an SGPR to a lane of a VGPR
         figures = (
             entry["threads"], entry["shared"], found.vgprs, found.agprs, found.sgprs,
             f"{found.vgpr_spills}/{found.sgpr_spills}", found.private, " ".join(matrix) or "-",

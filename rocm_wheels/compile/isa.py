@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import re
 
-# Class of an instruction, by the start of its mnemonic. The first match counts. AMD ISA, then PTX.
+# Class of an instruction, by the prefix of its mnemonic; the first match counts. AMD ISA, then PTX.
 _CLASSES = (
     ("mfma", r"v_mfma|v_smfmac"),
     ("wmma", r"v_wmma|v_swmmac"),
@@ -22,7 +22,7 @@ _MNEMONIC = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z]\w*[\w.]*)", re.MULTILINE)
 
 
 def instruction_mix(assembly: str) -> dict[str, int]:
-    """How many instructions of each class an assembly text has. Classes that do not occur are left out."""
+    """Number of instructions of each class in an assembly text. Classes that do not occur are left out."""
     counts: collections.Counter[str] = collections.Counter()
     for mnemonic, number in collections.Counter(_MNEMONIC.findall(assembly)).items():
         for name, pattern in _CLASSES:

@@ -1,4 +1,4 @@
-"""The compile stage: kernel variants become kernel stores, one archive a GPU target.
+"""The compile stage: kernel variants become kernel stores, one archive per GPU target.
 
 Every compiled unit goes into a content-addressed cache first. So an interrupted build continues where it stopped,
 shards of one build run on different machines, and a build for another Python or torch compiles nothing.
@@ -36,24 +36,26 @@ def compile_store(
     prune: bool = False,
     together: bool = False,
 ) -> dict[str, Path]:
-    """Compiles what the cache lacks and packs one archive a target. Returns target -> archive.
+    """Compiles the units that are not in the cache and packs one archive per target. Returns a mapping of target to
+    archive.
 
-    One shard of several packs no archive: the result is empty, and the cache holds the units of the shard.
-    With `tiles` (see `units.find`) a unit that does not compile is left out, with its reason on stdout.
-    `together`: all archives will lie in one directory, so code that generic targets share is packed once.
-    `without` names compilers to leave out. `prune` deletes every unit of the cache that is not wanted here.
-    Raises CompileFailed, which names the kernel. What was compiled before stays in the cache.
+    A shard packs no archive: the result is empty, and the cache holds the units of the shard. With `tiles` (see
+    `units.find`), a unit that does not compile is skipped and its reason printed on stdout. together: all archives will
+    be in one directory, so code that generic targets share is packed once. without: names of compilers to leave out.
+    prune: delete every other unit of the cache.
+
+    Raises CompileFailed, which names the kernel. Units that were compiled before stay in the cache.
     """
     find = partial(units.find, targets, only=only, backend=backend, toolchain=toolchain, tiles=tiles, without=without)
     wanted = find(shard=shard)
-    # A shard of few kernels may have none of them.
+    # A shard of a few kernels may be empty.
     if not wanted and not find():
         raise CompileFailed(
             f"no kernel for {', '.join(targets)} matches {only!r}",
             remedy=_NAMES,
         )
     if prune:
-        # First: a job that runs out of time then saves no old unit either.
+        # Prune first, so that a job that times out does not save old units.
         print(f"  {pruned(wanted, cache)} files of other units deleted", flush=True)
     missing = [unit for unit in wanted if read(unit, cache) is None]
     lacking, total = (sum(len(unit.kernels) for unit in some) for some in (missing, wanted))

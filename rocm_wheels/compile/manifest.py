@@ -1,4 +1,4 @@
-"""The manifest of a kernel store, checked before anything of it is used (docs/kernel-store.md)."""
+"""The manifest of a kernel store. It is checked before it is used (docs/kernel-store.md)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MANIFEST = forms.Form(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The manifest of the store in a file. Raises DataError if the file is no store of this format."""
+    """The manifest of the store in a file. Raises DataError if the file is not a store of this format."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_NAME) as file:
             text = file.read(_MAX_BYTES + 1)
@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_code(path: Path) -> None:
-    """Raises DataError unless each code object of the store has the digest that the manifest names."""
+    """Raises DataError unless each code object of the store has the digest in the manifest."""
     store = sources.module("runtime.store")
     try:
         for _ in store.Store(path).images():

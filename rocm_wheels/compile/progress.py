@@ -1,4 +1,4 @@
-"""How long compiling will take, said before it starts, and how far it is, said while it runs."""
+"""The estimated time of a compilation, printed before it starts, and its progress."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from rocm_wheels.compile.compiler import Unit
 
 
-LOG_SECONDS = 60  # between two lines in a log
+LOG_SECONDS = 60  # seconds between two lines in a log
 
 
 def core_seconds(units: Sequence[Unit]) -> int:
-    """Roughly the seconds that a core needs to compile units: versions.toml has the seconds of a compiler's kernel."""
+    """The estimated core seconds to compile units. versions.toml has the seconds per kernel of each compiler."""
     each = {name: backend.kernel_seconds for name, backend in versions.load().backends.items()}
     return sum(each.get(unit.compiler, 1) * len(unit.kernels) for unit in units)
 
 
 class Progress:
-    """Counts compiled kernels. A kernel weighs what versions.toml says about its compiler (kernel_seconds)."""
+    """Counts compiled kernels. The weight of a kernel is the `kernel_seconds` of its compiler in versions.toml."""
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
         self.kernels = sum(len(unit.kernels) for unit in units)
@@ -42,14 +42,16 @@ class Progress:
         print(line, flush=True)
 
     def count(self, unit: Unit) -> None:
-        """Prints a line, which rewrites itself on a terminal. A log gets a line for every tenth and every minute."""
+        """Prints the progress. A terminal gets one line that is rewritten, a log gets a line for every tenth and every
+        minute.
+        """
         before = self.spent
         self.compiled += len(unit.kernels)
         self.spent += core_seconds([unit])
         self.left -= 1
         now = time.monotonic()
         elapsed = now - self.started
-        # While one job has just ended, the others are on average halfway through their units.
+        # When one job has just ended, the others are on average halfway through their units.
         ahead = self.seconds - self.spent
         halfway = ahead * min(self.jobs - 1, self.left) / (2 * self.left) if self.left else 0
         left = elapsed / (self.spent + halfway) * (ahead - halfway)
@@ -65,8 +67,9 @@ class Progress:
             print(line, flush=True)
 
     def wait(self) -> None:
-        """Says that compiling goes on, where no kernel was ready for a while. A terminal shows the line of the last
-        kernel."""
+        """Prints that compiling goes on, if no kernel was ready for a while. A terminal shows the line of the last
+        kernel.
+        """
         if not sys.stdout.isatty():
             self.printed = time.monotonic()
             elapsed = self.printed - self.started

@@ -1,4 +1,4 @@
-"""The kernel sources in flash_attn_src/: found, imported without torch, digested."""
+"""The kernel sources in flash_attn_src/: found, imported without torch, hashed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["digest", "kernel_files", "module"]
 
 @cache
 def kernel_files(name: str) -> tuple[str, ...]:
-    """The files of a kernel module and of every kernel module whose code it takes, itself or through others."""
+    """The file of a kernel module and the files of all kernel modules that it imports, directly or indirectly."""
     found = {name}
     missing = [name]
     while missing:
@@ -38,7 +38,7 @@ def _kernel_imports(name: str) -> set[str]:
 
 @cache
 def digest(*files: str) -> str:
-    """sha256 over files of the source tree, named relative to it."""
+    """sha256 over files of the source tree and their relative paths."""
     total = hashlib.sha256()
     for file in files:
         content = (FLASH_ATTN_SRC / file).read_bytes()

@@ -1,8 +1,8 @@
-"""Packs the kernel store of one GPU target: a zip of compressed groups of code objects and a manifest.
+"""Packs the kernel store of one GPU target: a zip of a manifest and compressed groups of code objects.
 
-The kernels of one operation and one size are alike, so they are compressed together: a group takes a third of the
-space that its code objects take one by one, and a call unpacks a group in milliseconds. A generic target has the code
-of the GPU that it is made for, so its store can be packed without it. docs/kernel-store.md describes the format;
+The kernels of one operation and size are alike and compressed together: a group takes a third of the space of
+separately compressed code objects, and a call unpacks a group in milliseconds. A generic target has the code of its
+base target, so its store can be packed without that code. docs/kernel-store.md describes the format;
 `flash_attn.runtime.store` reads it.
 """
 
@@ -29,12 +29,12 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"(?P<operation>.+?)-(?:fp16|bf16|fp32|fp8e\w+)(?P<size>-d\d+)?(?:[-@].*)?")
 
 
-# The name of a code object -> its group and what was compiled.
+# Name of a code object -> (its group, the compiled unit).
 Objects = Mapping[str, tuple[str, Compiled]]
 
 
 class Base(NamedTuple):
-    """The store of another target, which lies beside this one and holds code that both have."""
+    """The store of another target, in the same directory, whose code a store refers to."""
 
     target: str
     objects: Objects
@@ -47,15 +47,15 @@ def pack(
     beside: Sequence[Unit] = (),
     planner: str | None = None,
 ) -> Path:
-    """Packs compiled units of one target and returns the path of the archive. The same units give the same bytes.
+    """Packs the compiled units of one target and returns the path of the archive. The same units give the same bytes.
 
-    Code that the units `beside` have too, of another target, is left out: their store has to lie beside this one.
-    planner: sha256 of the library that plans launches of Composable Kernel's units, if there are any.
-    Raises CompileFailed where the cache lost a unit.
+    beside: units of another target. Code that they share is left out, so their store has to be in the same directory.
+    planner: sha256 of the library that plans launches of Composable Kernel's units, if there are any. Raises
+    CompileFailed if a unit is no longer in the cache.
     """
     target = wanted[0].target
     base = Base(beside[0].target, _objects(beside, cache)) if beside else None
-    # One directory for one set of units and compilers, so that stores of different sets (`--only`) and backends do not
+    # One directory for each set of units and compilers, so that stores of different sets (`--only`) and backends do not
     # overwrite each other while another build reads them.
     parts = [*made_by, planner or "", *(unit.key for unit in (*wanted, *beside))]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -88,7 +88,7 @@ def group_of(compiler: str, name: str) -> str:
 def archive(
     target: str, made_by: tuple[str, str], objects: Objects, base: Base | None = None, planner: str | None = None
 ) -> bytes:
-    """The bytes of a store. With a base, kernels whose instructions the base has too are packed without them."""
+    """The bytes of a store. base: kernels whose instructions the base contains are packed without them."""
     kernels: dict[str, dict[str, Any]] = {}
     groups: dict[str, bytearray] = {}
     held = _held_by(base, objects) if base else {}
@@ -129,13 +129,15 @@ def archive(
 
 
 def instructions(image: bytes) -> tuple[int, int]:
-    """Where the instructions of a code object of AMD start, and how many bytes they have; (0, 0) where it has none."""
+    """(offset, size) of the instructions in a code object of AMD; (0, 0) if it has none."""
     section = ELFFile(io.BytesIO(image)).get_section_by_name(".text")
     return (section["sh_offset"], section["sh_size"]) if section else (0, 0)
 
 
 def _held_by(base: Base, objects: Objects) -> dict[str, dict[str, int]]:
-    """The kernels whose instructions a base has too: where they lie in the code object and in the group of the base."""
+    """The kernels whose instructions the base contains: their offsets in the code object and in the group of the
+    base.
+    """
     found = {}
     filled: Counter[str] = Counter()
     for name in sorted(base.objects):

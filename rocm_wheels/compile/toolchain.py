@@ -1,4 +1,4 @@
-"""What a build needs of its environment, checked before anything is compiled."""
+"""Checks the environment of a build before anything is compiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rocm_wheels.packages import setup, version_of
 
 
 def check(plan: Plan) -> None:
-    """Raises MissingTool for the first thing this environment lacks to carry the plan out.
+    """Raises MissingTool for the first requirement of the plan that this environment does not meet.
 
-    The compiler must be the pinned one: another version would fill the store with other kernels than the plan
-    says, under the same name.
+    The compiler must be the pinned version: another version would fill the store with other kernels under the same
+    name.
     """
     name, wanted = plan.compiler.split()
     found = version_of(name)

@@ -1,4 +1,4 @@
-"""What is to be compiled for the store of a backend: the units of its compilers."""
+"""The units to compile for the store of a backend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COMPILERS: dict[str, Compiler] = {
     compiler.name: compiler for compiler in (ComposableKernel(), TRITON, AssemblyKernels())
 }
 
-# Backend -> its compilers. The first one gives the store its name. Triton does what the others cannot.
+# Backend -> its compilers. The store is named after the first one. Triton compiles what the others do not support.
 _BACKENDS = {"ck": ("ck", "triton", "asm"), "triton": ("triton",)}
 
 
 def compiler(backend: str = "triton", toolchain: str = "pypi") -> tuple[str, str]:
-    """Name and version of the compiler that a backend's store is named after. Raises MissingTool."""
+    """Name and version of the compiler that names the store of a backend. Raises MissingTool."""
     name, _, version = COMPILERS[_BACKENDS[backend][0]].version(toolchain).partition(" ")
     return name, version
 
@@ -35,10 +35,10 @@ def find(
     tiles: bool = False,
     without: Sequence[str] = (),
 ) -> list[Unit]:
-    """What to compile, in a fixed order. The shards 1/n to n/n share no unit, and together they are everything.
+    """The units to compile, in a fixed order. The shards 1/n to n/n are disjoint and complete.
 
-    `tiles` asks for every launch configuration that benchmarks/tune.py compares on a GPU, instead of the one in the
-    tuning table. Only Triton's kernels have several. `without` names compilers to leave out.
+    tiles: include every launch configuration that benchmarks/tune.py compares on a GPU, instead of the one in the
+    tuning table. Only Triton's kernels have several. without: names of compilers to leave out.
     """
     if tiles and backend != "triton":
         raise CompileFailed(f"the tiles of {backend} cannot be searched", remedy="--tiles is for --backend triton")

@@ -1,4 +1,4 @@
-"""Worker processes that compile units, each into the cache as soon as it is done."""
+"""Worker processes that compile units and store each in the cache when it is compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going: bool) -> list[Unit]:
     """Compiles units into the cache. With `keep_going` it returns the units that did not compile.
 
-    Raises CompileFailed, which names the kernel that failed. What was compiled before stays in the cache.
+    Raises CompileFailed, which names the kernel that failed. Units that were compiled before stay in the cache.
     """
     for name in {unit.compiler for unit in missing}:
         COMPILERS[name].prepare(cache)
@@ -35,7 +35,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
     scratch = tempfile.TemporaryDirectory(prefix="rocm_wheels-")
     pool = ProcessPoolExecutor(min(jobs, len(missing)), context, initializer=start, initargs=(scratch.name,))
     try:
-        # By their keys, which are digests: cheap and costly kernels mix, so the first ones tell how long all take.
+        # Sort by cache key (a hash). This shuffles fast and slow kernels, so the time estimate is right early.
         mixed = sorted(missing, key=lambda unit: unit.key)
         futures = {pool.submit(_compile, unit, cache): unit for unit in mixed}
         for future in _done(set(futures), progress):
@@ -68,7 +68,7 @@ def compile_units(missing: Sequence[Unit], cache: Path, jobs: int, *, keep_going
 
 
 def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[None]]:
-    """Each future once it is done. A log gets a line where none is for a minute."""
+    """Yields each future when it is done. A log gets a line if none is done for a minute."""
     while futures:
         done, futures = wait(futures, timeout=LOG_SECONDS, return_when=FIRST_COMPLETED)
         if not done:
@@ -77,9 +77,9 @@ def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[Non
 
 
 def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
-    """The error to raise for what a worker raised; the same one where it says enough."""
+    """The error to raise for an exception of a worker; the exception itself if its message is sufficient."""
     what = f"compiling {unit.name} for {unit.target}"
-    # A compiler tells of a full disk in its own words.
+    # Each compiler has its own message for a full disk.
     if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):
         return CompileFailed(
             f"{what}: {getattr(error, 'strerror', None) or error}",
@@ -89,8 +89,9 @@ def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
 
 
 def start(scratch: str) -> None:
-    """Sets up a worker, whose temporary files go to `scratch`. SIGTERM or the end of its parent ends it together with
-    the compilers that it runs."""
+    """Sets up a worker. Its temporary files go to `scratch`. SIGTERM or the end of its parent ends the worker and its
+    compilers.
+    """
     os.setpgrp()
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""What exists, what is asked for, and the plan of one wheel."""
+"""The versions that exist, the requested combination, and the plan of a wheel."""

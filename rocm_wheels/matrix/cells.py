@@ -1,4 +1,6 @@
-"""What a wheel claims to run with: one combination of versions (a cell) or all of them. Which cells exist."""
+"""The versions that a wheel supports: one combination (`Cell`) or all of them (`Universal`), and the combinations that
+exist.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ AXES = ("flash_attn", "python", "torch", "rocm", "backend")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Full versions, as versions.toml spells them: "2.8.3", "3.11", "2.5.1", "6.2", "ck" or "triton"."""
+    """One combination of versions, as versions.toml spells them: "2.8.3", "3.11", "2.5.1", "6.2", "ck" or "triton"."""
 
     flash_attn: str
     python: str
@@ -49,10 +51,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Universal:
-    """The claim of the universal wheel: every ROCm, every torch from the oldest one on, every Python from `python` on.
+    """The versions that the universal wheel supports: every ROCm, torch from the oldest one on, Python from `python`
+    on.
 
-    `python` is the oldest Python, "3.10". The launcher uses Python's limited API, so newer ones take the wheel too,
-    except free-threaded ones.
+    python: the oldest Python, "3.10". The launcher uses Python's limited API, so newer versions install the wheel too,
+    except free-threaded builds.
     """
 
     flash_attn: str
@@ -75,16 +78,17 @@ Claim = Cell | Universal
 
 
 def universal(versions: Versions, flash_attn: str) -> Universal:
-    """The claim of the universal wheel of a flash-attn version: "2.8.3", "2.8.3.post2" or "2.8". UnknownVersion for an
-    unknown one."""
+    """The `Universal` of a flash-attn version: "2.8.3", "2.8.3.post2" or "2.8". Raises UnknownVersion for an unknown
+    version.
+    """
     return Universal(flash_attn=_flash_attn(versions, flash_attn), python=versions.python[0])
 
 
 def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, rocm: str, backend: str) -> Cell:
-    """The cell that these spellings mean: torch "2.5" is the newest 2.5.x, rocm "6.2.4" is 6.2 if torch's is, python
-    "311" and "cp311" are 3.11.
+    """The combination that these spellings mean: torch "2.5" is the newest 2.5.x, rocm "6.2.4" is 6.2 if torch has 6.2,
+    python "311" and "cp311" are 3.11.
 
-    UnknownVersion if versions.toml lacks one of them, ImpossibleCell if they do not exist together.
+    Raises UnknownVersion if versions.toml does not list a version, ImpossibleCell if they do not exist in combination.
     """
     try:
         cell = Cell(
@@ -116,7 +120,7 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
 
 
 def known_backend(versions: Versions, name: str) -> Backend:
-    """The backend of that name, ready or not. UnknownVersion if there is none."""
+    """The backend with this name, whether it is ready or not. Raises UnknownVersion if there is none."""
     if name not in versions.backends:
         known = ", ".join(versions.backends)
         raise UnknownVersion(f"backend {name!r} is not known", remedy=f"Known backends: {known}.")
@@ -124,17 +128,19 @@ def known_backend(versions: Versions, name: str) -> Backend:
 
 
 def exists(versions: Versions, cell: Cell) -> bool:
-    """Whether torch has wheels for the Python and the ROCm of the cell."""
+    """Whether torch has wheels for the Python and the ROCm of the combination."""
     return not any(_reasons(versions, cell))
 
 
 def has_interfaces(versions: Versions, cell: Claim) -> bool:
-    """Whether wheels of the interfaces accompany the wheel: the newest flash-attn's, because their labels name none."""
+    """Whether wheels of the interfaces (FA3, FA4) accompany the wheel: only for the newest flash-attn, because their
+    labels name none.
+    """
     return cell.flash_attn == versions.flash_attn[-1]
 
 
 def nearest(versions: Versions, wanted: Cell) -> Cell:
-    """The existing cell with the fewest versions changed; the torch version changes last."""
+    """The existing combination with the fewest changed versions; the torch version changes last."""
     torches, pythons, rocms = (
         {name: abs(place - list(names).index(own)) for place, name in enumerate(names)}
         for names, own in (
@@ -158,9 +164,9 @@ def nearest(versions: Versions, wanted: Cell) -> Cell:
 def product(
     versions: Versions, matrix: Mapping[str, Sequence[str]]
 ) -> tuple[list[Cell], list[tuple[dict[str, str], str]]]:
-    """All cells of a matrix (axis -> spellings), and the combinations left out, each with its reason.
+    """All combinations of a matrix (axis -> spellings), and the combinations left out, each with its reason.
 
-    UnknownVersion for a version that nobody knows, DataError for an axis that is missing, unknown, empty or no list of
+    Raises UnknownVersion for an unknown version, DataError for an axis that is missing, unknown, empty or not a list of
     texts.
     """
     for axis in [*AXES, *matrix]:
@@ -201,7 +207,7 @@ def product(
 
 
 def torches_with(versions: Versions, has: Callable[[Torch], bool]) -> str:
-    """The torch versions for which `has` holds, as text for a message."""
+    """The torch versions for which `has` is true, as text for a message."""
     return ", ".join(name for name, torch in versions.torch.items() if has(torch)) or "no torch"
 
 
@@ -224,7 +230,7 @@ def _reasons(versions: Versions, cell: Cell) -> list[str]:
 
 
 def _flash_attn(versions: Versions, value: str) -> str:
-    """The known flash-attn version that `value` names; "2.8" names the newest 2.8.x that is a release."""
+    """The known flash-attn version that `value` names; "2.8" names the newest release of 2.8.x."""
     plain = value.removeprefix("v").partition("+")[0]
     if plain in versions.flash_attn_names or plain in versions.flash_attn_unreleased:
         return plain
@@ -234,9 +240,8 @@ def _flash_attn(versions: Versions, value: str) -> str:
 
 
 def _newest(what: str, value: str, known: Sequence[str]) -> str:
-    """The known version that `value` names: itself, or the newest patch release of a "major.minor".
-
-    A "v" in front and a label behind, as in v2.5.1 and 2.6.0+rocm6.2.4, do not count.
+    """The known version that `value` names: itself, or the newest patch release of a "major.minor". A leading "v" and a
+    label are ignored, as in v2.5.1 and 2.6.0+rocm6.2.4.
     """
     plain = value.removeprefix("v").partition("+")[0]
     if plain in known:
@@ -248,7 +253,7 @@ def _newest(what: str, value: str, known: Sequence[str]) -> str:
 
 
 def _python(versions: Versions, value: str) -> str:
-    """The known Python of these digits: 3.11, 3.11.4, python3.11, or as the name of a wheel has it, 311 or cp311."""
+    """The known Python that `value` names: 3.11, 3.11.4, python3.11, or as in a wheel name, 311 or cp311."""
     plain = value.lower().removeprefix("python")
     for known in versions.python:
         bare = known.replace(".", "")
@@ -278,7 +283,7 @@ def _unknown(what: str, value: str, known: Sequence[str], *, why: str = "") -> R
 
 
 def _nearest_version(value: str, known: Sequence[str]) -> str:
-    """By distance of the numbers, first component first; the newest if `value` holds no version."""
+    """The known version with the smallest distance, major component first; the newest if `value` is not a version."""
     try:
         wanted = version_key(value.removeprefix("v").partition("+")[0])
     except ValueError:

@@ -1,7 +1,7 @@
 """The lock files: every package that an environment of this project installs, with its version and its hashes.
 
-uv makes them, for all Pythons from the oldest that the jobs run, and leaves out releases younger than the cooldown:
-a release that somebody took over is mostly found out within days.
+uv writes them, for all Pythons from the oldest that the jobs run. It skips releases younger than the cooldown, because
+a hijacked release is mostly discovered within days.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMAND = "python -m rocm_wheels lock"
 DIRECTORY = ROOT / "locks"
 WHEEL_TESTS = "wheel_tests/requirements.txt"
 _OLDEST = "3.10"
-# Groups with packages that have no release for Python 3.10, as build_rocm.sh knows.
+# Groups with packages that have no release for Python 3.10. build_rocm.sh has the same list.
 _NEWER = dict.fromkeys(
     ("benchmarks", "cibuildwheel", "test", "clients-kernels", "clients-transformers-4", "clients-transformers-5"),
     "3.11",
@@ -35,7 +35,7 @@ Groups = dict[str, list[str | dict[str, str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """One lock file: what it is made from, as pinned requirements, and the oldest Python that installs it."""
+    """One lock file: the pinned requirements it is made from, and the oldest Python that installs it."""
 
     name: str
     requirements: tuple[str, ...]
@@ -47,7 +47,7 @@ class Lock:
 
 
 def wanted() -> Iterator[Lock]:
-    """The locks that there are to be: of pip, of the wheel tests, and of each dependency group."""
+    """All lock files: of pip, of the wheel tests, and of each dependency group."""
     yield Lock(name="pip", requirements=(f"pip=={versions.load().build.pip}",), python=_OLDEST)
     lines = (ROOT / WHEEL_TESTS).read_text(encoding="utf-8").splitlines()
     yield Lock(name="wheel_tests", requirements=tuple(filter(None, lines)), python=_OLDEST)
@@ -58,7 +58,9 @@ def wanted() -> Iterator[Lock]:
 
 
 def write(*, today: datetime.date) -> list[str]:
-    """Makes all locks again, and returns a line for each that changed. DataError with uv's words if one fails."""
+    """Writes all lock files again. Returns a line for each that changed. Raises DataError with uv's message if one
+    fails.
+    """
     changes = []
     for lock in wanted():
         before = lock.path.read_text(encoding="utf-8") if lock.path.is_file() else ""
@@ -71,7 +73,7 @@ def write(*, today: datetime.date) -> list[str]:
 def _compile(lock: Lock, *, before: datetime.date) -> None:
     with packages_of("build"):
         from uv import find_uv_bin
-    # What is locked stays as it is, as long as it satisfies the requirements: uv reads the file that it is to write.
+    # uv reads the file that it will write: a locked version stays as long as it satisfies the requirements.
     command = [find_uv_bin(), "pip", "compile", "--quiet", "--no-config", "--universal", "--generate-hashes"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", lock.python]
     command += ["--exclude-newer", before.isoformat(), "--custom-compile-command", COMMAND]
@@ -88,7 +90,7 @@ def _compile(lock: Lock, *, before: datetime.date) -> None:
 
 
 def _flat(groups: Groups, name: str) -> tuple[str, ...]:
-    """The requirements of a dependency group and of the groups that it includes."""
+    """The requirements of a dependency group and of all groups that it includes."""
     found: dict[str, None] = {}
     for entry in groups[name]:
         more = _flat(groups, entry["include-group"]) if isinstance(entry, dict) else (entry,)

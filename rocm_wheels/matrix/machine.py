@@ -1,4 +1,4 @@
-"""This machine: cores, memory, GPUs, ROCm. Standard library only, and nothing is compiled or loaded."""
+"""This machine: cores, memory, GPUs, ROCm. Standard library only; nothing is compiled or loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a plan needs to know: memory in MiB, gfx targets of the GPUs, a ROCm compiler or none."""
+    """The facts that a plan needs: memory in MiB, gfx targets of the GPUs, whether a ROCm compiler is installed."""
 
     cores: int
     available_mib: int
@@ -26,7 +26,7 @@ class Machine:
 
 
 def survey(env: Mapping[str, str]) -> Machine:
-    """Looks at this machine, within the limits of its container."""
+    """The facts of this machine, within the limits of its container."""
     return Machine(cores=_cores(), available_mib=_available_mib(), gpus=detect_targets(), rocm=_has_rocm(env))
 
 
@@ -37,7 +37,7 @@ def detect_targets(nodes: Path = KFD_NODES) -> tuple[str, ...]:
 
 
 def gfx_name(version: int) -> str:
-    """The kernel driver's decimal MMmmss as a target: 90402 -> gfx942, 90010 -> gfx90a."""
+    """The target of the kernel driver's decimal MMmmss: 90402 -> gfx942, 90010 -> gfx90a."""
     major, rest = divmod(version, 10000)
     minor, stepping = divmod(rest, 100)
     return f"gfx{major}{minor:x}{stepping:x}"
@@ -48,14 +48,14 @@ def _kfd_versions(nodes: Path) -> list[str]:
     for properties in sorted(nodes.glob("*/properties")):
         try:
             text = properties.read_text()
-        except OSError:  # a container may see the node of a GPU that it must not use
+        except OSError:  # a container may see the device file of a GPU that it must not use
             continue
         versions += re.findall(r"^gfx_target_version (\d+)$", text, re.MULTILINE)
     return versions
 
 
 def _enumerated() -> set[str]:
-    """What ROCm's own tool reports; it also knows GPUs without the kfd driver (WSL)."""
+    """The targets that ROCm's own tool reports; it also finds GPUs without the kfd driver (WSL)."""
     tool = shutil.which("rocm_agent_enumerator") or shutil.which("/opt/rocm/bin/rocm_agent_enumerator")
     if tool is None:
         return set()
@@ -67,7 +67,7 @@ def _enumerated() -> set[str]:
 
 
 def _has_rocm(env: Mapping[str, str]) -> bool:
-    """Whether there is a ROCm with a compiler in it."""
+    """Whether a ROCm with a compiler is installed."""
     return Path(env.get("ROCM_PATH") or "/opt/rocm", "llvm/bin/clang").exists()
 
 

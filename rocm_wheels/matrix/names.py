@@ -1,5 +1,6 @@
-"""Labels and wheel names: `flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl`, and of the universal
-wheel `flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl`."""
+"""Labels and wheel names: `flash_attn-2.8.3+rocm62torch2.5triton-cp311-cp311-linux_x86_64.whl`, and for the universal
+wheel `flash_attn-2.8.3+rocm-cp310-abi3-linux_x86_64.whl`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from rocm_wheels.matrix.cells import Claim, Universal
 from rocm_wheels.matrix.versions import Interface
 
 DISTRIBUTION = "flash_attn"
-BUILT_PLATFORM = "linux_x86_64"  # before repair
-VERDICT = ".verdict.json"  # after the name of a wheel: what it passed
+BUILT_PLATFORM = "linux_x86_64"  # the platform before repair
+VERDICT = ".verdict.json"  # suffix of the test report of a wheel
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 
 _TAG = re.compile(r"v\d+\.\d+\.\d+(?:\.post\d+|(?P<candidate>rc\d+))?")
@@ -27,9 +28,9 @@ UNIVERSAL_LABEL = "rocm"
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedWheel:
-    """What a wheel's name says. torch is a minor version ("2.5"), because the label holds no more.
+    """The parts of a wheel's name. torch is a minor version ("2.5"), because the label holds no more.
 
-    Of the universal wheel, rocm and torch are "" and python is the oldest one.
+    In the universal wheel, rocm and torch are "" and python is the oldest supported Python.
     """
 
     flash_attn: str
@@ -56,7 +57,7 @@ def local_label(cell: Claim) -> str:
 
 
 def parse_label(label: str) -> tuple[str, str, str]:
-    """(rocm, torch minor, backend) of a local version label; DataError if it is none of ours.
+    """(rocm, torch minor, backend) of a local version label. Raises DataError for another label.
 
     The universal wheel's label names neither ROCm nor torch: both are "", and the backend is ck.
     """
@@ -76,52 +77,50 @@ def parse_label(label: str) -> tuple[str, str, str]:
 
 @cache
 def _rocm_by_digits() -> dict[str, str]:
-    """The ROCm versions by the digits that stand for them in a label: 62 is 6.2, 714 is 7.14, 101 is 10.1.
-
-    No pattern tells 7.14 from 71.4, so a label is looked up among the versions that exist.
+    """Maps the digits in a label to the ROCm version: 62 is 6.2, 714 is 7.14, 101 is 10.1. A pattern cannot distinguish
+    7.14 from 71.4, so a label is looked up among the versions that exist.
     """
     known = [(rocm.replace(".", ""), rocm) for rocm in versions.load().rocm]
     return {digits: rocm for digits, rocm in known if [other for other, _ in known].count(digits) == 1}
 
 
 def version(cell: Claim) -> str:
-    """The version in the wheel's metadata, label included."""
+    """The version in the wheel's metadata, with the label."""
     return f"{cell.flash_attn}+{local_label(cell)}"
 
 
 def wheel_name(cell: Claim, platform: str = BUILT_PLATFORM) -> str:
-    """The file name of the wheel with that claim, for a platform tag."""
+    """The file name of the wheel for these versions and a platform tag."""
     return f"{DISTRIBUTION}-{version(cell)}-{cell.python_tag}-{cell.abi_tag}-{platform}.whl"
 
 
 def interface_wheel_name(interface: Interface, cell: Claim) -> str:
-    """The file name of an interface's wheel that belongs to the wheel with that claim."""
+    """The file name of the wheel of an interface that accompanies the wheel for these versions."""
     return f"{interface.name}-{interface.version}+{local_label(cell)}-py3-none-any.whl"
 
 
 def is_interface(filename: str) -> bool:
-    """Whether a file is a wheel of an interface, which accompanies the wheels of its label."""
+    """Whether a file is the wheel of an interface, which accompanies the wheels with its label."""
     with contextlib.suppress(DataError):
         return bool(parse_interface(filename))
     return False
 
 
 def parse_universal(filename: str) -> str | None:
-    """The flash-attn version of a universal wheel's file name; None for every other name."""
+    """The flash-attn version in a universal wheel's file name; None for every other name."""
     match = re.fullmatch(rf"{DISTRIBUTION}-([^-+]+)\+{UNIVERSAL_LABEL}-(?:\d[^-]*-)?cp\d+-abi3-[^-]+\.whl", filename)
     return match[1] if match else None
 
 
 def is_wheel(filename: str) -> bool:
-    """Whether a file is a wheel of flash_attn that was built with these sources."""
+    """Whether a file is a wheel of flash_attn built from these sources."""
     with contextlib.suppress(DataError):
         return bool(parse(filename))
     return False
 
 
 def parse_interface(filename: str) -> tuple[str, str, str, str]:
-    """(distribution, rocm, torch minor, backend) of an interface's wheel. DataError if it is not named by
-    `interface_wheel_name`."""
+    """(distribution, rocm, torch minor, backend) of an interface's wheel. Raises DataError for another name."""
     known = "|".join(versions.load().interfaces)
     match = re.fullmatch(rf"({known})-[^-+]+\+([^-]+)(?:-[1-9]\d*)?-py3-none-any\.whl", filename)
     if match is None:
@@ -130,7 +129,7 @@ def parse_interface(filename: str) -> tuple[str, str, str, str]:
 
 
 def parse(filename: str) -> ParsedWheel:
-    """What a wheel's file name says. DataError if it is not a name that `wheel_name` builds."""
+    """The parts of a wheel's file name. Raises DataError for a name that `wheel_name` does not build."""
     from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
     try:
@@ -161,7 +160,7 @@ def unlabelled(filename: str) -> str | None:
 
 
 def labelled(filename: str) -> str:
-    """The file name of the universal wheel that a name without label belongs to; every other name as it is."""
+    """The file name of the universal wheel that belongs to a name without label; every other name unchanged."""
     name = re.sub(r"^([^-]+-[^-]+)-", rf"\1+{UNIVERSAL_LABEL}-", filename)
     return name if unlabelled(name) == filename else filename
 
@@ -179,13 +178,13 @@ def build_number(filename: str) -> int:
 
 
 def release_tag(text: str) -> str:
-    """The tag of a release, for argparse, which refuses any other text."""
+    """The tag of a release, as a type for argparse, which reports any other text."""
     if not _TAG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a release tag such as v1.2.3 or v1.2.3rc1")
     return text
 
 
 def is_candidate(tag: str) -> bool:
-    """Whether the tag is of a release candidate: GitHub's pre-release, which nobody is led to."""
+    """Whether the tag is a release candidate. GitHub calls it a pre-release; no page links to it."""
     match = _TAG.fullmatch(tag)
     return match is not None and match["candidate"] is not None

@@ -1,4 +1,4 @@
-"""A plan: everything that is decided before anything is compiled, as a value that can be printed and read back."""
+"""The plan of a wheel: all decisions before the first compilation, as a value that can be printed and read back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TORCH_INDEX = "https://download.pytorch.org/whl"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One wheel to be built. `image` is a container with its ROCm, `notes` are what the user should know.
+    """The plan of one wheel. `image` is a container with its ROCm, `notes` are messages for the user.
 
-    The universal wheel has neither a container nor a `torch_index`, because it is for every torch.
+    The universal wheel has neither a container nor a `torch_index`, because it supports every torch.
     """
 
     cell: Claim
@@ -44,13 +44,13 @@ class Plan:
 
     @property
     def shorter(self) -> str:
-        """What makes the build shorter, with options that it takes; "" where nothing does."""
+        """Options that make the build shorter, as a sentence; "" if there are none."""
         if isinstance(self.cell, Universal):
             return "PYTORCH_ROCM_ARCH=gfx942 builds for one GPU target alone" if len(self.targets) > 1 else ""
         return "--backend triton leaves Composable Kernel out" if self.cell.backend == "ck" else ""
 
     def as_dict(self) -> dict[str, object]:
-        """The plan as JSON-ready values, the cell as a nested table."""
+        """The plan as JSON-ready values, with the combination as a nested table."""
         return asdict(self)
 
 
@@ -60,7 +60,7 @@ def dump(plans: Sequence[Plan]) -> str:
 
 
 def load(text: str) -> list[Plan]:
-    """The plans in a text of `dump`. DataError for any other text."""
+    """The plans in a text of `dump`. Raises DataError for any other text."""
     try:
         return [Plan(**{**entry, "cell": _claim(entry["cell"]), **_tuples(entry)}) for entry in json.loads(text)]
     except (ValueError, TypeError, KeyError) as error:
@@ -74,7 +74,7 @@ def _claim(entry: Mapping[str, str]) -> Claim:
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The fields that JSON has made lists."""
+    """Turns the fields that JSON stores as lists back into tuples."""
     kinds = get_type_hints(Plan)
     return {field.name: tuple(entry[field.name]) for field in fields(Plan) if kinds[field.name] == tuple[str, ...]}
 
@@ -90,13 +90,13 @@ def make_plan(
     env: Mapping[str, str],
     machine: Machine | None = None,
 ) -> Plan:
-    """The plan of one cell under these environment variables. The machine is surveyed unless `machine` is given.
+    """The plan of one combination for these environment variables. The machine is inspected unless `machine` is passed.
 
-    The backend is `backend`, else what FLASH_ATTENTION_TRITON_AMD_ENABLE asks for, else the first one that is ready
-    and has kernels for a target that is named or found. Raises UnknownVersion, ImpossibleCell, BadTarget or DataError
-    (a malformed variable) if the wheel cannot be built.
+    The backend is `backend`, else the one that FLASH_ATTENTION_TRITON_AMD_ENABLE requests, else the first backend that
+    is ready and has kernels for a requested or detected target. Raises UnknownVersion, ImpossibleCell, BadTarget or
+    DataError (a malformed variable) if the wheel cannot be built.
     """
-    environment.source_date_epoch(env)  # a malformed one is refused now and not after hours
+    environment.source_date_epoch(env)  # refuse a malformed variable now, not after hours
     triton_too = environment.flag(env, environment.BUILD_TRITON)
     asked = backend or environment.backend(env)
     cell = resolve(
@@ -145,9 +145,10 @@ def make_plan(
 def make_universal_plan(
     versions: Versions, *, flash_attn: str, env: Mapping[str, str], machine: Machine | None = None
 ) -> Plan:
-    """The plan of the universal wheel of a flash-attn version, with every GPU target unless the environment names some.
+    """The plan of the universal wheel of a flash-attn version, with every GPU target unless the environment names
+    targets.
 
-    Raises UnknownVersion, BadTarget, DataError (a malformed variable, or one that asks for another wheel).
+    Raises UnknownVersion, BadTarget, and DataError for a malformed variable or one that requests another wheel.
     """
     environment.source_date_epoch(env)
     claim = universal(versions, flash_attn)
@@ -170,7 +171,7 @@ def make_universal_plan(
         )
     built = gpu_targets.universal(versions, named)
     if not any(has_kernels(versions, target, claim.backend) for target in built):
-        claim = replace(claim, backend="triton")  # such as for one Radeon: Composable Kernel has nothing for it
+        claim = replace(claim, backend="triton")  # such as for one Radeon: no Composable Kernel
     compiler = versions.backends[claim.backend].compiler
     return Plan(
         cell=claim,
@@ -189,24 +190,26 @@ def make_universal_plan(
 
 
 def wants_triton_too(plan: Plan, env: Mapping[str, str]) -> bool:
-    """Whether BUILD_TRITON_BACKEND asks for the triton wheel of the cell besides the planned one."""
+    """Whether BUILD_TRITON_BACKEND requests the triton wheel of the combination in addition to the planned wheel."""
     return environment.flag(env, environment.BUILD_TRITON) and plan.cell.backend != "triton"
 
 
 def toolchain_of(machine: Machine, backend: str) -> str:
-    """Where the compiler of a backend comes from: "rocm" or "pypi"."""
+    """The toolchain of a backend: "rocm" or "pypi"."""
     # Triton brings its own compiler, so its kernels are the same on a machine with and without ROCm.
     return "rocm" if machine.rocm and backend == "ck" else "pypi"
 
 
 def parallel_jobs(versions: Versions, env: Mapping[str, str], machine: Machine, backend: str = "triton") -> int:
-    """Compile jobs that run at once: MAX_JOBS (DataError if malformed), else by cores and memory."""
+    """Number of parallel compile jobs: MAX_JOBS (DataError if malformed), else by cores and memory."""
     by_memory = machine.available_mib // versions.backends[backend].job_memory_mib
     return environment.max_jobs(env) or max(1, min(machine.cores, by_memory))
 
 
 def _backend(versions: Versions, asked: str | None) -> str:
-    """The backend asked for, else the first one that is ready. UnknownVersion, or ImpossibleCell if it is not ready."""
+    """The requested backend, else the first one that is ready. Raises UnknownVersion, and ImpossibleCell if it is not
+    ready.
+    """
     ready = next(backend.name for backend in versions.backends.values() if backend.ready)
     if asked is not None and not known_backend(versions, asked).ready:
         raise ImpossibleCell(
@@ -217,7 +220,9 @@ def _backend(versions: Versions, asked: str | None) -> str:
 
 
 def _serving(versions: Versions, cell: Cell, wanted: Sequence[str]) -> tuple[Cell, tuple[str, ...]]:
-    """The cell, or the triton cell with a note if the cell's backend has kernels for none of these targets."""
+    """The combination; with the triton backend and a note if its own backend has no kernels for any of these
+    targets.
+    """
     if not wanted or cell.backend == "triton" or any(has_kernels(versions, name, cell.backend) for name in wanted):
         return cell, ()
     note = f"the {cell.backend} backend has no kernels for {', '.join(wanted)}: this builds the triton wheel"

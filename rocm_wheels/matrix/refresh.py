@@ -1,4 +1,4 @@
-"""Brings pins up to date: packages of the dependency groups and their lock files, digests of the container images."""
+"""Updates pins: packages of the dependency groups with their lock files, and digests of the container images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocm_wheels.errors import DataError, MissingTool
 from rocm_wheels.matrix import locks
 from rocm_wheels.paths import ROOT
 
-# A version that stands in several files becomes the same one in all of them.
+# A version that several files contain is updated in all of them.
 PINNED = (
     "pyproject.toml",
     "flash_attn_src/pyproject.toml",
@@ -30,7 +30,9 @@ _COMPILER = re.compile(r'(?m)^(?P<name>[\w-]+) = "(?P<version>[\w.]+)"')
 
 
 def run(*, dry_run: bool = False) -> list[str]:
-    """Rewrites the files and returns a line for each change. DataError, before anything is written, where one fails."""
+    """Rewrites the files and returns a line for each change. Raises DataError, before anything is written, if one
+    fails.
+    """
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PINNED}
     fresh, changes = refreshed(texts, releases=releases_of, digest=image_digest)
     if not dry_run:
@@ -43,10 +45,11 @@ def run(*, dry_run: bool = False) -> list[str]:
 def refreshed(
     texts: dict[str, str], *, releases: Callable[[str], list[str]], digest: Callable[[str, str], str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The texts with fresh pins, and what changed: `releases` gives a package's versions, `digest` an image's.
+    """The texts with new pins, and a line for each change.
 
-    No pin becomes older. A package with several versions, such as transformers 4 and 5, keeps them: each becomes the
-    newest of its major version.
+    releases: returns the versions of a package. digest: returns the digest of an image. No pin becomes older. A package
+    with several pinned versions, such as transformers 4 and 5, keeps them: each becomes the newest of its major
+    version.
     """
     changes: dict[str, None] = {}
     known: dict[str, list[Version]] = {}
@@ -97,7 +100,7 @@ def releases_of(package: str) -> list[str]:
 
 
 def image_digest(repository: str, tag: str) -> str:
-    """The digest of a tag in its registry, as docker sees it."""
+    """The digest of a tag in its registry, as docker reports it."""
     command = ["docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", f"{repository}:{tag}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The GPU targets that a build is asked for: by the environment, else by the GPUs of this machine."""
+"""The GPU targets that a build requests: in environment variables, else the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocm_wheels.matrix.versions import Versions
 
 
 class Requested(NamedTuple):
-    """Targets as they were spelt, None where nothing names any; where they come from; what the user should know."""
+    """Targets as they were spelt (None if nothing names any), their origin, and messages for the user."""
 
     targets: tuple[str, ...] | None
     source: str
@@ -22,15 +22,15 @@ class Requested(NamedTuple):
 
     @property
     def of_this_machine(self) -> bool:
-        """Whether the GPUs of this machine decide."""
+        """Whether the targets are the GPUs of this machine."""
         return self.targets in (None, (NATIVE,))
 
 
 def from_environment(versions: Versions, env: Mapping[str, str]) -> Requested:
-    """What the environment names; `source` is the variable. BadTarget or DataError for a malformed one.
+    """The targets in the environment; `source` is the variable. Raises BadTarget or DataError for a malformed variable.
 
-    flash-attn's own variable counts before torch's, which an image may have set. Targets in torch's variable that no
-    backend has kernels for are left out, as long as others remain.
+    flash-attn's own variable takes precedence over torch's variable, which an image may have set. Targets in torch's
+    variable for which no backend has kernels are left out if others remain.
     """
     given = target_lists(env)
     if not given:
@@ -47,9 +47,9 @@ def from_environment(versions: Versions, env: Mapping[str, str]) -> Requested:
 
 
 def from_machine(versions: Versions, cell: Cell, machine: Machine, asked: Requested) -> Requested:
-    """The GPUs of this machine that the cell serves, else None, which is the default targets.
+    """The GPUs of this machine that the combination supports, else None (the default targets).
 
-    BadTarget if the environment asks for native and this machine has no such GPU.
+    Raises BadTarget if the environment requests native and this machine has no such GPU.
     """
     serves = [target.name for target in served(versions, cell)]
     fit = tuple(gpu for gpu in machine.gpus if gpu in serves)

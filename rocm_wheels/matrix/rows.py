@@ -1,4 +1,4 @@
-"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard), wheels (cells), and the GPU job."""
+"""The rows of the workflow's jobs: kernels (backend, ROCm, target, shard), wheels (combinations), and the GPU job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rocm_wheels.matrix.versions import Versions
 Row = dict[str, str | int]
 _Rows = Callable[[Versions, Sequence[Cell], Sequence[str] | None], list[Row]]
 
-MAX_ROWS = 256  # matrix rows of one GitHub workflow run
-NO_ROCM = "any"  # in the place of a ROCm version: the kernels are the same for all of them
-# What a container needs to reach the GPUs of its machine; a job without GPU still needs options that are not empty.
+MAX_ROWS = 256  # limit of GitHub: matrix rows of one workflow run
+NO_ROCM = "any"  # stands for a ROCm version: the kernels are the same for all of them
+# Options with which a container reaches the GPUs of its machine. A job without a GPU needs options that are not empty.
 GPU_OPTIONS = (
     "--device=/dev/kfd --device=/dev/dri --group-add video --cap-add=SYS_PTRACE"
     " --security-opt seccomp=unconfined --ipc=host"
@@ -30,7 +30,9 @@ def rows(
     requested: Sequence[str] | None = None,
     universals: Sequence[Universal] = (),
 ) -> dict[str, list[Row]]:
-    """The rows of both jobs. DataError, with the runs to split it into, if one run cannot hold them."""
+    """The rows of both jobs. Raises DataError, which names the runs to split it into, if there are too many rows for
+    one run.
+    """
     made = {}
     for name, make, more in (
         ("kernels", kernel_rows, universal_kernel_rows),
@@ -50,12 +52,12 @@ def rows(
 
 
 def cell_name(cell: Claim) -> str:
-    """What `--only` matches and a job is called: "2.8.3 3.11 2.5.1 6.2 triton", or "2.8.3 universal"."""
+    """The name of a combination for `--only` and for a job: "2.8.3 3.11 2.5.1 6.2 triton", or "2.8.3 universal"."""
     return f"{cell} universal" if isinstance(cell, Universal) else f"{cell} {cell.backend}"
 
 
 def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
-    """One row for each part of the kernels that the wheels of `cells` hold."""
+    """One row for each shard of the kernels in the wheels of `cells`."""
     jobs = data.jobs
     wanted: dict[tuple[str, str, str], str] = {}
     for cell in cells:
@@ -68,7 +70,7 @@ def kernel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] 
 def universal_kernel_rows(
     data: Versions, universals: Sequence[Universal], requested: Sequence[str] | None = None
 ) -> list[Row]:
-    """One row for each part of the kernels that a universal wheel holds; all of them hold the same."""
+    """One row for each shard of the kernels in a universal wheel; all universal wheels have the same kernels."""
     if not universals:
         return []
     image_of = _gpu_rocm(data)
@@ -81,7 +83,7 @@ def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> 
     jobs = data.jobs
     rows: list[Row] = []
     for (backend, rocm, target), image_of in wanted.items():
-        # Composable Kernel has none for some targets of a ck wheel: Triton's kernels alone serve these.
+        # Composable Kernel has no kernels for some targets of a ck wheel. Only Triton's kernels serve these targets.
         compiler = backend if has_kernels(data, target, backend) else "triton"
         count = jobs.shards[compiler]
         for shard in range(1, count + 1):
@@ -105,7 +107,7 @@ def _kernel_rows(data: Versions, wanted: Mapping[tuple[str, str, str], str]) -> 
 
 
 def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None = None) -> list[Row]:
-    """One row for each cell, with the inputs of _build_rocm.yml under their names."""
+    """One row for each combination, with the inputs of _build_rocm.yml under their names."""
     jobs = data.jobs
     rows: list[Row] = []
     for cell in cells:
@@ -137,7 +139,9 @@ def wheel_rows(data: Versions, cells: Sequence[Cell], requested: Sequence[str] |
 def universal_wheel_rows(
     data: Versions, universals: Sequence[Universal], requested: Sequence[str] | None = None
 ) -> list[Row]:
-    """One row for each universal wheel. It names no Python, torch, ROCm or backend, because it is for all of them."""
+    """One row for each universal wheel. It names no Python, torch, ROCm or backend, because the wheel supports all of
+    them.
+    """
     jobs, targets = data.jobs, ";".join(_universal_targets(data, requested)) if universals else ""
     return [
         {
@@ -162,11 +166,11 @@ def universal_wheel_rows(
 
 
 def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
-    """The one job on the GPU runner: the universal wheels, which hold all contents, and a sample of the cells.
+    """The job on the GPU runner: the universal wheels, which hold all contents, and a sample of the combinations.
 
-    A job for each wheel would pull an image of 32 GB 75 times through one runner, and GitHub cancels what waits for
-    more than 24 hours. The wheels of the cells hold the same kernels and modules as the universal ones. The sample is
-    the oldest and the newest cell of each backend.
+    A job for each wheel would pull an image of 32 GB 75 times through one runner, and GitHub cancels jobs that wait for
+    more than 24 hours. The wheels of the combinations hold the same kernels and modules as the universal wheels. The
+    sample is the oldest and the newest combination of each backend.
     """
     backends: dict[str, list[str]] = {}
     for row in wheels:
@@ -178,7 +182,7 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
     return [
         {
             "name": f"{len(universals)} universal wheels and {len(sample)} cells",
-            "artifacts": f"{{{','.join([*universals, *sample])},}}",  # braces around one name alone are no choice
+            "artifacts": f"{{{','.join([*universals, *sample])},}}",  # one name is not a choice
             "image": _gpu_image(data, _gpu_rocm(data)),
             "gpu-runner": data.jobs.gpu_runner,
             "gpu-options": GPU_OPTIONS,
@@ -188,19 +192,18 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
 
 
 def _universal_targets(data: Versions, requested: Sequence[str] | None) -> list[str]:
-    """What the script builds into the universal wheel, without what is never published."""
+    """The targets of the universal wheel, without those that are never published."""
     return [name for name in universal_targets(data, requested) if not CUDA.fullmatch(name)]
 
 
 def _gpu_rocm(data: Versions) -> str:
-    """The newest ROCm: a GPU job of the universal wheel runs in its image."""
+    """The newest ROCm, whose image runs the GPU job of the universal wheel."""
     return list(data.rocm)[-1]
 
 
 def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> tuple[str, ...]:
-    """The GPU targets of a cell's wheel: all common ones, or those requested that the cell serves.
-
-    BadTarget if it serves none of them.
+    """The GPU targets of a combination's wheel: the default ones, or the requested ones that it supports. Raises
+    BadTarget if there are none.
     """
     found = _fit(data, cell, requested)
     if requested is not None and not found.targets:
@@ -212,7 +215,7 @@ def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> 
 
 
 def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None) -> list[str]:
-    """A line for each requested target that some of the cells cannot have."""
+    """A line for each requested target that some of the combinations do not support."""
     found: dict[str, list[tuple[Cell, str]]] = {}
     for cell in cells:
         for name, error in _fit(data, cell, requested).refused.items():
@@ -226,7 +229,7 @@ def left_out(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | N
 
 
 def _fit(data: Versions, cell: Cell, requested: Sequence[str] | None) -> Fit:
-    """What build_rocm.sh would build for the cell, without what is never published."""
+    """The targets that build_rocm.sh would build for the combination, without those that are never published."""
     found = fit(data, cell, requested)
     why = BadTarget("wheels for NVIDIA GPUs are never published")
     cuda = {name: why for name in found.targets if CUDA.fullmatch(name)}
@@ -234,7 +237,7 @@ def _fit(data: Versions, cell: Cell, requested: Sequence[str] | None) -> Fit:
 
 
 def _container(data: Versions, rocm: str) -> Row:
-    """The image a build job runs in: none where the runner has no room for one."""
+    """The image of a build job; none if the runner has no room for one."""
     image = data.rocm[rocm].image
     if data.jobs.container and image is None:
         raise DataError(f"versions.toml: rocm/{rocm}: no image, and jobs run in containers", remedy="Add its image.")
@@ -242,9 +245,8 @@ def _container(data: Versions, rocm: str) -> Row:
 
 
 def _gpu_image(data: Versions, rocm: str) -> str:
-    """The image that a job on a GPU runs in: that of the nearest ROCm which has one, of two the newer.
-
-    torch's wheels bring the HIP runtime of their ROCm with them: the image gives Python and tools.
+    """The image of a GPU job: of the nearest ROCm that has an image, of two the newer one. torch's wheels contain the
+    HIP runtime of their ROCm, so the image only provides Python and tools.
     """
     place = {version: position for position, version in enumerate(data.rocm)}
     images = {version: each.image for version, each in data.rocm.items() if each.image}
@@ -255,7 +257,7 @@ def _gpu_image(data: Versions, rocm: str) -> str:
 
 
 def _split(data: Versions, cells: Sequence[Cell], requested: Sequence[str] | None, make: _Rows) -> str:
-    """The runs that hold the cells together: one for each version of the first axis whose parts all fit."""
+    """The runs that together hold all combinations: one for each version of the first axis whose parts all fit."""
     for position, axis in enumerate(AXES):
         parts: dict[str, list[Cell]] = {}
         for cell in cells:

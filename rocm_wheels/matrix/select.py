@@ -1,4 +1,4 @@
-"""What a run builds: the cells of all platforms, selected."""
+"""Selects the combinations of all platforms that a run builds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Platforms = Mapping[str, Mapping[str, Sequence[str]] | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """The selected cells and universal wheels, and (combination, reason) for what is left out."""
+    """The selected combinations and universal wheels, and (combination, reason) for each that is left out."""
 
     cells: tuple[Cell, ...]
     left_out: tuple[tuple[str, str], ...]
     universals: tuple[Universal, ...] = ()
 
     def reasons(self) -> list[str]:
-        """A line for each reason, with what it holds for."""
+        """A line for each reason, with the combinations that it applies to."""
         named: dict[str, list[str]] = {}
         for name, why in self.left_out:
             named.setdefault(why, []).append(name)
@@ -44,12 +44,13 @@ def select(
     event: str = "push",
     has: Sequence[str] = (),
 ) -> Matrix:
-    """The cells of all platforms that are on and whose backend is ready, in ascending order, and the universal wheels.
+    """The combinations of all platforms that are on and whose backend is ready, in ascending order, and the universal
+    wheels.
 
-    Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of it,
-    such as 2.8.3.post2. `only` is a glob over
-    `cell_name`. A pull request gets the oldest and the newest cell. `has` are names of published files: what has its
-    wheel, verdict and wheels of interfaces among them is left out. DataError if the glob matches nothing.
+    Each flash-attn version of a platform with the ck backend has a universal wheel, and so has every other name of that
+    version, such as 2.8.3.post2. only: a glob over `cell_name`. A pull request gets the oldest and the newest
+    combination. has: names of published files; a combination is left out if its wheel, test report and wheels of
+    interfaces are among them. Raises DataError if the glob matches nothing.
     """
     universals: list[Universal] = []
     cells: list[Cell] = []
@@ -104,6 +105,6 @@ def select(
 
 
 def _names(data: Versions, version: str) -> list[str]:
-    """The version, and the names that have its functions."""
+    """The version, and the other names of the same functions."""
     known = universal(data, version).flash_attn
     return [known, *(name for name, release in data.flash_attn_names.items() if known == release != name)]

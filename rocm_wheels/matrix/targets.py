@@ -1,4 +1,4 @@
-"""GPU targets: which ones a cell serves, and what to say about the others."""
+"""GPU targets: which ones a combination supports, and the messages about the others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from rocm_wheels.matrix.cells import Cell
 from rocm_wheels.matrix.versions import GENERIC, Target, Versions
 from rocm_wheels.tables import version_key
 
-CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these; they are never published
+CUDA = re.compile(r"sm_[1-9]\d{1,2}")  # Triton compiles for these targets; they are never published
 _GFX = re.compile(r"gfx([6-9]|1\d)\d[0-9a-f]")  # major version, minor version, stepping
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The targets of a cell's wheel, in the order of versions.toml, and why the wheel cannot have the others."""
+    """The targets of a combination's wheel, in the order of versions.toml, and the reason for each target it cannot
+    have.
+    """
 
     targets: tuple[str, ...]
     refused: Mapping[str, BadTarget]
 
 
 def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> tuple[str, ...]:
-    """The targets to build where each requested one is meant: BadTarget for the first that `fit` refuses."""
+    """The GPU targets to build. Raises BadTarget for the first requested target that cannot be built."""
     found = fit(versions, cell, requested)
     for error in found.refused.values():
         raise error
@@ -34,10 +36,11 @@ def targets(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> 
 
 
 def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
-    """The targets of a cell's wheel: the default ones of its backend, or those requested. CUDA ones come last.
+    """The targets of a combination's wheel: the default ones of its backend, or the requested ones. CUDA targets come
+    last.
 
-    Every wheel holds Triton kernels. So a ck wheel may serve more targets than Composable Kernel does, as long as it
-    serves one of Composable Kernel's. BadTarget for a target that does not exist.
+    Every wheel holds Triton kernels. So a ck wheel may have more targets than Composable Kernel supports, as long as it
+    has one of Composable Kernel's. Raises BadTarget for a target that does not exist.
     """
     if requested is None:
         everything = versions.targets.values()
@@ -53,9 +56,9 @@ def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
 
 
 def universal(versions: Versions, requested: Iterable[str] | None) -> tuple[str, ...]:
-    """The targets of the universal wheel: the requested ones, or all but the ones that a generic target stands for.
+    """The targets of the universal wheel: the requested ones, or all without those that a generic target stands for.
 
-    BadTarget for a target that does not exist.
+    Raises BadTarget for a target that does not exist.
     """
     if requested is not None:
         return known_targets(versions, requested)
@@ -70,7 +73,7 @@ def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ..
 
 
 def without_kernels(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:
-    """The requested targets that have the name of a GPU for which no backend has kernels, such as gfx900."""
+    """The requested targets that are GPUs for which no backend has kernels, such as gfx900."""
     return tuple(
         entry
         for entry in requested
@@ -79,9 +82,9 @@ def without_kernels(versions: Versions, requested: Iterable[str]) -> tuple[str, 
 
 
 def gpus_of(versions: Versions, names: Iterable[str]) -> tuple[str, ...]:
-    """The targets of a wheel, and the GPUs that one of its generic targets stands for, in the order of versions.toml.
+    """The targets of a wheel, and the GPUs that its generic targets stand for, in the order of versions.toml.
 
-    Targets that versions.toml no longer has come last.
+    Targets that versions.toml no longer lists come last.
     """
     named = tuple(names)
     found = [target.name for target in versions.targets.values() if {target.name, target.universal} & {*named}]
@@ -89,7 +92,7 @@ def gpus_of(versions: Versions, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def served(versions: Versions, cell: Cell) -> list[Target]:
-    """All targets that a wheel of the cell may serve, by its backend or by the Triton kernels that each wheel has."""
+    """All targets that a wheel of the combination may have, by its backend or by the Triton kernels in each wheel."""
     return [
         target
         for target in versions.targets.values()
@@ -105,19 +108,21 @@ def has_kernels(versions: Versions, name: str, backend: str) -> bool:
 
 
 def check_served(versions: Versions, names: Iterable[str], backend: str) -> None:
-    """BadTarget for the first target that the backend has no kernels for, whatever the ROCm."""
+    """Raises BadTarget for the first target for which the backend has no kernels under any ROCm."""
     for name in names:
         if not has_kernels(versions, name, backend):
             raise _without_backend(versions, name, backend)
 
 
 def strip_features(entry: str) -> str:
-    """`gfx942:sramecc+:xnack-` -> `gfx942`: our code objects hold for any setting of the features."""
+    """Removes feature suffixes: `gfx942:sramecc+:xnack-` -> `gfx942`. Our code objects work with any setting of the
+    features.
+    """
     return re.sub(r"(:(sramecc|xnack)[+-])+$", "", entry.strip().lower())
 
 
 def _known(versions: Versions, entry: str) -> str:
-    """The target that an entry names: itself, with or without features, or the target of a product."""
+    """The target that an entry names: a target with or without features, or a product."""
     name = strip_features(entry)
     if name in versions.targets or CUDA.fullmatch(name):
         return name
@@ -137,21 +142,25 @@ def _known(versions: Versions, entry: str) -> str:
 
 
 def product_target(versions: Versions, name: str) -> str | None:
-    """The target of a product as users type it: "MI300X", "Radeon RX 7900 XTX", "7900 xtx"; None for no product."""
+    """The target of a product as users type it: "MI300X", "Radeon RX 7900 XTX", "7900 xtx"; None for an unknown
+    product.
+    """
     plain = re.sub(r"[^a-z0-9]|radeon|instinct|amd|pro", "", name.lower())
     spellings = {plain, f"rx{plain}", f"mi{plain}"}
     return next((target.name for target in versions.targets.values() if spellings & set(target.products)), None)
 
 
 def _relative(versions: Versions, name: str) -> Target | None:
-    """The target of the same generation whose number is nearest: gfx908 for gfx906; None where there is none."""
+    """The target of the same generation with the nearest number: gfx908 for gfx906; None if there is none."""
     wanted = int(name.removeprefix("gfx"), 16)
     same = [each for each in versions.targets.values() if not each.is_generic and _number(each) >> 8 == wanted >> 8]
     return min(same, key=lambda each: (_number(each) >> 4 != wanted >> 4, abs(_number(each) - wanted)), default=None)
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like a misspelt one; of equals the one that begins like it, then the first."""
+    """The known name that is most similar to a misspelt name. Among equals: one with the same beginning, then the
+    first.
+    """
 
     def likeness(other: str) -> tuple[float, int]:
         alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))
@@ -162,7 +171,7 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
-    """Why a wheel of the cell cannot serve a known target; None if it can."""
+    """The reason why a wheel of the combination cannot have a known target; None if it can."""
     target = versions.targets.get(name)
     if target is None or target in served(versions, cell):
         return None
@@ -195,7 +204,7 @@ def _without_backend(versions: Versions, name: str, backend: str) -> BadTarget:
 
 
 def _number(target: Target) -> int:
-    """1100 (hexadecimal) of gfx1100 and of gfx11-generic."""
+    """The number of a target: 1100 (hexadecimal) for gfx1100 and for gfx11-generic."""
     name = target.name.removeprefix("gfx")
     if target.is_generic:
         name = name.removesuffix(GENERIC).replace("-", "").ljust(4, "0")

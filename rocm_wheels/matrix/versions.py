@@ -1,4 +1,4 @@
-"""What exists, read from versions.toml and checked: an error names the file, the key and the value."""
+"""The versions that exist, read from versions.toml and checked: an error names the file, the key and the value."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _IMAGE = re.compile(r"[a-z0-9][a-z0-9./_-]*:[\w.-]+(@sha256:[0-9a-f]{64})?")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """Facts of the build machine: pip of the environment."""
+    """Facts of the build machine: the pip of the build environment."""
 
     pip: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A wheel with the interface of another FlashAttention, in Python alone: its version and module."""
+    """A wheel in pure Python with the interface of another FlashAttention: its version and module."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The jobs of the workflows: labels of their runners, limits in minutes, parts of a backend's kernels."""
+    """Settings of the workflows' jobs: labels of the runners, limits in minutes, shards of a backend's kernels."""
 
     runner: str
     universal_runner: str
@@ -48,8 +48,9 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A kernel family; `ready` once its kernels are in this repository, `job_memory_mib` of one compile job,
-    `kernel_seconds` of a core for each kernel."""
+    """A backend: whether its kernels are in this repository (`ready`), memory of a compile job in MiB, core seconds per
+    kernel.
+    """
 
     name: str
     compiler: str
@@ -60,8 +61,9 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """A torch release. `rocm` maps a ROCm version to the directory of the wheel index; `uncertain` says which of these
-    facts is not confirmed."""
+    """A torch release. rocm: ROCm version -> directory of the wheel index. uncertain: the facts that are not
+    confirmed.
+    """
 
     version: str
     python: tuple[str, ...]
@@ -71,7 +73,7 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True)
 class Rocm:
-    """A ROCm release, a container image with it where one is known, and which fact about it is not confirmed."""
+    """A ROCm release, a container image with it if one is known, and the facts about it that are not confirmed."""
 
     version: str
     image: str | None
@@ -80,7 +82,7 @@ class Rocm:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A gfx target; `backends` maps a backend to the ROCm from which on it serves the target."""
+    """A gfx target. backends: backend -> the oldest ROCm under which it has kernels for the target."""
 
     name: str
     family: str
@@ -91,7 +93,7 @@ class Target:
 
     @property
     def is_generic(self) -> bool:
-        """Whether it is a target of LLVM that stands for a family of GPUs, such as gfx11-generic."""
+        """Whether it is an LLVM target that stands for a family of GPUs, such as gfx11-generic."""
         return self.name.endswith(GENERIC)
 
     def serves(self, backend: str, rocm: str) -> bool:
@@ -102,8 +104,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """All of versions.toml; the versions ascend in every field. `flash_attn_names` maps a version of flash-attn to the
-    release whose functions it has."""
+    """All of versions.toml, with ascending versions in every field.
+
+    flash_attn_names: version of flash-attn -> the release that has its functions.
+    """
 
     flash_attn_names: Mapping[str, str]
     flash_attn_unreleased: tuple[str, ...]
@@ -119,17 +123,17 @@ class Versions:
 
     @property
     def flash_attn(self) -> tuple[str, ...]:
-        """The releases of flash-attn, without the other names of them."""
+        """The releases of flash-attn, without their other names."""
         return tuple(name for name, release in self.flash_attn_names.items() if name == release)
 
 
 def load(path: Path = DATA_FILE) -> Versions:
-    """Reads the data file. DataError if its content is wrong."""
+    """Reads the data file. Raises DataError if its content is wrong."""
     return loads(path.read_text(encoding="utf-8"), name=path.name)
 
 
 def loads(text: str, *, name: str = "versions.toml") -> Versions:
-    """Reads the text of a data file; `name` is what errors call it."""
+    """Parses the text of a data file. name: the name of the file in errors."""
     root = Table(name, "", parse(text, name))
     flash_attn_names = _flash_attn(root)
     python = root.versions("python")
@@ -154,7 +158,7 @@ def loads(text: str, *, name: str = "versions.toml") -> Versions:
 
 
 def _flash_attn(root: Table) -> dict[str, str]:
-    """Every name of a version, ascending -> its release, which is a name of itself."""
+    """Every name of a version, ascending -> its release, which is also a name of itself."""
     table = root.table("flash_attn")
     if not table.data:
         raise root.error("flash_attn", {}, "is empty")

@@ -1,1 +1,1 @@
-"""Wheels become a release, its notes and the package index."""
+"""The publish stage: wheels become a release, its notes and the package index."""

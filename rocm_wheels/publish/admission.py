@@ -1,4 +1,6 @@
-"""Whether a wheel may be published: recomputed from the wheel itself, because a verdict beside it is only a claim."""
+"""Decides whether a wheel may be published. It recomputes the facts from the wheel, because a test report can claim
+anything.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ COMMIT_REMEDY = "Check out the commit of the release, without changes, and build
 
 
 def check(path: Path, wheel: Wheel, *, commit: str | None) -> None:
-    """PublishFailed unless the wheel in a file is what its verdict says, for AMD GPUs on Linux, from that commit.
+    """Raises PublishFailed unless the wheel matches its test report and is for AMD GPUs on Linux, from that commit.
 
-    `commit` None asks for no certain one.
+    commit: None accepts every commit.
     """
     check_platforms(wheel.name, names.parse(wheel.name).platforms)
     verdict = wheel.verdict
@@ -56,7 +58,7 @@ def check(path: Path, wheel: Wheel, *, commit: str | None) -> None:
 
 
 def check_interface(path: Path, wheels: Iterable[Wheel]) -> None:
-    """PublishFailed unless a wheel with the same label was tested together with this wheel of an interface."""
+    """Raises PublishFailed unless the wheel of an interface was tested together with a wheel of the same label."""
     label = path.name.split("-")[1].partition("+")[2]
     with Contents(path) as contents:
         digest, wrong = contents.digest(), contents.record_errors()
@@ -71,7 +73,7 @@ def check_interface(path: Path, wheels: Iterable[Wheel]) -> None:
 
 
 def check_platforms(name: str, platforms: Iterable[str]) -> None:
-    """PublishFailed for a wheel that is not repaired to manylinux."""
+    """Raises PublishFailed for a wheel that is not repaired to manylinux."""
     if others := [platform for platform in platforms if not _PLATFORM.fullmatch(platform)]:
         raise PublishFailed(
             f"{name} is not repaired: it is for {', '.join(others)}",

@@ -1,4 +1,4 @@
-"""What a release should hold: the files of a directory, checked before anything is sent."""
+"""The files that a release should hold. All are checked before any is sent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.repair import MAX_BYTES
 
 SUMS = "SHA256SUMS"
-MAX_ASSETS = 1000  # of one GitHub release
-# GitHub stores other characters as dots.
+MAX_ASSETS = 1000  # limit of one GitHub release
+# GitHub replaces other characters by dots.
 _NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*[A-Za-z0-9_+-]")
 _TYPES = {
     ".whl": "application/zip",
@@ -34,7 +34,9 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asset:
-    """A file to be in the release; `content` is where its bytes are, `final` that others rely on them."""
+    """A file of the release. content: path of its bytes. final: whether other files rely on it, so that it must not
+    change.
+    """
 
     name: str
     size: int
@@ -53,16 +55,16 @@ class Asset:
         return _TYPES.get(Path(self.name).suffix, "text/plain")
 
     def is_there(self, there: Mapping[str, Any]) -> bool:
-        """Whether GitHub's description, which must have a digest, is of this file."""
+        """Whether the asset that GitHub describes is this file, by its digest."""
         return there["state"] == "uploaded" and catalogue.asset_sha256(there) == self.sha256
 
 
 def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list[Asset]]:
-    """The wheels of a directory and the assets they make, in the order to send them.
+    """The wheels of a directory and the assets for them, in the order in which they are sent.
 
-    The wheels of interfaces, a wheel's metadata and verdict and the same wheel without label come before the wheel. So
-    a wheel that is there is complete. PublishFailed or DataError for anything that must not be published, before
-    anything is sent; with `commit` also for a wheel of another commit.
+    The wheels of interfaces, a wheel's metadata and test report, and the same wheel without label come before the
+    wheel. So a wheel in a release is complete. Raises PublishFailed or DataError, before anything is sent, for anything
+    that must not be published; with `commit` also for a wheel of another commit.
     """
     if not dist.is_dir():
         raise PublishFailed(f"{dist} is not a directory", remedy="Give --dist the directory with the wheels.")
@@ -97,8 +99,11 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
 
 
 def _unlabelled(wheel: Path) -> list[Asset]:
-    """A universal wheel under its version without the label, with its metadata. It is made here from the wheel, so that
-    no verdict and no attestation of its own is needed: whoever makes it again gets the same bytes."""
+    """A universal wheel under its version without the label, with its metadata.
+
+    It is derived from the wheel and gives the same bytes each time, so it needs no test report and no attestation of
+    its own.
+    """
     if names.unlabelled(wheel.name) is None:
         return []
     with tempfile.TemporaryDirectory() as scratch:
@@ -112,7 +117,7 @@ def of_bytes(name: str, content: bytes, *, final: bool) -> Asset:
 
 
 def sums(digests: Mapping[str, str]) -> Asset:
-    """SHA256SUMS over name -> sha256, in the form that `sha256sum --check` reads."""
+    """SHA256SUMS for name -> sha256, in the format that `sha256sum --check` reads."""
     lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items()) if name != SUMS]
     return of_bytes(SUMS, "".join(lines).encode(), final=False)
 
@@ -122,7 +127,7 @@ def _of_file(path: Path, *, final: bool) -> Asset:
 
 
 def _check_regular(dist: Path) -> None:
-    """A link could lead to any file of this machine."""
+    """Raises PublishFailed for a link, which could lead to any file of this machine."""
     if others := sorted(path.name for path in dist.iterdir() if path.is_symlink() or not path.is_file()):
         raise PublishFailed(
             f"{dist} holds what is no regular file: {', '.join(others)}", remedy="Put copies of the files there."
@@ -130,7 +135,7 @@ def _check_regular(dist: Path) -> None:
 
 
 def _check_files(dist: Path, taken: set[str]) -> None:
-    """Nothing in the directory is left behind in silence."""
+    """Raises PublishFailed for a file in the directory that would not be published."""
     others = sorted(path.name for path in dist.iterdir() if path.name not in taken | {SUMS})
     if others:
         raise PublishFailed(
@@ -155,7 +160,7 @@ def _check_limits(assets: Iterable[Asset]) -> None:
 
 
 def check_count(names: Iterable[str]) -> None:
-    """PublishFailed if these and their sums are more assets than a release holds."""
+    """Raises PublishFailed if these assets and SHA256SUMS are more than a release can hold."""
     count = len({*names, SUMS})
     if count > MAX_ASSETS:
         raise PublishFailed(

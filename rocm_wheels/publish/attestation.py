@@ -1,4 +1,4 @@
-"""The gate of publishing: the wheels and the crate were built by this repository's workflows, at the release's commit.
+"""Checks that this repository's workflows built the wheels and the crate at the release's commit.
 
 GitHub signs an attestation of the run that builds and tests them. `gh attestation verify` checks it.
 """
@@ -14,11 +14,11 @@ _SECONDS = 120
 
 
 def check(dist: Path, *, repository: str, commit: str, workflow: str, crate_workflow: str | None = None) -> list[str]:
-    """The names of the wheels and the crate in `dist`, each attested.
+    """The names of the wheels and the crate in `dist`. Raises PublishFailed, with gh's message, for a file without
+    attestation.
 
-    The wheels must be signed by the workflow file at the path `workflow` and the crate by `crate_workflow`, on a runner
-    that GitHub hosts. Kernel stores are members of the wheels (publish/parts.py). Raises PublishFailed, with the
-    message of gh, for a file that is not attested.
+    The wheels must be signed by the workflow file `workflow` and the crate by `crate_workflow`, on a runner that GitHub
+    hosts. Kernel stores are members of the wheels (publish/parts.py).
     """
     crates = sorted(dist.glob("*.crate"))
     if crates and crate_workflow is None:

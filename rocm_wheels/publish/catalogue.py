@@ -24,7 +24,7 @@ from rocm_wheels.wheel.verdict import Verdict
 
 METADATA = ".metadata"
 _FETCHES = 8
-_FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # of a release that are read
+_FIELDS = {"tag_name", "id", "draft", "prerelease", "published_at", "assets"}  # fields of a release that are read
 
 Fetch = Callable[[Mapping[str, Any]], bytes]
 
@@ -33,8 +33,8 @@ Fetch = Callable[[Mapping[str, Any]], bytes]
 class Catalogue:
     """Everything that was ever public.
 
-    `unverified` are wheels of which no verdict says that they passed: they stay listed, because lock files name them,
-    unless uv would prefer them to a verified wheel. `problems` say what is wrong with the releases.
+    unverified: wheels without a test report of success. They stay listed, because lock files name them, unless uv would
+    prefer them to a verified wheel. problems: what is wrong with the releases.
     """
 
     wheels: tuple[Wheel, ...] = ()
@@ -45,10 +45,9 @@ class Catalogue:
 
 
 def from_directory(directory: Path) -> list[Wheel]:
-    """The wheels of a directory. Their URLs are their bare names.
+    """Lists the wheels in a directory, with the file name as the URL (for an index served beside them).
 
-    DataError if a wheel is not one of ours, has no verdict beside it or did not pass, or the verdict is about other
-    bytes.
+    Raises DataError if a wheel is not one of ours, has no test report, failed, or if its report is about other bytes.
     """
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
@@ -60,7 +59,7 @@ def from_directory(directory: Path) -> list[Wheel]:
 
 
 def interfaces_in(directory: Path) -> list[InterfaceWheel]:
-    """The wheels of interfaces of a directory. Their URLs are their bare names."""
+    """Lists the wheels of interfaces in a directory, with the file name as the URL."""
     found = [path for path in sorted(directory.glob("*.whl")) if names.is_interface(path.name)]
     return [
         _interface(path.name, contents.file_sha256(path), core_metadata(path), url=path.name, release="")
@@ -69,7 +68,7 @@ def interfaces_in(directory: Path) -> list[InterfaceWheel]:
 
 
 def local_wheel(path: Path) -> Wheel:
-    """The wheel in a file, with the verdict beside it."""
+    """The wheel in a file, with the test report next to it."""
     written = path.with_name(path.name + VERDICT)
     if not written.is_file():
         raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
@@ -81,7 +80,7 @@ def local_wheel(path: Path) -> Wheel:
 
 
 def unlabelled_in(wheels: Iterable[Wheel], directory: Path) -> list[UnlabelledWheel]:
-    """The wheels without label in a directory, one for each universal wheel. Their URLs are their bare names."""
+    """Lists the wheels without label in a directory, one for each universal wheel, with the file name as the URL."""
     found = []
     for wheel in wheels:
         if name := names.unlabelled(wheel.name):
@@ -91,13 +90,13 @@ def unlabelled_in(wheels: Iterable[Wheel], directory: Path) -> list[UnlabelledWh
 
 
 def core_metadata(path: Path) -> bytes:
-    """The METADATA file of a wheel (PEP 658). DataError if the file is not a wheel of its name."""
+    """The METADATA file of a wheel (PEP 658). Raises DataError if the file is not the wheel that its name says."""
     with contents.Contents(path) as opened:
         return opened.metadata()
 
 
 def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The releases that people are led to: neither drafts nor candidates."""
+    """The releases without drafts and candidates."""
     return [release for release in releases if not release["draft"] and not release["prerelease"]]
 
 
@@ -107,11 +106,11 @@ def from_releases(
     yanked: Mapping[str, str],
     withdrawn: Mapping[str, str] | None = None,
 ) -> Catalogue:
-    """The wheels of releases as GitHub's API describes them. `fetch` gives the bytes of an asset.
+    """The wheels of releases as GitHub's API describes them.
 
-    Metadata and verdicts are assets beside each wheel. A wheel that lacks one of them, or whose verdict does not fit,
-    is a problem of that wheel alone. Other people's wheels are passed over. `yanked` and `withdrawn` map a name to the
-    reason.
+    fetch: returns the bytes of an asset; metadata and test reports are assets next to each wheel. If one of them is
+    missing or does not match, only that wheel is a problem. Wheels of other people are skipped. yanked, withdrawn: file
+    name -> reason.
     """
     problems: list[str] = []
     found = _by_name(releases, problems)
@@ -133,7 +132,7 @@ def from_releases(
 
 
 def newest(wheels: Iterable[Wheel]) -> list[Wheel]:
-    """Of the builds of one wheel the one of the newest release, a yanked one only where all are."""
+    """One build of each wheel: of the newest release, and a yanked build only if all builds are yanked."""
     found: dict[str, Wheel] = {}
     for wheel in sorted(wheels, key=lambda wheel: (wheel.yanked is None, release_key(wheel.release), wheel.build)):
         found[names.stem(wheel.name)] = wheel
@@ -141,7 +140,7 @@ def newest(wheels: Iterable[Wheel]) -> list[Wheel]:
 
 
 def release_key(tag: str) -> Version:
-    """Sort key of a release's tag, by version; a tag that is no version comes first."""
+    """Sort key of a release's tag, by version; a tag that is not a version sorts first."""
     try:
         return Version(tag.removeprefix("v"))
     except InvalidVersion:
@@ -149,7 +148,9 @@ def release_key(tag: str) -> Version:
 
 
 def load_releases(text: str) -> list[dict[str, Any]]:
-    """The releases in an answer of GitHub's API: one, a list, or a list of pages. DataError if there is none."""
+    """The releases in an answer of GitHub's API: one, a list, or a list of pages. Raises DataError if there are
+    none.
+    """
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -164,13 +165,15 @@ def load_releases(text: str) -> list[dict[str, Any]]:
 
 
 def asset_sha256(asset: Mapping[str, Any]) -> str | None:
-    """GitHub's own digest of an asset; None for assets from before it kept them."""
+    """GitHub's digest of an asset; None for an asset from before GitHub computed digests."""
     algorithm, _, value = str(asset.get("digest") or "").partition(":")
     return value if algorithm == "sha256" else None
 
 
 def checked_verdict(name: str, sha256: str, content: bytes) -> Verdict:
-    """The verdict of a wheel of that name and sha256. DataError if it is none, is about other bytes or not passed."""
+    """The test report of a wheel. Raises DataError if there is none, if it is about other bytes, or if the wheel did
+    not pass.
+    """
     found = verdict.parse(name + VERDICT, content)
     if (found.wheel, found.sha256) != (name, sha256):
         raise DataError(f"the verdict beside {name} is about another file of that name")
@@ -183,11 +186,13 @@ def checked_verdict(name: str, sha256: str, content: bytes) -> Verdict:
 class _Released:
     tag: str
     asset: Mapping[str, Any]
-    there: Mapping[str, Mapping[str, Any]]  # the assets of the release by name
+    there: Mapping[str, Mapping[str, Any]]  # assets of the release, by name
 
 
 def _by_name(releases: Iterable[Mapping[str, Any]], problems: list[str]) -> list[_Released]:
-    """Our wheels. A name that several releases have is the newest one's; other bytes under it are a problem."""
+    """Our wheels, by name. If several releases have a name, the newest release counts; other bytes under it are a
+    problem.
+    """
     found: dict[str, _Released] = {}
     for release in sorted(releases, key=lambda release: (release_key(release["tag_name"]), release["id"])):
         there = {asset["name"]: asset for asset in release["assets"] if asset["state"] == "uploaded"}
@@ -202,7 +207,7 @@ def _by_name(releases: Iterable[Mapping[str, Any]], problems: list[str]) -> list
 
 
 def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems: list[str]) -> Link:
-    """The wheel, or a bare link where something is wrong with it, which goes to the problems."""
+    """The wheel; if it is invalid, a plain link, and the reason is appended to `problems`."""
     name = one.asset["name"]
     common = {"url": _address(one.asset["browser_download_url"], one.tag), "release": one.tag}
     reason = yanked.get(name)
@@ -223,7 +228,9 @@ def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems:
 
 
 def _unlabelled(fetch: Fetch, one: _Released, wheel: Wheel, problems: list[str]) -> UnlabelledWheel | None:
-    """The wheel without label in the release of a universal wheel, marked as that one is; None if it is not there."""
+    """The wheel without label in the release of a universal wheel, with the same marks; None if the release does not
+    have it.
+    """
     name = names.unlabelled(wheel.name)
     if name is None or name not in one.there:
         return None
@@ -266,15 +273,18 @@ def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:
 
 
 def _withdrawn(link: Link, reasons: Mapping[str, str]) -> Link:
-    """The link, in no page of the index if there is a reason for its name."""
+    """The link, unlisted if its name is withdrawn."""
     reason = reasons.get(link.name)
     return link if reason is None else replace(link, yanked=reason, listed=False)
 
 
 def _without_newer_builds(links: Sequence[Link]) -> list[Link]:
-    """The links, without a page for a build number above the one of the newest release: a backport or an unverified
-    wheel. Installers take the highest build number, and uv takes it for an exact pin even if it is yanked. What a
-    maintainer has yanked stays listed."""
+    """The links. A build number above the one of the newest release is unlisted: it is a backport or an unverified
+    wheel.
+
+    Installers take the highest build number, and uv takes it for an exact pin even if it is yanked. Wheels that a
+    maintainer has yanked stay listed.
+    """
     newest_builds: dict[str, Link] = {}
     for link in sorted(links, key=lambda link: (release_key(link.release), link.build)):
         if link.yanked is None:
@@ -302,9 +312,9 @@ def _sha256(content: bytes) -> str:
 
 
 def _address(url: str, tag: str) -> str:
-    """The URL of an asset once its release is public, with its file name escaped in full: a "+" in it is "%2B"."""
+    """The URL of an asset once its release is public. The file name is percent-encoded: "+" becomes "%2B"."""
     base, _, name = url.rpartition("/")
-    # A draft's has "untagged-59c9e54950e6d2824cb8" in the place of the tag, until it is published.
+    # Until it is published, a draft has "untagged-59c9e54950e6d2824cb8" in place of the tag.
     base = re.sub(r"(?<=/download/)untagged-[0-9a-f]+$", lambda _: quote(tag), base)
     return f"{base}/{quote(unquote(name), safe='')}"
 

@@ -1,4 +1,4 @@
-"""GitHub's REST API: what is asked twice and what is not, waits, pages. The token is never printed."""
+"""A client of GitHub's REST API: retries, rate limits, pages. It never prints the token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import requests
 from rocm_wheels.errors import PublishFailed
 
 ATTEMPTS = 8
-BACKOFF_SECONDS = 1.0  # doubled at each attempt, up to the longest
+BACKOFF_SECONDS = 1.0  # doubled at each attempt, up to the maximum
 LONGEST_BACKOFF_SECONDS = 60.0
-LONGEST_WAIT_SECONDS = 3900.0  # a rate limit is over within the hour
-TIMEOUT_SECONDS = (15.0, 300.0)  # to connect, and between two bytes of the answer
+LONGEST_WAIT_SECONDS = 3900.0  # rate limits last at most an hour
+TIMEOUT_SECONDS = (15.0, 300.0)  # timeout to connect, and between two bytes of the answer
 PER_PAGE = 100
 RELEASES_PER_PAGE = 10  # each comes with its assets, up to 1000
 _TOKEN = re.compile(r"[!-~]+")
@@ -29,18 +29,18 @@ Body = Callable[[], IO[bytes]]
 
 
 class Unanswered(Exception):  # noqa: N818 - an outcome, not a failure: the request may have been carried out
-    """A request that must not be repeated blindly got no usable answer."""
+    """A non-idempotent request may or may not have been executed."""
 
 
 class GitHub:
-    """One repository. `say` gets a line whenever a request has to be repeated."""
+    """One repository. say: receives a line for each request that is repeated."""
 
     def __init__(self, repository: str, *, token: str, api_url: str, say: Callable[[str], None]) -> None:
         self.repository = repository
         self.say = say
         self._url = f"{api_url.rstrip('/')}/repos/{repository}"
         self._session = requests.Session()
-        # As an object and not as a header: requests would put a machine's .netrc above a header.
+        # An object instead of a header, because requests prefers a machine's .netrc to a header.
         self._session.auth = _Bearer(token, api_url) if token else None
         self._session.headers.update(
             {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28", "User-Agent": "rocm_wheels"}
@@ -48,7 +48,9 @@ class GitHub:
 
     @classmethod
     def from_environment(cls, *, repository: str | None, say: Callable[[str], None], writes: bool) -> GitHub:
-        """With GITHUB_TOKEN or GH_TOKEN, GITHUB_REPOSITORY and GITHUB_API_URL. PublishFailed without what it needs."""
+        """From GITHUB_TOKEN or GH_TOKEN, GITHUB_REPOSITORY and GITHUB_API_URL. Raises PublishFailed if a variable is
+        missing.
+        """
         token = (os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN") or "").strip()
         if token and not _TOKEN.fullmatch(token):
             raise PublishFailed(
@@ -70,30 +72,30 @@ class GitHub:
         return cls(name, token=token, api_url=api_url, say=say)
 
     def get(self, path: str) -> Any:
-        """What is at a path below the repository, None if there is nothing."""
+        """The object at a path below the repository; None for a 404."""
         response = self._send("GET", f"{self._url}{path}", gone=True, is_json=True)
         return None if response.status_code == 404 else response.json()
 
     def releases(self) -> Iterator[dict[str, Any]]:
-        """All releases, drafts too where the token may see them."""
+        """All releases, with drafts if the token may see them."""
         return self._pages("/releases", RELEASES_PER_PAGE)
 
     def release(self, release: int) -> dict[str, Any]:
-        """One release as it is now."""
+        """The current state of one release."""
         return self._json("GET", f"{self._url}/releases/{release}")
 
     def tag_commit(self, tag: str) -> str | None:
-        """The commit that a tag names, None if there is no such tag."""
+        """The commit of a tag; None if there is no such tag."""
         response = self._send("GET", f"{self._url}/git/ref/tags/{quote(tag)}", gone=True, is_json=True)
         if response.status_code == 404:
             return None
         named = response.json()["object"]
-        while named["type"] == "tag":  # an annotated one is an object of its own
+        while named["type"] == "tag":  # an annotated tag is an object of its own
             named = self._json("GET", f"{self._url}/git/tags/{named['sha']}")["object"]
         return str(named["sha"])
 
     def assets(self, release: int) -> Iterator[dict[str, Any]]:
-        """All assets of a release, of any state."""
+        """All assets of a release, in any state."""
         return self._pages(f"/releases/{release}/assets")
 
     def labels(self) -> list[str]:
@@ -101,12 +103,12 @@ class GitHub:
         return [str(label["name"]) for label in self._pages("/labels")]
 
     def asset(self, asset: int) -> dict[str, Any] | None:
-        """One asset as it is now, which a listing may show only seconds later; None if it is gone."""
+        """The current state of one asset, which a listing may show only seconds later; None if it was deleted."""
         found: dict[str, Any] | None = self.get(f"/releases/assets/{asset}")
         return found
 
     def create_release(self, **fields: Any) -> dict[str, Any]:
-        """A new release. Unanswered if it may or may not exist now."""
+        """Creates a release. Raises Unanswered if the release may or may not exist now."""
         return self._json("POST", f"{self._url}/releases", json=fields, repeat=False)
 
     def update_release(self, release: int, **fields: Any) -> dict[str, Any]:
@@ -122,18 +124,18 @@ class GitHub:
         return self._json("PATCH", f"{self._url}/releases/assets/{asset}", json={"name": name})
 
     def generated_notes(self, tag: str, commit: str) -> str:
-        """GitHub's list of what was merged since the release before. Asking changes nothing."""
+        """GitHub's list of the changes since the previous release. The request changes nothing."""
         wanted = {"tag_name": tag, "target_commitish": commit}
         return str(self._json("POST", f"{self._url}/releases/generate-notes", json=wanted)["body"])
 
     def upload(self, upload_url: str, name: str, body: Body, content_type: str) -> dict[str, Any]:
-        """A new asset. Unanswered if it may or may not be there now, or if its name is taken."""
-        # In a query a bare "+" is a space, for which GitHub stores ".": the name is escaped in full.
+        """Uploads an asset. Raises Unanswered if the asset may or may not exist now, or if its name is taken."""
+        # In a query a bare "+" is a space, which GitHub stores as ".". So the name is percent-encoded.
         url = f"{upload_url.partition('{')[0]}?name={quote(name, safe='')}"
         return self._json("POST", url, body=body, headers={"Content-Type": content_type}, repeat=False)
 
     def download(self, url: str) -> bytes:
-        """The bytes at an asset's `url` (works for drafts) or `browser_download_url`."""
+        """The bytes at an asset's `url` (also for drafts) or `browser_download_url`."""
         response = self._send("GET", url, headers={"Accept": "application/octet-stream"})
         return response.content
 
@@ -143,7 +145,7 @@ class GitHub:
         while url is not None:
             response = self._send("GET", url, is_json=True)
             for entry in response.json():
-                # An entry that is added or deleted between two pages moves others across the border.
+                # An entry that is added or deleted between two pages moves other entries across the boundary.
                 if entry["id"] not in seen:
                     seen.add(entry["id"])
                     yield entry
@@ -165,7 +167,7 @@ class GitHub:
         gone: bool = False,
         is_json: bool = False,
     ) -> requests.Response:
-        """One request, repeated while that is harmless and may help; with `gone` a 404 is an answer too."""
+        """One request. It is repeated if that is harmless and may help. gone: whether a 404 is an answer too."""
         path = urlsplit(url).path
         for attempt in range(ATTEMPTS):
             wait = backoff(attempt)
@@ -190,7 +192,7 @@ class GitHub:
                     raise Unanswered(f"{method} {path}: the name is taken")
                 else:
                     raise _failure(method, path, response)
-            # What was refused by a rate limit was not carried out: even a POST can be sent again.
+            # A request refused by a rate limit was not executed: even a POST can be sent again.
             if not repeat and not refused:
                 raise Unanswered(f"{method} {path}: {problem}")
             if wait > LONGEST_WAIT_SECONDS:
@@ -217,7 +219,7 @@ class GitHub:
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Shows the token to the API's own hosts alone, by scheme, host and port: an asset's address may lead anywhere."""
+    """Sends the token only to the API's own origin (scheme, host, port), because an asset's URL may lead anywhere."""
 
     def __init__(self, token: str, api_url: str) -> None:
         scheme, host, port = _origin(api_url)
@@ -242,12 +244,12 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 
 def settle() -> None:
-    """Waits until a listing shows what was done before: GitHub's lag behind by seconds."""
+    """Waits until a listing shows earlier changes: GitHub's listings lag behind by seconds."""
     time.sleep(3 * BACKOFF_SECONDS)
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before the next attempt: doubled each time, and spread so that jobs do not move in step."""
+    """Seconds before the next attempt: doubled each time, with jitter so that jobs do not retry at the same moment."""
     return min(BACKOFF_SECONDS * 2.0**attempt, LONGEST_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
 
@@ -261,13 +263,13 @@ def _rate_limit(response: requests.Response) -> float | None:
     if response.headers.get("X-RateLimit-Remaining") == "0":
         reset: str = response.headers.get("X-RateLimit-Reset", "")
         return max(0.0, float(reset) - _now(response)) + 1 if reset.isdigit() else LONGEST_BACKOFF_SECONDS
-    # A secondary limit may come without either header; any other 403 is about the token.
+    # A secondary limit may come without either header. Any other 403 is about the token.
     limited = response.status_code == 429 or "rate limit" in _errors(response)[0].lower()
     return LONGEST_BACKOFF_SECONDS if limited else None
 
 
 def _now(response: requests.Response) -> float:
-    """GitHub's time, in seconds since 1970: the clock of this machine may be hours off."""
+    """GitHub's time in seconds since 1970, because the clock of this machine may be wrong."""
     try:
         return parsedate_to_datetime(response.headers["Date"]).timestamp()
     except (KeyError, TypeError, ValueError):

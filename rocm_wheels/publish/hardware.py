@@ -1,6 +1,6 @@
-"""Runs of the selftest on people's GPUs: a report is checked, and kept in docs/hardware.json.
+"""Runs of the selftest on users' GPUs: checks a report and stores it in docs/hardware.json.
 
-`python -m flash_attn.selftest` writes the report. README, chooser and release notes say from these runs what is
+`python -m flash_attn.selftest` writes the report. From these runs, README, chooser and release notes show what is
 verified on hardware.
 """
 
@@ -24,9 +24,9 @@ from rocm_wheels.publish.report import REMEDY
 from rocm_wheels.wheel import contents
 
 RUNS = Path("docs/hardware.json")
-_FEWEST_CHECKS = 60  # of a run on a GPU
+_FEWEST_CHECKS = 60  # checks in a run on a GPU
 _MOST_TFLOPS = 5000.0  # twice the peak of the fastest GPU in bf16
-_KEPT = ("shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms")  # of a line of speed
+_KEPT = ("shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms")  # fields of a line about speed
 _FIRST_DAY = datetime.date(2026, 11, 1)
 _OVERRIDE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _TEXT = text(300, empty=True)
@@ -43,7 +43,7 @@ _RUN = Form(
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run on one GPU. `override` is HSA_OVERRIDE_GFX_VERSION, "" where it was not set. `failed` names checks."""
+    """One run on one GPU. override: HSA_OVERRIDE_GFX_VERSION, "" if it was not set. failed: names of failed checks."""
 
     date: str
     device: str
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """One line for users."""
         result = f"{self.passed} checks passed"
         result += f", {len(self.failed)} failed: {', '.join(self.failed)}" if self.failed else ""
         return f"{self.device} ({self.target}), {self.wheel}, torch {self.torch}, {self.date}: {result}"
@@ -107,7 +107,7 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
 
 
 def add(path: Path, run: Run) -> list[Run]:
-    """Adds a run to the file; it takes the place of an earlier one of the same GPU, wheel and torch."""
+    """Adds a run to the file. It replaces an earlier run of the same GPU, wheel and torch."""
 
     def place(each: Run) -> tuple[str, ...]:
         return each.device, each.override, each.wheel, each.torch
@@ -152,7 +152,7 @@ def by_wheel(runs: Iterable[Run]) -> dict[str, str]:
 
 
 class _Complaint:
-    """Makes the error about a value of a report."""
+    """Builds the error for a value of a report."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -164,7 +164,7 @@ class _Complaint:
 
 
 def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: Path) -> None:
-    """The report's digest is the one of the wheel's contents."""
+    """Raises DataError unless the report's digest is the digest of the wheel's contents."""
     try:
         with contents.Contents(wheel) as opened:
             record = opened.text(f"{opened.info}/RECORD").decode()
@@ -187,7 +187,7 @@ def _check_machine(say: _Complaint, machine: Mapping[str, Any], wheel: Mapping[s
     if machine["architecture"].partition(":")[0] != target:
         raise say("machine/architecture", machine["architecture"], f"is no {target}")
     if override := machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""):
-        # HIP then takes the GPU for the one of that version, whatever its name says.
+        # With an override, HIP treats the GPU as one of that version, whatever its name is.
         parts = _OVERRIDE.fullmatch(override)
         if parts is None or f"gfx{parts[1]}{int(parts[2]):x}{int(parts[3]):x}" != target:
             raise say("machine/variables/HSA_OVERRIDE_GFX_VERSION", override, f"makes no {target}")
@@ -205,7 +205,7 @@ def _check_date(say: _Complaint, text: str, today: datetime.date) -> None:
 
 
 def _check_checks(say: _Complaint, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Enough of them, from every group, with errors that measured ones can be."""
+    """Require a minimum number of checks, one from each group, with plausible measured errors."""
     cases = sources.module("diagnosis.selftest.cases")
     if len({line["check"] for line in checks}) != len(checks) or len(checks) < _FEWEST_CHECKS:
         raise say("checks", len(checks), f"is no number of different checks of a GPU: at least {_FEWEST_CHECKS}")

@@ -1,4 +1,4 @@
-"""Where the site with the package indexes is, and the repository that it belongs to."""
+"""The address of the site with the package indexes, and the repository that it belongs to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocm_wheels.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """Where the site and its repository are, as absolute URLs."""
+    """Absolute URLs of the site and its repository."""
 
     url: str
     repository: str
@@ -23,7 +23,7 @@ class Home:
 
     @classmethod
     def of(cls, *, repository: str | None, url: str | None) -> Home:
-        """From owner/name, else GITHUB_REPOSITORY. Without a URL it takes the repository's GitHub Pages."""
+        """From owner/name, else GITHUB_REPOSITORY. Without a URL, the site is the repository's GitHub Pages."""
         name = repository or os.environ.get("GITHUB_REPOSITORY") or ""
         owner, slash, project = name.partition("/")
         if not (owner and slash and project) or "/" in project:

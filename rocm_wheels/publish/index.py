@@ -1,8 +1,8 @@
 """The site: package indexes as static pages (PEP 503) and the page to choose a wheel on.
 
-The index at the root lists universal wheels alone, because installers compare labels: beside `2.8.3+rocm` they take
-`2.8.3+rocm62torch2.5` for `flash-attn==2.8.3`, and replace the user's torch. So each ROCm and torch has an index of its
-own.
+The root index lists only universal wheels, because installers compare labels: if `2.8.3+rocm` and
+`2.8.3+rocm62torch2.5` are in one index, they take the latter for `flash-attn==2.8.3` and replace the user's torch. So
+each ROCm and torch has an index of its own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ FILES = "files"
 SUMMARY = "metadata.json"
 FORMAT = 1
 _PROJECT_PAGE = f"simple/{PROJECT}/index.html"
-# In the directory of a site: that it is one, the site that is being written, the parts that it replaces.
+# Marker files in the directory of a site: that it is a site, the new site being written, the old parts being replaced.
 _MARK, _SCRATCH, _OLD = ".flash_attn_site", ".site-new", ".site-old"
 _PART = re.compile(
     rf"index\.html|which\.py|{re.escape(SUMMARY)}|simple|{FILES}|{UNLABELLED[:-1]}|rocm\d+\.\d+"
-)  # of a site, at its top
+)  # entries at the top of a site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """An anchor of a page; `data` are its data- attributes."""
+    """A link of a page; `data` are its data- attributes."""
 
     text: str
     href: str
@@ -54,14 +54,12 @@ class Anchor:
 
 
 def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
-    """Writes the whole site into `out`, in the place of an earlier one. The same wheels, the same bytes.
+    """Writes the whole site into `out`, in place of an earlier one. The same wheels give the same bytes.
 
-    The pages list every file that was ever public, without what is withdrawn and without backports. metadata.json and
-    the page to choose on have the newest build of each wheel, of all directories. What a site does not consist of, such
-    as .git, .nojekyll or CNAME, is left alone. With `files`, the directory that the wheels lie in, wheels and their
-    metadata become part of the site.
-
-    Killed at any point, or where the disk is full, it leaves a directory that the next run accepts and completes.
+    The pages list every file that was ever public, except withdrawn files and backports. metadata.json and the page to
+    choose on have the newest build of each wheel, of all directories. Files that are not part of a site, such as .git,
+    .nojekyll or CNAME, are not changed. files: the directory of the wheels, if wheels and their metadata become part of
+    the site. A run that is killed, or a full disk, leaves a directory that the next run accepts and completes.
     """
     _claim(out)
     site = out / _SCRATCH
@@ -93,7 +91,7 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
 
 
 def _claim(out: Path) -> None:
-    """Marks a directory as that of a site, before anything in it changes. DataError if it holds something else."""
+    """Marks a directory as a site before anything in it changes. Raises DataError if it holds something else."""
     ours = (out / _MARK).is_file() or all((out / name).is_file() for name in (SUMMARY, "which.py", _PROJECT_PAGE))
     if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is neither empty nor an earlier site", remedy="Give --out a new directory.")
@@ -102,7 +100,7 @@ def _claim(out: Path) -> None:
 
 
 def _swap(site: Path, out: Path) -> None:
-    """Puts the new parts in the place of the old ones, by renaming within the directory."""
+    """Replaces the old parts by the new parts, by renaming within the directory."""
     old = out / _OLD
     old.mkdir()
     fresh = {part.name for part in site.iterdir()}
@@ -116,7 +114,7 @@ def _swap(site: Path, out: Path) -> None:
 
 
 def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
-    """The page to choose a wheel on; it asks nothing of any other address."""
+    """The page to choose a wheel on. It sends no request to another address."""
     script = (TEMPLATES / "chooser.js").read_text(encoding="utf-8")
     style = (TEMPLATES / "chooser.css").read_text(encoding="utf-8")
     owners = hardware.by_wheel(hardware.load(ROOT / hardware.RUNS))
@@ -136,7 +134,7 @@ def chooser(wheels: Sequence[Wheel], *, versions: Versions, home: Home) -> str:
 
 
 def _in_directory(found: Catalogue, directory: str) -> Catalogue:
-    """What the index of one directory lists, "" for the root."""
+    """The files in the index of one directory; "" is the root."""
     return replace(
         found,
         wheels=tuple(wheel for wheel in found.wheels if wheel.directory == directory),
@@ -147,7 +145,7 @@ def _in_directory(found: Catalogue, directory: str) -> Catalogue:
 
 
 def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
-    """simple/ with a page of each project. flash-attn has one even if no wheel of it is listed."""
+    """Writes simple/ with a page for each project. flash-attn has a page even if none of its wheels is listed."""
     bare = [link for link in found.unverified if not names.is_interface(link.name)]
     projects: dict[str, list[Link]] = {
         PROJECT: [link for link in (*found.wheels, *found.unlabelled, *bare) if link.listed]
@@ -163,7 +161,7 @@ def _write_pages(found: Catalogue, directory: Path, *, title: str) -> None:
 
 
 def _write_summary(wheels: Sequence[Wheel], directory: Path, home: Home, versions: Versions) -> None:
-    """metadata.json: the newest build of each wheel, and what can be built."""
+    """Writes metadata.json: the newest build of each wheel, and what can be built."""
     summary = {
         "format": FORMAT,
         "url": home.url,
@@ -182,7 +180,7 @@ def _hosted(link: Link, home: Home) -> str:
 def _anchor(link: Link) -> Anchor:
     data = {}
     if link.metadata_sha256:
-        # The second name is what pip and uv of 2023 read (PEP 714).
+        # pip and uv of 2023 read the second name (PEP 714).
         data = dict.fromkeys(("core-metadata", "dist-info-metadata"), f"sha256={link.metadata_sha256}")
     if link.requires_python:
         data["requires-python"] = link.requires_python
@@ -192,7 +190,7 @@ def _anchor(link: Link) -> Anchor:
 
 
 def _axes(wheels: Sequence[Wheel], versions: Versions) -> dict[str, list[tuple[str, str]]]:
-    """(value, text) of the choices of each axis: what exists, and what is published."""
+    """(value, text) of the choices on each axis: what exists, and what is published."""
     targets = {target: f"{entry.family} ({target})" for target, entry in versions.targets.items()}
     for wheel in wheels:
         targets |= {target: target for target in wheel.targets if target not in targets}
@@ -214,7 +212,8 @@ def _choices(found: set[str]) -> list[tuple[str, str]]:
 
 def _known(versions: Versions) -> dict[str, dict[str, object]]:
     """What can be built: torch minor -> full version, Pythons, and ROCm -> directory of PyTorch's index; GPU target ->
-    backend -> the oldest ROCm; product -> its target."""
+    backend -> the oldest ROCm; product -> its target.
+    """
     return {
         "torch": {
             torch.rpartition(".")[0]: {"full": torch, "python": entry.python, "rocm": entry.rocm}
@@ -226,7 +225,7 @@ def _known(versions: Versions) -> dict[str, dict[str, object]]:
 
 
 def _script_json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element that contains it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -244,7 +243,7 @@ def _copy_files(links: Sequence[Link], files: Path, out: Path) -> None:
 
 
 def _write_unlabelled(wheels: Sequence[Wheel], files: Path) -> list[UnlabelledWheel]:
-    """Makes the wheels without label, with their metadata, of the universal ones beside them."""
+    """Writes the wheels without label, with their metadata, next to the universal wheels."""
     for wheel in wheels:
         if names.unlabelled(wheel.name):
             path = contents.without_label(files / wheel.name, files)

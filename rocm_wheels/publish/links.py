@@ -1,4 +1,4 @@
-"""Wheels that can be installed from somewhere: where they are, what they are for, what they have passed."""
+"""Wheels that can be installed: their URLs, their versions, their test reports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNLABELLED = "unlabelled/"  # the directory of the index of universal wheels wit
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What an index says about a file. `torch` is a minor version; `release` is a tag, "" for a local file.
+    """An entry of an index. torch: minor version. release: tag, "" for a local file.
 
-    `metadata_sha256` is "" where the METADATA does not lie beside the wheel. A link that is not `listed` is in no page
-    of the index: it is withdrawn or a backport, and `yanked` says why.
+    metadata_sha256: "" if there is no METADATA next to the wheel. listed: False for a withdrawn wheel and a backport,
+    which no page of the index has; `yanked` has the reason.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Link:
 
     @property
     def version(self) -> str:
-        """With the local label: "2.8.3+rocm62torch2.5triton"."""
+        """The version with the local label: "2.8.3+rocm62torch2.5"."""
         return self.name.split("-")[1]
 
     @property
@@ -45,12 +45,12 @@ class Link:
 
     @property
     def directory(self) -> str:
-        """Where its index is, which is for one ROCm and one torch: "rocm6.2/torch2.5/"; "" for the universal wheel."""
+        """The directory of its index, one for each ROCm and torch: "rocm6.2/torch2.5/"; "" for the universal wheel."""
         return f"rocm{self.rocm}/torch{self.torch}/" if self.torch else ""
 
 
 class InterfaceWheel(Link):
-    """A wheel of an interface, such as flash-attn-3. The verdicts of the wheels with its label speak for it."""
+    """A wheel of an interface, such as flash-attn-3. The test reports of the wheels with its label cover it."""
 
 
 class UnlabelledWheel(Link):
@@ -58,13 +58,13 @@ class UnlabelledWheel(Link):
 
     @property
     def directory(self) -> str:
-        """An index of its own: beside `2.8.3+rocm` no installer would take it."""
+        """The directory of its own index: in an index with `2.8.3+rocm` no installer would take it."""
         return UNLABELLED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel(Link):
-    """One wheel of flash_attn with its verdict. Size in bytes."""
+    """A wheel of flash_attn with its test report. size: bytes."""
 
     size: int
     flash_attn: str
@@ -74,7 +74,7 @@ class Wheel(Link):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs that it passed its tests on, as "name (target)"; empty if it ran on none."""
+        """The GPUs on which it passed its tests, as "name (target)"; empty if it ran on none."""
         if self.verdict.gpu.status != PASSED:
             return ()
         found = self.verdict.gpu.details.get("devices", [])
@@ -96,21 +96,21 @@ class Wheel(Link):
 
     @property
     def beside_pypis_torch(self) -> bool:
-        """Whether it was tested with PyPI's torch, because the index of torch for ROCm did not answer."""
+        """Whether it was tested with PyPI's torch, because the index of ROCm's torch did not answer."""
         return self.verdict.torch_source.startswith("PyPI ")
 
     @property
     def benchmarks(self) -> Mapping[str, Any] | None:
-        """What benchmarks/trend.py found for it, None if it was not measured."""
+        """The results of benchmarks/trend.py, None if it was not measured."""
         return self.verdict.benchmarks
 
     @property
     def seconds(self) -> float:
-        """How long installing and testing it took."""
+        """Seconds to install and test it."""
         return float(sum(stage.seconds for stage in self.verdict.stages.values()))
 
     def summary(self) -> dict[str, Any]:
-        """What programs need to choose a wheel, JSON-ready."""
+        """The facts that programs need to choose a wheel, JSON-ready."""
         return {
             "name": self.name,
             "version": self.version,
@@ -142,8 +142,9 @@ class Wheel(Link):
         return self._order() < other._order()
 
     def _order(self) -> tuple[object, ...]:
-        """Newest first, a release before its post releases, the universal wheel before the cells, then the default
-        backend, then Python ascending."""
+        """Sort key: newest first, a release before its post releases, the universal wheel before the others, then the
+        default backend, then Python ascending.
+        """
         release, _, post = self.flash_attn.partition(".post")
         versions = (release, self.rocm, self.torch)
         flash_attn, *others = [[-part for part in version_key(version)] if version else [] for version in versions]

@@ -1,4 +1,4 @@
-"""What later jobs found out about a wheel comes into its verdict: the tests on a GPU, and benchmark results."""
+"""Adds results of later jobs to the test report of a wheel: the tests on a GPU, and benchmarks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_BYTES = 1 << 20
 
 
 def adopt(dist: Path, verdicts: Path) -> list[str]:
-    """Puts the verdicts of the GPU job in the place of those in `dist`; the names of their wheels.
+    """Replaces test reports in `dist` by the reports of the GPU job. Returns the names of their wheels.
 
-    DataError for a verdict about another file than the wheel of that name in `dist`. Without the directory, as where
-    no GPU job ran, the list is empty.
+    Raises DataError for a report about another file than the wheel of that name in `dist`. Returns an empty list if the
+    directory does not exist, because no GPU job ran.
     """
     found = []
     for path in sorted(verdicts.glob(f"*{VERDICT}")) if verdicts.is_dir() else []:
@@ -35,9 +35,10 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
 
 
 def attach(dist: Path, summary: Path) -> list[str]:
-    """Puts what benchmarks/trend.py wrote into the verdict of the wheel of `dist` that was measured; its name.
+    """Adds the output of benchmarks/trend.py to the test report of the measured wheel in `dist`. Returns its name in a
+    list.
 
-    DataError if the file is something else; an empty list if that wheel is not there.
+    Raises DataError if the file has another format. Returns an empty list if that wheel is not in `dist`.
     """
     found = forms.load(summary.name, summary.read_bytes(), _MAX_BYTES)
     wrong = list(forms.problems(found, verdict.BENCHMARKS))

@@ -1,4 +1,4 @@
-"""Release notes, rendered from the wheels and their verdicts."""
+"""Release notes, rendered from the wheels and their test reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.templates import render as render_template
 from rocm_wheels.tables import version_key
 
-MAX_CHARACTERS = 125_000  # of the text of a GitHub release
+MAX_CHARACTERS = 125_000  # limit of GitHub for the text of a release
 
 
 def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repository: str) -> str:
-    """The notes of a release as Markdown; `new` is Markdown too.
-
-    PublishFailed if there is nothing to write about or GitHub would not take them.
+    """The notes of a release as Markdown; `new` is Markdown too. Raises PublishFailed if there are no wheels, or if the
+    notes are too long for GitHub.
     """
     if not wheels:
         raise PublishFailed(f"release {tag} holds no wheel", remedy=f"Publish some: `publish --tag {tag}`.")
@@ -54,7 +53,7 @@ def render(wheels: Sequence[Wheel], *, tag: str, index_url: str, new: str, repos
 
 
 def _interfaces(example: Wheel | None) -> list[tuple[str, str]]:
-    """(module, requirement) of the wheels that lie beside the example."""
+    """(module, requirement) of the interface wheels that accompany the wheel of the example."""
     data = versions.load()
     if example is None or example.flash_attn != data.flash_attn[-1]:
         return []
@@ -65,7 +64,7 @@ def _interfaces(example: Wheel | None) -> list[tuple[str, str]]:
 
 
 def _newest_first(wheel: Wheel) -> tuple[object, ...]:
-    """The universal wheel, then the cells by ROCm and torch."""
+    """The universal wheel, then the other wheels by ROCm and torch."""
     return tuple([-part for part in version_key(version)] if version else [] for version in (wheel.rocm, wheel.torch))
 
 

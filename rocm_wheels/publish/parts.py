@@ -1,4 +1,4 @@
-"""Kernel stores and the crate: whether they may be published beside the wheels, checked by their contents."""
+"""Checks by their contents whether kernel stores and the crate may be published with the wheels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORE = re.compile(r"(?:kernels-(?:ck|triton)-)?((?:gfx[0-9a-f-]+(?:generic)?|sm
 CRATE = re.compile(r"candle-flash-rocm-\d+\.\d+\.\d+(?:-[0-9A-Za-z.]+)?\.crate")
 _IN_A_WHEEL = "flash_attn/_kernels/"
 _MAX_MEMBERS = 5000
-_MAX_BYTES = 64 << 20  # of a crate, unpacked
+_MAX_BYTES = 64 << 20  # limit of an unpacked crate in bytes
 _VCS = forms.Form({"git": forms.Form({"sha1": forms.text(40, r"[0-9a-f]{40}")}, {"dirty": forms.one_of(True, False)})},
                   {"path_in_vcs": forms.text(200)})  # fmt: skip
 _AGAIN = "Pack it again: candle-flash-rocm/check.sh"
@@ -38,9 +38,9 @@ def stores_of(wheels: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def check_store(path: Path, known: Mapping[str, set[str]]) -> None:
-    """Raises PublishFailed unless the store is, byte for byte, one of a wheel that is published with it.
+    """Raises PublishFailed unless the store is, byte for byte, a member of a wheel that is published with it.
 
-    So the attestation of the wheel is about the store too. Raises DataError for a file that is no store.
+    So the attestation of the wheel covers the store too. Raises DataError for a file that is not a store.
     """
     match = STORE.fullmatch(path.name)
     if match is None:
@@ -64,9 +64,8 @@ def check_store(path: Path, known: Mapping[str, set[str]]) -> None:
 
 
 def check_crate(path: Path, *, commit: str | None) -> None:
-    """Raises PublishFailed unless the file is the crate as `cargo package` makes it from that commit.
-
-    `commit` None asks for no certain one.
+    """Raises PublishFailed unless the file is the crate as `cargo package` makes it from that commit. commit: None
+    accepts every commit.
     """
     if CRATE.fullmatch(path.name) is None:
         raise PublishFailed(f"{path.name} is no name of the crate", remedy=_AGAIN)
@@ -83,7 +82,7 @@ def check_crate(path: Path, *, commit: str | None) -> None:
 
 
 def _commit(name: str, archive: tarfile.TarFile, top: str) -> str:
-    """The commit that a crate names. Raises PublishFailed for members that no crate has."""
+    """The commit that a crate names. Raises PublishFailed for unexpected members."""
     size, vcs, manifests = 0, b"", 0
     for number, member in enumerate(archive):
         size += member.size

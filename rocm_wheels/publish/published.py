@@ -1,4 +1,4 @@
-"""What is public on GitHub already, so that a run builds only what is missing and names it right."""
+"""Lists what GitHub already has, so that a run builds only missing wheels and numbers them correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def files(path: Path) -> list[str]:
-    """Names of the files in a list that `published` has written. DataError if it is another file."""
+    """Names of the files in a list that `published` has written. Raises DataError for another file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return [str(name) for name in content["files"]]
@@ -29,9 +29,9 @@ def files(path: Path) -> list[str]:
 
 
 def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
-    """What is there: the good files of the release of a tag, and all public wheels of the others.
+    """The valid files in the release of a tag, and all public wheels of the other releases.
 
-    A wheel of the tag counts only with a verdict that it passed, about these bytes and this commit.
+    A wheel of the tag counts only with a test report of success, for these bytes and this commit.
     """
     from rocm_wheels.publish import catalogue
 
@@ -55,7 +55,7 @@ def listing(api: GitHub, tag: str, commit: str) -> dict[str, Any]:
 
 
 def public_wheels(api: GitHub, *, but: str) -> list[PublicWheel]:
-    """The wheels of all public releases but the one of that tag."""
+    """The wheels of all public releases except the release of that tag."""
     from rocm_wheels.publish import catalogue
 
     releases: list[Mapping[str, Any]] = [

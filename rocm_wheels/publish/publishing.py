@@ -1,4 +1,4 @@
-"""Publishes a directory of wheels as a GitHub release. Run again after any failure, it ends the same."""
+"""Publishes a directory of wheels as a GitHub release. Run again after any failure, it ends with the same result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rocm_wheels.wheel.numbering import PublicWheel
 
 
 def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, say: Say) -> str:
-    """Makes the release of `tag` hold the wheels of `dist`, verified, with notes, and public. Returns its URL.
+    """Publishes the wheels of `dist` in the release of `tag`, checked and with notes. Returns its URL.
 
-    A wheel whose contents are public in another release stays there and is not published again. If that holds for
-    all of them, nothing is sent, no draft stays and the result is "". PublishFailed or DataError if something must not
-    be published (nothing is sent then) or could not be.
+    A wheel whose contents are public in another release stays there and is not published again. If that is true for all
+    of them, nothing is sent, no draft stays, and the result is "". Raises PublishFailed or DataError if something must
+    not be published (nothing is sent then) or could not be published.
     """
     wheels, wanted = assets.collect(dist, commit=commit)
     release = Release(api, tag, commit, say)
@@ -53,12 +53,12 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
             say(f"[{number}/{len(wanted)}] {asset.name} {size(asset.size)}")
             say(f"  {release.upload(asset, listing.get(asset.name))}")
     except PublishFailed:
-        # Another run may have made the release public meanwhile: its sums must cover what was added until here.
+        # Another run may have published the release meanwhile: its sums must cover the files added so far.
         with suppress(PublishFailed):
             if not release.still_draft():
                 release.write_sums([])
         raise
-    # Over everything in the release, not only over this directory: wheels may have been added to it later.
+    # Over everything in the release, not only this directory, because wheels may have been added later.
     say(f"{SUMS}\n  {release.write_sums(wanted)}")
     say(f"verified: {len(wanted) + 1} assets, by size and sha256")
     count = _write_notes(release, wanted, index_url)
@@ -70,7 +70,7 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
 
 
 def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
-    """Renders the notes again over everything in the release, yanks included."""
+    """Renders the notes again for everything in the release, with yanks."""
     commit = api.tag_commit(tag)
     if commit is None or all(release["tag_name"] != tag for release in api.releases()):
         raise PublishFailed(f"there is no release {tag}", remedy="See `gh release list`.")
@@ -80,7 +80,7 @@ def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
 
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
-    """All checks of `publish` and what it would send, a line for each wheel; nothing is asked of GitHub."""
+    """All checks of `publish`, and a line for each wheel that would be sent; makes no request to GitHub."""
     wheels, wanted = assets.collect(dist)
     commits = sorted({wheel.verdict.commit for wheel in wheels})
     if len(commits) > 1:
@@ -101,7 +101,9 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
 def _unchanged(
     dist: Path, wheels: Sequence[Wheel], wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say
 ) -> set[str]:
-    """The wheels whose contents a final release has already. PublishFailed for a public name with other contents."""
+    """The wheels whose contents a final release already has. Raises PublishFailed for a public name with other
+    contents.
+    """
     digests = {wheel.name: wheel.verdict.contents for wheel in wheels}
     known = {wheel.name: wheel for wheel in public}
     kept = set()
@@ -123,8 +125,9 @@ def _unchanged(
 
 
 def _public_packings(listing: Listing, wanted: Sequence[Asset], say: Say) -> set[str]:
-    """The wheels of interfaces and the crate that are public in this release: packed again at the same commit they
-    are the same but for the version of the build backend or of cargo."""
+    """The interface wheels and the crate that are public in this release. Packed again at the same commit, they differ
+    only in the version of the build backend or of cargo.
+    """
     packed = {asset.name for asset in wanted if names.is_interface(asset.name) or asset.name.endswith(".crate")}
     for name in sorted(packed & listing.keys()):
         say(f"{name}: the one that is public stays")
@@ -132,9 +135,10 @@ def _public_packings(listing: Listing, wanted: Sequence[Asset], say: Say) -> set
 
 
 def _says_more(release: Release, wheel: Wheel, listing: Listing, say: Say) -> bool:
-    """Whether the release holds a verdict about this very wheel that says more than the one in the directory.
+    """Whether the release has a test report of this wheel with more results than the report in the directory.
 
-    Raises PublishFailed if that verdict says that the wheel failed on a GPU, and the one in the directory met none.
+    Raises PublishFailed if the report in the release says that the wheel failed on a GPU, and the other one was made
+    without a GPU.
     """
     there = listing.get(wheel.name + names.VERDICT)
     if there is None or there["state"] != "uploaded":
@@ -166,7 +170,9 @@ def _owner(name: str) -> str:
 
 
 def _write_notes(release: Release, wanted: Sequence[Asset], index_url: str) -> int:
-    """Sets name and notes of the release. Returns how many wheels it holds. PublishFailed for a mixture of commits."""
+    """Sets name and notes of the release. Returns its number of wheels. Raises PublishFailed if its wheels are of
+    several commits.
+    """
     api, tag = release.api, release.tag
     wheels = _wheels_of(release, wanted)
     if others := [wheel for wheel in wheels if wheel.verdict.commit != release.commit]:
@@ -182,7 +188,7 @@ def _write_notes(release: Release, wanted: Sequence[Asset], index_url: str) -> i
 
 
 def _wheels_of(release: Release, wanted: Sequence[Asset]) -> list[Wheel]:
-    """All wheels of the release. What lies in this directory is not fetched again."""
+    """All wheels of the release. Files that are in this directory are not downloaded again."""
     local = {asset.name: asset for asset in wanted}
 
     def fetch(asset: Mapping[str, Any]) -> bytes:

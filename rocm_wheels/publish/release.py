@@ -1,7 +1,7 @@
-"""The release of one tag on GitHub: a draft of one commit that is filled, checked, and made public.
+"""The GitHub release of one tag: a draft of one commit that is filled, checked, and published.
 
-Every method may be interrupted and repeated. What is public is never deleted: a wheel stays, and a file that follows
-the wheels (SHA256SUMS, a verdict) goes only once its successor is there.
+Every method may be interrupted and repeated. Public files are never deleted first: a wheel stays, and a file that
+changes with the wheels (SHA256SUMS, a test report) is deleted only after its successor is uploaded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rocm_wheels.wheel.verdict import Verdict
 
 Say = Callable[[str], None]
 AGAIN = "Run the same command again: it goes on from what is there."
-_NEXT = ".next"  # after the name of a file that is to take the place of one in a public release
+_NEXT = ".next"  # suffix of a file that will replace a file of a public release
 
 Listing = dict[str, dict[str, Any]]
 
 
 class Release:
-    """The release of a tag. PublishFailed if the tag, or a draft that holds files, is of another commit."""
+    """The release of a tag. Raises PublishFailed if the tag, or a draft that holds files, is of another commit."""
 
     def __init__(self, api: GitHub, tag: str, commit: str, say: Say) -> None:
         self.api = api
@@ -41,16 +41,16 @@ class Release:
 
     @property
     def draft(self) -> bool:
-        """Whether it was a draft when GitHub was last asked."""
+        """Whether it was a draft at the last request."""
         return bool(self.fields["draft"])
 
     def still_draft(self) -> bool:
-        """Asks GitHub again: another run may have made it public."""
+        """Asks GitHub again whether it is a draft: another run may have published it."""
         self.fields = self.api.release(self.fields["id"])
         return self.draft
 
     def listing(self) -> Listing:
-        """The assets by name, of any state, as GitHub has them now; each uploaded one with a digest."""
+        """The current assets by name, in any state; each uploaded asset has a digest."""
         found = {}
         for asset in self.api.assets(self.fields["id"]):
             found[asset["name"]] = asset
@@ -61,9 +61,9 @@ class Release:
         return found
 
     def without_leftovers(self) -> Listing:
-        """The listing, once what killed runs left is finished or gone: unfinished uploads block their names.
+        """The listing after leftovers of killed runs are completed or deleted: unfinished uploads block their names.
 
-        A listing may be seconds old. So each asset is looked at once more before it is deleted or renamed.
+        A listing may be seconds old. So each asset is requested once more before it is deleted or renamed.
         """
         listing = self.listing()
         for name, asset in list(listing.items()):
@@ -88,9 +88,10 @@ class Release:
         return listing
 
     def foreign_wheel(self, wanted: Asset, verdict: Verdict, listing: Listing) -> Verdict | None:
-        """The verdict of the wheel that is there in the place of a wanted one; None if it is the same or not whole.
+        """The test report of the wheel that GitHub has under the name of `wanted`; None if it is the same wheel or
+        incomplete.
 
-        PublishFailed if it has other contents, since the same commit should have given the same.
+        Raises PublishFailed if it has other contents, because the same commit should have given the same contents.
         """
         there, claim = listing.get(wanted.name), listing.get(wanted.name + VERDICT)
         if there is None or there["state"] != "uploaded" or wanted.is_there(there) or claim is None:
@@ -110,14 +111,14 @@ class Release:
         )
 
     def check(self, wanted: Sequence[Asset], listing: Listing) -> None:
-        """PublishFailed if one of these would replace what others rely on."""
+        """Raises PublishFailed if one of these assets would replace a file that others rely on."""
         for asset in wanted:
             there = listing.get(asset.name)
             if asset.final and there is not None and not asset.is_there(there):
                 self._may_delete(asset, there, {there["id"]})
 
     def upload(self, wanted: Asset, there: Mapping[str, Any] | None) -> str:
-        """Makes the asset be there, and says how. `there` is what the last listing had under its name."""
+        """Uploads the asset unless GitHub has it. Returns how. there: the entry of the last listing under its name."""
         if there is not None and wanted.is_there(there):
             return "already there"
         if not self.draft and self.fields.get("immutable"):
@@ -133,7 +134,7 @@ class Release:
         return f"sent in {time.monotonic() - started:.1f} s"
 
     def verify(self, wanted: Sequence[Asset]) -> Listing:
-        """The listing, once it shows every asset with its digest. PublishFailed if it does not in the end."""
+        """The listing, once it shows every asset with its digest. Raises PublishFailed if it does not in time."""
         for attempt in range(github.ATTEMPTS):
             listing = self.listing()
             missing = {"state": "missing"}
@@ -144,9 +145,10 @@ class Release:
         raise PublishFailed(f"release {self.tag} does not hold what was sent: {', '.join(wrong)}", remedy=AGAIN)
 
     def write_sums(self, wanted: Sequence[Asset]) -> str:
-        """Makes SHA256SUMS cover all that the release holds, `wanted` and what another run added meanwhile.
+        """Writes SHA256SUMS for everything in the release: `wanted` and the files that another run added. Returns how,
+        as `upload` does.
 
-        Returns how, as `upload` does. Raises PublishFailed if the release changes each time.
+        Raises PublishFailed if the release changes in every attempt.
         """
         done = "already there"
         for attempt in range(github.ATTEMPTS):
@@ -157,28 +159,29 @@ class Release:
                 return done
             if attempt:
                 time.sleep(github.backoff(attempt))
-            self.still_draft()  # if another run made it public, the old sums stay until the new ones are there
+            self.still_draft()  # If another run has published it, the old sums stay until the new ones are uploaded.
             done = self.upload(fresh, there)
         raise PublishFailed(f"release {self.tag} changes while {SUMS} is written", remedy=f"Stop other runs. {AGAIN}")
 
     def update(self, **fields: Any) -> None:
-        """Sets fields of the release; what already has its value is not sent."""
+        """Sets fields of the release; a field that has its value already is not sent."""
         if any(self.fields.get(name) != value for name, value in fields.items()):
             self.fields = self.api.update_release(self.fields["id"], **fields)
 
     def publish(self) -> None:
-        """Makes the draft public. PublishFailed if GitHub then has its tag at another commit."""
+        """Publishes the draft. Raises PublishFailed if GitHub then has the tag at another commit."""
         self.update(draft=False, prerelease=names.is_candidate(self.tag), target_commitish=self.commit)
         self._check_tag()
 
     def drop_empty_draft(self) -> None:
-        """Deletes the draft, unless it is public by now or holds a file: another run may be filling it."""
+        """Deletes the draft, unless it is public or holds a file: another run may be filling it."""
         github.settle()
         if self.still_draft() and not any(True for _ in self.api.assets(self.fields["id"])):
             self.api.delete_release(self.fields["id"])
 
     def _send(self, wanted: Asset, there: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        # What a run may take away: what it saw at its start, and what it sent. A file that came meanwhile is another's.
+        # Files that a run may delete: the ones that it saw at its start, and the ones that it sent. Others belong to
+        # another run.
         own = {there["id"]} if there is not None else set()
         for attempt in range(github.ATTEMPTS):
             if there is not None:
@@ -191,13 +194,15 @@ class Release:
         raise PublishFailed(f"{wanted.name} could not be sent in {github.ATTEMPTS} attempts", remedy=AGAIN)
 
     def _swap(self, wanted: Asset, there: Mapping[str, Any]) -> None:
-        """Replaces a file of a public release: the old one goes once the new one lies beside it."""
+        """Replaces a file of a public release: the old file is deleted after the new one is uploaded."""
         sent = self._send(wanted.renamed(wanted.name + _NEXT), None)
         self.api.delete_asset(there["id"])
         self.api.rename_asset(sent["id"], wanted.name)
 
     def _once(self, wanted: Asset, attempt: int, own: set[int]) -> dict[str, Any] | None:
-        """One attempt to upload; what is there after it, None if nothing is. `own` gets the id of what was sent."""
+        """One attempt to upload. Returns the asset that GitHub has afterwards, None if it has none. own: receives the
+        id of the upload.
+        """
         try:
             sent = self.api.upload(self.fields["upload_url"], wanted.name, wanted.open, wanted.content_type)
         except Unanswered as problem:
@@ -214,11 +219,11 @@ class Release:
         return sent
 
     def _may_delete(self, wanted: Asset, there: Mapping[str, Any], own: Collection[int]) -> None:
-        """Raises PublishFailed for a file of a public release, and for one that another run sent meanwhile."""
+        """Raises PublishFailed for a file of a public release, and for a file that another run sent meanwhile."""
         if there["state"] != "uploaded":
             return
         if self.draft:
-            # The sums are made again until they fit the release, whoever wrote them.
+            # The sums are rewritten until they match the release, whoever wrote them.
             if there["id"] not in own and wanted.name.removesuffix(_NEXT) != SUMS:
                 raise PublishFailed(
                     f"{wanted.name} came into the draft of {self.tag} meanwhile, with other contents:"
@@ -269,7 +274,7 @@ class Release:
                     target_commitish=self.commit,
                 )
                 github.settle()
-                return self.only() or made  # another run may have made one at the same time
+                return self.only() or made  # another run may have created one at the same time
             except Unanswered as problem:
                 wait = github.backoff(attempt)
                 self.say(f"{problem}; looking again in {wait:.0f} s")
@@ -277,9 +282,9 @@ class Release:
         raise PublishFailed(f"no draft of {self.tag} could be made", remedy=AGAIN)
 
     def only(self) -> dict[str, Any] | None:
-        """The published release of the tag, else the draft that holds files, else the oldest one.
+        """The published release of the tag, else the draft that holds files, else the oldest draft.
 
-        An empty draft that was made twice is deleted. PublishFailed if two drafts hold files.
+        An empty draft that was created twice is deleted. Raises PublishFailed if two drafts hold files.
         """
         found = [release for release in self.api.releases() if release["tag_name"] == self.tag]
         filled = {release["id"] for release in found if any(True for _ in self.api.assets(release["id"]))}

@@ -1,4 +1,4 @@
-"""A report of the selftest from somebody's GPU: its form, checked whole, and whether that GPU can be what it says."""
+"""A report of the selftest from a user's GPU: its schema, and whether that GPU can be of that target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocm_wheels.matrix.versions import Versions
 
 REMEDY = "Ask for a run of `python -m flash_attn.selftest` with the wheel as it was published."
 _MAX_BYTES = 1 << 20  # a real report has about 40 KiB
-_MAX_PROBLEMS = 5  # that a message names
+_MAX_PROBLEMS = 5  # number of problems that a message names
 _TARGET = text(24, r"gfx[0-9a-f]+(-[0-9]+)?(-generic)?|gfx[0-9-]+-generic|sm_[0-9]+|cpu")
 _VERSION = text(48, r"[0-9][0-9A-Za-z.+_-]*")
 _NAME = text(80, r"[A-Za-z0-9][A-Za-z0-9 ,.;:()=/+*_-]*")
@@ -23,7 +23,7 @@ _SENTENCE = text(300, empty=True)
 _ERROR = none_or(number(most=1e6))
 _TIME = none_or(number(most=1e7))
 _ANYTHING = text(2000, empty=True)
-_FREE = none_or(lambda value: isinstance(value, str) and len(value) <= 4000)  # shown to nobody
+_FREE = none_or(lambda value: isinstance(value, str) and len(value) <= 4000)  # not shown to users
 
 _WHEEL = Form(
     {
@@ -94,7 +94,7 @@ FORM = Form(
 
 
 def read(path: Path) -> Any:
-    """The content of a report. Raises DataError unless the whole of it has the form that the selftest writes."""
+    """The content of a report. Raises DataError unless all of it has the schema that the selftest writes."""
     try:
         with path.open("rb") as file:
             content = load_json(path.name, file.read(_MAX_BYTES + 1), _MAX_BYTES)
@@ -115,7 +115,8 @@ def read(path: Path) -> Any:
 
 
 def wrong_device(device: str, target: str, versions: Versions) -> str:
-    """Why a GPU of that name cannot be of that target, "" if it can: by products and families of versions.toml.
+    """The reason why a GPU with that name cannot be of that target, "" if it can: by products and families of
+    versions.toml.
 
     A name that versions.toml does not know, such as "AMD Radeon Graphics", may be any GPU of its kind.
     """

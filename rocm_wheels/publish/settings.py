@@ -1,4 +1,4 @@
-"""What the workflows need of a GitHub repository: asked of GitHub, with the page of each setting that is missing."""
+"""Checks the settings of a GitHub repository that the workflows need, and names the page of each missing setting."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rocm_wheels.publish.github import GitHub
 
 GOOD, MISSING, NOTE, UNSEEN = "good", "missing", "note", "not seen"
 WORKFLOWS = ("build", "check", "installs", "pages", "refresh", "trend")
-ACTIONS = (  # that the workflows use, and those inside of them
+ACTIONS = (  # actions in the workflows, and actions inside of these
     *("actions/attest", "actions/attest-build-provenance", "actions/cache", "actions/checkout", "actions/deploy-pages"),
     *("actions/download-artifact", "actions/upload-artifact", "actions/upload-pages-artifact"),
     "peter-evans/create-pull-request",
 )
-LABELS = ("bug", "selftest", "wheel-request")  # of the issue forms
-TAGS = "refs/tags/v1.2.3"  # what a rule for tags must match
-RETENTION_DAYS = 30  # as long as an approval may wait
+LABELS = ("bug", "selftest", "wheel-request")  # labels of the issue forms
+TAGS = "refs/tags/v1.2.3"  # a tag that a protection rule must match
+RETENTION_DAYS = 30  # days that an approval may wait
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One setting: its state, what it is or must become and why, and the page where it is changed."""
+    """One setting: its state, its required value and the reason, and the page to change it on."""
 
     state: str
     name: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Repository:
-    """The settings of one repository, each asked once."""
+    """The settings of one repository. Each is requested once."""
 
     def __init__(self, api: GitHub, server: str) -> None:
         self.api = api
@@ -46,7 +46,7 @@ class Repository:
         self._known: dict[str, Any] = {}
 
     def get(self, path: str) -> Any:
-        """The answer, or None for a 404. PublishFailed where the token may not see it."""
+        """The answer; None for a 404. Raises PublishFailed if the token may not read it."""
         if path not in self._known:
             self._known[path] = self.api.get(path)
         return self._known[path]
@@ -59,7 +59,7 @@ Check = Callable[[Repository], Iterator[Finding]]
 
 
 def check(repository: Repository) -> list[Finding]:
-    """All findings, in the order of docs/releasing.md. PublishFailed if the repository itself cannot be seen."""
+    """All findings, in the order of docs/releasing.md. Raises PublishFailed if the repository cannot be read."""
     if repository.get("") is None:
         raise PublishFailed(
             f"there is no repository {repository.api.repository}, or the token may not see it",
@@ -100,7 +100,7 @@ def _actions(repository: Repository) -> Iterator[Finding]:
 
 
 def _refused(selected: dict[str, Any] | None) -> list[str]:
-    """The actions of the workflows that the repository's selection leaves out. GitHub's patterns may end in @ref."""
+    """The actions of the workflows that the repository does not allow. GitHub's patterns may end in @ref."""
     selected = selected or {}
     patterns = [str(pattern).partition("@")[0] for pattern in selected.get("patterns_allowed") or []]
     barred = [pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")]
@@ -256,7 +256,7 @@ def _issues(repository: Repository) -> Iterator[Finding]:
 
 
 def _labels(repository: Repository) -> Iterator[Finding]:
-    """GitHub drops a label of an issue form that the repository lacks, without a word."""
+    """Checks that the labels exist: GitHub silently drops a label of an issue form that the repository lacks."""
     names = {name.lower() for name in repository.api.labels()}
     if lacking := [label for label in LABELS if label.lower() not in names]:
         text = f"make {', '.join(lacking)}: the issue forms set them, and GitHub drops a label that does not exist"

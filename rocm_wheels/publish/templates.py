@@ -1,4 +1,4 @@
-"""Jinja templates: everything is escaped, and a name that is not given is an error."""
+"""Jinja templates: everything is escaped, and an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from markupsafe import Markup, escape
 from rocm_wheels.paths import ROOT
 
 TEMPLATES = ROOT / "templates"
-# What begins markup in GitHub's Markdown; HTML is escaped before.
+# Characters that start markup in GitHub's Markdown; HTML is escaped before.
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~#!])")
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a template of templates/."""
+    """Renders a template of templates/."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -30,7 +30,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people: "34.2 MiB"."""
+    """A size for users: "34.2 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -43,6 +43,6 @@ def error(value: float | None) -> str:
 
 
 def markdown(text: object) -> Markup:
-    """Text that stands for itself in one line or table cell of Markdown."""
-    # Escaping of the HTML comes last: it must not see its own "#" escaped ("&#39;").
+    """Escapes text for one line or table cell of Markdown."""
+    # HTML is escaped last, so that its own "#" stays as it is ("&#39;").
     return Markup(escape(_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))))

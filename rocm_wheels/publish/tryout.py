@@ -29,9 +29,10 @@ _VERSION = "from importlib.metadata import version; print(version('torch'), vers
 
 
 def run(site: str, *, installer: str, python: str, torch_index: str = f"{TORCH_INDEX}/cpu") -> str:
-    """What was installed and passed, as a line. `python` is a version, "oldest" or "newest".
+    """Installs and runs the wheel. Returns a line about it. python: a version, "oldest" or "newest".
 
-    DataError if the site or its universal wheel is missing, VerifyFailed with the log of the command that failed.
+    Raises DataError if the site or its universal wheel is missing, VerifyFailed with the log of the command that
+    failed.
     """
     summary = _summary(site)
     if summary is None:
@@ -68,7 +69,7 @@ def newest_universal(summary: dict[str, Any], site: str) -> dict[str, Any]:
 
 
 def _summary(site: str) -> dict[str, Any] | None:
-    """The content of metadata.json; None where there is none and none is expected: before the first release."""
+    """The content of metadata.json; None if it does not exist and is not expected yet, before the first release."""
     try:
         with urllib.request.urlopen(f"{site}metadata.json", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -84,7 +85,7 @@ def _summary(site: str) -> dict[str, Any] | None:
 
 
 def _uv() -> str:
-    """The uv on PATH that a user would have, else this environment's."""
+    """The uv on PATH, which a user would use, else the uv of this environment."""
     if found := shutil.which("uv"):
         return found
     from uv import find_uv_bin

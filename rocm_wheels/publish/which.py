@@ -24,23 +24,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-SITE = ""  # the address of the site whose copy this is
+SITE = ""  # the address of the site that serves this copy
 TIMEOUT_SECONDS = 20
 BACKENDS = ("ck", "triton")  # the default first
-OLDEST_TORCH = "2.5"  # that the universal wheel runs with
-# What the page to choose a wheel on asks its visitors to run.
+OLDEST_TORCH = "2.5"  # the oldest torch that the universal wheel supports
+# The command that the page to choose a wheel on asks its visitors to run.
 PASTE_COMMAND = (
     'python -c "import platform, torch; c = torch.cuda; print('
     "'python=' + platform.python_version(), 'torch=' + torch.__version__, 'hip=%s' % torch.version.hip, "
     "'gpu=' + ','.join(c.get_device_properties(i).gcnArchName for i in range(c.device_count())))\""
 )
 
-if TYPE_CHECKING:  # a Python that is too old for the wheels is told so, not that dict cannot be subscripted
+if TYPE_CHECKING:  # A Python that is too old for the wheels gets a message instead of a TypeError.
     Wheel = dict[str, Any]
 
 
 class Machine(NamedTuple):
-    """Versions as their owners print them ("3.11.7", "2.5.1+rocm6.2", "6.2.41133"); None is: not there."""
+    """Versions as their owners print them ("3.11.7", "2.5.1+rocm6.2", "6.2.41133"); None: not installed."""
 
     python: str
     torch: str | None
@@ -50,7 +50,7 @@ class Machine(NamedTuple):
 
     @property
     def wanted(self) -> dict[str, Any]:
-        """The versions a wheel is chosen by: minor ones."""
+        """The minor versions that a wheel is chosen by."""
         return {
             "python": minor(self.python),
             "torch": minor(self.torch or ""),
@@ -60,7 +60,7 @@ class Machine(NamedTuple):
 
 
 class NoWheel(Exception):  # noqa: N818 - it says what happened
-    """Why there is no line."""
+    """The reason why there is no line to print."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Detects, chooses, prints; the exit code."""
+    """Detects the machine, chooses a wheel and prints the line. Returns the exit code."""
     try:
         machine = _with_options(detect(), options)
         check_platform()
@@ -93,26 +93,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def detect() -> Machine:
-    """This machine, as the running Python sees it; torch is not imported."""
+    """This machine as the running Python sees it, without importing torch."""
     torch, hip = _torch()
     return Machine(python=platform.python_version(), torch=torch, hip=hip, rocm=_rocm(), gpus=_gpus())
 
 
 def describe(machine: Machine) -> str:
-    """One line for people."""
+    """The machine as one line for users."""
     gpus = ", ".join(machine.gpus) or "no AMD GPU"
     torch, hip, rocm = (version or "none" for version in (machine.torch, machine.hip, machine.rocm))
     return f"Python {machine.python}, torch {torch}, HIP of torch {hip}, ROCm {rocm}, {gpus}"
 
 
 def check_platform() -> None:
-    """NoWheel on a system for which there are no wheels."""
+    """Raises NoWheel on a system for which there are no wheels."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise NoWheel(f"the wheels are for Linux on x86_64, this is {sys.platform} on {platform.machine()}")
 
 
 def check_torch(machine: Machine, site: dict[str, Any]) -> None:
-    """NoWheel, with the line that installs torch for ROCm, where this Python has none."""
+    """Raises NoWheel, with the line that installs ROCm's torch, if this Python has no ROCm torch."""
     if machine.hip is not None and machine.torch is not None:
         return
     what = f"torch {machine.torch} is not built for ROCm" if machine.torch else "torch is not installed"
@@ -121,9 +121,9 @@ def check_torch(machine: Machine, site: dict[str, Any]) -> None:
 
 
 def torch_line(site: dict[str, Any], torch: str, rocm: str) -> str:
-    """What installs torch for ROCm: of that minor version, else the newest one that has that ROCm, else the newest.
+    """The line that installs ROCm's torch: of that minor version, else the newest one for that ROCm, else the newest.
 
-    With the label of torch's version: without it pip keeps another build of the same version.
+    It has the label of torch's version: without the label, pip keeps another build of the same version.
     """
     known = site["torch"]
     fit = [torch] if torch in known else [name for name in known if rocm in known[name]["rocm"]]
@@ -135,7 +135,9 @@ def torch_line(site: dict[str, Any], torch: str, rocm: str) -> str:
 
 
 def target(site: dict[str, Any], name: str) -> str:
-    """The GPU target of a name that a user types: gfx942:sramecc+:xnack-, MI300X, "RX 7900 XTX". NoWheel for no GPU."""
+    """The GPU target of a name that a user types: gfx942:sramecc+:xnack-, MI300X, "RX 7900 XTX". Raises NoWheel for an
+    unknown name.
+    """
     plain = re.sub(r"amd|instinct|radeon|pro|[^a-z0-9]", "", name.split(":")[0].lower())
     if re.fullmatch(r"gfx[0-9a-f]{3,5}", plain):
         return plain
@@ -149,7 +151,7 @@ def target(site: dict[str, Any], name: str) -> str:
 
 
 def load(site: str) -> dict[str, Any]:
-    """The site's metadata.json. NoWheel without a site or an answer from it."""
+    """The site's metadata.json. Raises NoWheel without a site or without its answer."""
     if not site:
         raise NoWheel("no site of wheels is named\nGive --site URL, or build a wheel: ./build_rocm.sh")
     url = urllib.parse.urljoin(site.rstrip("/") + "/", "metadata.json")
@@ -164,9 +166,9 @@ def load(site: str) -> dict[str, Any]:
 
 
 def choose(wheels: list[Wheel], wanted: dict[str, Any]) -> tuple[Wheel | None, list[Wheel]]:
-    """The wheel for these versions, newest flash-attn first, or None and the wheels from the nearest on.
+    """The wheel for these versions, newest flash-attn first, or None; and the other wheels, nearest first.
 
-    `wanted` has python, torch and rocm as minor versions, gpus (any may be served) and backend (or None).
+    wanted: python, torch and rocm as minor versions, gpus (any of them is sufficient) and backend (or None).
     """
     there = [wheel for wheel in wheels if wheel["yanked"] is None]
     ordered = sorted(there, key=lambda wheel: (distance(wheel, wanted), _preference(wheel)))
@@ -176,7 +178,9 @@ def choose(wheels: list[Wheel], wanted: dict[str, Any]) -> tuple[Wheel | None, l
 
 
 def distance(wheel: Wheel, wanted: dict[str, Any]) -> tuple[int, int, int, int, int]:
-    """How far a wheel is off: the GPU, the number of axes, then the steps in torch, ROCm and Python."""
+    """Sort key for how far a wheel is from the wanted one: the GPU, the number of axes, then the steps in torch, ROCm
+    and Python.
+    """
     gpus, backend = wanted["gpus"], wanted.get("backend")
     steps = [_off(wheel, wanted, axis) for axis in ("torch", "rocm", "python")]
     other_gpu = bool(gpus) and not set(gpus) & set(wheel["targets"])
@@ -185,12 +189,14 @@ def distance(wheel: Wheel, wanted: dict[str, Any]) -> tuple[int, int, int, int, 
 
 
 def is_universal(wheel: Wheel) -> bool:
-    """Whether it is for every ROCm, every torch from OLDEST_TORCH on, and every Python from its own on."""
+    """Whether it is the universal wheel, for every ROCm, every torch from OLDEST_TORCH on, and every Python from its
+    own on.
+    """
     return not wheel["torch"]
 
 
 def _off(wheel: Wheel, wanted: dict[str, Any], axis: str) -> int:
-    """Steps between the wheel's version and the wanted one, 0 where the wheel fits."""
+    """Steps between the wheel's version and the wanted one, 0 if the wheel fits."""
     if not is_universal(wheel):
         return _steps(wheel[axis], wanted[axis])
     oldest = {"torch": OLDEST_TORCH, "rocm": "", "python": wheel["python"]}[axis]
@@ -200,7 +206,7 @@ def _off(wheel: Wheel, wanted: dict[str, Any], axis: str) -> int:
 
 
 def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest: list[Wheel]) -> str:
-    """Why there is none, the nearest wheel, and what to do."""
+    """The reason why there is no wheel, the nearest wheel, and a remedy."""
     wanted = machine.wanted
     cell = f"Python {wanted['python']}, torch {wanted['torch']}, ROCm {wanted['rocm']}"
     cell += "".join(f", {gpu}" for gpu in wanted["gpus"]) + (f", backend {backend}" if backend else "")
@@ -234,13 +240,13 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
 
 
 def default_backend(site: dict[str, Any], gpus: Sequence[str]) -> str:
-    """The backend of a build that names none: ck, unless it has kernels for none of these GPUs."""
+    """The default backend of a build: ck, unless it has kernels for none of these GPUs."""
     served = not gpus or any(BACKENDS[0] in site["targets"].get(gpu, {}) for gpu in gpus)
     return BACKENDS[0] if served else BACKENDS[-1]
 
 
 def describe_wheel(wheel: Wheel) -> str:
-    """What a wheel is for, for people."""
+    """The versions that a wheel supports, for users."""
     if is_universal(wheel):
         versions = f"Python {wheel['python']} and newer, torch {OLDEST_TORCH} and newer, every ROCm"
     else:
@@ -249,8 +255,11 @@ def describe_wheel(wheel: Wheel) -> str:
 
 
 def fitting(site: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The GPUs wanted that a wheel of these versions can have kernels for: those of its backend, or Triton's, which
-    every wheel has. None if the backend asked for has kernels for none of them."""
+    """The wanted GPUs that a wheel of these versions can have kernels for: of its backend, or of Triton, which every
+    wheel has.
+
+    Empty if the requested backend supports none of these GPUs.
+    """
     backend, rocm = wanted.get("backend"), numbers(wanted["rocm"])
     since = {gpu: site["targets"].get(gpu, {}) for gpu in wanted["gpus"]}
     fit = [
@@ -262,7 +271,9 @@ def fitting(site: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def impossible(site: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Why build_rocm.sh would refuse these versions, or "" if it builds them. The site's page has the same rule."""
+    """The reason why build_rocm.sh would refuse these versions, or "" if it builds them. The site's page has the same
+    rule.
+    """
     release, backend = site["torch"].get(wanted["torch"]), wanted.get("backend")
     if release is None:
         return f"torch {wanted['torch']} is not known here, only {', '.join(site['torch'])}."
@@ -287,7 +298,7 @@ def impossible(site: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def build_line(site: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """What builds the newest flash-attn for these versions, which must be possible."""
+    """The command that builds the newest flash-attn for these versions, which must be possible."""
     torch, fit, backend = site["torch"][wanted["torch"]]["full"], fitting(site, wanted), wanted.get("backend")
     line = f"./build_rocm.sh {site['flash_attn'][-1]} {wanted['python']} {torch} {wanted['rocm']}"
     targets = f'PYTORCH_ROCM_ARCH="{";".join(fit)}" ' if fit else ""
@@ -295,14 +306,14 @@ def build_line(site: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def request_url(site: dict[str, Any], fields: dict[str, str]) -> str:
-    """The issue form that asks for a cell, filled in."""
+    """The issue form that requests a combination, with its fields filled in."""
     known = ("python", "torch", "rocm", "gpu", "backend")
     query = {"template": "request_wheel.yml", **{name: fields[name] for name in known if fields.get(name)}}
     return f"{site['repository']}/issues/new?{urllib.parse.urlencode(query)}"
 
 
 def pip_line(site: dict[str, Any], wheel: Wheel) -> str:
-    """The exact version is on that index alone; what it needs comes from where pip takes packages anyway."""
+    """pip's command. The exact version is only on that index; its dependencies come from pip's usual index."""
     return f'pip install "flash_attn=={wheel["version"]}" --extra-index-url {site["url"]}{wheel["index"]}'
 
 
@@ -315,7 +326,7 @@ def standalone(site: str) -> str:
 
 
 def minor(version: str) -> str:
-    """ "2.5.1+rocm6.2" is 2.5; "" if there is none in it."""
+    """The minor version: "2.5.1+rocm6.2" gives 2.5; "" if there is none."""
     match = re.match(r"\d+\.\d+", version)
     return match[0] if match else ""
 
@@ -326,7 +337,7 @@ def numbers(version: str) -> list[int]:
 
 
 def _steps(ours: str, theirs: str) -> int:
-    """How far apart two minor versions are; a major one counts as 100 minor ones."""
+    """The distance of two minor versions; a major version counts as 100 minor ones."""
     if not theirs:
         return 1
     (major, minor_), (other_major, other_minor) = numbers(ours)[:2], numbers(theirs)[:2]
@@ -334,7 +345,7 @@ def _steps(ours: str, theirs: str) -> int:
 
 
 def _preference(wheel: Wheel) -> tuple[list[int], list[int], bool, int]:
-    """The newest release, before its post releases, in the universal wheel."""
+    """Sort key: the newest release, before its post releases, in the universal wheel."""
     release, post = numbers(wheel["flash_attn"])[:3], numbers(wheel["flash_attn"])[3:]
     return [-part for part in release], post, not is_universal(wheel), BACKENDS.index(wheel["backend"])
 
@@ -371,7 +382,7 @@ def _gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> tuple[str,
     for properties in sorted(nodes.glob("*/properties")):
         try:
             versions = re.findall(r"^gfx_target_version (\d+)$", properties.read_text(), re.MULTILINE)
-        except OSError:  # a container may see the node of a GPU that it must not use
+        except OSError:  # a container may see the device file of a GPU that it must not use
             continue
         for version in map(int, versions):
             major, rest = divmod(version, 10000)
@@ -391,7 +402,7 @@ def _enumerated() -> set[str]:
 
 
 def _with_options(machine: Machine, options: argparse.Namespace) -> Machine:
-    """What was said on the command line instead of what was found."""
+    """The machine with the values of command-line options in place of the detected ones."""
     given: dict[str, Any] = {}
     if options.python:
         given["python"] = options.python
@@ -419,7 +430,7 @@ def _version(text: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options, all about what is not to be detected."""
+    """Command-line options; each overrides one auto-detected value."""
     parser.add_argument(
         "--site", default=SITE, metavar="URL", help="where the wheels are listed" + (" (%(default)s)" if SITE else "")
     )

@@ -1,8 +1,7 @@
-"""Yanked and withdrawn wheels, in yanked.toml: a public release cannot be changed, so the index alone changes.
+"""Yanked and withdrawn wheels, in yanked.toml. A public release cannot be changed, so only the index changes.
 
-A yanked wheel stays in the index with a mark. pip then takes an older build. uv takes the marked wheel for an exact
-pin.
-A withdrawn wheel is in no page of the index.
+A yanked wheel stays in the index with a mark: pip takes an older build, and uv takes the wheel only for an exact pin. A
+withdrawn wheel is in no page of the index.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.tables import Table, parse
 
-MAX_REASON = 300  # characters; pip shows them in one line
+MAX_REASON = 300  # characters; pip shows the reason in one line
 DATA_FILE = Path(__file__).with_name("yanked.toml")
-YANKED, WITHDRAWN = "wheels", "withdrawn"  # the tables
+YANKED, WITHDRAWN = "wheels", "withdrawn"  # names of the tables
 _HEAD = """\
 # Wheel -> why it is yanked or withdrawn. `python -m rocm_wheels yank` and `withdraw` write this file; commit it, and
 # the next index obeys.
@@ -51,12 +50,12 @@ def _tables(path: Path) -> dict[str, dict[str, str]]:
 
 
 def mark(wheel: str, reason: str | None, path: Path = DATA_FILE) -> None:
-    """Yanks a wheel for a reason, or with None takes the mark away. Raises DataError if that is not possible."""
+    """Yanks a wheel for a reason; None removes the mark. Raises DataError if that is not possible."""
     _mark([wheel], reason, path, YANKED)
 
 
 def withdraw(wheels: Sequence[str], reason: str | None, path: Path = DATA_FILE) -> None:
-    """Withdraws wheels for a reason, or with None takes them back: all of them, or none where it raises DataError."""
+    """Withdraws wheels for a reason; None takes them back. All of them, or none if it raises DataError."""
     _mark(wheels, reason, path, WITHDRAWN)
 
 
@@ -100,5 +99,7 @@ def _write(tables: Mapping[str, Mapping[str, str]], path: Path) -> None:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. JSON's escapes are also escapes of TOML, except for surrogate pairs, which stand for an emoji."""
+    """The text as a TOML string. JSON's escapes are also escapes of TOML, except for surrogate pairs, which stand for
+    an emoji.
+    """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

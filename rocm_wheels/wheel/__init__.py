@@ -1,1 +1,1 @@
-"""Kernel stores become a wheel that is repaired and tested."""
+"""The wheel stage: kernel stores become a wheel, which is repaired and tested."""

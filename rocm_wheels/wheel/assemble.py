@@ -1,4 +1,4 @@
-"""Kernel stores, the launcher and the Python package become a wheel, with the claim of a cell or of all of them."""
+"""Assembles kernel stores, the launcher and the Python package into a wheel for one combination or for all of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assemble(
 
 
 def assemble_interface(interface: Interface, plan: Plan, output: Path, *, source: Path = FLASH_ATTN_SRC) -> Path:
-    """Builds an interface's wheel that belongs to the wheel of `plan.cell`; it is pure Python, for no platform.
+    """Builds the wheel of an interface that accompanies the wheel of `plan.cell`. It is pure Python, for any platform.
 
     The same sources and the same hatchling give the same bytes, for every Python and at any time. Raises
     AssembleFailed.
@@ -60,7 +60,7 @@ def assemble_interface(interface: Interface, plan: Plan, output: Path, *, source
 
 
 def collect(stores: Mapping[str, Path], directory: Path) -> Path:
-    """Copies stores into a new directory, as flash_attn_src/hatch_build.py takes them, and returns it."""
+    """Copies stores into a new directory, in the layout of flash_attn_src/hatch_build.py. Returns the directory."""
     directory.mkdir()
     for target, store in stores.items():
         shutil.copyfile(store, directory / f"{target}.zip")
@@ -68,16 +68,16 @@ def collect(stores: Mapping[str, Path], directory: Path) -> Path:
 
 
 def wheel_date() -> int:
-    """Seconds since 1970 for every date in the wheel: SOURCE_DATE_EPOCH, else 1980-01-01.
+    """The date of every file in the wheel, in seconds since 1970: SOURCE_DATE_EPOCH, else 1980-01-01.
 
-    The same contents have the same date, so a build at another time or from another commit gives the same bytes.
+    So a build at another time or from another commit gives the same bytes for the same contents.
     """
     return source_date_epoch(os.environ) or OLDEST_EPOCH
 
 
 def commit(source: Path = FLASH_ATTN_SRC) -> str:
-    """The commit of a checkout, with "-dirty" where a tracked file is changed; "" where it is no checkout."""
-    # In a container the checkout belongs to another user, which git takes for an attack.
+    """The commit of a checkout, with "-dirty" if a tracked file is changed; "" outside of a checkout."""
+    # In a container the checkout belongs to another user, which git refuses by default.
     git = ["git", "-c", "safe.directory=*", "-C", str(source)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
@@ -130,8 +130,8 @@ def _build(plan: Plan, kernels: Path, libraries: Mapping[str, Path], dist: Path,
 
 
 def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str], expected: str) -> Path:
-    # Without isolation: the environment is pinned already, and the compilers among the build
-    # requirements, which only a user's own build needs, may be absent where stores are assembled.
+    # No build isolation: the environment is pinned already. The compilers among the build requirements are only for a
+    # user's own build and may be absent here.
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
     done = subprocess.run(
         [*command, "--outdir", str(dist), str(project)],
@@ -155,7 +155,7 @@ def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str
 
 
 def variables(plan: Plan, source: Path = FLASH_ATTN_SRC) -> dict[str, str]:
-    """What flash_attn_src/hatch_build.py reads about a wheel besides its compiled parts."""
+    """The variables that flash_attn_src/hatch_build.py reads about a wheel, besides its compiled parts."""
     cell = plan.cell
     if isinstance(cell, Universal):
         claim = {"FLASH_ATTN_ABI": cell.abi_tag}
@@ -174,7 +174,7 @@ def variables(plan: Plan, source: Path = FLASH_ATTN_SRC) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """This process's environment without what would tell hatch_build.py of another wheel."""
+    """This process's environment without variables that would describe another wheel to hatch_build.py."""
     return {key: value for key, value in os.environ.items() if not key.startswith("FLASH_ATT")}
 
 

@@ -12,7 +12,7 @@ from rocm_wheels.wheel import build, combinations, interpreters, verify
 from rocm_wheels.wheel.workspace import work_directory
 
 SCRIPTS = ROOT / "benchmarks"
-# What runs, and how its results are written; defaults otherwise, so that anyone can run the same.
+# The benchmarks, with the file of their results; otherwise with default options, so that anyone can repeat them.
 SUITE = (
     ("benchmark_fa2_vs_fa3_mlp_transformer.py", "--output-json"),
     ("benchmark_flash_attn.py", "--json"),
@@ -24,9 +24,9 @@ _SECONDS = 3600
 
 
 def run(wheel: Path, *, cache: Path, output: Path) -> list[Path]:
-    """Measures a wheel on this machine's GPU; the results, each a JSON file of `output`.
+    """Measures a wheel on this machine's GPU. Returns the results, each a JSON file in `output`.
 
-    VerifyFailed without torch for ROCm, or, after the others ran, with those that failed.
+    Raises VerifyFailed without ROCm's torch, and after all benchmarks if some of them failed.
     """
     plan = build.plan_of(wheel)
     (wanted, *_) = combinations.of(plan, versions.load(), interpreters.found)

@@ -1,4 +1,4 @@
-"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each; verifies again."""
+"""Runs a plan: check, compile, assemble, repair, verify, with one line of progress for each stage."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Say = Callable[[str], None]
 
 
 class StageLog:
-    """Prints what a stage did and how long it took, once it is done."""
+    """Prints the result and the duration of each stage when it ends."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[list[str]]:
-        """Times a stage; what its body appends to the list is the detail of its line."""
+        """Times a stage. The body appends details to the list, which become part of its line."""
         detail: list[str] = []
         start = time.monotonic()
         yield detail
@@ -43,7 +43,9 @@ class StageLog:
 def check_writable(
     *, cache: Path, dist: Path | None = None, verdicts: Path | None = None, results: Path | None = None
 ) -> None:
-    """Makes the directories. DataError, with the option to give, for one that no file can be written into."""
+    """Creates the directories. Raises DataError, which names the option to pass, for a directory that is not
+    writable.
+    """
     for directory, what, remedy in (
         (cache, "the cache", "Set ROCM_WHEELS_CACHE, or give --cache,"),
         (dist, "the directory of the wheel", "Give --dist,"),
@@ -72,15 +74,16 @@ def run(
     cibuildwheel: bool = False,
     public: Sequence[PublicWheel] = (),
 ) -> Path:
-    """Builds the wheel of a plan into `dist` and returns its path. Its verdict lies beside it.
+    """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it.
 
-    `without` names compilers whose kernels the wheel does not get. With `cached_kernels` nothing is compiled:
-    CompileFailed names the first kernel that the cache lacks. With `cibuildwheel` the wheel is assembled, repaired and
-    tested in a manylinux image before it is verified here. `public` are the wheels that are public: a wheel that
-    differs from the one of its name gets the next build number. Errors of the stages pass through. After a
-    VerifyFailed the wheel and its verdict are left for inspection.
+    without: names of compilers whose kernels the wheel does not get. cached_kernels: compile nothing; CompileFailed
+    names the first kernel that is not in the cache. cibuildwheel: the wheel is assembled, repaired and tested in a
+    manylinux image before it is verified here. public: the public wheels; a wheel that differs from the public one of
+    its name gets the next build number.
+
+    Errors of the stages are not caught. After a VerifyFailed the wheel and its test report are left for inspection.
     """
-    # Imported here: a plan must be checked by a Python that has none of what the stages need.
+    # Imported here: a Python without the packages of the stages must be able to check a plan.
     from rocm_wheels.compile import kernels, toolchain
     from rocm_wheels.compile.ck import planner as ck_planner
     from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, manylinux, numbering, repair, verify
@@ -97,7 +100,7 @@ def run(
             if cibuildwheel:
                 manylinux.check(plan)
             (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
-            python = interpreters.find(tested.python)  # for verify: missing now, not after hours
+            python = interpreters.find(tested.python)  # for verify: report it now, not after hours
             detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {tested.python} at {python}"]
         with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
@@ -137,10 +140,11 @@ def run(
 
 
 def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = False) -> Verdict:
-    """Tests a finished wheel on this machine, the universal one with `every` torch if asked, and replaces its verdict.
+    """Tests a finished wheel on this machine and replaces its test report. every: test the universal wheel with every
+    torch.
 
-    DataError if it is none of these wheels, VerifyFailed if it does not pass, or with `require_gpu` if its tests
-    did not run on a GPU.
+    Raises DataError if it is not a wheel of these sources, VerifyFailed if it does not pass, or with `require_gpu` if
+    its tests did not run on a GPU.
     """
     from rocm_wheels.wheel import verdict, verify
 
@@ -157,13 +161,15 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
 
 
 def _beside(wheel: Path, plan: Plan) -> list[Path]:
-    """The wheels of interfaces that lie beside a wheel and have its label."""
+    """The interface wheels in the same directory with the same label."""
     beside = wheel.resolve().parent
     return sorted(path for name in versions.load().interfaces for path in beside.glob(f"{name}-*+{plan.label}-*.whl"))
 
 
 def plan_of(wheel: Path) -> Plan:
-    """The plan that a finished wheel was built by, as far as its name and its contents tell. DataError for no wheel."""
+    """The plan of a finished wheel, as far as its name and contents tell. Raises DataError for a file that is not a
+    wheel.
+    """
     universal = names.parse_universal(wheel.name)
     name = None if universal else names.parse(wheel.name)
     with contents.Contents(wheel) as opened:
@@ -187,7 +193,7 @@ def plan_of(wheel: Path) -> Plan:
 def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
     cell = plan.cell
     if isinstance(cell, Cell):
-        # The label of torch's version too: without it pip keeps another build of that version, such as PyPI's.
+        # With the label of torch's version: without it, pip keeps another build of that version, such as PyPI's.
         torch = f"pip install torch=={cell.torch}+{plan.torch_index} --index-url {TORCH_INDEX}/{plan.torch_index}"
         python = cell.python
     else:
@@ -206,7 +212,7 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
 
 
 def _module(path: Path) -> str:
-    """What the wheel of an interface is, for people."""
+    """The name of an interface's wheel, for users."""
     interface = versions.load().interfaces[names.parse_interface(path.name)[0]]
     return f"{interface.name.replace('_', '-')}: the module {interface.module}"
 

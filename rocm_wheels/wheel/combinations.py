@@ -26,11 +26,12 @@ class Combination:
 def of(
     plan: Plan, versions: Versions, found: Callable[[str], object | None], *, every: bool = False
 ) -> tuple[Combination, ...]:
-    """What the plan's wheel is tested with; the first combination gets all tests, the others the smoke tests.
+    """The combinations to test the plan's wheel with. The first gets all tests, the others the smoke tests.
 
-    A cell is one combination. The universal wheel is tested with the newest and the oldest torch, each with the newest
-    Python that this machine has for it; with `every`, with the newest patch release of every torch and each Python.
-    `found` says where a Python is, or None. Raises MissingTool where the machine has no Python that torch has.
+    The wheel of a cell has one combination. The universal wheel is tested with the newest and the oldest torch, each
+    with the newest Python that this machine has for it; with `every`, with the newest patch release of every torch and
+    each Python. found: returns the path of a Python, or None. Raises MissingTool if the machine has no Python that
+    torch supports.
     """
     cell = plan.cell
     if isinstance(cell, Cell):

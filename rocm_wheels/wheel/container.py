@@ -1,4 +1,4 @@
-"""`build --docker`: the same build inside a container with the cell's ROCm, through docker's command line."""
+"""`build --docker`: runs the same build in a container with the combination's ROCm, through docker's command line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.paths import ROOT
 
 KFD = Path("/dev/kfd")
-# What decides about a build besides its plan; docker passes those that are set.
+# Variables that affect a build besides its plan; docker passes those that are set.
 PASSED_ON = ("MAX_JOBS", "SOURCE_DATE_EPOCH")
 
 
 def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: Sequence[str] = ()) -> int:
-    """Builds the image where it is new, then the wheel in it, into the same `dist` and with the same `cache`.
+    """Builds the image if it is new, then the wheel in it, with the same `dist` and `cache`. Returns docker's exit
+    code.
 
-    Returns docker's exit code, which is the exit code of the build inside. MissingTool without docker or its daemon,
-    DataError if no image is known for the ROCm.
+    It is the exit code of the build in the container. Raises MissingTool without docker or its daemon, DataError if no
+    image is known for the ROCm.
     """
     check_docker("--docker")
     build = ROOT / "build" / "docker"
@@ -48,7 +49,7 @@ def run(plan: Plan, *, dist: Path, cache: Path, cached_kernels: bool, without: S
 
 
 def check_docker(option: str) -> None:
-    """MissingTool without docker or its daemon, which an option of the command line needs."""
+    """Raises MissingTool without docker or its daemon."""
     if shutil.which("docker") is None:
         raise MissingTool(
             f"{option}: there is no docker on PATH", remedy=f"Install it, or leave {option} out: no build needs it."
@@ -73,7 +74,7 @@ def commands(
     root: Path,
     env: Mapping[str, str],
 ) -> list[list[str]]:
-    """The two docker commands. `device_group` is the group of /dev/kfd, None on a machine without AMD GPU."""
+    """The two docker commands. device_group: the group of /dev/kfd, None on a machine without an AMD GPU."""
     cell = plan.cell
     if not isinstance(cell, Cell):
         raise DataError(
@@ -91,11 +92,12 @@ def commands(
     image += ["--build-arg", f"BASE={plan.image}", "--build-arg", f"PYTHON={cell.python}", str(root)]
 
     start = ["docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(root)]
-    # The same paths inside and outside, except for the environment: that of the host does not run in there.
+    # The same paths inside and outside, except for the Python environment of the host, which does not run in the
+    # container.
     for directory in dict.fromkeys((root, dist, cache)):
         start += ["--volume", f"{directory}:{directory}"]
     start += ["--volume", f"{root}/build/docker:{root}/build", "--env", f"HOME={root}/build"]
-    # The targets of the plan: the image has a PYTORCH_ROCM_ARCH of its own, and inside another GPU may be found.
+    # Pass the targets of the plan: the image sets PYTORCH_ROCM_ARCH itself, and the container may see another GPU.
     start += ["--env", f"PYTORCH_ROCM_ARCH={';'.join(plan.targets)}", "--env", "GPU_ARCHS="]
     for name in PASSED_ON:
         if name in env:

@@ -1,7 +1,7 @@
-"""What a wheel holds: read with limits, checked against its RECORD, digested, given a build number.
+"""The contents of a wheel: read with limits, checked against RECORD, hashed, renamed with a build number.
 
-Two builds of the same sources differ in the commit that they name and in the version of the build backend. Their
-digest is the same: it leaves out what says where a wheel comes from.
+Two builds of the same sources differ in the commit that they name and in the version of the build backend. Their digest
+is the same, because it leaves out the provenance.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 from rocm_wheels.errors import DataError
 
 BUILD_INFO = "flash_attn/_build_info.json"
-PROVENANCE = ("commit", "release")  # in the build info: where a wheel comes from, not what it is
-_MAX_TEXT = 1 << 20  # bytes of a METADATA, WHEEL or build info; real ones have a few KiB
+PROVENANCE = ("commit", "release")  # provenance in the build info: not part of the contents
+_MAX_TEXT = 1 << 20  # limit for METADATA, WHEEL and build info; real ones have a few KiB
 _MAX_MEMBERS = 10_000
 _CHUNK = 1 << 20
 _NO_WHEEL = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 class Contents:
-    """A wheel in a file, opened for reading. DataError for a file that is no wheel, or is made to exhaust memory."""
+    """A wheel opened for reading. Raises DataError for a file that is not a wheel, or that would exhaust memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class Contents:
         self.archive.close()
 
     def text(self, name: str) -> bytes:
-        """A small member. DataError if it is missing or large."""
+        """A small member as text. Raises DataError if it is missing or large."""
         try:
             if self.archive.getinfo(name).file_size > _MAX_TEXT:
                 raise DataError(f"{self.path.name}: {name} has more than {_MAX_TEXT} bytes")
@@ -64,7 +64,7 @@ class Contents:
                 content = file.read(_MAX_TEXT + 1)
         except (KeyError, *_NO_WHEEL) as error:
             raise DataError(f"{self.path.name} is not a wheel of that name: {error}") from error
-        if len(content) > _MAX_TEXT:  # the directory of the archive said less
+        if len(content) > _MAX_TEXT:  # the archive's directory states a smaller size
             raise DataError(f"{self.path.name}: {name} has more than {_MAX_TEXT} bytes")
         return content
 
@@ -73,7 +73,7 @@ class Contents:
         return self.text(f"{self.info}/METADATA")
 
     def build_info(self) -> dict[str, Any]:
-        """What the wheel says about its own build. DataError if it says nothing readable."""
+        """The build info in the wheel. Raises DataError if it is missing or malformed."""
         try:
             found = json.loads(self.text(BUILD_INFO))
         except (ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ class Contents:
         return found
 
     def record_errors(self) -> list[str]:
-        """What its RECORD says wrongly about its members; empty for a good wheel."""
+        """The errors of its RECORD; empty for a valid wheel."""
         record = f"{self.info}/RECORD"
         try:
             rows = list(csv.reader(io.StringIO(self.text(record).decode())))
@@ -101,7 +101,7 @@ class Contents:
         return errors
 
     def digest(self) -> str:
-        """sha256 of the members, without what says where the wheel comes from or which build of its name it is."""
+        """sha256 of the members, without provenance and build number."""
         total = hashlib.sha256()
         for name in self.names:
             content = self._without_provenance(name)
@@ -114,7 +114,7 @@ class Contents:
         return self._digest(name)[0].hex()
 
     def _without_provenance(self, name: str) -> bytes | None:
-        """A member's content as the digest takes it, None for one that is taken as it is."""
+        """The part of a member that the digest covers; None for all of it."""
         if name == f"{self.info}/RECORD":
             return b""
         if name == f"{self.info}/WHEEL":
@@ -157,7 +157,7 @@ def digest(path: Path) -> str:
 
 
 def headers(name: str, metadata: bytes) -> Message:
-    """The headers of a METADATA. DataError unless its name and version are the ones in the wheel's file name."""
+    """The headers of a METADATA. Raises DataError unless name and version match the wheel's file name."""
     try:
         found = HeaderParser().parsestr(metadata.decode())
     except UnicodeDecodeError as error:
@@ -171,7 +171,7 @@ def headers(name: str, metadata: bytes) -> Message:
 
 
 def numbered(wheel: Path, build: int) -> Path:
-    """Renames a wheel to the one with this build number (PEP 427), which its WHEEL and RECORD then tell too."""
+    """Renames a wheel to have this build number (PEP 427), also in its WHEEL and RECORD."""
     distribution, version, *rest = wheel.name.split("-")
     name = f"{distribution}-{version}-{build}-{'-'.join(rest[-3:])}"
     info = f"{distribution}-{version}.dist-info"
@@ -192,10 +192,10 @@ def numbered(wheel: Path, build: int) -> Path:
 
 
 def without_label(wheel: Path, directory: Path) -> Path:
-    """Writes a wheel into a directory under its version without the label, and returns the path.
+    """Writes a wheel into a directory under its version without the label. Returns the path.
 
     METADATA and RECORD name the other version; every other member is the same. The members are not compressed, so that
-    every zlib gives the same bytes. The kernel stores, nearly all of a wheel, are compressed already.
+    every zlib gives the same bytes; the kernel stores, nearly all of a wheel, are compressed already.
     """
     distribution, version, *rest = wheel.name.split("-")
     public = version.partition("+")[0]

@@ -1,4 +1,4 @@
-"""What a build will take, said before it starts: kernels, minutes, disk, downloads."""
+"""Estimates a build before it starts: kernels, minutes, disk, downloads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rocm_wheels.wheel import combinations
 
 ENVIRONMENT = ROOT / "build" / "env"
 ENVIRONMENT_MIB = 1331
-KERNEL_KIB = 22  # in the cache: 13.6 MiB for 636 kernels of gfx942, November 2026
+KERNEL_KIB = 22  # per kernel in the cache: 13.6 MiB for 636 kernels of gfx942, November 2026
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """`kernels`, `cached` and `minutes` are None where this Python lacks the packages that list the kernels; `why` is
-    the reason then. `disk_mib` is without the torch of each test, which takes several GiB. `shorter` says what makes
-    the build shorter, with options that it takes.
+    """The estimate for a build. `kernels`, `cached` and `minutes` are None if this Python lacks the packages that list
+    the kernels; `why` is the reason.
+
+    disk_mib: without the torch of each test, which takes several GiB. shorter: options that make the build shorter, as
+    a sentence.
     """
 
     kernels: int | None
@@ -39,7 +41,7 @@ class Forecast:
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """One line for users."""
         work = self.why or f"{self.kernels} kernels, {self.cached} of them cached, about {self.minutes} min to compile"
         return (
             f"{work}; {self.disk_mib} MiB of disk and several GiB for torch; downloads: {', '.join(self.downloads)}"
@@ -55,8 +57,9 @@ def of(
     without: Sequence[str] = (),
     found: Callable[[str], object | None] = str,
 ) -> Forecast:
-    """The forecast for a plan. `cache` is None where there is none yet. `found` says where a Python is, as for
-    `combinations.of`."""
+    """The forecast for a plan. cache: None if there is none yet. found: returns the path of a Python, as in
+    `combinations.of`.
+    """
     made = (ENVIRONMENT / "stamp").is_file()
     torches = dict.fromkeys(each.torch for each in combinations.of(plan, versions, found))
     downloads = (*([] if made else ["packages of locks/build.txt"]), *(f"torch {torch}" for torch in torches))
@@ -85,7 +88,7 @@ def of(
 
 
 def _compiling(plan: Plan, cache: Path | None, without: Sequence[str]) -> tuple[int, int, int]:
-    """Kernels, cached ones, and seconds of a core for the others. Raises MissingTool without the build's packages."""
+    """(kernels, cached kernels, core seconds for the others). Raises MissingTool without the build's packages."""
     with packages_of("build"):
         from rocm_wheels.compile import units
         from rocm_wheels.compile.cache import read

@@ -1,7 +1,7 @@
 """`hub`: a finished wheel as a repository for Hugging Face's package `kernels`, one directory for each build variant.
 
-`kernels` loads a repository as a module with a name of its own, so that several can be loaded beside each other and
-beside an installed flash_attn: absolute imports and the namespace of the custom ops get that name.
+`kernels` loads a repository as a module with a name of its own, so that several repositories and an installed
+flash_attn can be loaded in one process: absolute imports and the namespace of the custom ops get that name.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.wheel.contents import BUILD_INFO, Contents
 
 NAME = "flash-attn-rocm"
-VERSION = 1  # of the repository's API: Hub branch v1
-# Neither variant names a version of torch or ROCm: one that does is for that version alone.
+VERSION = 1  # version of the repository's API: Hub branch v1
+# Use the variants without a torch/ROCm version: they match every version.
 _VARIANTS = ("rocm", "cpu")
 _FOR_GPUS = ("_kernels/", "_launcher.", "_ck_planner.")
 _PACKAGE = "flash_attn/"
 _BUILD_INFO = BUILD_INFO.removeprefix(_PACKAGE)
-# Where the package's code names itself: imports, names of modules and custom ops, and the ops.
+# Places where the package's code names itself: imports, names of modules and custom ops, and the ops.
 _OWN_NAME = re.compile(
     r'^( *from )flash_attn(?=[. ])|(")flash_attn(?=\.\w|::)|(torch\.ops\.)flash_attn\b', re.MULTILINE
 )
@@ -47,9 +47,9 @@ torch 2.5 or newer, on Linux and x86-64.
 
 
 def write(wheel: Path, output: Path) -> list[Path]:
-    """Writes the repository of a wheel of flash_attn into the new directory `output` and returns its variants.
+    """Writes the repository of a wheel of flash_attn into the new directory `output`. Returns its variants.
 
-    DataError for another file, and where `output` has files.
+    Raises DataError for another file, and if `output` has files.
     """
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} is not empty", remedy="Name a new directory.")
@@ -67,7 +67,7 @@ def write(wheel: Path, output: Path) -> list[Path]:
     for backend in _VARIANTS:
         if backend == "cpu":
             files = {name: data for name, data in files.items() if not name.startswith(_FOR_GPUS)}
-            info = {**info, "targets": [], "backend": "triton"}  # the one that has nothing beside Python
+            info = {**info, "targets": [], "backend": "triton"}  # the variant that has only Python
             files[_BUILD_INFO] = json.dumps(info, indent=2).encode()
         module = f"_flash_attn_{backend}_{digest[:12]}"
         metadata = {
@@ -86,7 +86,7 @@ def write(wheel: Path, output: Path) -> list[Path]:
 
 
 def _variant(path: Path, module: str, files: Mapping[str, bytes], metadata: dict[str, Any]) -> Path:
-    """Writes a build variant, its metadata.json with the digests of all other files, and returns its directory."""
+    """Writes a build variant and its metadata.json, with the digests of all other files. Returns its directory."""
     digests = {}
     for name, data in files.items():
         file = path / (f"licenses/{Path(name).name}" if ".dist-info/" in name else name)
@@ -100,11 +100,11 @@ def _variant(path: Path, module: str, files: Mapping[str, bytes], metadata: dict
 
 
 def _renamed(source: str, module: str) -> str:
-    """A module of the package that takes all others from the package `module`."""
+    """A module of the package, with all imports from the package renamed to `module`."""
     return _OWN_IMPORT.sub(rf"\1{module} as flash_attn", _OWN_NAME.sub(rf"\1\2\3{module}", source))
 
 
 def _gpus(targets: list[str]) -> list[str]:
-    """The GPUs that load the kernels of these targets: `kernels` refuses the others unless told not to."""
+    """The GPUs that load the kernels of these targets. `kernels` refuses other GPUs by default."""
     known = [target for target in versions.load().targets.values() if not target.is_generic]
     return [gpu.name for gpu in known if {gpu.name, gpu.universal} & set(targets)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from rocm_wheels.environment import home
 from rocm_wheels.errors import MissingTool
 
-# Prints the version of a GIL build; a free-threaded one (cp313t) takes other wheels.
+# Prints the version of a GIL build; a free-threaded build (cp313t) needs other wheels.
 _PROBE = """
 import sys, sysconfig
 print("%d.%d" % sys.version_info[:2] + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""))
@@ -23,9 +23,8 @@ _INSTALL_SECONDS = 180
 
 
 def find(version: str) -> Path:
-    """An interpreter that runs and is of `version` ("3.12"); uv installs one where none is found.
-
-    Raises MissingTool naming what was searched.
+    """An interpreter of `version` ("3.12") that runs; uv installs one if none is found. Raises MissingTool, which names
+    the places searched.
     """
     if (here := found(version)) is not None:
         return here
@@ -42,7 +41,7 @@ def find(version: str) -> Path:
 
 
 def found(version: str) -> Path | None:
-    """An interpreter of `version` that this machine has already, or None."""
+    """An interpreter of `version` that this machine has, or None."""
     return next((candidate for candidate in _candidates(version) if _version(candidate) == version), None)
 
 
@@ -61,7 +60,9 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _version(interpreter: Path) -> str | None:
-    """None where it does not run: a pyenv shim exists for every version and runs only the chosen ones."""
+    """The version of an interpreter; None if it does not run: pyenv has a shim for every version and runs only the
+    selected ones.
+    """
     if not interpreter.is_file():
         return None
     try:
@@ -83,7 +84,7 @@ def _uv_find(version: str) -> Path | None:
 
 
 def _uv(*arguments: str, seconds: int) -> str:
-    """What uv printed; it is an optional helper here, so its failure is only words for the message."""
+    """The output of uv, which is optional here; a failure returns its message."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]))
     if uv is None:
         return "uv is not installed"

@@ -23,7 +23,7 @@ FILE_NAME = "_launcher.abi3.so"
 # The oldest glibc that the manylinux tags of our wheels allow.
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 
-# Without debug information no path of the build machine gets into the file.
+# Without debug information the file contains no path of the build machine.
 FLAGS = (
     "-std=c11",
     "-shared",
@@ -88,11 +88,11 @@ def _header_directories() -> list[Path]:
 
 
 def _split_configuration(headers: list[Path], target: str, scratch: Path) -> list[Path]:
-    """Another directory of headers, for Linux distributions that keep pyconfig.h apart for each machine.
+    """Another directory of headers, for Linux distributions that keep one pyconfig.h per machine type.
 
-    Debian's pyconfig.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>. That file lies beside the headers of this
-    machine's C library, and the compiler must not find those, because it brings its own. So the file gets a directory
-    of its own below `scratch`.
+    Debian's pyconfig.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>. That file is in the same directory as the
+    headers of this machine's C library, which the compiler must not find, because it brings its own. So the file is
+    copied to a directory below `scratch`.
     """
     machine = sysconfig.get_config_var("MULTIARCH")
     apart = [directory.parent / str(machine) / directory.name / "pyconfig.h" for directory in headers]
@@ -115,7 +115,7 @@ def _key(target: str, version: str) -> str:
 
 
 def _compile(output: Path, target: str, headers: list[Path], *, zig_cache: Path) -> None:
-    """Run the compiler beside the sources, with its caches away from the home directory."""
+    """Runs the compiler in the directory of the sources, with its caches outside of the home directory."""
     zig_cache.mkdir(parents=True, exist_ok=True)
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(zig_cache.resolve()))
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *FLAGS]

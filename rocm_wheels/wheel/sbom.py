@@ -24,23 +24,23 @@ from rocm_wheels.matrix import versions
 FILE_NAME = "flash_attn.cdx.json"
 PLANNER = "flash_attn/_ck_planner.so"
 LAUNCHER = "flash_attn/_launcher.abi3.so"
-# What compiles -> its licence. A ROCm of the machine brings a clang of its own.
+# Compiler -> its licence. The ROCm of a machine has a clang of its own.
 _LICENCES = {
     "clang-tidy": "Apache-2.0 WITH LLVM-exception",
     "ROCm clang": "Apache-2.0 WITH LLVM-exception",
     "triton": "MIT",
     "ziglang": "MIT",
 }
-# The namespace of the serial numbers: the same contents have the same one.
+# Namespace of the serial numbers: the same contents have the same serial number.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flash_attn wheels for ROCm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The wheel that a bill is about: its version with the label, and what its METADATA says.
+    """The wheel that the SBOM describes: its version with the label, and the facts in its METADATA.
 
-    `repository` is an address, `commit` the one it is built from; both are "" where the build does not know them.
-    `epoch` is the date of the wheel, in seconds since 1970.
+    repository: an address; commit: the commit it is built from; both are "" if the build does not know them. epoch: the
+    date of the wheel, in seconds since 1970.
     """
 
     version: str
@@ -52,11 +52,11 @@ class Subject:
 
 
 def document(subject: Subject, files: Mapping[str, Path]) -> dict[str, Any]:
-    """The bill of a wheel, with the binary files by their place in the wheel.
+    """The SBOM of a wheel. files: the binary files by their path in the wheel.
 
-    The compilers come from the manifests of the kernel stores among the files; a planner among them means kernels of
+    The compilers are read from the manifests of the kernel stores. A planner among the files means kernels of
     Composable Kernel. Kernels with names in asm- are AMD's assembly. zig compiles the launcher and the planner. The
-    same input gives the same bill.
+    same input gives the same SBOM.
     """
     version = subject.version
     compilers: dict[str, str] = {}
@@ -121,7 +121,7 @@ def _tool(name: str, version: str) -> dict[str, Any]:
 
 
 def _supplier(repository: str) -> dict[str, Any]:
-    """Who publishes the repository, "owner" of https://github.com/owner/name; nobody where it is not known."""
+    """The publisher of the repository: "owner" of https://github.com/owner/name; empty if unknown."""
     if not repository:
         return {}
     return {"supplier": {"name": repository.rstrip("/").split("/")[-2], "url": [repository]}}
@@ -159,7 +159,7 @@ def _assembly_kernels() -> dict[str, Any]:
 
 
 def write(directory: Path, subject: Subject, files: Mapping[str, Path]) -> Path:
-    """Writes the bill into `directory` under the name that it has in a wheel."""
+    """Writes the SBOM into `directory` under the file name that it has in a wheel."""
     path = directory / FILE_NAME
     path.write_text(json.dumps(document(subject, files), indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""What a wheel has passed, as a value: written beside the wheel, and read back with every field checked."""
+"""The test report of a wheel (`verdict`): written next to the wheel, and read back with every field checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPAIRED = "repaired"
 PIP = "installed with pip"
 UV = "installed with uv"
 GPU = "gpu"
-# Which test files speak for which stage.
+# Stage -> the test files that belong to it.
 TESTED = {
     "code objects": ("test_contents.py", "test_ck.py"),
     "import": ("test_install.py", "test_import.py", "test_flash_attn_3.py", "test_flash_attn_4.py"),
@@ -29,12 +29,12 @@ TESTED = {
     GPU: ("test_gpu.py", "test_fa3.py"),
 }
 STAGES = (REPAIRED, PIP, UV, *TESTED)
-# `python -m flash_attn.selftest`, which runs where a GPU is required.
+# `python -m flash_attn.selftest`, which runs if a GPU is required.
 SELFTEST = "selftest"
-# The universal wheel is tested with further combinations, a stage each (wheel/combinations.py).
+# The universal wheel is tested with more combinations, one stage each (wheel/combinations.py).
 _COMBINATION = re.compile(r"Python \d+\.\d+, torch \d+(\.\d+)+")
 _MAX_BYTES = 1 << 20
-_MAX_WRONG = 10  # fields that a message names
+_MAX_WRONG = 10  # limit of the fields that a message names
 _TEXT = forms.prose(10_000)
 _NUMBER = forms.number()
 _DEVICE = forms.text(100)
@@ -47,7 +47,7 @@ def _is_environment(value: Any) -> bool:
     return _ENVIRONMENT(value) and all(_TITLE(value.get(name)) for name in ("device", "torch", "flash_attn", "python"))
 
 
-# What benchmarks/trend.py writes.
+# The format that benchmarks/trend.py writes.
 _COMPARISON = forms.Form(
     {
         **dict.fromkeys(("device", "benchmark", "figure", "baseline_date", "status"), _TITLE),
@@ -70,7 +70,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?|")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Status is "passed", "failed" or "not run: <why>". Details are what was measured."""
+    """status: "passed", "failed" or "not run: <why>". details: what was measured."""
 
     status: str
     seconds: float = 0.0
@@ -82,19 +82,19 @@ class Stage:
 
     @property
     def worst_errors(self) -> Mapping[str, float]:
-        """Kind of test -> the largest error against the reference that was measured."""
+        """Kind of test -> the largest measured error against the reference."""
         found: Mapping[str, float] = self.details.get("worst error", {})
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What one wheel passed.
+    """The test report of one wheel.
 
-    `size` is in bytes. `contents` is the digest of `wheel.contents`, which builds of other commits share. `commit` is
-    the one that the wheel was built from, "" outside of a git checkout. `beside` maps the wheels that were installed
-    and tested with it to their sha256. `tests` counts outcomes, `failures` names the tests that failed, `benchmarks`
-    is what benchmarks/trend.py found, None where nothing was measured.
+    size: bytes. contents: the digest of `wheel.contents`, which builds of other commits share. commit: the commit of
+    the build, "" outside of a git checkout. beside: wheels that were installed and tested with it -> their sha256.
+    tests: number of tests by outcome. failures: names of failed tests. benchmarks: results of benchmarks/trend.py, None
+    if nothing was measured.
     """
 
     wheel: str
@@ -115,7 +115,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Everything passed. The GPU alone may be absent."""
+        """Whether everything passed. The GPU stage may be missing."""
         return not self.unmet() and not self.failures
 
     @property
@@ -128,9 +128,9 @@ class Verdict:
         return self.gpu.status in (PASSED, FAILED)
 
     def with_gpu_of(self, other: Verdict) -> Verdict:
-        """This verdict, with what the other one of the same file says of a GPU, if this one met none.
+        """This report, with the GPU results of another report of the same file if this one has none.
 
-        So a test report of a GPU is never replaced by "not run".
+        So "not run" never replaces the results of a GPU.
         """
         if self.met_gpu or not other.met_gpu or other.sha256 != self.sha256:
             return self
@@ -139,7 +139,7 @@ class Verdict:
         return replace(self, stages={**self.stages, **stages}, failures=self.failures + failures)
 
     def unmet(self) -> list[tuple[str, Stage]]:
-        """The stages that stand against the wheel."""
+        """The test stages that failed or were not run (the GPU stage excepted)."""
         missing = [(name, Stage.not_run("not recorded")) for name in STAGES if name not in self.stages]
         return missing + [
             (name, stage)
@@ -164,21 +164,21 @@ class Verdict:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; benchmarks only where there are some."""
+        """JSON-ready; benchmarks only if there are some."""
         written = {"ok": self.ok, **asdict(self)}
         if self.benchmarks is None:
             del written["benchmarks"]
         return written
 
     def write(self, wheel: Path) -> Path:
-        """Writes <wheel>.verdict.json beside the wheel."""
+        """Writes <wheel>.verdict.json next to the wheel."""
         path = wheel.with_name(wheel.name + VERDICT)
         path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
         return path
 
 
 def tested_stages(report: Mapping[str, Any] | None, why: str) -> dict[str, Stage]:
-    """The stages that the tests of the installed wheel speak for. Without a report they have not run, because `why`."""
+    """The stages that the tests of the installed wheel cover. Without a report, they were not run because of `why`."""
     if report is None:
         return {name: Stage.not_run(why) for name in TESTED}
     return {name: _stage(name, files, report) for name, files in TESTED.items()}
@@ -209,12 +209,12 @@ def _stage(name: str, files: tuple[str, ...], report: Mapping[str, Any]) -> Stag
 
 
 def read(path: Path) -> Verdict:
-    """The verdict in a file. Raises DataError if the file holds none."""
+    """The test report in a file. Raises DataError if the file holds none."""
     return parse(path.name, path.read_bytes())
 
 
 def beside(wheel: Path) -> Verdict | None:
-    """The verdict beside a wheel, None if there is none that can be read."""
+    """The test report next to a wheel; None if there is none that can be read."""
     try:
         return read(wheel.with_name(wheel.name + VERDICT))
     except (OSError, DataError):
@@ -222,10 +222,9 @@ def beside(wheel: Path) -> Verdict | None:
 
 
 def parse(name: str, content: bytes) -> Verdict:
-    """The verdict in a file of that name.
+    """The test report in a file of that name.
 
-    Raises DataError if it has not the form that `Verdict.write` gives it, or if it claims another result than its
-    stages have.
+    Raises DataError if it does not have the format of `Verdict.write`, or if its result contradicts its stages.
     """
     if len(content) > _MAX_BYTES:
         raise DataError(f"{name} is not a verdict: it has {len(content)} bytes")
@@ -249,7 +248,7 @@ def parse(name: str, content: bytes) -> Verdict:
 
 
 def _wrong(found: Mapping[str, Any]) -> list[str]:
-    """The fields that have another form than `Verdict.write` gives them."""
+    """The fields that do not have the format of `Verdict.write`."""
     texts = ("wheel", "torch_source", "python", "platform")
     checks = {
         "ok": isinstance(found["ok"], bool),
@@ -293,7 +292,7 @@ def _is_table(value: object, good: Any) -> bool:
 
 
 def _is_stage(entry: object) -> bool:
-    """Whether it has the form of a Stage, with the details that are read."""
+    """Whether it has the format of a Stage, with the details that are read."""
     details = entry.get("details", {}) if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(details, dict) or entry.keys() - {"status", "seconds", "details"}:
         return False

@@ -1,4 +1,4 @@
-"""Installs a wheel into clean environments, runs wheel_tests there and writes the verdict."""
+"""Installs a wheel into clean environments, runs wheel_tests there and writes the test report."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ from rocm_wheels.wheel.verdict import FAILED, PASSED, PIP, REPAIRED, SELFTEST, U
 
 WHEEL_TESTS = ROOT / "wheel_tests"
 SMOKE = "test_smoke.py"
-_PROBES, _PROBE_SECONDS, _PAUSE_SECONDS = 3, 20, 5  # of the index: how many, how long each, between two
+_PROBES, _PROBE_SECONDS, _PAUSE_SECONDS = 3, 20, 5  # attempts to reach the index: number, timeout, pause
 _INSTALL_SECONDS = 1800
 _TEST_SECONDS = 1800
 _LOG_LINES = 40
-# What would change what an installer or an import does: nothing is set in a clean environment.
+# Variables that change the behaviour of an installer or an import. None is set in a clean environment.
 _NOT_INHERITED = ("PYTHON", "VIRTUAL_ENV", "CONDA", "FLASH_ATT", "TRITON_", "PYTEST_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSource:
-    """Where the cell's torch comes from; `index` None is PyPI, `why` says why not the ROCm index.
-
-    `cache` is the directory that uv keeps its packages in, None for the user's own cache.
+    """The origin of torch. index: None is PyPI, and `why` says why it is not the ROCm index. cache: the directory of
+    uv's packages, None for the user's own cache.
     """
 
     requirement: str
@@ -63,14 +62,12 @@ def verify(
     require_gpu: bool = False,
     every: bool = False,
 ) -> Verdict:
-    """Tests `wheel` as a user would meet it and writes <wheel>.verdict.json.
+    """Tests `wheel` as a user would install it and writes <wheel>.verdict.json. Returns the test report.
 
-    `combinations.of` says with which Pythons and torches, `every` asks for all of them. Wheels `beside` it are
-    installed and tested with it. With `require_gpu` torch comes from the ROCm index, else VerifyFailed at once, and
-    the selftest runs too.
-
-    Fresh environments are made under `work`/envs. Raises VerifyFailed, after the verdict is written, with the names of
-    the failing tests or the words of the installer; MissingTool without uv or Python.
+    `combinations.of` lists the Pythons and torches; `every` requests all of them. Wheels in `beside` are installed and
+    tested too. With `require_gpu`, torch comes from the ROCm index, else VerifyFailed at once, and the selftest runs
+    too. New environments are created in `work`/envs. Raises VerifyFailed, after the report is written, with the names
+    of the failing tests or the installer's message; MissingTool without uv or Python.
     """
     first, *others = combinations.of(plan, versions.load(), interpreters.found, every=every)
     python = interpreters.find(first.python)
@@ -88,7 +85,7 @@ def verify(
         stages[SELFTEST], problem = _selftest(work / "envs" / f"{key}-pip")
         problems += [problem] if problem else []
     reports = [each for each in (report, uv_report) if each is not None]
-    # Each torch takes gigabytes: what all of them bring would fill the disk.
+    # Each torch takes gigabytes: all of them at once would fill the disk.
     cache = work / "uv-cache" if every else None
     for torch, group in itertools.groupby(others, key=lambda other: other.torch):
         same = list(group)
@@ -136,9 +133,9 @@ def verify(
 
 
 def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSource:
-    """The ROCm index directory of a combination where it answers, else, with a note, the same version from PyPI.
+    """The ROCm index of a combination if it answers, else, with a note, the same version from PyPI.
 
-    PyPI's torch is for CUDA: with `require_gpu` VerifyFailed instead.
+    PyPI's torch is for CUDA: with `require_gpu`, raises VerifyFailed instead.
     """
     torch, index, name = wanted.torch, f"{TORCH_INDEX}/{wanted.torch_index}", wanted.torch_index
     why = _unanswered(f"{index}/torch/")
@@ -154,7 +151,7 @@ def torch_source(wanted: Combination, *, require_gpu: bool = False) -> TorchSour
 
 
 def _unanswered(url: str) -> str:
-    """Why the ROCm index does not serve a page, "" if it does. It is asked again where a failure may pass."""
+    """The reason why the ROCm index does not serve a page, "" if it does. A temporary failure is retried."""
     for attempt in range(_PROBES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
@@ -167,7 +164,7 @@ def _unanswered(url: str) -> str:
         except (OSError, http.client.HTTPException) as error:
             why = "the ROCm index could not be reached"
             reason = getattr(error, "reason", error)
-            # A name that is not resolved or a connection that is refused will be so in seconds, too.
+            # An unresolved name or a refused connection may also work again in seconds.
             passing = isinstance(reason, (TimeoutError, ConnectionResetError, http.client.HTTPException))
         if not passing:
             return why
@@ -175,7 +172,7 @@ def _unanswered(url: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would reach into the environment under test."""
+    """This process's environment without variables that would affect the environment under test."""
     return {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
 
 
@@ -190,13 +187,13 @@ _Outcome = tuple[Stage, dict[str, Any] | None, str]
 
 
 def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> _Outcome:
-    """The stage, the report of the tests run in it, and what an installer said where it failed."""
+    """Runs a stage. Returns it, the report of its tests, and the installer's message if it failed."""
     started = time.monotonic()
     try:
         seconds, report = install(wheels, source, python, env)
     except VerifyFailed as error:
         return Stage(status=FAILED, seconds=round(time.monotonic() - started, 2)), None, str(error)
-    # What uv installed has no stages of its own: its smoke tests speak for the installation.
+    # The installation by uv has no stage of its own: its smoke tests cover it.
     smoke = [test["outcome"] for test in report["tests"] if test["file"] == SMOKE]
     return Stage(status=FAILED if FAILED in smoke else PASSED, seconds=seconds), report, ""
 
@@ -219,8 +216,8 @@ def _with_uv(wheels: Sequence[Path], source: TorchSource, python: Path, env: Pat
 
 
 def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
-    """Installs wheels into the environment with uv. VerifyFailed with uv's words."""
-    # The version is the same for a wheel that was built again: uv must not serve the cached one.
+    """Installs wheels into the environment with uv. Raises VerifyFailed with uv's message."""
+    # A rebuilt wheel has the same version: uv must not use the cached one.
     owned = ("flash-attn", *(name.replace("_", "-") for name in versions.load().interfaces))
     refreshed = [word for name in owned for word in ("--refresh-package", name)]
     _run(
@@ -230,9 +227,10 @@ def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
 
 
 def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Path:
-    """A fresh environment with torch, the packages of the tests and of `more` locks. uv links them from its cache.
+    """A new environment with torch and the packages of the tests and of `more` lock files. uv links them from its
+    cache.
 
-    torch is what a user has: its index says which packages it needs. Everything else is locked by hash.
+    torch is what a user has: its index decides which packages it needs. Everything else is locked by hash.
     """
     _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"
@@ -248,12 +246,12 @@ def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Pa
 
 
 def _tests(interpreter: Path, env: Path, *tests: str | Path) -> dict[str, Any]:
-    """The report of a pytest run. VerifyFailed where pytest itself broke."""
+    """The report of a pytest run. Raises VerifyFailed if pytest itself failed."""
     report = env / "report.json"
     command: list[str | Path] = [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-c", WHEEL_TESTS / "pytest.ini", "--report", report, *tests]
     done = _call(command, seconds=_TEST_SECONDS, cwd=env)
-    # 1 is failed tests, which the report names; 5, no test collected, must not count as a pass.
+    # 1 means failed tests, which the report names. 5, no test collected, must not count as a pass.
     if done.returncode not in (0, 1) or not report.is_file():
         raise VerifyFailed(f"pytest ended with {done.returncode}:\n{_tail(done.stdout)}")
     loaded: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
@@ -261,7 +259,7 @@ def _tests(interpreter: Path, env: Path, *tests: str | Path) -> dict[str, Any]:
 
 
 def _selftest(env: Path) -> tuple[Stage, str]:
-    """`python -m flash_attn.selftest` in an environment with the wheel, as the owner of a GPU runs it."""
+    """Runs `python -m flash_attn.selftest` in an environment with the wheel, as the owner of a GPU runs it."""
     started, path = time.monotonic(), env / "selftest.json"
     done = _call([env / "bin/python", "-m", "flash_attn.selftest", "--json", path], seconds=_TEST_SECONDS, cwd=env)
     seconds = round(time.monotonic() - started, 2)
@@ -290,8 +288,8 @@ def _torch_words(source: TorchSource, report: Mapping[str, Any] | None) -> str:
 def _call(command: Sequence[str | Path], *, seconds: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     variables = {**clean_environment(), "PYTHONNOUSERSITE": "1"}
     if cwd is not None:
-        # uv leaves byte-compiling to the first import; each later process then imports torch in a third of
-        # the time, and no __pycache__ comes into the repository.
+        # uv does not byte-compile. With byte code, each process imports torch in a third of the time, and no
+        # __pycache__ gets into the repository.
         variables["PYTHONPYCACHEPREFIX"] = str(cwd / "pycache")
     try:
         return subprocess.run(

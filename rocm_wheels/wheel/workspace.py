@@ -1,4 +1,4 @@
-"""The directories in the cache that builds work in. One that a killed build left goes with the next build."""
+"""Working directories of builds in the cache. The next build deletes the directory of a killed build."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOCK = ".lock"
 
 @contextmanager
 def work_directory(cache: Path) -> Iterator[Path]:
-    """A directory of one's own in `cache`, gone at the end. Directories of dead processes are deleted first.
+    """A new directory in `cache`, deleted at the end. Directories of dead processes are deleted first.
 
-    It lies in the cache, since /tmp may be small or another file system than the one that uv links torch from. A
-    process holds the lock of its directory, and the system releases that lock when the process dies.
+    It is in the cache, because /tmp may be small or on another file system than the torch that uv links. A process
+    holds the lock of its directory; the system releases the lock when the process dies.
     """
     _clean(cache)
     path = cache / f"{_PREFIX}{uuid.uuid4().hex}"
@@ -43,7 +43,7 @@ def _clean(cache: Path) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A build that has created its lock file and not locked it yet has no directory yet either.
+            # A build that has created its lock file but not locked it yet has no directory yet either.
             if (path := lock.with_suffix("")).is_dir():
                 shutil.rmtree(path, ignore_errors=True)
                 lock.unlink(missing_ok=True)

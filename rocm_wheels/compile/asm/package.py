@@ -21,7 +21,7 @@ DATA_FILE = Path(__file__).with_name("amd_aiter.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class CodeObject:
-    """A code object of the package: the target and the name of its one kernel here, its place there, its digest."""
+    """A code object of the package: its target, the name of its kernel here, its path in the package, its digest."""
 
     target: str
     kernel: str
@@ -46,13 +46,15 @@ class Package:
 
     @property
     def key(self) -> str:
-        """Digest of the package and of what is taken from it."""
+        """Digest of the package and of the code objects that are taken from it."""
         return key({"package": self.sha256, "objects": [[one.place, one.sha256] for one in self.objects]})
 
 
 @cache
 def load(path: Path = DATA_FILE) -> Package:
-    """Reads the data file. DataError for wrong content, and for kernels other than the ones that flash_attn plans."""
+    """Reads the data file. Raises DataError for wrong content, and if its kernels are not the ones that flash_attn
+    plans.
+    """
     root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
     table = root.table("package")
     objects = tuple(CodeObject(**row) for row in root.get("object", list))
@@ -76,11 +78,11 @@ def load(path: Path = DATA_FILE) -> Package:
 
 
 def directory(cache: Path, package: Package | None = None) -> Path:
-    """The directory with the checked code objects, by their places; fetched once, then found in the cache.
+    """The directory with the checked code objects, by their paths in the package. It is fetched once and then read from
+    the cache.
 
-    package: one with other objects than wheels take.
-
-    Raises MissingTool where pip cannot fetch the package, DataError where a digest is wrong.
+    package: a package with other code objects than wheels take. Raises MissingTool if pip cannot fetch the package,
+    DataError if a digest is wrong.
     """
     package = package or load()
     place = cache / "amd_aiter" / package.key[:16]
@@ -93,14 +95,14 @@ def directory(cache: Path, package: Package | None = None) -> Path:
         try:
             tree.rename(place)
         except OSError:
-            # Another process was faster; what it put there is the same.
+            # Another process has unpacked the same files first.
             if not place.is_dir():
                 raise
     return place
 
 
 def _fetch(package: Package, scratch: Path) -> Path:
-    """The wheel, downloaded by pip by name and checked against its digest."""
+    """The wheel. pip downloads it by name, and its digest is checked."""
     requirement = f"{package.name}=={package.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
@@ -134,15 +136,16 @@ def _check(name: str, content: bytes, wanted: str) -> None:
         raise DataError(f"{name} has sha256 {digest}, {DATA_FILE.name} wants {wanted}")
 
 
-# Places in the header of an ELF file of 64 bits, and what AMD's code objects of versions 5 and 6 have at the first.
+# Offsets in a 64-bit ELF header, and the value that AMD's code objects of versions 5 and 6 have at the first offset.
 _ABI_VERSION, _FLAGS, _VERSION_5, _VERSION_6 = 8, 48, 3, 4
 
 
 def version_5(image: bytes) -> bytes:
-    """The code object under version 5 in the place of 6, which ROCm 6.1 refuses to load; others as they are.
+    """Rewrites a code object of version 6 as version 5, because ROCm 6.1 refuses to load version 6. Others are returned
+    unchanged.
 
-    All that version 6 adds are generic targets, whose number is the last byte of e_flags (LLVM, "User Guide for AMDGPU
-    Backend"). A code object for a generic target keeps its version.
+    Version 6 only adds generic targets, whose number is the last byte of e_flags (LLVM, "User Guide for AMDGPU
+    Backend"). So a code object for a generic target keeps its version.
     """
     is_generic = image[_FLAGS + 3] != 0
     if image[_ABI_VERSION] != _VERSION_6 or is_generic:

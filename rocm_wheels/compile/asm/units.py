@@ -1,4 +1,4 @@
-"""AMD's assembly kernels as units: one a code object."""
+"""AMD's assembly kernels as units, one code object each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocm_wheels.errors import CompileFailed
 
 
 class AssemblyKernels(Compiler):
-    """The package of AMD's that carries them. The content of a unit is the place of its code object there."""
+    """AMD's package of assembly kernels. The content of a unit is the path of its code object in the package."""
 
     name = "asm"
 

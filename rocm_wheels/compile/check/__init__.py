@@ -1,1 +1,3 @@
-"""The check of a kernel's instructions after every compiler: rules of the hardware that no simulator run shows."""
+"""The check of a kernel's instructions after every compiler: hazards of the hardware that no run on the simulator
+shows.
+"""

@@ -1,4 +1,4 @@
-"""What the check found in a kernel, and the text with what is missing put in."""
+"""The hazards that the check finds in a kernel, and the text with the missing instructions inserted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NOP = "s_nop"
 class Finding(NamedTuple):
     """An instruction that breaks a rule.
 
-    place: its number in the kernel. missing: how many units it comes too early. cure: the line that goes before it, NOP
-    for so many wait states, "" where there is none.
+    place: its index in the kernel. missing: the number of units that are missing before it. cure: the line to insert
+    before it, NOP for wait states, "" if no instruction helps.
     """
 
     kernel: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def cured(assembly: str, found: list[tuple[Kernel, list[Finding]]]) -> str:
-    """The text with what is missing put in before each instruction. Raises ValueError where nothing helps."""
+    """The text with the missing instructions inserted. Raises ValueError if no instruction helps."""
     lines = assembly.split("\n")
     added: dict[int, list[Finding]] = {}
     for kernel, findings in found:
@@ -42,7 +42,9 @@ def cured(assembly: str, found: list[tuple[Kernel, list[Finding]]]) -> str:
 
 
 def _codes(findings: list[Finding]) -> list[str]:
-    """The lines before one instruction: each other cure once, then the longest wait, in steps that every target has."""
+    """The lines to insert before one instruction: each other cure once, then the longest wait, in steps that every
+    target has.
+    """
     longest = max((finding.missing for finding in findings if finding.cure == NOP), default=0)
     steps = [f"{NOP} {min(8, longest - start) - 1}" for start in range(0, longest, 8)]
     return [*dict.fromkeys(finding.cure for finding in findings if finding.cure != NOP), *steps]

@@ -1,6 +1,6 @@
-"""The instructions of a kernel's assembly text: which registers each one reads and writes, and which may follow it.
+"""The instructions of a kernel's assembly text: the registers that each reads and writes, and its possible successors.
 
-Sets of registers are Python integers with a bit for each register, so that an overlap is `a & b`.
+A set of registers is a Python integer with a bit for each register, so that an overlap is `a & b`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VCC = 0b11 << _SCALARS + 106
 M0 = 1 << _SCALARS + 124
 EXEC = 0b11 << _SCALARS + 126
 
-# Name -> number of the first scalar register, and how many.
+# Name -> (number of the first scalar register, number of registers).
 _NAMED = {
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
@@ -58,7 +58,7 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction, or the two of a dual instruction.
+    """One instruction, or the two operations of a dual instruction.
 
     kinds: bits of the constants above. sources: the registers of each operand that is read. states: the wait states
     that pass while it is issued.
@@ -79,9 +79,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The instructions of a kernel.
-
-    lines: the line of each instruction in the text. followers: the indices of the instructions that may follow each.
+    """The instructions of a kernel. lines: the line of each instruction in the text. followers: the indices of its
+    possible successors.
     """
 
     symbol: str
@@ -92,7 +91,7 @@ class Kernel:
 
 
 def kernels(assembly: str) -> Iterator[Kernel]:
-    """The kernels of an assembly text as LLVM prints it. Raises ValueError for a branch to nowhere."""
+    """The kernels of an assembly text as LLVM prints it. Raises ValueError for a branch to an unknown label."""
     lines = assembly.splitlines()
     described = re.findall(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", assembly, re.DOTALL)
     starts = {line[:-1]: index for index, line in enumerate(lines) if re.fullmatch(r"[\w.$]+:", line)}
@@ -161,7 +160,7 @@ def instruction(code: str) -> Instruction:
 
 
 def _destinations(name: str, code: str) -> int:
-    """How many of the first operands are written."""
+    """The number of leading operands that an instruction writes."""
     if _NO_DESTINATION.match(name) or _is_lds_dma(name, code):
         return 0
     if _ATOMIC.match(name):
@@ -177,7 +176,7 @@ def _is_lds_dma(name: str, code: str) -> bool:
 
 @lru_cache(1 << 14)
 def registers(operand: str) -> int:
-    """The registers that a text names."""
+    """The registers that an operand names."""
     found = 0
     for kind, number, ranged, first, last, named, half, m0 in _REGISTER.findall(operand):
         if kind:

@@ -13,13 +13,14 @@ from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 
 _SHAPE = re.compile(r"v_s?mfmac?_(?:scale_)?[a-z]+\d+_(\d+)x(\d+)x(\d+)_?(\w+)")
-# Passes by the rows of a tile, up to gfx90a. LLVM's SISchedule.td; the MI100, MI200 and MI300 guides.
+# Number of passes by the rows of a tile, up to gfx90a. Sources: LLVM's SISchedule.td; the MI100, MI200 and MI300
+# guides.
 _PASSES_90A = {4: 2, 16: 8, 32: 16}
 
 
 @cache
 def passes(mnemonic: str, target: str) -> int:
-    """Passes of a matrix instruction. Raises ValueError for one that the table lacks."""
+    """Number of passes of a matrix instruction. Raises ValueError for an instruction that is not in the table."""
     found = _SHAPE.match(mnemonic)
     if found is None or found[4].startswith("f64"):
         raise ValueError(f"{mnemonic}: the check has no passes for it on {target}")
@@ -28,7 +29,7 @@ def passes(mnemonic: str, target: str) -> int:
         return _PASSES_90A[rows]
     if rows == 4:
         return 2
-    if "f8f6f4" in kind:  # by FP8, the slowest of its formats
+    if "f8f6f4" in kind:  # the slowest of its formats, FP8
         return 8 if rows == 16 else 16
     eight = "8" in kind and not kind.startswith("bf16")
     deep = depth >= (32 if eight else 16) if rows == 16 else depth >= (16 if eight else 8)
@@ -37,7 +38,9 @@ def passes(mnemonic: str, target: str) -> int:
 
 
 def _is_xdl(mnemonic: str) -> bool:
-    """Whether the matrix core executes it. gfx94x executes products of fp32 elsewhere, one wait state faster."""
+    """Whether the matrix core executes the instruction. gfx94x executes fp32 products elsewhere, one wait state
+    faster.
+    """
     found = _SHAPE.match(mnemonic)
     return found is None or found[4] not in ("f32", "1k_f32")
 
@@ -48,10 +51,10 @@ def reads_accumulator(one: Instruction) -> int:
 
 
 def distance(what: str) -> Callable[[Instruction, Instruction, str], int]:
-    """Wait states that a use needs after a matrix instruction.
+    """The wait states that a use needs after a matrix instruction.
 
-    what: its result as "source" A or B of another one, as its "accumulator", "use" by anything else; "overwrite" of
-    what it accumulates on. On gfx908, whose results are in accumulators alone: "read of gfx908", "write of gfx908",
+    what: how the result is used: "source" (A or B of another one), "accumulator", "use" (anything else) or "overwrite"
+    of its accumulator. On gfx908, which has results only in accumulators: "read of gfx908", "write of gfx908",
     "overwrite of gfx908".
     """
 
@@ -67,7 +70,7 @@ def distance(what: str) -> Callable[[Instruction, Instruction, str], int]:
                 return 0
             return {2: 1, 4: 3, 8: 7}.get(count, 15)
         if what == "accumulator":
-            # One kind of instruction after another on exactly the same registers forwards them.
+            # The hardware forwards the result to the same kind of instruction on exactly the same registers.
             if first.writes == reads_accumulator(second) and first.mnemonic == second.mnemonic:
                 return 2 if new and count == 2 else 0
             if not new:

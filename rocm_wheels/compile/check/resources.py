@@ -1,4 +1,6 @@
-"""What a kernel uses against what it asked for: registers beyond its allocation, M0 and VCC before they are written."""
+"""Registers that a kernel uses against its descriptor: registers beyond the allocation; M0 and VCC that are read before
+a write.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from rocm_wheels.compile.check.instructions import Kernel
 
 
 def findings(kernel: Kernel, target: str) -> list[str]:
-    """What is wrong with the registers of a kernel."""
+    """The findings about the registers of a kernel."""
     return [f"{kernel.symbol}: {problem}" for problem in (*_beyond(kernel, target), *_unwritten(kernel))]
 
 
 def _beyond(kernel: Kernel, target: str) -> Iterator[str]:
-    """Registers that the descriptor does not allocate. `next_free_vgpr` counts both kinds from gfx90a on: accumulators
-    start at `accum_offset`."""
+    """Uses of registers that the descriptor does not allocate.
+
+    `next_free_vgpr` counts both kinds of registers from gfx90a on: accumulators start at `accum_offset`.
+    """
     described = kernel.descriptor
     if "next_free_vgpr" not in described:
         return

@@ -1,9 +1,9 @@
-"""The rules: what must not follow what too closely, with the figures and where they come from.
+"""The hazard rules: instructions that must not follow another instruction too closely, with distances and sources.
 
 A rule names an instruction (the producer), a later one (the consumer) that shares registers with it, and the distance
-that the hardware needs between them because it does not wait by itself. Figures are LLVM's, from
-GCNHazardRecognizer.cpp and the pull requests named, and AMD's from "Manually Inserted Wait States" of the instruction
-set guides.
+that the hardware needs between the two because it does not wait by itself. The distances are from LLVM
+(GCNHazardRecognizer.cpp and the named pull requests) and from AMD ("Manually Inserted Wait States" in the instruction
+set guides).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rocm_wheels.compile.check import instructions as isa
 from rocm_wheels.compile.check.instructions import Instruction
 from rocm_wheels.compile.check.matrix import distance, reads_accumulator
 
-# What a wait of a rule is counted in: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions.
+# The unit of a distance: wait states (an instruction is one, `s_nop N` is N + 1), or vector instructions.
 STATES, VECTORS = "wait states", "vector instructions"
 
 _CDNA = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx94", "gfx95")
@@ -32,11 +32,10 @@ Need = Callable[[Instruction, Instruction, str], int]
 class Rule:
     """One hazard.
 
-    targets: beginnings of the names of GPU targets. producer and consumer: the registers with which an instruction
-    takes part, 0 where it does not. most: the largest distance; need: the distance for a producer, a consumer and a
-    target.
-    unit: what the distance is counted in. ends: instructions after which no distance is needed any more. cure: the line
-    that makes up for one missing unit, or for all if it `ends` the hazard; "" refuses the kernel.
+    targets: prefixes of the names of GPU targets. producer, consumer: the registers with which an instruction takes
+    part, 0 if it does not. most: the largest distance; need: the distance for a producer, a consumer and a target.
+    unit: the unit of the distance. ends: instructions that end the hazard. cure: the line that adds one unit, or that
+    `ends` the hazard; with "" the kernel is refused.
     """
 
     name: str
@@ -73,7 +72,7 @@ def _dpp(registers: Registers) -> Registers:
 
 
 def _wide_store(one: Instruction) -> int:
-    """The data of a store of more than 64 bits that has no scalar offset."""
+    """The data registers of a store of more than 64 bits without a scalar offset."""
     if not re.match(r"(global|flat|scratch|buffer)_store_(dwordx[34]|b96|b128)", one.mnemonic):
         return 0
     data = one.sources[0 if one.mnemonic.startswith("buffer") else 1]
@@ -81,12 +80,12 @@ def _wide_store(one: Instruction) -> int:
 
 
 def _wide_store_with_offset(one: Instruction) -> int:
-    """The data of a buffer store of more than 64 bits that has a scalar offset."""
+    """The data registers of a buffer store of more than 64 bits with a scalar offset."""
     return one.sources[0] if one.mnemonic.startswith("buffer_store_dwordx") and one.mnemonic[-1] in "34" else 0
 
 
 def _selects_bits(one: Instruction) -> int:
-    """The destination of an instruction that writes a part of a register, moved into place on the way."""
+    """The destination of an instruction that shifts its result into a part of a register."""
     shifted = "dst_sel:" in one.text and "dst_sel:DWORD" not in one.text
     high = re.search(r"op_sel:\[[01](?:,[01])*,1\]", one.text) and not one.mnemonic.startswith("v_pk_")
     return one.writes & isa.VGPRS if one.kinds == isa.VALU and (shifted or high) else 0
@@ -97,7 +96,7 @@ def _shift_amount(one: Instruction) -> int:
 
 
 def _waits_for_vectors(one: Instruction) -> bool:
-    """Whether an instruction is issued only when all results of vector instructions are there."""
+    """Whether an instruction waits for all results of vector instructions before it is issued."""
     return bool(one.kinds & _MEMORY) or re.match(r"s_waitcnt_depctr .*(va_vdst\(0\)|0xfff\b)", one.text) is not None
 
 
@@ -105,7 +104,7 @@ _MEMORY = isa.VMEM | isa.LDS
 
 
 def _operands(one: Instruction) -> int:
-    """What an instruction reads as its first two sources."""
+    """The registers of the first two source operands of an instruction."""
     return (one.sources[0] | one.sources[1]) & isa.VGPRS if len(one.sources) > 1 else 0
 
 
@@ -114,7 +113,7 @@ def _uses_vgprs(one: Instruction) -> int:
 
 
 def _after_dot_product(dot: Instruction, other: Instruction, _target: str) -> int:
-    """The same instruction may accumulate on the result at once."""
+    """The registers to protect after a dot product. The same instruction may accumulate on the result at once."""
     return 0 if dot.mnemonic == other.mnemonic and not dot.writes & _operands(other) else 3
 
 
@@ -275,5 +274,5 @@ RULES = (
 
 
 def for_target(target: str) -> tuple[Rule, ...]:
-    """The rules of a GPU target, by its name."""
+    """The rules of a GPU target."""
     return tuple(rule for rule in RULES if target.startswith(rule.targets))

@@ -1,8 +1,8 @@
-"""GFX12: a scalar register that a vector instruction has read may hide its next value.
+"""GFX12 hazard: after a vector instruction has read a scalar register, a later read may get the old value.
 
-LLVM pull requests 100067 and 118750: once a VALU has read an SGPR, a later write to it is seen by VALU and SALU only
-after `s_wait_alu`: sa_sdst(0) for a write by SALU, va_sdst(0) for one by VALU, va_vcc(0) where that is VCC. Registers
-count in pairs.
+LLVM pull requests 100067 and 118750: once a VALU has read an SGPR, VALU and SALU see a later write to it only after
+`s_wait_alu`: sa_sdst(0) for a write by SALU, va_sdst(0) for a write by VALU, va_vcc(0) for a write to VCC by VALU.
+Registers count in pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _SGPRS = isa.SGPRS & ~isa.VCC
 
 
 class _State(NamedTuple):
-    """Pairs of registers that a VALU has read, and registers of these pairs that SALU and VALU have written since."""
+    """Pairs of registers that a VALU has read, and the registers of these pairs that SALU and VALU have written
+    since.
+    """
 
     read: int
     scalar: int
@@ -35,7 +37,7 @@ def applies(target: str) -> bool:
 
 
 def findings(kernel: Kernel) -> list[Finding]:
-    """The reads of a kernel that may get an old value, on any path, in the order of the instructions."""
+    """The reads of a kernel that may get an old value on some path, in the order of the instructions."""
     joins = Counter(at for following in kernel.followers for at in following)
     joins[0] += 1
     states: dict[int, _State] = {0: _State(0, 0, 0)}
@@ -73,7 +75,7 @@ def _missing(one: Instruction, state: _State) -> list[str]:
 def _after(one: Instruction, state: _State) -> _State:
     read, scalar, vector = state
     if one.kinds & isa.SMEM or one.mnemonic.startswith(("buffer_", "image_")):
-        return _State(read, 0, 0)  # these wait for all scalar results
+        return _State(read, 0, 0)  # these instructions wait for all scalar results
     if one.mnemonic == "s_wait_alu":
         scalar = 0 if _waits(one, "sa_sdst") else scalar
         vector &= isa.VCC if _waits(one, "va_sdst") else -1
@@ -97,6 +99,6 @@ def _waits(one: Instruction, counter: str) -> bool:
 
 
 def _pairs(registers: int) -> int:
-    """The scalar registers of a set, each with the other one of its pair."""
+    """The registers of a set, each with the other register of its pair."""
     registers &= isa.SGPRS
     return registers | (registers & _EVEN) << 1 | (registers & ~_EVEN) >> 1

@@ -1,4 +1,4 @@
-"""Finds what breaks the rules in a kernel, over every path through it, back edges of loops included."""
+"""Finds violations of the rules in a kernel, on every path through it, including the back edges of loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocm_wheels.compile.check.rules import STATES, Rule, for_target
 
 
 class _Age(NamedTuple):
-    """What has passed since an instruction."""
+    """The wait states and vector instructions that have passed since an instruction."""
 
     states: int
     vectors: int
@@ -29,15 +29,16 @@ class _Age(NamedTuple):
 
 @dataclass(frozen=True)
 class _Roles:
-    """The part that an instruction takes: for each rule its registers as a producer, and as a consumer."""
+    """The roles of an instruction: for each rule its registers as a producer and as a consumer."""
 
     produces: tuple[tuple[int, int], ...]
     consumes: Mapping[int, int]
 
 
 def findings(kernel: Kernel, target: str) -> list[Finding]:
-    """What breaks the rules of a target, in the order of the instructions. Raises ValueError for an instruction whose
-    figures are not known."""
+    """The violations of the rules of a target, in the order of the instructions. Raises ValueError for an unknown
+    instruction.
+    """
     rules = for_target(target)
     roles = {one: _roles(one, rules) for one in set(kernel.instructions)}
     found: dict[tuple[int, int], Finding] = {}
@@ -98,7 +99,7 @@ def _check(
 
 
 def _after(index: int, one: Instruction, state: State, roles: _Roles, rules: tuple[Rule, ...]) -> State:
-    """What is still too young after an instruction."""
+    """The producers that are still too recent after an instruction."""
     left = {}
     for (producer, number), age in state.items():
         rule, older = rules[number], age.after(one)
@@ -112,7 +113,7 @@ def _after(index: int, one: Instruction, state: State, roles: _Roles, rules: tup
 
 
 def _merge(into: State, state: State) -> bool:
-    """Adds a state on another path. Returns whether anything became younger."""
+    """Merges the state of another path. Returns whether a producer became more recent."""
     younger = False
     for key, age in state.items():
         known = into.get(key)

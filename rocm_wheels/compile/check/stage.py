@@ -1,8 +1,8 @@
-"""The check itself: an assembly text in, the same text without hazards out, or CompileFailed.
+"""The check: takes an assembly text and returns the text without hazards, or raises CompileFailed.
 
-    text, report = checked(assembly, "gfx950", "fwd-bf16-d128 for gfx950")
+text, report = checked(assembly, "gfx950", "fwd-bf16-d128 for gfx950")
 
-A text in which nothing is found comes back as it is.
+A text without findings is returned unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from rocm_wheels.errors import CompileFailed
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found and rewritten. pairs: dual instructions that break GFX11's rule. found: instructions by rule.
-    added: by how many instructions the text is longer."""
+    """What the check found and rewrote.
+
+    pairs: number of dual instructions that break GFX11's rule. found: number of instructions by rule. added: number of
+    inserted instructions.
+    """
 
     pairs: int
     found: dict[str, int]
@@ -30,15 +33,15 @@ class Report:
 
 
 def modules() -> tuple[ModuleType, ...]:
-    """The code of the check: an ingredient of the key of each code object."""
+    """The modules with the code of the check. Their sources are part of the key of each code object."""
     here = (sys.modules[__name__], cures, instructions, matrix, resources, rules, scalars, scan)
     return (*here, *(sources.module(f"kernels.{name}") for name in ("vopd", "pairing", "targets")))
 
 
 def checked(assembly: str, target: str, where: str) -> tuple[str, Report]:
-    """The text of one or more kernels without hazards. Raises CompileFailed, which names instruction and rule.
+    """The text of one or more kernels without hazards. Raises CompileFailed, which names the instruction and the rule.
 
-    where: what the text is of, for the error. A target without rules (gfx1250, NVIDIA's) comes back unread.
+    where: the name of the text in the error. A target without rules (gfx1250, NVIDIA's) is not checked.
     """
     if not rules.for_target(target):
         return assembly, Report(pairs=0, found={}, added=0)

@@ -1,4 +1,4 @@
-"""Compiles one translation unit of Composable Kernel instances for one GPU target, device code only."""
+"""Compiles one translation unit of Composable Kernel instances for one GPU target; device code only."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 
 SOURCES = ("csrc/ck/device.hpp", "csrc/ck/kernels.hpp", "csrc/ck/compat/hip/hip_fp16.h")
 
-# Options of ck_tile that change what a kernel computes or what its arguments mean. The planner is built with them too.
+# Options of ck_tile that change the result or the arguments of a kernel. The planner is built with them too.
 DEFINES = (
     "-DNDEBUG",
     "-D__HIP_PLATFORM_AMD__=1",
     "-DCK_TILE_FMHA_FWD_FAST_EXP2=1",
-    # Mode 4 rounds to nearest, by one addition (a fix of ours), and keeps NaN. docs/notes/clock.md compares the modes.
+    # Mode 4 rounds to nearest, by one addition (a fix of this project), and keeps NaN. docs/notes/clock.md compares the
+    # modes.
     "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=4",
-    # With the builtin that ck_tile takes for clang 20 the kernels stored only zeros.
+    # With the builtin that ck_tile selects for clang 20, the kernels stored only zeros.
     "-DCK_TILE_USE_BUFFER_ADDRESSING_BUILTIN=0",
 )
 FLAGS = (
     "-x", "hip", "--cuda-device-only", "-S", "-std=c++17", "-O3", "-w",
     "-fgpu-flush-denormals-to-zero", "--no-gpu-bundle-output", "-mcode-object-version=5",
-    # Up to clang 20 an element of a vector is no constant expression. ck_tile's FP4 conversions, unused here, need one.
+    # Up to clang 20, an element of a vector is not a constant expression. ck_tile's FP4 conversions, unused here, need
+    # one.
     "-Wno-invalid-constexpr",
-    # Names in the code object must depend on the content of the unit alone.
+    # Names in the code object must depend only on the content of the unit.
     "-fuse-cuid=none",
     # A call would need a stack, so everything is inlined.
     "-mllvm", "-amdgpu-function-calls=false",
@@ -42,8 +44,9 @@ FLAGS = (
     "-mllvm", "-enable-post-misched=0",
 )  # fmt: skip
 
-# Private memory in bytes a thread, not counting 4 bytes for each spilled register. Spilling itself takes up to 36 more.
-# A larger figure means an object on the stack: the smallest one found (and fixed, see composable_kernel.toml) took 208.
+# Limit of private memory in bytes per thread, without 4 bytes for each spilled register. Spilling itself takes up to 36
+# more bytes. A larger value means an object on the stack; the smallest such object (fixed, see composable_kernel.toml)
+# took 208 bytes.
 _MAX_STACK = 64
 
 _UNIT = "unit.hip"
@@ -51,13 +54,15 @@ _CALLS = re.compile(r"^\s+(s_swappc_b64|s_call_b64)\b", re.MULTILINE)
 
 
 def source(instances: Sequence[Instance]) -> str:
-    """The translation unit of some instances: one a line, from the second line on."""
+    """The source text of a translation unit: one instance per line, from the second line on."""
     entries = (f"FLASH_ATTN_CK_ENTRY({instance.symbol}, {instance.type})" for instance in instances)
     return "\n".join(('#include "device.hpp"', *entries, ""))
 
 
 def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache: Path, toolchain: str) -> Compiled:
-    """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed naming the instance."""
+    """The code object of a unit and the manifest entries of its kernels. Raises CompileFailed, which names the
+    instance.
+    """
     clang = ck_toolchain.find(toolchain)
     with tempfile.TemporaryDirectory(prefix="ck-") as directory:
         scratch = Path(directory)
@@ -66,7 +71,7 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
         (scratch / "unit.s").write_text(assembly, encoding="utf-8")
         assemble = ["-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-c", "unit.s", "-o", "unit.o"]
         _step([*clang.command, *assemble], scratch, target, name, instances)
-        # --discard-all keeps .symtab. Without one ROCm's loader ends the process.
+        # --discard-all keeps .symtab. Without .symtab ROCm's loader aborts the process.
         link = ["-shared", "--no-undefined", "--discard-all", "unit.o", "-o", "unit.co"]
         _step([*clang.linker, *link], scratch, target, name, instances)
         image = (scratch / "unit.co").read_bytes()
@@ -93,7 +98,7 @@ def compile_unit(target: str, name: str, instances: Sequence[Instance], *, cache
 def translate(
     target: str, name: str, instances: Sequence[Instance], scratch: Path, *, cache: Path, toolchain: str
 ) -> str:
-    """The assembly text of a unit. It stays in the directory `scratch` too. Raises CompileFailed."""
+    """The assembly text of a unit, which is also left in the directory `scratch`. Raises CompileFailed."""
     clang = ck_toolchain.find(toolchain)
     include = ck_sources.headers(cache)
     (scratch / _UNIT).write_text(source(instances), encoding="utf-8")
@@ -127,7 +132,9 @@ def _step(command: list[str], scratch: Path, target: str, name: str, instances: 
 
 
 def _check(target: str, instance: Instance, kernel: codeobject.CodeObject, body: str) -> None:
-    """What every kernel has to be: for the target, without calls and stack objects, of one argument."""
+    """Raises CompileFailed unless each kernel is for the target, has one argument, and has no calls and no stack
+    objects.
+    """
     wrong = []
     if kernel.target != target:
         wrong.append(f"it is for {kernel.target}")

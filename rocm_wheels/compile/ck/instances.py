@@ -21,23 +21,23 @@ DTYPES = ("fp16", "bf16")
 DIMS = (32, 64, 128, 256)
 FORWARD_DIMS = (32, 64, 96, 128, 192, 256)
 
-# Combinations of the forward; softcap with ALiBi or with dropout is not in ck_tile's pipelines.
+# Combinations of options in the forward. ck_tile's pipelines do not have softcap with ALiBi or with dropout.
 _FORWARD = ("", "mask", "mask-alibi", "mask-dropout", "mask-alibi-dropout", "mask-softcap")
 
-# Splits of the keys that a combine kernel sums up, as powers of two: few, or as many as there may be.
+# log2 of the number of KV splits that a combine kernel sums up: few splits, or the maximum.
 LOG_MAX_SPLITS = (4, 7)
 
-# Instances of one translation unit, of head dims below 192 and from there on. More of one head dim share headers and
-# templates (12 of the forward take a quarter less time than twice 6), and take more memory: a unit stays below 2
-# minutes and 1.5 GB.
+# Instances per translation unit, for head dims below 192 and from 192 on. Instances of one head dim share headers and
+# templates (12 of the forward take a quarter less time than twice 6) but need more memory: a unit stays below 2 minutes
+# and 1.5 GB.
 _UNIT = {"fwd": (12, 6), "dqdkdv": (8, 8), "splitkv": (10, 5)}
-# Small kernels of all head dims share a unit; where the parts are large, one head dim does.
+# Small kernels of all head dims share a unit.
 _UNIT_OF_ALL_DIMS = {"dot": 16, "convert": 16, "combine": 16, "appendkv": 24}
 
 
 @dataclass(frozen=True, order=True)
 class Instance:
-    """One kernel: its operation, element type, head dim, and the options that are compiled in."""
+    """One kernel: its operation, dtype, head dim and the options that are compiled in."""
 
     op: str
     dtype: str
@@ -46,17 +46,17 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """Its name in the store: "fwd-bf16-d128-group-mask"."""
+        """Name of the kernel in the store: "fwd-bf16-d128-group-mask"."""
         return "-".join((self.op, self.dtype, f"d{self.dim}", *self.options))
 
     @property
     def symbol(self) -> str:
-        """Its entry point in the code object."""
+        """Name of the entry point in the code object."""
         return "ck_" + self.name.replace("-", "_")
 
     @property
     def type(self) -> str:
-        """The kernel type of kernels.hpp."""
+        """The kernel type in kernels.hpp."""
         return f"{_TEMPLATES[self.op]}<{', '.join(self.arguments)}>"
 
     @property
@@ -93,7 +93,7 @@ _TEMPLATES = {
 
 
 def _options() -> Iterator[tuple[str, int, str]]:
-    """(operation, head dim, options) of every instance of one element type."""
+    """(operation, head dim, options) of every instance of one dtype."""
     for dim, mode, features in itertools.product(FORWARD_DIMS, ("batch", "group"), _FORWARD):
         yield "fwd", dim, f"{mode}-{features}"
     for dim, mode in itertools.product(DIMS, ("batch", "group")):
@@ -115,7 +115,7 @@ def _options() -> Iterator[tuple[str, int, str]]:
 
 
 def table() -> tuple[Instance, ...]:
-    """Every instance, in a fixed order: those of one operation, type and head dim follow one another."""
+    """Every instance in a fixed order: the instances of one operation, dtype and head dim are adjacent."""
     found = [
         Instance(op, dtype, dim, tuple(filter(None, options.split("-"))))
         for dtype in DTYPES
@@ -126,7 +126,7 @@ def table() -> tuple[Instance, ...]:
 
 
 def units(only: str | None = None) -> tuple[tuple[str, tuple[Instance, ...]], ...]:
-    """(name, instances) of the translation units; `only` leaves out the instances whose name does not match."""
+    """(name, instances) of the translation units. `only`: a glob over the names of the instances to include."""
     found = []
     for (op, dtype), group in itertools.groupby(table(), key=lambda instance: (instance.op, instance.dtype)):
         common = _UNIT_OF_ALL_DIMS.get(op)

@@ -28,13 +28,13 @@ SOURCES = (
 
 # The oldest glibc that the manylinux tags of our wheels allow, as for the launcher.
 _GLIBC = "x86_64-linux-gnu.2.17"
-# HIP code whose device half is never asked for; the library itself calls nothing of HIP.
+# HIP code whose device half is never requested; the library itself does not call HIP.
 _COMPILE = ("-x", "hip", "--cuda-host-only", "--target=x86_64-unknown-linux-gnu", "-std=c++17", "-O2", "-fPIC", "-w")
 _OPTIONS = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fuse-cuid=none")
 
 
 def tables() -> dict[str, str]:
-    """Operation -> the text of its file: one line for each kernel."""
+    """Operation -> the text of its file, one line for each kernel."""
     found: dict[str, str] = {}
     for instance in ck_instances.table():
         line = f'ROW("{instance.name}", {", ".join(instance.arguments)})\n'
@@ -48,7 +48,7 @@ def build(output_dir: Path, *, cache: Path, flags: tuple[str, ...] = ()) -> Path
     The bytes depend on the sources, the instances, the compiler and the `flags` for it alone; the cache keeps them.
     Raises MissingTool without the packages of the build group, CompileFailed with the compiler's text.
     """
-    clang = ck_toolchain.find("pypi")  # host code: the same on a machine with and without ROCm
+    clang = ck_toolchain.find("pypi")  # host code: the result is the same on a machine with and without ROCm
     recipe = (sources.digest(*SOURCES), *tables().values(), Path(__file__).read_text(encoding="utf-8"))
     ingredients = (clang.version, ck_sources.load().key, *recipe, *flags)
     key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()
@@ -66,7 +66,7 @@ def build(output_dir: Path, *, cache: Path, flags: tuple[str, ...] = ()) -> Path
 
 
 def digest(cache: Path) -> str:
-    """The sha256 of the planner, in hexadecimal. Compiles it where the cache lacks it. Raises as `build`."""
+    """The sha256 of the planner, in hexadecimal. Compiles the planner if it is not in the cache. Raises as `build`."""
     with tempfile.TemporaryDirectory(prefix="planner-") as scratch:
         return hashlib.sha256(build(Path(scratch), cache=cache).read_bytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The headers of Composable Kernel: one locked archive, fetched by pip, unpacked into the cache and fixed there."""
+"""The headers of Composable Kernel: pip fetches one locked archive; it is unpacked into the cache and patched there."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rocm_wheels.tables import Table, parse
 
 DATA_FILE = Path(__file__).with_name("composable_kernel.toml")
 
-# pip asks a source distribution for its metadata before it hands it over, and flash-attn's setup.py imports torch
-# to give it: names alone, of which nothing is called when the build of the extension is switched off.
+# pip asks a source distribution for its metadata before it downloads it, and flash-attn's setup.py imports torch for
+# that. These stand-ins have only names; nothing is called if the build of the extension is switched off.
 _TORCH_STAND_IN = """\
 import sys, types
 __version__ = "0"
@@ -39,7 +39,7 @@ sys.modules["torch.utils"], sys.modules["torch.utils.cpp_extension"] = utils, ex
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """Replace the one occurrence of `find` in `file`, because of `why`."""
+    """A patch: replaces the only occurrence of `find` in `file`. why: the reason."""
 
     file: str
     why: str
@@ -49,7 +49,7 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A locked source distribution with a revision of Composable Kernel in it, and the fixes to what is used of it."""
+    """A locked source distribution that contains a revision of Composable Kernel, and the patches to its headers."""
 
     package: str
     version: str
@@ -60,14 +60,14 @@ class Source:
 
     @property
     def key(self) -> str:
-        """Digest of the archive and the fixes: other bytes in, another key."""
+        """Digest of the archive and the patches: it changes if a byte of them changes."""
         texts = [self.sha256, self.directory, *(part for fix in self.fixes for part in (fix.file, fix.find, fix.put))]
         return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 @cache
 def load(path: Path = DATA_FILE) -> Source:
-    """Reads the data file. DataError if its content is wrong."""
+    """Reads the data file. Raises DataError if its content is wrong."""
     root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
     table = root.table("source")
     source = Source(
@@ -84,9 +84,9 @@ def load(path: Path = DATA_FILE) -> Source:
 
 
 def headers(cache: Path) -> Path:
-    """The include directory with the fixed ck_tile headers; fetched once, then found in the cache.
+    """The include directory with the patched ck_tile headers. It is fetched once and then read from the cache.
 
-    Raises MissingTool where pip cannot fetch the archive, DataError where its digest or a fix's anchor is wrong.
+    Raises MissingTool if pip cannot fetch the archive, DataError if its digest or the anchor of a patch is wrong.
     """
     source = load()
     place = cache / "composable_kernel" / source.key[:16]
@@ -100,14 +100,14 @@ def headers(cache: Path) -> Path:
         try:
             tree.rename(place)
         except OSError:
-            # Another process was faster; what it put there is the same.
+            # Another process has unpacked the same files first.
             if not (place / "include").is_dir():
                 raise
     return place / "include"
 
 
 def apply(fixes: Sequence[Fix], include: Path) -> None:
-    """Makes the fixes in an unpacked include directory. DataError unless each anchor occurs exactly once."""
+    """Applies the patches to an unpacked include directory. Raises DataError unless each anchor occurs exactly once."""
     for fix in fixes:
         path = include / fix.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -120,7 +120,7 @@ def apply(fixes: Sequence[Fix], include: Path) -> None:
 
 
 def _fetch(source: Source, scratch: Path) -> Path:
-    """The archive, downloaded by pip by name and checked against its digest."""
+    """The archive. pip downloads it by name, and its digest is checked."""
     stand_in, output = scratch / "stand-in" / "torch", scratch / "archive"
     stand_in.mkdir(parents=True)
     (stand_in / "__init__.py").write_text(_TORCH_STAND_IN, encoding="utf-8")
@@ -142,7 +142,7 @@ def _fetch(source: Source, scratch: Path) -> Path:
 
 
 def _unpack(archive: Path, source: Source, tree: Path) -> None:
-    """include/ck_tile of the archive's Composable Kernel, without what surrounds it."""
+    """Extracts include/ck_tile of the archive's Composable Kernel."""
     with tarfile.open(archive) as tar:
         for member in tar:
             path = PurePosixPath(*PurePosixPath(member.name).parts[1:])

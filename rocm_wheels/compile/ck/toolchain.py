@@ -15,7 +15,8 @@ from rocm_wheels.errors import MissingTool
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
-# The switches of the device library. ROCm has them in small files beside it; the triton package lacks these files.
+# The switches of the device library. ROCm has them in small files next to the library; the triton package lacks these
+# files.
 _CONTROL = """\
 target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr hidden addrspace(4) constant i32 {isa}
@@ -49,7 +50,7 @@ _LIBCXX = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clang:
-    """A HIP compiler. `flags` find its headers. `bitcode` is the device library where `flags` do not find it."""
+    """A HIP compiler. flags: options that find its headers. bitcode: the device library, if `flags` do not find it."""
 
     name: str
     version: str
@@ -59,7 +60,7 @@ class Clang:
     bitcode: tuple[str, ...] = ()
 
     def library(self, target: str, scratch: Path) -> list[str]:
-        """The flags that link the device library. The switches for the target are written into `scratch`."""
+        """The options that link the device library. The switches of the target are written into `scratch`."""
         if not self.bitcode:
             return []
         source, control = scratch / "control.ll", scratch / "control.bc"
@@ -71,13 +72,13 @@ class Clang:
 
 
 def _isa(target: str) -> int:
-    """LLVM's number of a target's instruction set, which the device library asks for: 9010 for gfx90a."""
+    """LLVM's number of the instruction set of a target, which the device library asks for: 9010 for gfx90a."""
     major, minor, stepping = target[3:-2], target[-2], target[-1]
     return int(major) * 1000 + int(minor) * 100 + int(stepping, 16)
 
 
 def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    """Runs one step of a compilation without any setting of the user. The caller looks at the exit code."""
+    """Runs one step of a compilation without any setting of the user. The caller checks the exit code."""
     environment = {"PATH": os.environ.get("PATH", ""), "ZIG_GLOBAL_CACHE_DIR": str(directory / "zig"), "LC_ALL": "C"}
     environment["ZIG_LOCAL_CACHE_DIR"] = environment["ZIG_GLOBAL_CACHE_DIR"]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
@@ -85,7 +86,7 @@ def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]
 
 @cache
 def find(name: str) -> Clang:
-    """The toolchain "rocm" or "pypi". Raises MissingTool where this machine lacks a part of it."""
+    """The toolchain "rocm" or "pypi". Raises MissingTool if this machine lacks a part of it."""
     return _rocm() if name == "rocm" else _pypi()
 
 
@@ -137,6 +138,6 @@ def _rocm() -> Clang:
 def _package(name: str) -> Path:
     """The directory of an installed package. The package is not imported."""
     specification = importlib.util.find_spec(name)
-    assert specification is not None  # its version was asked for before
+    assert specification is not None  # its version has been checked before
     assert specification.origin is not None
     return Path(specification.origin).parent

@@ -1,4 +1,4 @@
-"""Composable Kernel's kernels as units: one a translation unit of several instances."""
+"""Composable Kernel's kernels as units: one translation unit of several instances each."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ _SWITCHES = ("TRITON_", "AMDGCN_", "MLIR_", "LLVM_", "DISABLE_")
 
 
 def prepare(scratch: str) -> None:
-    """Sets up a worker process so that nothing of the build machine reaches a code object.
+    """Sets up a worker process so that code objects do not depend on the build machine.
 
-    The user's compiler switches are dropped. There are no line tables, because they hold paths. Triton's own cache is
-    a fresh one, in the directory `scratch`.
+    The user's compiler switches are dropped. Line tables are disabled, because they hold paths. Triton's own cache is a
+    new directory in `scratch`.
     """
     for name in [name for name in os.environ if name.startswith(_SWITCHES)]:
         del os.environ[name]
@@ -34,9 +34,10 @@ def prepare(scratch: str) -> None:
 def compile_variant(
     target: str, fields: tuple[Any, ...], config: tuple[Any, ...] | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """The code object and the manifest entry of a variant, which is given by its fields. Raises CompileFailed.
+    """The code object and the manifest entry of a variant. Raises CompileFailed.
 
-    `config` is a launch configuration by its fields; None takes the one in the tuning table.
+    fields: the fields of the variant. config: the fields of a launch configuration; None selects the row of the tuning
+    table.
     """
     image, entry, _ = translate(target, fields, config)
     return image, entry
@@ -48,9 +49,8 @@ def translate(
     config: tuple[Any, ...] | None = None,
     reports: list[stage.Report] | None = None,
 ) -> tuple[bytes, dict[str, Any], str]:
-    """Like `compile_variant`, with the assembly text of the code object too (PTX on NVIDIA).
-
-    reports: gets what the check of the instructions found.
+    """Like `compile_variant`, with the assembly text (PTX on NVIDIA) as a third result. reports: receives the report of
+    the instruction check.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -94,7 +94,8 @@ def translate(
     written: str = compiled.asm["ptx" if gpu.backend == "cuda" else "amdgcn"]
     assembly = written
     if "global_load_lds_" in assembly:
-        # LLVM counts it in lgkmcnt too, where the hardware does not, and so waits too little (llvm-project, 179305).
+        # LLVM counts this instruction in lgkmcnt too, but the hardware does not, so its wait is too short
+        # (llvm-project, 179305).
         raise CompileFailed(f"{where} has a direct copy that is no buffer instruction: LLVM waits wrongly for it")
     prioritised = spec.options.get(switches.WAVE_PRIORITIES, 0)
     if prioritised:
@@ -118,7 +119,8 @@ def translate(
         "symbol": metadata.name,
         "threads": metadata.num_warps * gpu.warp_size,
         "shared": metadata.shared,
-        # After the kernel's own arguments Triton passes scratch pointers. They are null in kernels that use no scratch.
+        # After the kernel's own arguments Triton passes pointers to scratch memory. They are null if the kernel uses no
+        # scratch.
         "params": letters + "0" * (found.arguments - len(letters)),
         "constants": spec.constants,
         "options": spec.options,

@@ -1,4 +1,4 @@
-"""What the check of instructions finds in the Triton kernels of a GPU target, as a table."""
+"""Prints what the instruction check finds in the Triton kernels of a GPU target, as a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from rocm_wheels.errors import DataError
 
 
 def table(target: str, only: str | None) -> Iterator[str]:
-    """A line for each kernel as it is compiled, and the sums: VOPD pairs before and after, instructions by rule, lines
-    added. Nothing is taken from the cache. Raises CompileFailed, and DataError where no kernel has such a name."""
+    """Yields a line for each kernel when it is compiled, then the sums: VOPD pairs before and after, instructions by
+    rule, added lines.
+
+    The cache is not used. Raises CompileFailed, and DataError if no kernel has such a name.
+    """
     units = list(Triton().units(target, only=only))
     if not units:
         raise DataError(f"{target} has no Triton kernel {only}", remedy="look at `python -m rocm_wheels inspect STORE`")
@@ -37,6 +40,6 @@ def table(target: str, only: str | None) -> Iterator[str]:
 
 
 def _row(name: str, width: int, report: Report, left: int) -> str:
-    """left: VOPD pairs that still break the rule in the final assembly."""
+    """left: number of VOPD pairs that break the rule in the final assembly."""
     hazards = "; ".join(f"{number} x {rule}" for rule, number in report.found.items())
     return f"{name:{width}}  {report.pairs:11}  {left:5}  {report.added:5}  {hazards or '-'}"

@@ -1,13 +1,11 @@
-"""Priorities of waves in the loops of a forward, put into Triton's assembly: `s_setprio`, which Triton does not make.
+"""Inserts `s_setprio` into the loops of a forward. Triton does not emit it.
 
-    insert(assembly, "fwd-bf16-d128 for gfx950")
+insert(assembly, "fwd-bf16-d128 for gfx950")
 
-Waves of a SIMD take turns. One that computes weights has only vector instructions to issue, and where it goes before a
-wave with products, the matrix unit idles. So a wave has priority from the scaling of its output until its next scores
-are there, and none while it computes weights of them.
-
-An added instruction may stand anywhere here: a wait between two instructions only becomes longer, CDNA has no clauses,
-and the assembler counts the distances of branches.
+If a wave doing softmax is issued ahead of a wave doing matrix products, the matrix cores idle. So a wave has priority
+from the scaling of its output until its next scores are complete, and none while it computes softmax weights. An
+instruction may be inserted anywhere here: a wait between two instructions only becomes longer, CDNA has no clauses, and
+the assembler computes branch distances.
 """
 
 from __future__ import annotations
@@ -18,22 +16,22 @@ from rocm_wheels.errors import CompileFailed
 
 _LABEL = re.compile(r"(\.L\w+):")
 _BRANCH = re.compile(r"\s+s_c?branch\w*\s+(\.L\w+)")
-# What a step of a forward consists of, in this order: scores, the rows' maxima, weights, the scaling of the output, and
-# the output's products. The scaling is the first multiplication of pairs after the exponentials have begun.
+# The parts of a forward step, in this order: scores, row maxima, weights, scaling of the output, products of the
+# output. The scaling is the first packed multiplication after the exponentials have begun.
 _STEP = ("v_mfma_", "v_max", "v_exp_", "v_pk_mul_", "v_mfma_")
 _MAXIMA, _SCALING = 1, 3
 
 
 def insert(assembly: str, where: str) -> str:
-    """The assembly with priorities in each loop that has products. Raises CompileFailed where one has another form.
+    """The assembly with `s_setprio` in each loop that has products. Raises CompileFailed for a loop of another form.
 
-    where: what the assembly is of, for the error.
+    where: name of the assembly in the error.
     """
     lines = assembly.split("\n")
     loops = [(start, end) for start, end in _loops(lines) if any(_is(line, _STEP[0]) for line in lines[start:end])]
     if not loops:
         raise CompileFailed(f"{where} has no loop with products for wave_priorities: leave the option out")
-    added: dict[int, int] = {}  # before which line -> the priority
+    added: dict[int, int] = {}  # line number -> priority to set before that line
     for start, end in loops:
         step = _find(lines, start, end)
         if len(step) < len(_STEP):
@@ -48,7 +46,7 @@ def insert(assembly: str, where: str) -> str:
 
 
 def _loops(lines: list[str]) -> list[tuple[int, int]]:
-    """The lines of the label and of the branch of each loop that has no other label and no other branch."""
+    """The line numbers of the label and of the branch of each loop without another label or branch."""
     loops, label, head = [], "", 0
     for index, line in enumerate(lines):
         if found := _LABEL.match(line):
@@ -61,9 +59,8 @@ def _loops(lines: list[str]) -> list[tuple[int, int]]:
 
 
 def _find(lines: list[str], start: int, end: int) -> list[int]:
-    """The first line of each part of a step, as far as they are there.
-
-    Exponentials and multiplications count from the last maximum on: a softcap has some in its scores.
+    """The first line of each part of a step that is present. Exponentials and multiplications count only after the last
+    maximum, because softcap uses some in the scores.
     """
     found: list[int] = []
     last = max((index for index in range(start, end) if _is(lines[index], _STEP[_MAXIMA])), default=end)

@@ -1,8 +1,9 @@
-"""Assembles Triton's assembly for a GPU as the code object of a generic target of LLVM, which its whole family loads.
+"""Assembles Triton's assembly for a GPU as a code object of an LLVM generic target, which every GPU of its family
+loads.
 
-Triton does not compile for generic targets. Its assembly for a GPU of the family needs only another target name and
-version 6 of the code object, because the generic target has every instruction of that assembly: an assembler error says
-so where it does not.
+Triton does not compile for generic targets. The assembly for a GPU of the family only needs another target name and
+version 6 of the code object, because the generic target has every instruction of that assembly. Otherwise the assembler
+reports an error.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _GENERIC_SINCE = 6
 
 
 def assemble(assembly: str, target: str) -> bytes:
-    """The code object of a target from its assembly, as Triton assembles it. Raises CompileFailed."""
+    """Assembles a code object with the options that Triton uses. Raises CompileFailed."""
     from triton._C.libtriton import amd
 
-    features = "-real-true16" if "gfx11" in target else ""  # as Triton assembles for gfx11
+    features = "-real-true16" if "gfx11" in target else ""  # the option that Triton passes for gfx11
     try:
         linkable = amd.assemble_amdgcn(assembly, target, features)
     except Exception as error:
@@ -34,7 +35,7 @@ def assemble(assembly: str, target: str) -> bytes:
 
 
 def rename(assembly: str, made_for: str, generic: str) -> str:
-    """Triton's assembly for the GPU `made_for`, with the generic target's name and a code object of version 6."""
+    """Replaces the target name `made_for` (the base target) by the generic target, and sets code object version 6."""
     lines = assembly.split("\n")
     for index, line in enumerate(lines):
         if line.endswith((f'{_TRIPLE}{made_for}"', f"{_TRIPLE}{made_for}")):

@@ -1,4 +1,4 @@
-"""Triton's kernels as units: one a kernel variant."""
+"""Triton's kernels as units, one kernel variant each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rocm_wheels.packages import version_of
 
 
 class Triton(Compiler):
-    """Triton, which brings its own LLVM: its code objects are the same on a machine with and without ROCm.
+    """Triton. It contains its own LLVM, so its code objects are the same on a machine with and without ROCm.
 
-    The content of a unit is the fields of the variant and of its launch configuration, None for the tuning table's.
+    The content of a unit is the fields of the variant and of its launch configuration; None selects the tuning table's.
     """
 
     name = "triton"
