@@ -10,6 +10,7 @@
     python -m amdgpu_simulator table gfx942                            # every source beside the others, an hour
     python -m amdgpu_simulator calibrate                               # the clock against published figures
     python -m amdgpu_simulator coverage gfx942.zip --executed FILE     # forms of instructions; which ran in tests
+    python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
 
 In the environment that `./run_tests.sh` makes. A tile is block_m,block_n,warps,stages and, where need be, depth and the
@@ -75,6 +76,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--executed", type=Path, metavar="FILE", help="what tests wrote with AMDGPU_SIMULATOR_FORMS=FILE"
     )
     forms.set_defaults(run=_coverage)
+    hazards = commands.add_parser(
+        "hazards", help="check the wait states of AMD's assembly kernels against the data file"
+    )
+    hazards.set_defaults(run=_hazards)
     given = parser.parse_args(arguments)
     if str(FLASH_ATTN_SRC) not in sys.path:
         sys.path.insert(0, str(FLASH_ATTN_SRC))
@@ -160,6 +165,13 @@ def _coverage(given: argparse.Namespace) -> None:
     from amdgpu_simulator import coverage
 
     for line in coverage.table(given.files, given.executed):
+        print(line, flush=True)
+
+
+def _hazards(_given: argparse.Namespace) -> None:
+    from amdgpu_simulator import assembly_hazards
+
+    for line in assembly_hazards.table():
         print(line, flush=True)
 
 

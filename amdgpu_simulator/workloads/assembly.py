@@ -74,7 +74,7 @@ def _pairs(rows: int) -> Programs:
 
 def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
     """A code object of the package that wheels do not take. Raises MissingTool, and DataError for another digest."""
-    one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256)
+    one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256, places={})
     return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()
 
 

@@ -10,8 +10,10 @@ import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rocm_wheels.compile import sources
+from rocm_wheels.compile.check import habits
 from rocm_wheels.compile.compiler import key
 from rocm_wheels.errors import DataError, MissingTool
 from rocm_wheels.tables import Table, parse
@@ -21,12 +23,16 @@ DATA_FILE = Path(__file__).with_name("amd_aiter.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class CodeObject:
-    """A code object of the package: its target, the name of its kernel here, its path in the package, its digest."""
+    """A code object of the package: its target, the name of its kernel here, its path in the package, its digest.
+
+    places: what the check of instructions found in these bytes, by habit (`compile.check.habits`).
+    """
 
     target: str
     kernel: str
     file: str
     sha256: str
+    places: dict[str, int]
 
     @property
     def place(self) -> str:
@@ -57,7 +63,7 @@ def load(path: Path = DATA_FILE) -> Package:
     """
     root = Table(path.name, "", parse(path.read_text(encoding="utf-8"), path.name))
     table = root.table("package")
-    objects = tuple(CodeObject(**row) for row in root.get("object", list))
+    objects = tuple(_checked(row, path.name) for row in root.get("object", list))
     package = Package(
         name=table.text("name"),
         version=table.text("version"),
@@ -75,6 +81,17 @@ def load(path: Path = DATA_FILE) -> Package:
         where = f"not in {path.name}" if (target, kernel) in planned else "not in flash_attn/kernels/assembly.py"
         raise DataError(f"{kernel} of {target} is {where}", remedy="Give both tables the same kernels.")
     return package
+
+
+def _checked(row: dict[str, Any], where: str) -> CodeObject:
+    """A code object by its row. DataError for a row that does not say what the check of instructions found."""
+    places = row.get("places")
+    if not isinstance(places, dict) or not set(places) <= set(habits.NAMES):
+        raise DataError(
+            f"{row.get('kernel')} of {row.get('target')} in {where} has places {places}",
+            remedy="Write what `python -m amdgpu_simulator hazards` finds in its instructions.",
+        )
+    return CodeObject(**row)
 
 
 def directory(cache: Path, package: Package | None = None) -> Path:

@@ -1,0 +1,57 @@
+"""The check of instructions on AMD's assembly kernels, which come without assembly texts: a disassembler reads them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from amdgpu_simulator import assembly_kernels
+from amdgpu_simulator.isa import disassembly
+from rocm_wheels.compile.asm import package
+from rocm_wheels.compile.check import habits, instructions
+
+
+def counts(one: package.CodeObject) -> dict[str, int]:
+    """The habits of a code object (`rocm_wheels.compile.check.habits`).
+
+    Raises ValueError for a hazard that no habit explains, MissingTool and debian.UnavailableError as
+    `assembly_kernels.program`.
+    """
+    return habits.counts(read(one), one.target)
+
+
+def read(one: package.CodeObject) -> instructions.Kernel:
+    """The instructions of a code object. Raises as `counts`."""
+    found = disassembly.kernel(assembly_kernels.image(one.target, one.kernel), target=one.target)
+    labels: dict[int, list[str]] = {}
+    for label, index in found.labels.items():
+        labels.setdefault(index, []).append(f"{label}:")
+    lines = []
+    for index, parts in enumerate(found.instructions):
+        text = " :: ".join(part.text for part in parts)
+        lines += [*labels.get(index, ()), re.sub(r"<([^>]+)>", r"\1", text)]
+    return instructions.kernel(one.kernel, list(enumerate(lines)), {})
+
+
+def table() -> Iterator[str]:
+    """A line for each code object with its habits, and the sums by target.
+
+    Raises ValueError as `counts`, and for other counts than the data file has.
+    """
+    totals: dict[str, Counter[str]] = {}
+    for one in package.load().objects:
+        places = counts(one)
+        yield f"{one.target} {one.kernel:36} {_written(places)}"
+        if places != one.places:
+            raise ValueError(
+                f"{one.kernel} of {one.target}: {package.DATA_FILE.name} has places {_written(one.places)}"
+            )
+        totals.setdefault(one.target, Counter()).update(places)
+    for target, places in totals.items():
+        yield f"{target} {'all':36} {_written(places)}"
+
+
+def _written(places: dict[str, int]) -> str:
+    inside = ", ".join(f"{name} = {number}" for name, number in places.items())
+    return f"{{ {inside} }}" if inside else "{}"

@@ -1,0 +1,100 @@
+"""What AMD's assembly kernels do sooner than the rules allow, and why each of these habits is accepted.
+
+Nothing can be inserted into a code object, so a finding is either explained here or refuses the code object. An
+explanation is a guess about the hardware: nobody has measured it. What speaks for each habit is that AMD's library
+executes these places in every call that has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from rocm_wheels.compile.check import resources, scan
+from rocm_wheels.compile.check.cures import Finding
+from rocm_wheels.compile.check.instructions import Instruction, Kernel
+
+# Wait states that these instructions are taken to last: the least with which no finding after a matrix instruction is
+# left in the code objects of amd-aiter 0.1.7 (222 are left if each lasts one; November 2026). CLRX measured 5 for a
+# branch of GCN that is taken.
+BARRIER_STATES, BRANCH_STATES = 3, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habit:
+    """Findings of one rule that are accepted.
+
+    rule: the beginning of its name. pair: a pattern for the texts of the second and the first instruction. missing: the
+    most wait states that may be missing. reason: why it is accepted.
+    """
+
+    name: str
+    rule: str
+    pair: str
+    missing: int
+    reason: str
+
+
+HABITS = (
+    Habit(
+        name="mask", rule="VALU writes SGPR or VCC, VALU reads it", missing=1,
+        pair=r"v_cndmask_b32\S* .* too early after v_cmp_",
+        reason="the lanes that v_cndmask selects come after one wait state; every mask and every rounding does this",
+    ),
+    Habit(
+        name="lds", rule="SALU writes M0, a load to LDS or a relative move reads it", missing=1,
+        pair=r"buffer_load_dword\S* .* lds: .* too early after s_(mov|add)_[bu]32 m0,",
+        reason="M0 is set right before a load to LDS; every tile of keys is loaded so",
+    ),
+    Habit(
+        name="swap", rule="VALU writes VGPR, lanes of permlane swap", missing=1,
+        pair=r"v_permlane16_swap_b32\S* .* too early after v_permlane32_swap_b32",
+        reason="the second swap comes after one wait state; the weights of every row pass through it",
+    ),
+)  # fmt: skip
+AFTER_PRODUCT = "product"
+NAMES = (*(habit.name for habit in HABITS), AFTER_PRODUCT)
+
+
+def counts(kernel: Kernel, target: str) -> dict[str, int]:
+    """How often a kernel has each habit; "product" counts uses of a matrix result after a barrier or a branch.
+
+    Raises ValueError, which names kernel, instruction and rule, for a finding that no habit explains.
+    """
+    if problems := resources.findings(kernel, target):
+        raise ValueError(problems[0])
+    found = scan.findings(kernel, target)
+    names = [_habit(finding) for finding in found]
+    if AFTER_PRODUCT in names and (left := [one for one in scan.findings(_slowed(kernel), target) if _is_product(one)]):
+        raise ValueError(str(left[0]))
+    counted = Counter(names)
+    return {name: counted[name] for name in NAMES if counted[name]}
+
+
+def _habit(finding: Finding) -> str:
+    if _is_product(finding):
+        return AFTER_PRODUCT
+    for habit in HABITS:
+        close = finding.rule.startswith(habit.rule) and finding.missing <= habit.missing
+        if close and re.match(habit.pair, finding.problem):
+            return habit.name
+    raise ValueError(str(finding))
+
+
+def _is_product(finding: Finding) -> bool:
+    return finding.rule.startswith("MFMA ")
+
+
+def _slowed(kernel: Kernel) -> Kernel:
+    """The kernel with barriers and branches that last as long as they are taken to."""
+    return dataclasses.replace(kernel, instructions=tuple(map(_slow, kernel.instructions)))
+
+
+def _slow(one: Instruction) -> Instruction:
+    if one.mnemonic == "s_barrier":
+        return dataclasses.replace(one, states=BARRIER_STATES)
+    if one.mnemonic.startswith(("s_branch", "s_cbranch")):
+        return dataclasses.replace(one, states=BRANCH_STATES)
+    return one
