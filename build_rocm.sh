@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the wheel of one cell on this machine. Needs Linux x86_64 and a Python from 3.10 to 3.14, no GPU, no ROCm.
+# Builds the wheel of one combination on this machine. Needs Linux x86_64 and a Python from 3.10 to 3.14, no GPU, no ROCm.
 set -euo pipefail
 
 usage() {
@@ -16,7 +16,7 @@ Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU
 
 options:
   --plan          print what would be done, as JSON, and stop
-  --docker        do it inside a container with the cell's ROCm, by the same steps
+  --docker        do it inside a container with the combination's ROCm, by the same steps
   --cibuildwheel  assemble the universal wheel in a manylinux image and test it there under
                   each Python, too; needs Docker and Python 3.11
   --backend NAME  ck, which holds the Triton kernels too, or triton alone

@@ -98,7 +98,7 @@ def test_the_script_of_the_tests_tells_its_usage_and_runs_nothing() -> None:
     [
         (
             CELL[:2],
-            "torch, rocm missing: the wheel of a cell has four versions, such as 2.8.3 3.11 2.5.1 6.2, "
+            "torch, rocm missing: a combination has four versions, such as 2.8.3 3.11 2.5.1 6.2, "
             "the universal wheel one, such as 2.8.3",
         ),
         ((*CELL, "--bogus"), "unrecognized arguments: --bogus"),

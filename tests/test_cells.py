@@ -138,7 +138,7 @@ def test_impossible_cells(data: Versions, typed: str, messages: list[str], near:
         resolve(data, typed)
     for message in messages:
         assert message in caught.value.message
-    assert caught.value.remedy == f"Nearest cell that exists: {near}"
+    assert caught.value.remedy == f"Nearest combination that exists: {near}"
     assert str(resolve(data, near)) == near
 
 

@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_refused_at_once(
     ("arguments", "code", "text"),
     [
         (["latest", *CELL[1:]], 2, f"error: flash-attn 'latest' is not known\nNearest: {wheelhouse.NEWEST}."),
-        (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest cell that exists: 2.8.3 3.11 2.6.0 6.2\n"),
+        (["2.8.3", "3.11", "2.6", "6.3"], 3, "Nearest combination that exists: 2.8.3 3.11 2.6.0 6.2\n"),
         (["3.11", "2.8.3", "2.5.1", "6.2"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         (["2.8.3", "3.11", "6.2", "2.5.1"], 2, "\nThe order is: flash-attn python torch rocm.\n"),
         ([*CELL, "--backend", "aiter"], 2, "error: backend 'aiter' is not known\nKnown backends: ck, triton."),

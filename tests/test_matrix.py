@@ -168,7 +168,7 @@ def test_a_glob_selects(data: Versions, whole: dict[str, list[str]]) -> None:
 
     assert selected("2.8.3 3.11 2.5.1 6.2 *") == ["2.8.3 3.11 2.5.1 6.2 ck", "2.8.3 3.11 2.5.1 6.2 triton"]
     assert len(selected("2.8.3 *")) == 24
-    with pytest.raises(DataError, match=r"no cell matches '2\.9\.\*'\nCells read as '2\.6\.3 3\.10"):
+    with pytest.raises(DataError, match=r"no combination matches '2\.9\.\*'\nWrite combinations as '2\.6\.3 3\.10"):
         selected("2.9.*")
 
 
@@ -242,7 +242,8 @@ def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole
     kernels = [(row["name"], row["backend"], row["shard"]) for row in made["kernels"] if row["target"] == "gfx1100"]
     assert kernels == [("ck gfx1100 1/1", "triton", "1/1"), ("triton gfx1100 1/1", "triton", "1/1")]
     assert rows.left_out(data, cells, ["gfx942", "gfx1100"]) == []
-    with pytest.raises(BadTarget, match=r"none of gfx1100 is served by the cell 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"):
+    why = r"none of gfx1100 is supported by the combination 2\.8\.3 3\.11 2\.5\.1 6\.2 ck"
+    with pytest.raises(BadTarget, match=why):
         rows.rows(data, cells, ["gfx1100"])
     with pytest.raises(BadTarget, match="'gfx94' is not a known GPU"):
         rows.rows(data, cells, ["gfx94"])
@@ -267,7 +268,7 @@ def test_a_cell_has_the_targets_that_the_script_builds(data: Versions, whole: di
             if not told:
                 assert targets(data, cell, asked) == built
     (note,) = rows.left_out(data, cells, ["gfx942", "gfx950"])
-    why = "gfx950 (MI350) needs ROCm 7.0 or newer with the ck backend, this cell has ROCm 6.1"
+    why = "gfx950 (MI350) needs ROCm 7.0 or newer with the ck backend, this combination has ROCm 6.1"
     assert note == f"gfx950 is left out of 2.6.3 3.10 2.5.1 6.1 ck and {len(cells) - 1} more: {why}"
 
 
@@ -318,7 +319,8 @@ def test_a_version_that_nobody_knows_is_an_error(
 
 def test_a_matrix_without_a_cell_that_exists_is_an_error(data: Versions, whole: dict[str, list[str]]) -> None:
     """A release of no wheels would otherwise end well."""
-    with pytest.raises(DataError, match=r"no cell of the platform 'rocm' exists: torch 2\.5\.1 has no wheels for ROCm"):
+    why = r"no combination of the platform 'rocm' exists: torch 2\.5\.1 has no wheels for ROCm"
+    with pytest.raises(DataError, match=why):
         select(data, {"rocm": {**whole, "torch": ["2.5.1"], "rocm": ["7.2"]}})
 
 

@@ -151,7 +151,7 @@ def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
 def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
     made = plan(data, replace(BARE, gpus=("gfx1013", "gfx1100")))
     assert made.targets == ("gfx1100",)
-    assert "no kernels are built for gfx1013 of this machine: the cell does not serve it" in made.notes
+    assert "no kernels are built for gfx1013 of this machine: the combination does not support it" in made.notes
     made = plan(data, replace(BARE, gpus=("gfx906",)))
     assert (made.targets, made.targets_from) == (CK_COMMON, NO_GPU)
     assert any("gfx906" in note for note in made.notes)

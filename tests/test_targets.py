@@ -94,11 +94,11 @@ def test_a_target_may_need_a_newer_rocm(data: Versions, cell: Cell) -> None:
     with pytest.raises(BadTarget) as caught:
         targets(data, cell, ["gfx950"])
     assert caught.value.message == (
-        "gfx950 (MI350) needs ROCm 7.0 or newer with the triton backend, this cell has ROCm 6.2"
+        "gfx950 (MI350) needs ROCm 7.0 or newer with the triton backend, this combination has ROCm 6.2"
     )
     assert caught.value.remedy.startswith("Take ROCm 7.0 or 7.1 or 7.2")
     assert "(torch 2.10.0, " in caught.value.remedy
-    assert caught.value.remedy.endswith(", or the nearest target of this cell: gfx942 (MI300).")
+    assert caught.value.remedy.endswith(", or the nearest target of this combination: gfx942 (MI300).")
 
 
 @pytest.mark.parametrize("entry", ["gfx1100", "gfx1201", "sm_90"])
@@ -150,7 +150,7 @@ def test_a_generic_target_needs_a_rocm_that_loads_it(data: Versions, cell: Cell)
     assert targets(data, replace(cell, torch="2.8.0", rocm="6.4"), ["GFX11-generic"]) == ("gfx11-generic",)
     with pytest.raises(BadTarget, match=r"gfx11-generic .* needs ROCm 6\.4 or newer") as caught:
         targets(data, cell, ["gfx11-generic"])
-    assert caught.value.remedy.endswith("or the nearest target of this cell: gfx1100 (Radeon RX 7900).")
+    assert caught.value.remedy.endswith("or the nearest target of this combination: gfx1100 (Radeon RX 7900).")
 
 
 def test_every_target_has_a_row_of_facts_for_its_kernels(data: Versions) -> None:

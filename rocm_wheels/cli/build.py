@@ -35,7 +35,7 @@ def add_verbs(verbs: Any) -> None:
     """Adds them to the subparsers of the command line."""
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
     check = verbs.add_parser("check", help="refuse what cannot be built or written; print the plans, for --planned")
-    build = verbs.add_parser("build", help="build the universal wheel, or the wheel of one cell")
+    build = verbs.add_parser("build", help="build the universal wheel, or the wheel of one combination")
     for verb in (plan, check, build):
         verb.add_argument(FLASH_ATTN[1], metavar=FLASH_ATTN[0], help=FLASH_ATTN[2])
         for name, dest, text in CELL:
@@ -375,13 +375,13 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
     if len(missing) == len(CELL):
         if arguments.backend is not None:
             raise DataError(
-                f"--backend {arguments.backend} is for the wheel of a cell; the universal wheel has every backend",
+                f"--backend {arguments.backend} is for one combination; the universal wheel has every backend",
                 remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
             )
         return make_universal_plan(versions.load(), flash_attn=arguments.flash_attn, env=os.environ)
     if missing:
         arguments.parser.error(
-            f"{', '.join(missing)} missing: the wheel of a cell has four versions, such as 2.8.3 3.11 2.5.1 6.2, "
+            f"{', '.join(missing)} missing: a combination has four versions, such as 2.8.3 3.11 2.5.1 6.2, "
             "the universal wheel one, such as 2.8.3"
         )
     return make_plan(

@@ -91,12 +91,12 @@ def _tag(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="create_matrix.py", description="Prints what the release builds, as JSON.")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="cells that match, as '2.8.3 * * 6.2 triton'")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="matching combinations, as '2.8.3 * * 6.2 triton'")
     parser.add_argument(
         "--event",
         choices=EVENTS,
         default="push",
-        help="what started the run: a pull_request gets the oldest and the newest cell",
+        help="what started the run: a pull_request gets the oldest and the newest combination",
     )
     parser.add_argument(
         "--missing",

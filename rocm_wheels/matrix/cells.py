@@ -109,7 +109,7 @@ def resolve(versions: Versions, *, flash_attn: str, python: str, torch: str, roc
     reasons = list(_reasons(versions, cell))
     if reasons:
         near = nearest(versions, cell)
-        raise ImpossibleCell("; ".join(reasons), remedy=f"Nearest cell that exists: {near}")
+        raise ImpossibleCell("; ".join(reasons), remedy=f"Nearest combination that exists: {near}")
     built = versions.torch[cell.torch].rocm[cell.rocm].removeprefix("rocm")
     if rocm.removeprefix("rocm") not in (cell.rocm, built):
         raise ImpossibleCell(

@@ -167,7 +167,7 @@ def make_universal_plan(
         raise DataError(
             f"{environment.TRITON_ENABLE} and {environment.BUILD_TRITON} ask for a triton wheel; the universal wheel "
             "holds the kernels of every backend",
-            remedy="Unset them, or name a whole cell: build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
+            remedy="Unset them, or name a whole combination: build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
         )
     built = gpu_targets.universal(versions, named)
     if not any(has_kernels(versions, target, claim.backend) for target in built):

@@ -56,10 +56,10 @@ def from_machine(versions: Versions, cell: Cell, machine: Machine, asked: Reques
     rest = ", ".join(gpu for gpu in machine.gpus if gpu not in serves)
     if asked.targets is not None and not fit:
         raise BadTarget(
-            f"{asked.source}=native, but this machine has no GPU that the cell serves (found: {rest or 'none'})",
+            f"{asked.source}=native, but this machine has no GPU that it supports (found: {rest or 'none'})",
             remedy=f"Name targets instead: {', '.join(serves)}.",
         )
-    notes = (f"no kernels are built for {rest} of this machine: the cell does not serve it",) if rest else ()
+    notes = (f"no kernels are built for {rest} of this machine: the combination does not support it",) if rest else ()
     if fit:
         return Requested(fit, "GPU of this machine", notes)
     return Requested(None, "no GPU found here; PYTORCH_ROCM_ARCH chooses others", notes)

@@ -181,7 +181,7 @@ def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:
         return []
     return [
         {
-            "name": f"{len(universals)} universal wheels and {len(sample)} cells",
+            "name": f"{len(universals)} universal wheels and {len(sample)} combinations",
             "artifacts": f"{{{','.join([*universals, *sample])},}}",  # one name is not a choice
             "image": _gpu_image(data, _gpu_rocm(data)),
             "gpu-runner": data.jobs.gpu_runner,
@@ -208,8 +208,8 @@ def row_targets(data: Versions, cell: Cell, requested: Sequence[str] | None) -> 
     found = _fit(data, cell, requested)
     if requested is not None and not found.targets:
         raise BadTarget(
-            f"none of {', '.join(found.refused)} is served by the cell {cell_name(cell)}",
-            remedy="Leave the cell out with --only, or name another target.",
+            f"none of {', '.join(found.refused)} is supported by the combination {cell_name(cell)}",
+            remedy="Leave the combination out with --only, or name another target.",
         )
     return found.targets
 

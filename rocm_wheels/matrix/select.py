@@ -64,7 +64,7 @@ def select(
         found, impossible = product(data, wanted)
         if not found:
             raise DataError(
-                f"no cell of the platform {platform!r} exists: {impossible[0][1]}",
+                f"no combination of the platform {platform!r} exists: {impossible[0][1]}",
                 remedy="Take versions that exist together (rocm_wheels/versions.toml), or switch it off: False.",
             )
         left_out += [(" ".join(values[axis] for axis in AXES), why) for values, why in impossible]
@@ -80,8 +80,8 @@ def select(
     universals = [each for each in dict.fromkeys(universals) if fnmatch.fnmatchcase(cell_name(each), only)]
     if cells and not (matching or universals):
         raise DataError(
-            f"no cell matches {only!r}",
-            remedy=f"Cells read as {cell_name(cells[0])!r}; `--list` shows all, '2.8.3 * 6.2 *' matches some.",
+            f"no combination matches {only!r}",
+            remedy=f"Write combinations as {cell_name(cells[0])!r}; `--list` shows all, '2.8.3 * 6.2 *' matches some.",
         )
     if event == "pull_request":
         matching = list(dict.fromkeys((matching[0], matching[-1]))) if matching else []

@@ -188,9 +188,9 @@ def _refusal(versions: Versions, cell: Cell, name: str) -> BadTarget | None:
     gpus = [other for other in served(versions, cell) if not other.is_generic]
     near = min(gpus, key=lambda other: abs(_number(other) - _number(target)))
     return BadTarget(
-        f"{long} needs ROCm {since} or newer with the {cell.backend} backend, this cell has ROCm {cell.rocm}",
+        f"{long} needs ROCm {since} or newer with the {cell.backend} backend, this combination has ROCm {cell.rocm}",
         remedy=f"Take ROCm {' or '.join(fits)} (torch {', '.join(torches)}),"
-        f" or the nearest target of this cell: {near.name} ({near.family}).",
+        f" or the nearest target of this combination: {near.name} ({near.family}).",
     )
 
 

@@ -148,7 +148,7 @@ def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str
     built = [path.name for path in dist.iterdir()]
     if built != [expected]:
         raise AssembleFailed(
-            f"the build made {', '.join(built) or 'nothing'}, the cell's wheel is {expected}",
+            f"the build made {', '.join(built) or 'nothing'}, the wheel of the combination is {expected}",
             remedy="flash_attn_src/hatch_build.py and rocm_wheels/matrix/names.py disagree: fix one",
         )
     return dist / expected

@@ -2,9 +2,9 @@
 
     GOBIN=~/bin go install github.com/nektos/act@v0.2.89 && PATH=~/bin:$PATH python tests/act/run.py
 
-All jobs of build.yml for one cell with few kernels, as SCENARIOS says: a release by hand from an empty repository, a
-pull request, and a pushed tag whose run dies three times and is run again. It needs act, node, npm, git, cargo, and the
-package indexes.
+All jobs of build.yml for one combination with few kernels, as SCENARIOS says: a release by hand from an empty
+repository, a pull request, and a pushed tag whose run dies three times and is run again. It needs act, node, npm, git,
+cargo, and the package indexes.
 
 act runs the steps with its own artifact and cache servers. Actions of GitHub's are replaced by those of this directory,
 over the packages @actions/artifact and @actions/cache. A `gh` of this directory answers for GitHub's.
