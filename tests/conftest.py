@@ -24,7 +24,7 @@ from rocm_wheels.publish import github
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The package itself, before a test of the compile stage has a bare one in its place.
+# Import the package itself before a test of the compile stage replaces it by a bare package.
 sys.path.append(str(ROOT / "flash_attn_src"))
 import flash_attn  # noqa: E402, F401
 
@@ -37,13 +37,13 @@ def data() -> Versions:
 
 @pytest.fixture(scope="session")
 def cell() -> Cell:
-    """The cell of the README."""
+    """The combination of the README."""
     return Cell(flash_attn="2.8.3", python="3.11", torch="2.5.1", rocm="6.2", backend="triton")
 
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the variables that a build takes, without a GPU, and with a cache of its own."""
+    """Removes the variables that a build reads, hides GPUs, and sets an empty cache."""
     for name in (
         *("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "MAX_JOBS"),
         *("BUILD_TRITON_BACKEND", "FLASH_ATTENTION_TRITON_AMD_ENABLE", "SOURCE_DATE_EPOCH"),
@@ -55,8 +55,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the Triton kernels of gfx1030 in few sizes, compiled once for all tests that build wheels, in whichever
-    process. The kernels of gfx942 would take twice the time."""
+    """A cache with the Triton kernels of gfx1030 in a few sizes. They are compiled once for all processes and tests
+    that build wheels. The kernels of gfx942 would take twice the time.
+    """
     base = tmp_path_factory.getbasetemp()
     cache = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "kernel-cache"
     cache.mkdir(exist_ok=True)
@@ -73,14 +74,14 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kernel_store(kernel_cache: Path) -> Path:
-    """The store of the Triton kernels of gfx1030, as it goes into every wheel for that target."""
+    """The store of the Triton kernels of gfx1030, which every wheel for that target contains."""
     (path,) = kernel_cache.glob("stores/*/gfx1030.zip")
     return path
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads of torch that wait for each other are slow where other tests run beside."""
+    """Runs torch with one thread: waiting threads are slow while other tests run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -89,7 +90,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def wheel_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a file of wheel_tests, for one test."""
+    """Imports a file of wheel_tests for one test."""
 
     def imported(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, ROOT / "wheel_tests" / f"{name}.py")
@@ -105,13 +106,13 @@ def wheel_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three wheels, their verdicts and a kernel store."""
+    """A directory with three wheels, their test reports and a kernel store."""
     return kills.make_dist(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_github.Hub]:
-    """A stand-in of GitHub, which the environment names, with waits short enough for a test."""
+    """A stand-in for GitHub, named in the environment, with waits that are short enough for a test."""
     monkeypatch.setattr(github, "BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(github, "TIMEOUT_SECONDS", (5.0, 0.25))
     with fake_github.serve(fake_github.Hub()) as served:
@@ -125,8 +126,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First what compiles for minutes and then waits for installers, while the other tests run beside it, and the files
-    that would otherwise be the last ones, for minutes of one process alone."""
+    """Starts tests that compile for minutes first, and then tests that wait for installers, because other tests run in
+    parallel. Files that would otherwise run last, alone and for minutes, come early too.
+    """
     first = ("test_pipeline.py", "test_triton_backend.py", "test_triton_varlen.py")
     items.sort(key=lambda item: item.path.name not in first)
 

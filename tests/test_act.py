@@ -1,4 +1,4 @@
-"""What tests/act has for act: scenarios of build.yml, stand-ins of the actions and of gh, faults, locked packages."""
+"""The parts of tests/act: scenarios of build.yml, stand-ins of the actions and of gh, faults, locked packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from workflows import ROOT, WORKFLOWS, load
 
 ACT = ROOT / "tests/act"
-# These need GitHub: a pull request, Pages.
+# These jobs need GitHub: a pull request, Pages.
 WITHOUT = {
     "actions/deploy-pages",
     "actions/upload-pages-artifact",
@@ -92,7 +92,7 @@ def test_a_program_dies_at_its_fault(program: dict[str, str], tmp_path: Path, co
 
 
 def test_gh_downloads_what_a_draft_holds(hub: fake_github.Hub, program: dict[str, str], tmp_path: Path) -> None:
-    """By the command of build.yml."""
+    """With the command of build.yml."""
     draft = hub.add_release("v1.2.3")
     for name in ("a.whl", "a.whl.verdict.json", "SHA256SUMS"):
         hub.add_asset(draft, name, name.encode())

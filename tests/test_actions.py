@@ -1,4 +1,4 @@
-"""The stand-ins of GitHub's actions, and the steps of the workflows that hand artifacts on: one artifact or several."""
+"""The stand-ins of GitHub's actions, and the workflow steps that pass artifacts on: one artifact or several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from workflows import ROOT, WORKFLOWS, Runner, load
 
 NOTES = ROOT / "docs/notes/actions.md"
-# Inputs of a download -> what lies in `path` afterwards, by the source of the pinned action.
+# Inputs of a download -> the content of `path` afterwards, by the source of the pinned action.
 DOWNLOADS = {
     "several of a pattern": ({"pattern": "w-*"}, ["w-1/a", "w-2/b"]),
     "a single match": ({"pattern": "w-1"}, ["a"]),
@@ -97,7 +97,7 @@ def test_a_download_of_the_stand_in_for_act(tmp_path: Path, inputs: dict[str, An
     ],
 )
 def test_an_upload(tmp_path: Path, path: str, files: list[str]) -> None:
-    """Hidden files, directories without files and modes are lost. A link is followed."""
+    """Hidden files, empty directories and modes are lost. A link is followed."""
     make(tmp_path, "dist/a.whl", "dist/deep/b", "dist/.hidden", "dist/.git/x", "one.json")
     (tmp_path / "dist/empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "dist/deep")
@@ -139,7 +139,7 @@ CONSUMERS = {
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
-    """Its workspace has the interpreters that the steps name."""
+    """A runner whose workspace has the interpreters that the steps name."""
     workspace = tmp_path / "work"
     for name in ("build/env/bin/python", "build/env-release/bin/python", "bin/python3"):
         path = make(workspace, name) / name
@@ -152,7 +152,7 @@ def runner(tmp_path: Path) -> Runner:
 
 
 def steps(workflow: str, job: str, *names: str) -> dict[str, Any]:
-    """A job with those steps alone whose names start so."""
+    """A job with only the steps whose names start with these texts."""
     chosen = [step for step in load(workflow)["jobs"][job]["steps"] if step["name"].startswith(names)]
     return {"steps": [{name: value for name, value in step.items() if name != "if"} for step in chosen]}
 
@@ -160,9 +160,9 @@ def steps(workflow: str, job: str, *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_one_artifact_arrives_as_several_do(runner: Runner, consumer: str, count: int) -> None:
-    """From the steps that upload to those that merge, by the steps of the workflows."""
+    """From the steps that upload to the steps that merge, as in the workflows."""
     workflow, job, kind, target = CONSUMERS[consumer]
-    count = 1 if job == "measure" else count  # it takes one wheel, by name
+    count = 1 if job == "measure" else count  # the job takes one wheel, by name
     files = [f"ab/{kind}-{number}.co" if kind == "kernels" else f"{kind}-{number}.whl" for number in range(count)]
     uploading, uploader, directory = UPLOADS[kind]
     for number, file in enumerate(files):
@@ -186,7 +186,7 @@ def test_one_artifact_arrives_as_several_do(runner: Runner, consumer: str, count
 
 
 def test_an_artifact_that_expired_is_missed(runner: Runner) -> None:
-    """A re-run weeks later downloads nothing, and must not publish that."""
+    """A re-run weeks later downloads nothing, and must not publish an empty result."""
     (runner.storage / "artifacts").mkdir(parents=True)
     contexts = {"env": {}, "needs": {"create_matrix": {"outputs": {"wheels-count": "2"}}}}
     for job in ("publish", "rehearse"):
@@ -196,7 +196,7 @@ def test_an_artifact_that_expired_is_missed(runner: Runner) -> None:
 
 
 def test_the_notes_name_every_action_at_its_version() -> None:
-    """A newer version is read before it is taken: its assumptions are in the table of docs/notes/actions.md."""
+    """Read a newer version before using it: docs/notes/actions.md has its assumptions in a table."""
     text = NOTES.read_text(encoding="utf-8")
     used = {
         match

@@ -54,7 +54,7 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["an artifact", "the source", "the target", "in the target", "in a directory"])
 def test_links_are_refused_wherever_they_are(tmp_path: Path, which: str) -> None:
-    """Nothing is read through a link, and nothing is written through one."""
+    """Nothing is read and nothing is written through a link."""
     outside = write(tmp_path / "outside", ab__kernel="0")
     source, target = write(tmp_path / "from", one__ab__kernel="1"), tmp_path / "into"
     if which == "an artifact":
@@ -75,7 +75,7 @@ def test_links_are_refused_wherever_they_are(tmp_path: Path, which: str) -> None
 
 
 def test_a_file_beside_the_artifacts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a single artifact leaves it that does not hold a directory of its name."""
+    """A single artifact without a directory of its name leaves such a file."""
     write(tmp_path / "from", one__a="1", loose="2")
     assert cli.main(["merge", str(tmp_path / "from"), str(tmp_path / "into")]) != 0
     assert "files outside of an artifact's directory: loose" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""AMD's assembly kernels as a compiler: the lock of their package, and what becomes of its code objects."""
+"""AMD's assembly kernels as a compiler: the lock of their package, and their code objects in a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rocm_wheels.compile.asm.units import AssemblyKernels
 from rocm_wheels.errors import DataError, MissingTool
 from rocm_wheels.paths import ROOT
 
-# Kept from run to run: what is in it depends on its key alone.
+# Kept from run to run: its content depends only on its key.
 CACHE = ROOT / "build" / "test-cache"
 
 
@@ -27,7 +27,7 @@ def locked() -> package.Package:
 
 @pytest.fixture
 def wheel(locked: package.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of the same places, with other code objects, which pip fetches."""
+    """A package with the same paths and other code objects, which pip fetches."""
     path = tmp_path / "amd_aiter.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for one in locked.objects:
@@ -82,7 +82,7 @@ def test_what_pip_cannot_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_units_of_a_backend() -> None:
-    """Last, since the first compiler names the store; none where a wheel is to be without them."""
+    """Assembly comes last, because the first compiler names the store. There are no units if a wheel excludes them."""
     found = units.find(["gfx942"], backend="ck", only="*-bf16-d128-plain*")
     assert [unit.name for unit in found if unit.compiler == "asm"] == [
         "asm-fwd-bf16-d128-plain", "asm-fwd-bf16-d128-plain-varlen", "asm-fwd-bf16-d128-plain-mi308",
@@ -118,7 +118,7 @@ def test_every_code_object_is_what_the_table_says() -> None:
 
 
 def test_no_code_object_needs_more_than_rocm_6_1() -> None:
-    """Version 6, of which AMD's package has some for gfx942, is refused by the runtime of ROCm 6.1."""
+    """ROCm 6.1's runtime refuses version 6, which some of AMD's code objects for gfx942 have."""
     compiler = AssemblyKernels()
     compiler.prepare(CACHE)
     versions = set()

@@ -19,7 +19,7 @@ CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
 
 
 def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
-    """Killed at any upload, a release never has a wheel without all that belongs to it."""
+    """A release that is killed at any upload never has a wheel without the files that belong to it."""
     wheel, fa3 = wheelhouse.write_with_fa3(tmp_path, CELL)
     order = [asset.name for asset in assets.collect(tmp_path)[1]]
     own = [f"{wheel.name}.metadata", f"{wheel.name}.verdict.json", wheel.name]
@@ -73,7 +73,7 @@ def _for_nvidia(path: Path) -> None:
 
 
 def _edited_targets(path: Path) -> None:
-    """A wheel for sm_90, whose verdict was edited to say that it is for AMD GPUs."""
+    """A wheel for sm_90, whose test report was edited to name AMD GPUs."""
     wheel = wheelhouse.write(path, CELL, targets=("sm_90",))
     wheelhouse.write_verdict(wheel, targets=("gfx942",))
 
@@ -96,7 +96,7 @@ def _for_windows(path: Path) -> None:
 
 
 def _without_record(path: Path) -> None:
-    """A member that RECORD does not list, as somebody adds one later."""
+    """A wheel with a member that RECORD does not list, as if somebody had added it later."""
     wheel = wheelhouse.write(path, CELL)
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("flash_attn/evil.py", "import os")

@@ -1,4 +1,4 @@
-"""Publishing asks `gh` whether the workflow built each wheel, and sends nothing where it did not."""
+"""Publishing asks `gh` whether the workflow built each wheel, and sends nothing if it did not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rocm_wheels.errors import MissingTool, PublishFailed
 from rocm_wheels.publish import attestation
 
 WORKFLOW = ".github/workflows/_build_rocm.yml"
-# A gh that knows the attestations in a file: sha256 of a wheel -> workflow and commit.
+# A stand-in for gh that reads its attestations from a file: sha256 of a wheel -> workflow and commit.
 GH = """#!{python}
 import hashlib, json, pathlib, sys
 words = sys.argv[1:]
@@ -95,7 +95,7 @@ def test_gh_must_be_there_and_answer(dist: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_run_of_another_commit_makes_no_draft(
     hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attestations name the commit of the run: a release is made by a run of its own commit."""
+    """The attestations name the commit of the run, so a release is made by a run of its own commit."""
     hub.tags["v1.2.3"] = COMMIT
     monkeypatch.setenv("GITHUB_SHA", "d" * 40)
     assert cli.main(arguments(dist, "--draft-only")) != 0
@@ -114,7 +114,7 @@ def test_verdicts_of_the_gpu_take_the_place_of_the_others(hub: Hub, tmp_path: Pa
     assert cli.main(arguments(dist, "--verdicts", str(gpu))) == 0
     (asset,) = (each for each in next(iter(hub.releases.values()))["assets"] if each["name"] == verdict)
     assert json.loads(hub.content[asset["id"]])["stages"]["gpu"]["status"] == "passed"
-    # One that is about other bytes is refused, and where there are none nothing is asked of them.
+    # An attestation about other bytes is refused. Files that need no attestation are not checked.
     found = json.loads((gpu / verdict).read_text())
     (gpu / verdict).write_text(json.dumps({**found, "sha256": "0" * 64}))
     assert cli.main(arguments(dist, "--verdicts", str(gpu))) != 0

@@ -1,4 +1,4 @@
-"""The benchmarks on a CPU, with tiny sizes: what they say and write, not how fast anything is."""
+"""The benchmarks on a CPU with tiny sizes: their output and files, not their speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = ["--device", "cpu", "--batch", "1", "--heads", "2"]
 
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:  # noqa: ARG001
-    """The benchmarks and flash_attn, with one thread: others run beside."""
+    """Makes the benchmarks and flash_attn importable, with one thread because other tests run in parallel."""
     for directory in (ROOT / "benchmarks", ROOT / "flash_attn_src"):
         monkeypatch.syspath_prepend(str(directory))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "flash_attn_src"))
@@ -39,7 +39,7 @@ def flash() -> ModuleType:
 
 
 def resolved(transformer: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
-    """The configuration of a command line; nothing is measured."""
+    """The configuration of a command line, without a measurement."""
     found: list[dict[str, Any]] = []
     resolve = transformer.resolve
 
@@ -97,7 +97,7 @@ def test_the_transformer_measures_what_runs_against_sdpa(
     summary = content["summary"]
     assert summary["fa3"]["backend_symbol"] == "flash_attn.backends.torch"
     assert summary["fa3"]["tokens_per_s"] == pytest.approx(16 * summary["fa3"]["steps_per_s"])
-    # The same seed, model and tokens: after six steps the losses differ by rounding alone.
+    # The same seed, model and tokens: after six steps the losses differ only by rounding.
     assert summary["fa3"]["loss"] == pytest.approx(summary["sdpa"]["loss"], rel=1e-2)
     assert "asks for the CK backend, which this wheel does not have" in summary["cannot_run"]["fa2"]
     times = [ms for each in content["metrics"]["fa3"]["step_ms"] for ms in each]
@@ -364,7 +364,7 @@ def test_without_flash_attn_a_benchmark_says_what_to_do() -> None:
 
 
 def test_sources_are_ranked_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source without a kernel for a call is left out of its row."""
+    """A provider without a kernel for a call is left out of its row."""
     from flash_attn.backends import torch as served
 
     class Asm:

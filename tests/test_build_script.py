@@ -1,4 +1,4 @@
-"""build_rocm.sh: the environment that it makes, the Python that it finds, what it refuses."""
+"""build_rocm.sh: the environment that it creates, the Python that it selects, the errors that it reports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_script_finds_its_repository_through_links_and_whatever_cdpath_says(tmp_
 
 
 def _copy_planning(to: Path) -> None:
-    """Copies what a plan needs of the repository: the pipeline, and flash_attn's parser of environment variables."""
+    """Copies the files that a plan needs: the pipeline, and flash_attn's parser of environment variables."""
     for folder in ("rocm_wheels", "flash_attn_src/flash_attn/runtime"):
         shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -115,7 +115,7 @@ def test_a_wrong_command_line_gets_the_usage_of_the_script(arguments: Sequence[s
 
 
 def _fake_path(directory: Path, **programs: str) -> str:
-    """A PATH with the system's basic tools, and these shell scripts before them; no other Python."""
+    """A PATH with these shell scripts and the system's basic tools, but no other Python."""
     directory.mkdir()
     for name in ("bash", "dirname", "cat"):
         found = shutil.which(name)
@@ -152,7 +152,7 @@ def test_script_says_which_python_it_needs(tmp_path: Path) -> None:
     assert "apt-get install python3 python3-venv" in done.stderr
 
 
-# Makes an environment as `python -m venv` does, with a Python that only writes down how it is called.
+# Creates an environment as `python -m venv` does, with a Python that only logs its calls.
 FAKE_PYTHON = r"""
 case "$*" in
     "-I -m venv --clear "*)
@@ -177,14 +177,14 @@ esac
 
 @dataclass
 class Checkout:
-    """A copy of the script and of what it reads, with a fake python3 on PATH."""
+    """A copy of the script and of the files that it reads, with a fake python3 on PATH."""
 
     root: Path
     env: dict[str, str]
     log: Path
 
     def run(self, **env: str) -> subprocess.CompletedProcess[str]:
-        """Builds the README's cell; the calls of pip and of the build are in `calls` afterwards."""
+        """Builds the combination of the README. Afterwards `calls` has the calls of pip and of the build."""
         self.log.write_text("")
         return subprocess.run(
             [self.root / SCRIPT.name, *CELL],
@@ -249,7 +249,7 @@ def test_an_activated_environment_on_the_same_python_makes_none_anew(checkout: C
     assert done.stdout.endswith("s  repository/build/env, unchanged\n")
 
 
-# Makes real environments, in which pip installs nothing.
+# Creates real environments, in which pip installs nothing.
 PYTHON_WITHOUT_PIP = r"""
 case "$*" in
     "-I -m venv --clear "*)

@@ -1,4 +1,4 @@
-"""What is kept from build to build: nothing stale, nothing of a killed build, and found again after every change."""
+"""Caches between builds: no stale entries, nothing of a killed build, and hits after every unrelated change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unit(name: str) -> Unit:
 
 
 def test_the_key_of_the_cache_names_what_kernels_are_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file whose content is in the digest of a kernel is in the hash of the workflow's key."""
+    """The hash in the workflow's cache key covers every file whose content is in the digest of a kernel."""
     used: set[str] = set()
     digest = sources.digest
 
@@ -42,14 +42,14 @@ def test_the_key_of_the_cache_names_what_kernels_are_made_from(monkeypatch: pyte
     for module in (asm_units, ck_units, triton_units):
         monkeypatch.setattr(module, "recipe", recipe)
     assert units.find(["gfx942"], backend="ck", only="*fwd-bf16-d64*")
-    # Read as data: the pinned sources of Composable Kernel and of AMD's package, and the compilers' versions.
+    # Files read as data: the pinned sources of Composable Kernel and of AMD's package, and the compilers' versions.
     used |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "rocm_wheels/compile").rglob("*.toml")}
     used |= {"locks/build.txt", "flash_attn_src/flash_attn/kernels/targets.py"}
     assert len(used) > 15
     (restore,) = (step for step in load("build.yml")["jobs"]["build_kernels"]["steps"] if step.get("id") == "restored")
     hashed = re.findall(r"'([^']+)'", restore["with"]["key"])
     assert {file for file in used if not any(fnmatch.fnmatchcase(file, each) for each in hashed)} == set()
-    # Kernels of other sources are taken over too: each is there under its own digest.
+    # Kernels of other sources are restored too: each is stored under its own digest.
     first, second = (line for line in restore["with"]["restore-keys"].split("\n${{ matrix.cache }}"))
     assert re.findall(r"'([^']+)'", first) == hashed
     assert second == "-\n"
@@ -99,7 +99,7 @@ def test_the_next_build_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_an_older_version_without_a_lock_stays(tmp_path: Path) -> None:
-    """Nobody can tell whether its build still runs."""
+    """It is unknown whether its build still runs."""
     (tmp_path / "work-old").mkdir()
     with work_directory(tmp_path):
         pass

@@ -16,7 +16,7 @@ CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
 
 
 def read(hub: Hub) -> Catalogue:
-    """Everything public."""
+    """Reads everything that is public."""
     public = [release for release in hub.releases.values() if not release["draft"]]
     return catalogue.from_releases(public, lambda asset: hub.content[asset["id"]], {})
 
@@ -27,7 +27,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_release_that_lacks_a_part_keeps_no_other_from_the_index(dist: Path, hub: Hub) -> None:
-    """What was ever public stays listed, for lock files; it is offered to nobody."""
+    """A public file stays listed for lock files, but no page offers it."""
     publish_as(client(hub), "v1.0.0", dist, print)
     path = next(dist.glob("*.whl"))
     broken = hub.add_release("v0.9.0", draft=False)
@@ -58,7 +58,7 @@ def test_a_wheel_that_failed_is_not_offered(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_the_newest_version_counts_and_not_the_latest_date(hub: Hub, tmp_path: Path) -> None:
-    """v1.0.1 comes after v1.1.0, as a backport; its build number is higher, and installers would take it."""
+    """v1.0.1, a backport, is published after v1.1.0. Its build number is higher, and installers would take it."""
     for build, tag in enumerate(("v1.0.0", "v1.1.0", "v1.0.1")):
         wheelhouse.write(tmp_path / tag, CELL, payload=f"tag = {tag!r}\n", build=build)
         publish_as(client(hub), tag, tmp_path / tag, print)

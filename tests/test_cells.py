@@ -19,7 +19,7 @@ TORCH = ("2.5.1", "2.6.0", "2.7.0", "2.7.1", "2.8.0", "2.9.0", "2.9.1", "2.10.0"
 
 @pytest.fixture(scope="module")
 def data() -> Versions:
-    """Of versions.toml what these tests name: what is added there changes none of them."""
+    """The versions that these tests name, so that an addition to versions.toml does not change the tests."""
     whole = versions.load()
     flash_attn = {name: whole.flash_attn_names[name] for name in FLASH_ATTN}
     return replace(whole, flash_attn_names=flash_attn, torch={name: whole.torch[name] for name in TORCH})

@@ -1,4 +1,4 @@
-"""The page to choose a wheel on, in a real browser; its choices alone are tested without one in test_which.py."""
+"""The page to choose a wheel on, in a real browser. test_which.py tests its choices without a browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = '"><img src=x onerror=alert(1)>`|</script>'
 
 @dataclass(frozen=True)
 class Sites:
-    """Addresses of a site with wheels, of one without, and the wheels."""
+    """Addresses of a site with wheels and of a site without wheels, and the wheels."""
 
     full: str
     empty: str
@@ -79,7 +79,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """An open page that must ask nothing of others and write nothing to the console."""
+    """An open page that must not send requests to other hosts or write to the console."""
 
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": DESKTOP, **options})
@@ -192,7 +192,7 @@ def test_pasting_what_does_not_fit_says_why(browser: Browser, sites: Sites, past
     ],
 )
 def test_every_pasted_gpu_counts(browser: Browser, sites: Sites, gpus: str, heading: str, said: str) -> None:
-    """As in which.py: a wheel has to serve one of them, and an unknown one is served by none."""
+    """As in which.py: a wheel has to support one of the GPUs, and no wheel supports an unknown GPU."""
     pasted = f"python=3.12.1 torch=2.5.1+rocm6.2 hip=6.2.4 gpu={gpus}"
     with Visit(browser, sites.full) as page:
         page.locator("#paste").fill(pasted)
@@ -284,7 +284,7 @@ def test_before_the_first_release(browser: Browser, sites: Sites) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_fits_and_reads_on_every_screen(browser: Browser, sites: Sites, size: Mapping[str, int], scheme: str) -> None:
-    """Nothing runs over the edge, and text has the contrast of WCAG AA, 4.5 to 1."""
+    """Nothing overflows the edge, and text has the contrast of WCAG AA, 4.5 to 1."""
     url = f"{sites.full}#python=3.11&torch=2.5&rocm=6.2"
     with Visit(browser, url, viewport=size, color_scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
@@ -302,7 +302,7 @@ def test_fits_and_reads_on_every_screen(browser: Browser, sites: Sites, size: Ma
             assert contrast(*map(rgb, colors)) >= 4.5, (place, colors)
 
 
-# The colour of an element's text, and that of the ground it stands on.
+# The colours of an element's text and background.
 COLORS = """element => {
   let ground = element;
   while (getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
@@ -326,7 +326,7 @@ def contrast(text: tuple[float, ...], ground: tuple[float, ...]) -> float:
 
 
 def test_two_thousand_wheels(browser: Browser, sites: Sites, tmp_path: Path) -> None:
-    """The page of a large project filters them all, and stays below 2 MB."""
+    """The page of a large project filters all of them and stays below 2 MB."""
     many = [replace(wheel, name=f"{wheel.name}-{copy}") for copy in range(84) for wheel in sites.wheels]
     home = Home(url="https://example.org/", repository=REPOSITORY)
     page_file = tmp_path / "index.html"
@@ -338,7 +338,7 @@ def test_two_thousand_wheels(browser: Browser, sites: Sites, tmp_path: Path) -> 
 
 
 def test_a_torch_that_is_not_for_rocm_gets_the_line_that_replaces_it(browser: Browser, sites: Sites) -> None:
-    """At once, without a choice of ROCm, and where a phone shows it."""
+    """Shown at once, without a choice of ROCm, and in the visible part of a phone's screen."""
     with Visit(browser, sites.full, viewport=PHONE) as page:
         page.fill("#paste", "python=3.12.1 torch=2.5.1+cu124 hip=None gpu=")
         answer = page.locator("#answer")

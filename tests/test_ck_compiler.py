@@ -28,9 +28,10 @@ from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import assemble, launcher, repair
 
-# Kept from run to run: what is in it depends on its key alone.
+# Kept from run to run: its content depends only on its key.
 CACHE = ROOT / "build" / "test-cache"
-# The forward of up to 128 that needs most registers, none of which may wait in memory, and small ones elsewhere.
+# The forward of up to 128 that needs most registers, none of which may spill to memory, and small kernels of the other
+# operations.
 SUBSETS = {"gfx942": "fwd-bf16-d128-batch-mask-dropout", "gfx950": "dot-bf16-d32-*"}
 
 
@@ -104,7 +105,7 @@ def test_the_body_of_one_kernel() -> None:
 
 
 def test_the_number_of_the_instruction_set() -> None:
-    """As LLVM's AMDGPU.h and ROCm's oclc_isa_version files have it."""
+    """The numbers in LLVM's AMDGPU.h and ROCm's oclc_isa_version files."""
     assert [ck_toolchain._isa(target) for target in ("gfx90a", "gfx942", "gfx950", "gfx1201")] == [
         9010,
         9402,
@@ -143,7 +144,7 @@ def test_the_same_unit_gives_the_same_bytes(stores: dict[str, Path], tmp_path: P
         assert archive.read(name) == before
 
 
-# What a user would run, in the wheel: its extension module, and a call as far as a CPU goes.
+# A user's run of the wheel: its extension module, and a call as far as a CPU can execute it.
 IN_THE_WHEEL = """
 import json, sys
 import torch

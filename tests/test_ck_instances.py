@@ -1,4 +1,4 @@
-"""The table of Composable Kernel instances and how it is cut into units."""
+"""The table of Composable Kernel instances and its division into units."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The planner: every supported call maps to kernels of the table, whose argument holds what was given.
+"""The planner: every supported call maps to kernels of the table, whose argument holds the values of the call.
 
-It is built with the checks of -fsanitize=undefined, which end the process, and its results lie between guard bytes.
+It is built with the checks of -fsanitize=undefined, which abort the process. Its results are surrounded by guard bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC, ROOT
 
 
 def _planner() -> Any:
-    """The package's binding, as a module of its own: the package itself would want torch."""
+    """The package's binding as a module of its own, because the package itself imports torch."""
     path = FLASH_ATTN_SRC / "flash_attn" / "runtime" / "ck_planner.py"
     specification = importlib.util.spec_from_file_location("ck_planner_alone", path)
     assert specification is not None
@@ -43,7 +43,7 @@ def _planner() -> Any:
 
 planner = _planner()
 
-# Kept from run to run: what is in it depends on its key alone.
+# Kept from run to run: its content depends only on its key.
 CACHE = ROOT / "build" / "test-cache"
 DIMS = (32, 64, 128, 256)
 GUARD = b"\xa5" * 64
@@ -64,13 +64,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
 
 
 def addresses(start: int = 1) -> Iterator[int]:
-    """Device addresses, each its own."""
+    """Device addresses, all different."""
     yield from (0x7F00_0000_0000 + 4096 * number for number in range(start, start + 1000))
 
 
 @dataclass
 class Call:
-    """Parameters of one call. `tensors` are name -> (address, batch, row, head strides)."""
+    """Parameters of one call. tensors: name -> (address, batch, row, head strides)."""
 
     kind: str
     dtype: int = 1
@@ -95,7 +95,7 @@ class Call:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def pack(self) -> tuple[bytes, dict[str, Any]]:
-        """The structure, and the values in it that kernels have to be given."""
+        """The structure of the call, and the values in it that kernels have to receive."""
         place = addresses()
         values: dict[str, Any] = {}
 
@@ -147,7 +147,7 @@ def words(argument: bytes, letter: str) -> list[Any]:
     return list(struct.unpack(f"={len(argument) // size}{letter}", argument[: len(argument) // size * size]))
 
 
-# Kernel's operation -> the pointers that it is given, where the call has them.
+# Operation of a kernel -> the pointers that it receives, if the call has them.
 POINTERS = {
     "fwd": "q k v out lse alibi_slopes cu_seqlens_q cu_seqlens_k rng_state seqused_k",
     "dot": "out dout delta cu_seqlens_q",
@@ -164,7 +164,7 @@ STRIDES = {
 
 
 def check(call: Call) -> list[str]:
-    """Plans the call and checks every launch of it; the kernels' names."""
+    """Plans the call and checks every launch of the plan. Returns the names of the kernels."""
     parameters, values = call.pack()
     launches = planner.plan(call.kind, parameters)
     for launch in launches:
@@ -285,7 +285,7 @@ def test_the_arguments_of_a_forward_field_by_field() -> None:
     strides = {name: values[f"{name} strides"] for name in ("q", "k", "v", "out")}
     head = struct.unpack_from("<4Q6if8i", launch.argument)
     assert head[:4] == tuple(values[name] for name in ("q", "k", "v", "out"))
-    assert head[4:10] == (300, 500, 64, 64, 8, 4)  # lengths, head dims, heads, queries' heads to one of the keys
+    assert head[4:10] == (300, 500, 64, 64, 8, 4)  # lengths, head dims, heads, ratio of query heads to key heads
     assert head[10] == pytest.approx(0.125 * 1.4426950408889634)  # for exp2
     assert head[11:15] == tuple(strides[name][1] for name in strides)
     assert head[15:] == tuple(strides[name][2] for name in strides)
@@ -304,7 +304,7 @@ def test_the_arguments_of_a_forward_field_by_field() -> None:
         (499, 299, True, (499, 299)),
         (500, 300, True, (-1, -1)),
         (2**31 - 1, 2**31 - 1, True, (-1, -1)),
-        # Causal ALiBi open to the left would be added as slope * key: a window that no key leaves prevents it.
+        # Causal ALiBi without a left limit would be added as slope * key; a window that excludes no key prevents that.
         (-1, 0, True, (500, 0)),
         (600, 0, True, (500, 0)),
         (-1, 0, False, (-1, 0)),
@@ -312,7 +312,7 @@ def test_the_arguments_of_a_forward_field_by_field() -> None:
 )
 def test_windows(left: int, right: int, alibi: bool, expected: tuple[int, int]) -> None:
     launch = planner.plan("forward", Call("forward", left=left, right=right, alibi=alibi).pack()[0])[0]
-    # behind the common part, and the slopes: a pointer and a stride
+    # after the common part, and the slopes: a pointer and a stride
     assert struct.unpack_from("<3i", launch.argument, 96 + 16 * alibi) == (*expected, 2)
 
 
@@ -369,7 +369,9 @@ def test_wrong_calls_name_the_parameter(call: Call, kind: type[Exception], messa
 @settings(deadline=None, max_examples=300)
 @given(kind=st.sampled_from(["forward", "backward", "decode"]), seed=st.integers(0, 2**32))
 def test_any_bytes_are_survived(library: ctypes.CDLL, kind: str, seed: int) -> None:
-    """Random fields, half of them small numbers: an answer each time, and nothing written beside the plan."""
+    """Random fields, half of them small numbers: the planner answers each time and writes nothing outside of the
+    plan.
+    """
     source = random.Random(seed)
     size = {"forward": planner.FORWARD, "backward": planner.BACKWARD, "decode": planner.DECODE}[kind].size
     parts = [
@@ -421,7 +423,7 @@ int plan_after(int byte, int (*plan)(const void *, void *), const void *paramete
 
 
 def test_no_byte_of_the_hosts_memory_is_in_an_argument(library: ctypes.CDLL, tmp_path: Path) -> None:
-    """Padding is zero: plans are equal, whatever the stack and the memory of the plan held before."""
+    """Padding is zero: plans are equal whatever the stack and the memory of the plan held before."""
     (tmp_path / "poison.c").write_text(_POISON)
     environment = {**os.environ, **dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE / "zig"))}
     command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-nostdlib", "-fPIC", "-O0", "-fno-sanitize=all"]
@@ -467,7 +469,7 @@ def test_the_library_needs_an_old_c_library_alone() -> None:
 
 
 def test_the_header_is_c(tmp_path: Path) -> None:
-    """A C program sees the same sizes as Python packs."""
+    """A C program has the same sizes as Python's packing."""
     lines = "".join(
         f'_Static_assert(sizeof(flash_attn_ck_{name}) == {size}, "{name}");\n'
         for name, size in [

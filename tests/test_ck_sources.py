@@ -1,4 +1,4 @@
-"""The lock of the Composable Kernel headers and the fixes made in them."""
+"""The lock of the Composable Kernel headers and the patches to them."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def test_the_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_a_user_without_a_home(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as the bare number of a container's user."""
+    """For example the numeric user of a container."""
     for name in ("HOME", "ROCM_WHEELS_CACHE", "XDG_CACHE_HOME", "PYENV_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)

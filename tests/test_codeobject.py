@@ -1,4 +1,4 @@
-"""Reading code objects; real ones are read in test_kernels.py."""
+"""Reading code objects. test_kernels.py reads real ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_host_program_is_refused() -> None:
 
 
 def test_what_the_metadata_of_a_kernel_says() -> None:
-    """What the compiler adds to the arguments is not the caller's to give; a spill is never lost."""
+    """The caller does not pass the arguments that the compiler adds, and no spill is lost."""
     kinds = ("global_buffer", "by_value", "hidden_global_offset_x")
     registers = ("vgpr_count", "agpr_count", "sgpr_count", "vgpr_spill_count", "sgpr_spill_count")
     sizes = ("private_segment_fixed_size", "group_segment_fixed_size", "max_flat_workgroup_size")

@@ -56,7 +56,7 @@ def test_the_commands_of_a_cell() -> None:
 
 @pytest.mark.parametrize("backend", ["ck", "triton"])
 def test_the_plan_inside_is_that_outside(data: Versions, backend: str) -> None:
-    """Whatever the variables of the image and the GPU that is found in it."""
+    """Whatever the variables of the image and the GPU in the container are."""
     cell = {"flash_attn": "2.8.3", "python": "3.11", "torch": "2.5.1", "rocm": "6.2", "backend": backend}
     outside = make_plan(data, **cell, env={}, machine=Machine(cores=1, available_mib=1024))
     _, run = container.commands(
@@ -168,7 +168,7 @@ def test_images_end_as_an_ordinary_user() -> None:
 
 
 def test_the_user_image_is_of_the_cell_that_its_readme_builds(data: Versions) -> None:
-    """ROCm and Python of the base, torch and its directory, the label: the doctor finds nothing in it."""
+    """ROCm and Python of the base, torch and its directory, the label: the doctor reports no problem."""
     text = (DOCKER / "user/Dockerfile").read_text(encoding="utf-8")
     values = dict(re.findall(r'^ARG (\w+)="?([^"\n]+)"?$', text, re.MULTILINE))
     cells = set()

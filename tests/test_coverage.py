@@ -46,7 +46,7 @@ def matrix(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with nothing but what is generated."""
+    """A repository with only the generated files."""
     (tmp_path / "docs" / "badges").mkdir(parents=True)
     (tmp_path / "docs" / "hardware.json").write_text("[]")
     (tmp_path / "docs" / "published.json").write_text("[]")
@@ -111,7 +111,7 @@ def test_of_one_release(
         hub.add_asset(hub.add_release("v4"), name("2.8.3 3.13 2.6.0 6.2"), b"x")
         hub.add_asset(hub.add_release("v5rc1", draft=False, prerelease=True), name("2.8.3 3.13 2.6.0 6.1"), b"x")
         hub.add_asset(hub.add_release("tools", draft=False), "tools-1-py3-none-any.whl", b"x")
-        monkeypatch.setenv("GITHUB_TOKEN", fake_github.TOKEN)  # that sees drafts
+        monkeypatch.setenv("GITHUB_TOKEN", fake_github.TOKEN)  # a token that sees drafts
         assert cli.main(command) == 0
         assert "2 of 20 wanted wheels are published" in capsys.readouterr().out
         assert cli.main([*command, "--release", "v4"]) == 0

@@ -1,4 +1,4 @@
-"""The Rust crate: what its tests compare with is what flash_attn launches now, and its calls run on the simulator."""
+"""The Rust crate: its test data equals what flash_attn launches now, and its calls run on the simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_licence_is_the_repositorys() -> None:
 
 
 def build(*words: str, **variables: str) -> Path:
-    """A library that cargo builds. Raises what `tools.missing` raises without cargo or AMD's runtime."""
+    """Builds a library with cargo. Raises as `tools.missing` without cargo or AMD's runtime."""
     if shutil.which("cargo") is None:
         tools.missing("no cargo on PATH: install Rust from https://rustup.rs")
     try:
@@ -56,10 +56,10 @@ def library() -> Path:
 
 
 def run(script: str, library: Path, target: str, directory: Path, *more: str) -> str:
-    """What a script of the crate prints, run with AMD's runtime over a pretended GPU."""
+    """The output of a script with the crate's library, run with AMD's runtime on a simulated GPU."""
     command, environment = hip.command("6.4", target, [str(CRATE / "tests" / script), str(library), target, *more])
     output = directory / "output"
-    with output.open("w") as file:  # its children have it too: one that outlives it would hold a pipe open
+    with output.open("w") as file:  # a child that outlives the process would keep a pipe open
         running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
         try:
             running.wait(timeout=600)
@@ -73,12 +73,14 @@ def run(script: str, library: Path, target: str, directory: Path, *more: str) ->
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx1100"])
 def test_calls_from_rust_to_the_packets(library: Path, target: str, tmp_path: Path) -> None:
-    """Forward and backward: Rust reads a store, plans, loads and launches by AMD's runtime, the simulator executes."""
+    """Forward and backward: Rust reads a store, plans, loads and launches through AMD's runtime; the simulator
+    executes.
+    """
     assert f"3 calls on {target}" in run("simulated_calls.py", library, target, tmp_path)
 
 
 def test_amds_kernels_from_rust_to_the_packets(library: Path, tmp_path: Path) -> None:
-    """A forward of Composable Kernel, planned by its library within Rust, and one of AMD's assembly."""
+    """A forward of Composable Kernel, planned by its library within Rust, and a forward of AMD's assembly."""
     assert "2 calls on gfx942" in run("simulated_calls.py", library, "gfx942", tmp_path, "amd")
 
 
@@ -88,6 +90,6 @@ def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
     make = [sys.executable, str(CRATE / "tests" / "rocm_candle" / "make.py"), str(package)]
     subprocess.run(make, check=True)
     manifest = str(package / "Cargo.toml")
-    artifacts = os.environ.get("CARGO_TARGET_DIR", str(CRATE / "target"))  # the crate's, most of which it shares
+    artifacts = os.environ.get("CARGO_TARGET_DIR", str(CRATE / "target"))  # of the crate, most of which are shared
     built = build("--manifest-path", manifest, CARGO_TARGET_DIR=artifacts, CANDLE_FLASH_ROCM_DEVICE="1")
     assert "2 calls on gfx942" in run("resident_calls.py", built, "gfx942", tmp_path)

@@ -73,7 +73,7 @@ def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate:
     assert cli.main([*command, "--draft-only"]) == 0
     (found,) = hub.releases.values()
     assert (found["draft"], found["prerelease"]) == (True, candidate)
-    found["prerelease"] = not candidate  # as a draft that was made by hand
+    found["prerelease"] = not candidate  # as if the draft had been created by hand
     assert cli.main(command) == 0
     assert (found["draft"], found["prerelease"]) == (False, candidate)
     assert ("the package index leads nobody to it" in found["body"]) is candidate
@@ -91,9 +91,9 @@ def test_a_wheel_of_flash_attn_3_in_a_draft_is_replaced(hub: Hub, tmp_path: Path
 
 
 def test_a_draft_of_another_commit_is_not_mixed_with_this_one(hub: Hub, dist: Path) -> None:
-    """The tag was moved between a run that was killed and the next one."""
+    """The tag was moved between a run that was killed and the next run."""
     draft = hub.add_release(TAG, target_commitish=OTHER_COMMIT)
-    publish(hub, dist)  # it was empty
+    publish(hub, dist)  # the draft was empty
     assert state(hub)["draft"] is False
     assert draft["target_commitish"] == COMMIT
     hub.releases.clear()

@@ -23,7 +23,7 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def of_pip() -> Callable[[dict[str, str]], str]:
-    """The backend that `pip install` takes."""
+    """The backend that `pip install` selects."""
     spec = importlib.util.spec_from_file_location("hatch_build", FLASH_ATTN_SRC / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None

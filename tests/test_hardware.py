@@ -1,4 +1,4 @@
-"""Reports of the selftest: a plausible one is kept and shown, every other one is refused with its reason."""
+"""Reports of the selftest: a plausible report is stored and shown, every other report is refused with a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def report() -> dict[str, Any]:
-    """What the selftest writes where everything passes on an MI300X."""
+    """The report of a selftest in which everything passes on an MI300X."""
     checks = []
     for case in CASES.cases():
         line = {"check": case.name, "group": case.group, "ok": True, "limits": list(case.limits), "failure": ""}
@@ -88,7 +88,7 @@ def test_a_report_is_kept(tmp_path: Path, wheel: Path, data: Versions) -> None:
     kept = tmp_path / "hardware.json"
     kept.write_text("[]")
     assert hardware.add(kept, run) == [run] == hardware.load(kept)
-    assert hardware.add(kept, run) == [run]  # again takes its own place
+    assert hardware.add(kept, run) == [run]  # the same run replaces its own entry
     other = report()
     other["machine"]["torch"] = "2.6.0+rocm6.2.4"
     assert len(hardware.add(kept, hardware.check(written(tmp_path, other), wheel, data, TODAY))) == 2
@@ -184,7 +184,7 @@ FALSE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (put("more", value=1), "'more' is unknown"),
     (put("wheel", "damaged", value=["x"] * 10_001), "wheel/damaged: list of 10001"),
 ]
-# Text that a page would show as something else, or that no field holds.
+# Text that a page would render as something else, or that is not valid in any field.
 HOSTILE: list[Any] = [
     *("a @octocat", "AMD\nfake", "AMD\r", "AMD \x1b[31m", "AMD \u202e", "AMD \ud800", " AMD", "AMD ", "", "AMD" * 200),
     *(
@@ -273,7 +273,7 @@ def test_the_name_of_a_gpu_fits_its_target(data: Versions, device: str, target: 
 
 
 def test_what_the_selftest_writes_has_the_form(tmp_path: Path) -> None:
-    """By its own functions, on this machine."""
+    """With the selftest's own functions, on this machine."""
     names = ("report", "machine", "wheel", "command", "worker")
     selftest = {name: sources.module(f"diagnosis.selftest.{name}") for name in names}
     steps = selftest["worker"].steps(False, 2)

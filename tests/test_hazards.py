@@ -1,4 +1,4 @@
-"""The check of instructions after every compiler: each hazard planted, caught on every path, and cured."""
+"""The instruction check after every compiler: each hazard is planted, found on every path, and cured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SMALL = "v_mfma_f32_16x16x16_f16 v[0:3], v[16:17], v[18:19], v[0:3]"
 M0 = "s_mov_b32 m0, s1"
 SELECT = "v_cndmask_b32_e32 v1, v2, v3, vcc_lo"
 
-# Rule -> target, first instruction, second instruction, wait states that the second one needs after the first.
+# Rule -> target, first instruction, second instruction, wait states that are needed between them.
 PLANTED = [
     ("VALU writes SGPR, VMEM", "gfx942", "v_readfirstlane_b32 s4, v1", "buffer_load_dword v2, v3, s[4:7], 0 offen", 5),
     ("VALU writes SGPR, VMEM", "gfx90a", "v_cmp_eq_u32_e64 s[4:5], v1, v2", "global_load_dword v2, v3, s[4:5]", 5),
@@ -188,7 +188,7 @@ def test_a_planted_hazard_is_caught_and_cured(rule: str, target: str, first: str
         assert not missing("\n".join([first, *[filler] * needed, second]), target)
         if needed > 1:
             assert missing("\n".join([first, *[filler] * (needed - 1), second]), target)
-    # Of other registers there is no hazard; the cure is enough, and nothing is added twice.
+    # With other registers there is no hazard. The cure is sufficient, and nothing is inserted twice.
     cured, report = stage.checked(text(code, target), target, "it")
     assert sum(report.found.values()) >= 1
     assert stage.checked(cured, target, "it")[0] == cured
@@ -202,7 +202,7 @@ def test_every_rule_is_planted() -> None:
 @pytest.mark.parametrize(
     ("target", "code"),
     [
-        ("gfx942", f"{MFMA}\nv_add_f32_e32 v20, v16, v21"),  # reads what the product reads
+        ("gfx942", f"{MFMA}\nv_add_f32_e32 v20, v16, v21"),  # reads the registers that the product reads
         ("gfx942", f"{MFMA}\n{MFMA}"),  # forwarded
         ("gfx90a", "v_exp_f32_e32 v1, v2\nv_add_f32_e32 v3, v1, v4"),
         ("gfx90a", "buffer_store_dwordx4 v[2:5], v1, s[4:7], s9 offen\nv_mov_b32_e32 v5, 0"),

@@ -1,4 +1,6 @@
-"""The repository for Hugging Face's `kernels`. flash_attn_src/tests/test_clients.py loads one by that package."""
+"""The repository for Hugging Face's `kernels`. flash_attn_src/tests/test_clients.py loads a repository with that
+package.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble, hub
 
 TARGETS = ("gfx942", "gfx1100", "gfx11-generic")
-# Loads variants as `kernels` does, beside each other and beside an installed flash_attn.
+# Loads variants as `kernels` does, several in one process and with an installed flash_attn.
 LOAD = """
 import importlib, importlib.util, json, sys, torch
 from pathlib import Path

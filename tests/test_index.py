@@ -88,7 +88,7 @@ def test_page_of_one_cell(site: Path) -> None:
 
 
 def test_the_index_at_the_root_lists_no_wheel_of_a_combination(site: Path) -> None:
-    """Its label would win over the universal wheel's, and replace the user's torch."""
+    """Its label would take precedence over the universal wheel's label, and replace the user's torch."""
     assert roots(site) == ["flash-attn/"]
     assert anchors(site / "simple" / "flash-attn" / "index.html") == []
     listed = [anchors(page) for page in site.glob("rocm*/torch*/simple/flash-attn/index.html")]
@@ -109,7 +109,7 @@ def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None
 
 
 def test_what_is_no_part_of_a_site_stays(dist: Path, tmp_path: Path) -> None:
-    """A branch of pages, checked out, with a domain of its own."""
+    """A checked-out branch of GitHub Pages, with a domain of its own."""
     out = tmp_path / "site"
     wheels = tuple(catalogue.from_directory(dist))
     index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
@@ -140,7 +140,7 @@ def test_a_directory_of_something_else_is_kept(tmp_path: Path) -> None:
 def test_from_a_release_as_from_the_directory(
     dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Published, yanked, listed as JSON, indexed: what the index links is what the release serves."""
+    """Published, yanked, listed as JSON, indexed: every link of the index is an asset of the release."""
     for path in dist.glob("*torch2.10*"):
         (tmp_path / "some" / path.name).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, tmp_path / "some" / path.name)
@@ -153,7 +153,7 @@ def test_from_a_release_as_from_the_directory(
             "flash_attn_3-3.0.0+rocm71torch2.10triton-py3-none-any.whl": "bad too",
         }
         monkeypatch.setattr(yanks, "load", lambda: marks)
-        hub.add_release("v2")  # a draft is not to be indexed
+        hub.add_release("v2")  # a draft must not be indexed
         listing = tmp_path / "releases.json"
         listing.write_text(json.dumps([list(hub.releases.values())]))
         monkeypatch.setenv("GITHUB_API_URL", hub.url)
@@ -202,7 +202,7 @@ def tree(out: Path) -> dict[str, bytes]:
 
 
 class FullError(OSError):
-    """No space left on the device, or SIGKILL: nothing after it runs as it should."""
+    """Simulates a full disk, or SIGKILL: no later code works normally."""
 
 
 @pytest.mark.parametrize("point", range(40))
@@ -246,7 +246,7 @@ def test_a_full_disk_is_two_lines(tmp_path: Path, dist: Path, capsys: pytest.Cap
 
 
 def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
-    """In the pages of the index, for lock files; the page to choose on and metadata.json have the newest build."""
+    """In the pages of the index, for lock files. The page to choose on and metadata.json have the newest build."""
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
     for build in (0, 1):
         wheelhouse.write(tmp_path / "dist", cell, build=build, payload=f"build = {build}\n")
@@ -268,7 +268,7 @@ def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
 
 
 def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None:
-    """For every ROCm and torch: "simple/" has it, first in the summary, and no index of one ROCm and torch does."""
+    """For every ROCm and torch, simple/ lists it, it is first in the summary, and no other index lists it."""
     dist, out = tmp_path / "dist", tmp_path / "site"
     claim = cells.universal(versions.load(), wheelhouse.NEWEST)
     path, fa3 = wheelhouse.write_with_fa3(dist, claim)

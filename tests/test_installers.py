@@ -1,4 +1,4 @@
-"""What pip and uv take from a site."""
+"""The wheels that pip and uv install from a site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.wheel import contents
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-# (flash-attn wanted or "", Python, torch, ROCm, label expected): the newest, ck before triton, never another cell.
+# (flash-attn wanted or "", Python, torch, ROCm, expected label): the newest, ck before triton, never another
+# combination.
 SITUATIONS = [
     ("", "3.10", "2.5", "6.2", "2.8.3+rocm62torch2.5"),
     ("", "3.11", "2.5", "6.2", "2.8.3+rocm62torch2.5"),
@@ -36,20 +37,20 @@ SITUATIONS = [
     ("2.8.3+rocm71torch2.10triton", "3.10", "2.10", "7.1", "2.8.3+rocm71torch2.10triton"),
     ("2.7.4", "3.12", "2.5", "6.2", "2.7.4+rocm62torch2.5"),
     ("2.7.4+rocm62torch2.5triton", "3.10", "2.5", "6.2", "2.7.4+rocm62torch2.5triton"),
-    ("", "3.12", "2.9", "6.4", "2.7.4+rocm64torch2.9"),  # the newest one is yanked
+    ("", "3.12", "2.9", "6.4", "2.7.4+rocm64torch2.9"),  # the newest wheel is yanked
 ]
 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """An empty directory behind an address."""
+    """An HTTP server for an empty directory."""
     with served(tmp_path_factory.mktemp("www")) as empty:
         yield empty
 
 
 @pytest.fixture(scope="module")
 def site(serve: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """All the cells, and beside them an ordinary index with what flash_attn needs."""
+    """All combinations, and an ordinary index with the packages that flash_attn needs."""
     home = replace(HOME, url=f"{serve.url}wheels/")
     out = sites.build(sites.wheels(tmp_path_factory.mktemp("dist")), serve.root / "wheels", home)
     for name, version in (("einops", "0.8.2"), ("torch", "2.5.1"), ("torch", "2.5.2")):
@@ -58,7 +59,7 @@ def site(serve: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def for_python(python: str, target: Path) -> list[str]:
-    """pip's options for a Python that need not be here."""
+    """pip's options for a Python that is not installed here."""
     options = ["--python-version", python, "--platform", wheelhouse.PLATFORM, "--implementation", "cp"]
     return [*options, "--only-binary", ":all:", "--target", str(target), "--ignore-installed"]
 
@@ -103,7 +104,7 @@ def test_uv_takes_the_right_wheel_and_dry_runs_download_none(
 
 @pytest.fixture
 def consumer(tmp_path: Path) -> Path:
-    """The Python of an environment that has torch for ROCm, and nothing else."""
+    """The Python of an environment with only ROCm's torch."""
     return with_torch(tmp_path, "2.5.1+rocm6.2")
 
 
@@ -111,7 +112,7 @@ def consumer(tmp_path: Path) -> Path:
 def test_the_line_that_which_prints_installs(
     site: Site, serve: Site, consumer: Path, tmp_path: Path, installer: str
 ) -> None:
-    """From a clean environment: the site's own which.py, its line, and an import; torch is left as it is."""
+    """From a clean environment: the site's own which.py, its line, and an import; torch is not changed."""
     with (site.root / "which.py").open() as script:
         found = subprocess.run(
             [consumer, "-", "--gpu", "gfx942"], stdin=script, capture_output=True, text=True, check=False

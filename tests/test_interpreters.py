@@ -21,7 +21,7 @@ def _program(path: Path, script: str) -> Path:
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with nothing but the running interpreter: no PATH, no pyenv, no uv."""
+    """A machine with only the running interpreter: no PATH, no pyenv, no uv."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.setattr(interpreters, "_uv", lambda *_, seconds: f"no uv in {seconds} s")

@@ -76,7 +76,9 @@ def test_killed_at_any_point_and_run_again_it_ends_the_same(dist: Path, monkeypa
 
 
 def test_a_rate_limit_is_waited_for_by_githubs_clock(hub: Hub) -> None:
-    """The reset is a time of GitHub's clock: with this machine's, two hours behind, the run would give up."""
+    """The limit resets at a time of GitHub's clock. By this machine's clock, two hours behind, the run would give
+    up.
+    """
     response = requests.Response()
     response.status_code = 403
     response.headers.update({"X-RateLimit-Remaining": "0", "Date": "Tue, 24 Nov 2026 12:00:00 GMT"})
@@ -88,7 +90,7 @@ def test_a_rate_limit_is_waited_for_by_githubs_clock(hub: Hub) -> None:
 
 
 def test_a_file_that_only_an_old_listing_calls_unfinished_is_not_deleted(hub: Hub, dist: Path) -> None:
-    """A listing may be seconds old: the asset itself is looked at before it goes."""
+    """A listing may be seconds old: the asset itself is requested before it is deleted."""
     publish(hub, dist)
     (found,) = hub.releases.values()
     before = state(hub)
@@ -105,7 +107,7 @@ def test_a_file_that_only_an_old_listing_calls_unfinished_is_not_deleted(hub: Hu
 def test_a_release_that_another_run_made_public_meanwhile_loses_nothing(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both began with the draft; this run has other bytes, and a stale answer that says `draft`."""
+    """Both runs began with the draft. This run has other bytes, and a stale answer that says `draft`."""
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
     theirs = wheelhouse.write(tmp_path / "theirs", cell)
     ours = wheelhouse.write(tmp_path / "ours", cell)
@@ -131,7 +133,7 @@ def test_a_release_that_another_run_made_public_meanwhile_loses_nothing(
 
 @pytest.mark.parametrize("same", [True, False])
 def test_two_runs_at_once_end_well(hub: Hub, tmp_path: Path, same: bool) -> None:
-    """With equal bytes both succeed. With others one may be refused, and what is public is whole."""
+    """With equal bytes both succeed. With other bytes one may be refused, and the public files are consistent."""
     runs = []
     for name in ("one", "two"):
         wheelhouse.write(tmp_path / name, wheelhouse.cell("2.8.3 3.12 2.5.1 6.2"))

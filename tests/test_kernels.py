@@ -1,4 +1,6 @@
-"""Stage 1 on real compilers: the smallest kernels, for an AMD target of each wavefront and an NVIDIA one."""
+"""The compile stage with real compilers: the smallest kernels, for an AMD target of each wave size and an NVIDIA
+target.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def test_a_second_build_compiles_nothing(built: tuple[Path, dict[str, Path]], mo
 
 
 def test_backends_with_the_same_kernels_keep_stores_of_their_own(built: tuple[Path, dict[str, Path]]) -> None:
-    """Such as of gfx1030, where two builds at once, each by its backend, would else take the other's compilers."""
+    """For example of gfx1030: two parallel builds with different backends would otherwise use each other's
+    compilers.
+    """
     cache, stores = built
     wanted = units.find(["gfx942"], only=SMALL)
     other = store.pack(wanted, cache, ("ziglang", "0.15.2, triton 3.7.1"))
@@ -139,7 +143,7 @@ def test_a_killed_build_continues_and_gives_the_same_bytes(built: tuple[Path, di
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_a_build_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """Told alone, as a cancelled job is; it leaves compiled kernels, and no files where it may tidy up."""
+    """SIGTERM goes only to the build, as if a job was cancelled. Compiled kernels stay; temporary files are deleted."""
     (tmp_path / "scratch").mkdir()
     command = [sys.executable, "-m", "rocm_wheels", "compile", "--target", "gfx942", "--jobs", "2"]
     environment = {**os.environ, "ROCM_WHEELS_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "scratch")}
@@ -268,7 +272,7 @@ def test_a_target_without_a_match_is_an_error(built: tuple[Path, dict[str, Path]
 
 
 def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
-    """As on a full disk."""
+    """Simulates a full disk."""
     (unit,) = units.find(["gfx942"], only="probabilities-fp16-d32")
     unit.path(tmp_path).with_suffix(".json").mkdir(parents=True)
     with pytest.raises(CompileFailed, match="compiling probabilities-fp16-d32 for gfx942: Is a directory") as caught:
@@ -278,7 +282,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
 
 
 def test_builds_in_two_containers_may_fill_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same kernel at the same time, by processes of the same number."""
+    """Processes with equal numbers compile the same kernel at the same time."""
     path, replace = tmp_path / "unit.co", Path.replace
 
     def meanwhile(self: Path, target: Path) -> Path:
@@ -329,7 +333,7 @@ def test_tiles_that_do_not_compile_are_left_out(
 
 
 class Pool:
-    """Worker processes of which each job has the same problem."""
+    """Worker processes whose jobs all fail with the same error."""
 
     def __init__(self, problem: Exception, *_: object, **__: object) -> None:
         self.problem = problem
@@ -382,7 +386,7 @@ def test_inspect_prints_a_row_for_every_code_object(built: tuple[Path, dict[str,
         inspect_store.report(damaged)
 
 
-# Prints the PTX of a variant, and what ptxas says about it.
+# Prints the PTX of a variant, and the messages of ptxas about it.
 _TRANSLATE = """
 import subprocess, sys
 from rocm_wheels.compile.triton import compiler
@@ -404,8 +408,9 @@ def _translated(scratch: Path, *variant: object) -> tuple[str, str]:
 
 
 def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
-    """On sm_90, in head dim 512: each of two warp groups computes half of the products of queries and keys, in the loop
-    for whole blocks and in the one for masked blocks."""
+    """On sm_90 at head dim 512, each of two warp groups computes half of the products of queries and keys, in the loop
+    for whole blocks and in the loop for masked blocks.
+    """
     variants, tuning = sources.module("kernels.variants"), sources.module("kernels.tuning")
     variant = variants.Variant("fwd", "bf16", 512, "plain")
     tile = tuning.config("sm_90", variant)
@@ -420,7 +425,7 @@ def test_warps_beside_each_other_share_the_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["extend", "latent-extend-paged"])
 def test_products_of_queries_of_a_cache_stay_under_way(op: str, tmp_path: Path) -> None:
-    """ptxas says so where it lets each `wgmma` end before the next one."""
+    """ptxas reports it if it serialises the `wgmma` instructions."""
     assembly, messages = _translated(tmp_path, op, "bf16", 512, "plain")
     assert "wgmma.mma_async" in assembly
     assert "Compiling entry function" in messages

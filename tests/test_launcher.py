@@ -29,7 +29,7 @@ OTHER_PYTHONS = ("3.10", "3.12", "3.13")
 
 @dataclass(frozen=True)
 class Built:
-    """The launcher in `modules`, the drivers each in a directory of its own."""
+    """The launcher in `modules`, each driver in a directory of its own."""
 
     modules: Path
     hip: Path
@@ -77,7 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Built:
 def run(
     built: Built, *arguments: str, python: str = sys.executable, library_path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python that sees the launcher, and the given directory as the system's libraries."""
+    """Runs a Python that sees the launcher, with the given directory as the system's libraries."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["PYTHONPATH"] = str(built.modules)
     if library_path is not None:
@@ -87,7 +87,7 @@ def run(
 
 
 def run_code(built: Built, code: str, *, library_path: Path | None = None) -> str:
-    """What a program prints; its last error line if it fails."""
+    """The output of a program; its last error line if it fails."""
     done = run(built, "-c", f"import ctypes, _launcher\n{code}", library_path=library_path)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return lines[-1] if lines else f"nothing, exit status {done.returncode}"
@@ -102,7 +102,7 @@ def run_cases(built: Built, platform: str, *names: str, python: str = sys.execut
 
 
 def find_python(version: str) -> str:
-    """An interpreter of this version that runs here; skips the test where there is none."""
+    """An interpreter of this version that runs here. Skips the test if there is none."""
     homes = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
     for candidate in [shutil.which(f"python{version}"), *map(str, homes)]:
         if candidate is None:
@@ -148,7 +148,7 @@ class TestBind:
         assert run_code(built, code) == str(built.hip.resolve())
 
     def test_the_runtime_of_sibling_packages(self, built: Built, tmp_path: Path) -> None:
-        """From ROCm 7.14 on torch finds HIP in a package beside its own, by RPATH: it is loaded under that path."""
+        """From ROCm 7.14 on, torch finds HIP by RPATH in a package next to its own, and loads it under that path."""
         packages = tmp_path / "site-packages"
         runtime = packages / "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libamdhip64.so.6"
         runtime.parent.mkdir(parents=True)
@@ -344,7 +344,7 @@ class TestBuild:
     def test_headers_as_debian_keeps_them(
         self, machine: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """pyconfig.h names another of its machine, in a directory beside that of Python.h."""
+        """pyconfig.h includes another file for this machine type, in a directory next to Python.h."""
         own = Path(sysconfig.get_path("include"))
         split = own.parent / str(sysconfig.get_config_var("MULTIARCH")) / own.name / "pyconfig.h"
         include, apart = tmp_path / "include" / "python3", tmp_path / "include" / "host-linux-gnu" / "python3"

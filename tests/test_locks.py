@@ -1,4 +1,4 @@
-"""What an environment installs is in a lock file, with hashes, and every install of the project uses one."""
+"""Every environment of the project is installed from a lock file with hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOCKS = {lock.name: lock for lock in locks.wanted()}
 _PINNED = re.compile(
     r"(?m)^(?P<name>[a-z0-9._-]+)==(?P<version>\S+)(?: ; .+?)? \\\n(?P<hashes>(?:    --hash=sha256:.*\n)+)"
 )
-# Images that users start from: they install a published wheel as a user does.
+# Images for users: they install a published wheel as a user does.
 _FOR_USERS = {"docker/user/Dockerfile"}
 _INSTALL = re.compile(r"\b(?:pip|uv)\b[^|;&\n]* install\b|\buvx\b|\bpipx\b|\bnpm (?:install|i|ci)\b|\bcargo install\b")
 
@@ -34,7 +34,7 @@ def test_every_group_has_its_lock_and_no_lock_is_left_over() -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_is_in_step_with_what_it_is_made_from(name: str) -> None:
-    """If this fails: `python -m rocm_wheels lock`, and commit what it writes."""
+    """If this fails, run `python -m rocm_wheels lock` and commit the result."""
     lock = LOCKS[name]
     text = lock.path.read_text(encoding="utf-8")
     pinned: dict[str, set[str]] = {}
@@ -45,7 +45,7 @@ def test_a_lock_is_in_step_with_what_it_is_made_from(name: str) -> None:
     wanted = {name_of(each.name): each for each in asked if each.marker is None or each.marker.evaluate(oldest)}
     for package, requirement in wanted.items():
         assert {f"=={version}" for version in pinned[package]} == {str(requirement.specifier)}, locks.COMMAND
-    # What stands there for no other package's sake is asked for.
+    # A package that no other package needs must be requested.
     direct = re.findall(r"(?m)^([a-z0-9._-]+)==[^\n]*\\\n(?:    --hash=[^\n]*\n)+(?!    --hash|    # via)", text)
     assert set(direct) <= set(wanted), locks.COMMAND
 
@@ -60,7 +60,7 @@ def test_every_package_of_a_lock_has_hashes_and_no_address(name: str) -> None:
 
 
 def test_the_job_that_writes_releases_installs_little() -> None:
-    """Whatever runs there could publish: what renders pages, what speaks HTTP, and what these need."""
+    """Any package there could publish: only page rendering, HTTP, and their dependencies are allowed."""
     assert {match["name"] for match in _PINNED.finditer(LOCKS["release"].path.read_text(encoding="utf-8"))} == {
         "certifi",
         "charset-normalizer",
@@ -87,7 +87,7 @@ def test_every_install_uses_a_lock() -> None:
                 if not _INSTALL.search(command):
                     continue
                 found += 1
-                # The wheel under test and torch, which is what a user has, have no lock.
+                # The wheel under test, and torch, which a user installs, have no lock.
                 assert "--require-hashes" in command or re.search(r"wheels/\*\.whl\s*$|\btorch([=$]|\s*$)", command), (
                     where,
                     line,

@@ -68,7 +68,7 @@ def test_the_wheel_is_the_one_that_is_made_without(
     plan: Plan, docker: Path, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path,
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Byte for byte, once this machine's zlib has packed it."""
+    """Byte for byte, after this machine's zlib has packed it."""
     monkeypatch.setenv("FLASH_ATTN_VERSION", "2.6.3")  # of another wheel
     stores, launcher, planner = parts
     (tmp_path / "image").mkdir()

@@ -32,7 +32,7 @@ DOCS = ROOT / "docs/adding-a-version.md"
 
 @pytest.fixture
 def whole() -> dict[str, list[str]]:
-    """A matrix as create_matrix.py has one; that one may grow without a change of these tests."""
+    """A matrix like the one in create_matrix.py, which may grow without a change of these tests."""
     return {
         "flash_attn": ["2.6.3", "2.7.4", "2.8.3"],
         "python": ["3.10", "3.11", "3.12"],
@@ -43,7 +43,7 @@ def whole() -> dict[str, list[str]]:
 
 
 def run(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    """create_matrix.py as the workflow calls it, by a Python without any package."""
+    """Runs create_matrix.py as the workflow does, with a Python without packages."""
     return subprocess.run(
         [sys.executable, "-S", str(cwd / SCRIPT.name), *arguments],
         cwd=cwd.parent, env=env, capture_output=True, text=True, check=False,
@@ -71,7 +71,7 @@ def test_the_whole_matrix_with_both_backends(data: Versions, whole: dict[str, li
     assert selected.left_out == ()
     made = rows.rows(data, selected.cells)
     assert len({row["name"] for row in made["wheels"]}) == len({row["artifact"] for row in made["wheels"]}) == 72
-    # Four parts of CK for two targets, one part of Triton for four: compiled once, whatever the number of cells.
+    # Four parts of CK for two targets, one part of Triton for four: compiled once, for any number of combinations.
     assert len(made["kernels"]) == 4 * 2 + 4
     artifacts = [str(row["artifact"]) for row in made["kernels"]]
     assert len(set(artifacts)) == len(artifacts)
@@ -250,7 +250,7 @@ def test_requested_targets_go_to_the_cells_that_serve_them(data: Versions, whole
 
 
 def test_a_cell_has_the_targets_that_the_script_builds(data: Versions, whole: dict[str, list[str]]) -> None:
-    """One answer for a release and for build_rocm.sh, whatever is requested; what a cell lacks is told."""
+    """A release and build_rocm.sh agree for every request, and unsupported targets are reported."""
     cells = select(data, {"rocm": whole}).cells
     names = [*data.targets, "sm_90"]
     one_python = [cell for cell in cells if cell.python == "3.11"]  # targets do not depend on Python
@@ -318,7 +318,7 @@ def test_a_version_that_nobody_knows_is_an_error(
 
 
 def test_a_matrix_without_a_cell_that_exists_is_an_error(data: Versions, whole: dict[str, list[str]]) -> None:
-    """A release of no wheels would otherwise end well."""
+    """Otherwise a release without wheels would succeed."""
     why = r"no combination of the platform 'rocm' exists: torch 2\.5\.1 has no wheels for ROCm"
     with pytest.raises(DataError, match=why):
         select(data, {"rocm": {**whole, "torch": ["2.5.1"], "rocm": ["7.2"]}})

@@ -1,4 +1,4 @@
-"""Adding is data: a GPU target and an operation are rows, and then have kernels."""
+"""A GPU target and an operation are data: a row is enough to compile kernels for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "flash_attn_src/flash_attn/kernels"
 RUNTIME = "flash_attn_src/flash_attn/runtime"  # reads the store that is written
 
-# gfx1013 is a GPU of RDNA 1 that this project does not serve, and `fwd-twin` the forward under another name.
+# gfx1013 is a GPU of RDNA 1 that this project does not support. `fwd-twin` is the forward under another name.
 TARGET_ROW = 'TARGETS |= _rows(_RDNA2, "gfx1013", elf_machine=0x42)\n'
 OPERATION_ROW = """
 OPERATIONS["fwd-twin"] = replace(
@@ -33,7 +33,7 @@ default = false
 """
 
 
-# gfx1300 does not exist. No compiler knows it, and nobody taught the simulator its instructions.
+# gfx1300 does not exist. No compiler knows it, and the simulator does not know its instructions.
 UNBUILT_ROW = """
 TARGETS |= _rows(_RDNA4, "gfx1300", elf_machine=0x7F, registers=2048, generic="gfx13-generic")
 TARGETS |= _rows(_RDNA4, "gfx13-generic", elf_machine=0x7E, made_for="gfx1300")
@@ -41,7 +41,7 @@ TARGETS |= _rows(_RDNA4, "gfx13-generic", elf_machine=0x7E, made_for="gfx1300")
 UNBUILT_PROVIDERS = """
 ROWS += (Row("gfx13-generic", "fwd", _BOTH, (1, 128), _ANY, 1, (TRITON,), "no cycles"),)
 """
-# Prints the manifest of a store without kernels, and what a machine with a gfx1300 is told.
+# Prints the manifest of a store without kernels, and the message for a machine with a gfx1300.
 ASK = """
 import io, json, zipfile
 from rocm_wheels.compile import sources, store
@@ -55,7 +55,7 @@ print(json.dumps([manifest, serving, versions.load().targets["gfx1300"].products
 
 
 def _copy(root: Path, rows: dict[str, str]) -> None:
-    """The parts of the repository that compile, with rows at the end of their files."""
+    """The parts of the repository that compile, with rows appended to their files."""
     for folder in ("rocm_wheels", KERNELS, RUNTIME):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, row in rows.items():

@@ -36,7 +36,7 @@ def render(wheels: list[Wheel], new: str = "") -> str:
 
 
 def rows(page: str) -> list[list[str]]:
-    """The cells of the rows of the page's tables."""
+    """The entries of the rows of the page's tables."""
     lines = [line for line in page.splitlines() if line.startswith("| 2")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
@@ -88,7 +88,7 @@ def test_the_universal_wheel_is_for_more_than_one_torch(tmp_path: Path) -> None:
 
 
 def test_wheels_of_one_rocm_and_torch_stand_together(tmp_path: Path) -> None:
-    """Whatever their flash-attn, the newest first: of ROCm, of torch by number, of flash-attn."""
+    """Whatever their flash-attn is; newest first: ROCm, torch (by number), flash-attn."""
     for text in ("2.8.3 3.12 2.9.1 6.4", "2.8.3 3.12 2.5.1 6.2", "2.7.4 3.12 2.10.0 7.1", "2.7.4 3.12 2.5.1 6.2"):
         wheelhouse.write(tmp_path, wheelhouse.cell(text))
     page = render(catalogue.from_directory(tmp_path))
@@ -111,7 +111,7 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
 
 
 def test_a_selftest_on_somebodys_gpu_is_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the wheel that it was run with alone, and only where it passed."""
+    """Only for the wheel that it was run with, and only if it passed."""
     mine, on_amd, failed = wheels = catalogue.from_directory(dist)
     run = hardware.Run(
         date="2026-12-01", device="AMD Radeon PRO W7900", target="gfx1100", override="11.0.0", wheel=mine.name,

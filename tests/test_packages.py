@@ -46,7 +46,7 @@ def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    # flash_attn: a bare package around the parser of environment variables, not the one that imports torch.
+    # flash_attn: a bare package around the parser of environment variables, not the package that imports torch.
     assert (done.returncode, done.stderr) == (0, "['flash_attn']\n")
     assert done.stdout.startswith('[{"cell": {')
 

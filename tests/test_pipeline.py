@@ -1,7 +1,7 @@
-"""The release workflow, rehearsed on this machine from the matrix to a tested wheel, and the command of the README.
+"""Rehearses the release workflow on this machine, from the matrix to a tested wheel, and the command of the README.
 
-For Triton's kernels alone, in few sizes (fewer_kernels.py): Composable Kernel takes the better part of an hour, and its
-tests compile a few kernels.
+Only Triton's kernels in a few sizes (fewer_kernels.py), because Composable Kernel takes most of an hour; its own tests
+compile a few kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REHEARSING = "rehearse"
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> tuple[Runner, dict[str, Job]]:
-    """A run by hand, dry, of one cell for one target. Its kernels are compiled already, for another cell."""
+    """A dry run by hand, of one combination for one target. Its kernels were compiled for another combination."""
     directory = tmp_path_factory.mktemp("actions")
     runner = Runner(
         workspace=directory / "workspace",
@@ -54,7 +54,7 @@ def test_a_dry_run_ends_with_a_tested_wheel(rehearsal: tuple[Runner, dict[str, J
 def test_the_wheel_is_assembled_from_kernels_of_another_job(
     rehearsal: tuple[Runner, dict[str, Job]], kernel_store: Path
 ) -> None:
-    """Those that the wheel of another cell holds, byte for byte."""
+    """The kernels of the other combination's wheel, byte for byte."""
     runner, jobs = rehearsal
     (wheel,) = (runner.storage / "artifacts" / f"wheel-{WHEEL}").glob("*/flash_attn-*.whl")
     with ZipFile(wheel) as archive:
@@ -95,7 +95,7 @@ def test_what_would_be_published_is_said(rehearsal: tuple[Runner, dict[str, Job]
 def test_the_command_of_the_readme_ends_with_a_tested_wheel(
     rehearsal: tuple[Runner, dict[str, Job]], kernel_cache: Path, kernel_store: Path, tmp_path: Path
 ) -> None:
-    """In the rehearsal's copy of the repository, which has the environment of a build already."""
+    """In the rehearsal's copy of the repository, which already has the build environment."""
     asked = {"PYTORCH_ROCM_ARCH": "gfx1030", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
     done = subprocess.run(
         [rehearsal[0].workspace / "build_rocm.sh", "2.8.3", "3.11", "2.5.1", "6.2", "--dist", tmp_path],

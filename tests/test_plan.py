@@ -79,7 +79,7 @@ def test_targets_of_the_environment(
     assert (made.targets, made.targets_from) == (expected, source)
 
 
-# ENV of rocm/pytorch with ROCm 6.2: what its torch was built for.
+# ENV of rocm/pytorch with ROCm 6.2: the targets of its torch.
 IMAGE = "gfx900;gfx906;gfx908;gfx90a;gfx942;gfx1030;gfx1100"
 
 
@@ -100,7 +100,9 @@ def test_a_python_without_a_dot_is_taken_for_the_one_of_its_digits_and_told(data
 
 
 def test_of_both_variables_that_of_flash_attn_counts(data: Versions) -> None:
-    """In an image of rocm/pytorch, where torch's is set, GPU_ARCHS=gfx942 is what upstream says to do."""
+    """In an image of rocm/pytorch, where torch's variable is set, upstream's documentation says to set
+    GPU_ARCHS=gfx942.
+    """
     made = plan(data, env={"PYTORCH_ROCM_ARCH": IMAGE, "GPU_ARCHS": "gfx942"})
     assert (made.targets, made.targets_from) == (("gfx942",), "GPU_ARCHS")
     assert made.notes == (f"GPU_ARCHS counts, not PYTORCH_ROCM_ARCH={IMAGE}",)
@@ -113,7 +115,7 @@ def test_of_both_variables_that_of_flash_attn_counts(data: Versions) -> None:
         ({"PYTORCH_ROCM_ARCH": "gfx110;gfx942"}, "'gfx110' is not a known GPU"),  # malformed
         ({"PYTORCH_ROCM_ARCH": "gfx900;gfx94;gfx942"}, "'gfx94' is not a known GPU"),
         ({"PYTORCH_ROCM_ARCH": "gfx942;sm_9"}, "'sm_9' is not a known GPU"),
-        ({"GPU_ARCHS": IMAGE}, "no wheel has kernels for gfx900"),  # asked for by name
+        ({"GPU_ARCHS": IMAGE}, "no wheel has kernels for gfx900"),  # requested by name
         ({"GPU_ARCHS": IMAGE, "PYTORCH_ROCM_ARCH": IMAGE}, "no wheel has kernels for gfx900"),
         ({"PYTORCH_ROCM_ARCH": "RTX 4090"}, "'rtx 4090' is not a known GPU"),
     ],
@@ -228,7 +230,7 @@ def test_the_default_backend_is_the_first_that_is_ready(data: Versions) -> None:
         ({}, ("gfx942",), "ck"),
         ({}, ("gfx1100",), "triton"),
         ({}, ("gfx942", "gfx1100"), "ck"),
-        ({}, ("gfx906",), "ck"),  # no kernels for it at all: the wheel of the common targets
+        ({}, ("gfx906",), "ck"),  # no kernels for any of them: the wheel of the default targets
         ({"GPU_ARCHS": "gfx1100"}, ("gfx942",), "triton"),
         ({"GPU_ARCHS": "gfx1100 gfx90a"}, (), "ck"),
         ({"GPU_ARCHS": "sm_90"}, (), "triton"),

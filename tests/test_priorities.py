@@ -1,4 +1,4 @@
-"""Priorities of waves: where they go in the assembly of a forward, and what is refused."""
+"""`s_setprio` in forwards: where it is inserted into the assembly, and which assembly is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEFORE = """\tv_mfma_f32_32x32x16_bf16 v[0:15], v[16:19], v[20:23], 0
 \ts_sleep 1
 \ts_cbranch_scc1 .LBB0_1
 """
-# The form of a softcap: exponentials and multiplications of pairs stand before the maxima too.
+# The form of a softcap: exponentials and packed multiplications come before the maxima too.
 LOOP = """.LBB0_2:                                ; =>This Inner Loop Header: Depth=1
 \tv_mfma_f32_32x32x16_bf16 v[0:15], v[16:19], v[20:23], 0
 \tv_exp_f32_e32 v24, v0
@@ -55,10 +55,10 @@ def test_each_loop_has_them() -> None:
     ("assembly", "why"),
     [
         (BEFORE + AFTER, "kernel has no loop with products"),
-        # Not a step of a forward: of its products only the scores are left.
+        # Not a step of a forward: only the products of the scores are left.
         (BEFORE + LOOP.replace("\tv_mfma_f32_32x32x16_bf16 v[32", "\tv_fma v[32"), "no v_mfma_ after v_mfma_, v_max"),
         (BEFORE + LOOP.replace("\tv_max", "\tv_min"), "the loop .LBB0_2:.* has no v_max after v_mfma_"),
-        # One good loop does not excuse another one.
+        # One valid loop does not excuse another loop.
         (LOOP + LOOP.replace("LBB0_2", "LBB0_3").replace("\tv_exp", "\tv_log"), "the loop .LBB0_3:.* has no v_exp_"),
         # A branch in the loop.
         (BEFORE + LOOP.replace("\tv_max3", "\ts_cbranch_vccz .LBB0_4\n\tv_max3"), "kernel has no loop with products"),
@@ -72,7 +72,7 @@ def test_a_loop_of_another_form_is_refused(assembly: str, why: str) -> None:
 @pytest.mark.parametrize("target", ["gfx942", "gfx950"])
 def test_the_code_is_otherwise_that_of_triton(target: str, tmp_path: Path) -> None:
     (unit,) = units.find([target], only="combine-bf16-d128")
-    # In a process of its own: Triton may be set to interpret kernels in this one.
+    # In a process of its own, because Triton may be set to interpret kernels in this process.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=compiler.prepare, initargs=(str(tmp_path),)) as process:
         image, _, assembly = process.submit(compiler.translate, target, *unit.content).result()

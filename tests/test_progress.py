@@ -1,4 +1,4 @@
-"""What is said before and while kernels are compiled."""
+"""The output before and during the compilation of kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocm_wheels.matrix.versions import Versions
 
 @pytest.fixture(autouse=True)
 def _seconds(data: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel takes, whatever was measured last."""
+    """The seconds per kernel, independent of the last measurement."""
     seconds = {"ck": 7, "triton": 2}
     backends = {name: replace(backend, kernel_seconds=seconds[name]) for name, backend in data.backends.items()}
     monkeypatch.setattr("rocm_wheels.compile.progress.versions.load", lambda: replace(data, backends=backends))
@@ -54,7 +54,7 @@ def test_the_time_left_weighs_the_kernels(capsys: pytest.CaptureFixture[str], mo
 def test_the_time_left_is_right_from_the_first_kernel_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three jobs end one after another: those that run are halfway on average."""
+    """Three jobs end one after another: the running jobs are halfway on average."""
     clock = [0.0]
     monkeypatch.setattr("rocm_wheels.compile.progress.time.monotonic", lambda: clock[0])
     units = [unit(str(index), "triton", 1) for index in range(30)]
@@ -70,7 +70,7 @@ def test_the_time_left_is_right_from_the_first_kernel_on(
 def test_on_a_terminal_no_line_is_wider_than_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What wraps is not erased by the next line."""
+    """The next line cannot erase a wrapped line."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("LINES", "24")
@@ -91,7 +91,7 @@ def test_a_log_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_gets_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand kernels a tenth takes minutes. Where no kernel is ready, the line says that compilers run."""
+    """A tenth of a thousand kernels takes minutes. If no kernel is ready, the line says that compilers run."""
     clock = [0.0]
     monkeypatch.setattr("rocm_wheels.compile.progress.time.monotonic", lambda: clock[0])
     units = [unit(str(index), "triton", 1) for index in range(1000)]

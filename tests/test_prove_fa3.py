@@ -1,4 +1,4 @@
-"""The scripts by which a user tests FA3 on a GPU, as far as they run without one."""
+"""The scripts with which a user tests FA3 on a GPU, as far as they run without a GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prove(
 
 
 def evidence(prove: ModuleType, **changed: Any) -> Any:
-    """What an MI300X is expected to show, with changes; errors of one case by name too."""
+    """The expected results of an MI300X, with changes; errors of one case by name too."""
     errors = {"forward": 4e-3, "backward": 8e-3} | {
         key: changed.pop(key) for key in ("forward", "backward") & changed.keys()
     }

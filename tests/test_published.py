@@ -52,7 +52,7 @@ def test_the_listing_is_what_missing_and_a_build_read(
 
 
 def test_a_wheel_counts_with_a_verdict_about_it_and_this_commit(hub: Hub, dist: Path) -> None:
-    """A name alone says nothing: the wheel may be of another commit, or its verdict of another wheel."""
+    """A name proves nothing: the wheel may be of another commit, or its test report of another wheel."""
     publish(hub, dist)
     (release,) = hub.releases.values()
     there = published.listing(client(hub), TAG, OTHER_COMMIT)["files"]

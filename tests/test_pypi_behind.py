@@ -1,4 +1,4 @@
-"""The universal wheel from a site, where pip and uv see other releases of flash-attn and torch beside it."""
+"""The universal wheel from a site, when pip and uv also see other releases of flash-attn and torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rocm_wheels.matrix import cells, targets, versions
 
 LABEL = "2.8.3+rocm"
 TORCH = "2.9.1+rocm6.4"
-# GPUs of every family. Some have a kernel store of their own in the universal wheel, others that of their family.
+# GPUs of every family. Some have a kernel store of their own in the universal wheel, others use their family's store.
 GPUS = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1201")
 INSTALLERS = ("pip", "uv")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The universal wheel, cells for another torch, and beside them an index with what is newer on PyPI or may be."""
+    """The universal wheel, wheels for another torch, and an index with newer packages, as PyPI has or may have."""
     root = tmp_path_factory.mktemp("www")
     data = versions.load()
     dist = tmp_path_factory.mktemp("dist")
@@ -43,12 +43,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """The Python of an environment with a torch for ROCm, which no index has and no cell of the site is for."""
+    """The Python of an environment with ROCm's torch, in a version that no index has and no wheel of the site
+    requires.
+    """
     return with_torch(tmp_path, TORCH)
 
 
 def line_for(site: Site, python: Path, gpu: str) -> str:
-    """What the site's which.py prints for this GPU."""
+    """The line that the site's which.py prints for this GPU."""
     with (site.root / "which.py").open() as script:
         command = [str(python), "-", "--gpu", gpu]
         return subprocess.run(command, stdin=script, capture_output=True, text=True, check=True).stdout
@@ -74,14 +76,14 @@ def test_the_pinned_label_wins_over_newer_sources(site: Site, user: Path, tmp_pa
     expected = {"flash_attn": LABEL, "torch": TORCH, "einops": "0.8.2"}
     assert installed(user) == expected
     assert [path for path in site.asked if path.endswith(".tar.gz")] == []
-    # What a package that needs flash-attn asks for later, with the site out of sight.
+    # The requirement of a package that needs flash-attn and is installed later, without the site.
     for requirement in ("flash-attn==2.8.3", "flash_attn>=2.8.3"):
         assert install(installer, user, tmp_path, requirement, *ordinary).returncode == 0
     assert installed(user) == expected
 
 
 def test_what_the_label_keeps_away(site: Site, user: Path, tmp_path: Path) -> None:
-    """Without it pip takes the newest of all indexes, sources for CUDA. uv takes what the site has."""
+    """Without the label, pip takes the newest of all indexes: sources for CUDA. uv takes the wheel of the site."""
     extra = ["--extra-index-url", f"{site.url}simple/", "--index-url", site.url.replace("/wheels/", "/ordinary/")]
     site.asked.clear()
     assert install("pip", user, tmp_path, "flash_attn", *extra).returncode != 0
@@ -93,7 +95,9 @@ def test_what_the_label_keeps_away(site: Site, user: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("installer", INSTALLERS)
 def test_with_the_registry_behind_the_site(site: Site, user: Path, tmp_path: Path, installer: str) -> None:
-    """As README has it, by the settings of who runs this: einops comes from there, and nothing else does."""
+    """As in the README, with the settings of whoever runs this: einops comes from that registry, and nothing else
+    does.
+    """
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
     )

@@ -40,7 +40,7 @@ def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:
 
 
 def test_nothing_newer_changes_nothing() -> None:
-    """An older Python, or an index that lags behind, sees older releases alone: no pin goes back to them."""
+    """An older Python, or an index that lags behind, only sees older releases: no pin goes back to them."""
     pinned, changes = refresh.refreshed(texts(), releases=lambda _: ["0.0.1"], digest=lambda *_: DIGEST)
     assert not [change for change in changes if "sha256" not in change]
     again, changes = refresh.refreshed(pinned, releases=lambda _: [], digest=lambda *_: DIGEST)

@@ -1,4 +1,6 @@
-"""Releases of a repository from the first one on, by the stand-in of GitHub (docs/notes/rehearsal.md has the table)."""
+"""Releases of a repository from the first one on, with the stand-in for GitHub (docs/notes/rehearsal.md has the
+table).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ HOME = Home(url="https://owner.github.io/name/", repository="https://github.com/
 
 
 class Rehearsal:
-    """One repository: its releases, its yanked.toml, and the site as it would be rendered now."""
+    """One repository: its releases, its yanked.toml, and the site that would be rendered now."""
 
     def __init__(self, hub: Hub, root: Path) -> None:
         self.hub, self.root, self.marks = hub, root, root / "yanked.toml"
         self.marks.write_text("[wheels]\n[withdrawn]\n")
 
     def release(self, tag: str, *wheels: tuple[object, dict[str, object]]) -> list[str]:
-        """Publishes. The wheels with a label that the release then holds."""
+        """Publishes. Returns the wheels with a label in the release."""
         dist = self.root / tag
         for claim, options in wheels:
             wheelhouse.write(dist, claim, **options)  # type: ignore[arg-type]

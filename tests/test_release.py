@@ -91,7 +91,7 @@ def test_the_verdict_of_a_published_wheel_is_about_that_wheel(hub: Hub, dist: Pa
         (other.name, "it is not known whether it passed its tests")
     ]
     assert len(broken.wheels) == 2, "the others are as they were"
-    publish(hub, dist)  # sends the right one
+    publish(hub, dist)  # sends the correct bytes
     assert state(hub)["assets"] == expected(dist)
 
 
@@ -119,7 +119,7 @@ def test_dry_run_asks_github_nothing(hub: Hub, dist: Path, capsys: pytest.Captur
 
 
 def test_the_wheel_of_flash_attn_3_goes_along(hub: Hub, tmp_path: Path) -> None:
-    """The verdict of a wheel with its label says that it was tested."""
+    """The test report of a wheel with its label says that it was tested."""
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "triton")
     path, fa3 = wheelhouse.write_with_fa3(tmp_path, cell)
     publish(hub, tmp_path)
@@ -214,7 +214,7 @@ def test_an_annotated_tag_names_the_commit_of_its_object(hub: Hub) -> None:
 
 
 def test_contents_that_are_public_are_not_published_again(hub: Hub, dist: Path, tmp_path: Path) -> None:
-    """Built at another commit a wheel has other bytes; its contents tell that it is the same."""
+    """A wheel built at another commit has other bytes. Its contents are the same."""
     publish(hub, dist)
     said: list[str] = []
     for text, backend in (("2.8.3 3.11 2.5.1 6.2", "triton"), ("2.8.3 3.12 2.5.1 6.2", "ck")):
@@ -257,7 +257,7 @@ def test_changed_contents_need_another_build_number(hub: Hub, dist: Path, tmp_pa
 
 
 def test_a_candidates_wheels_are_published_in_the_release(hub: Hub, dist: Path) -> None:
-    """The index leads nobody to a candidate: a release has its wheels, byte for byte the same."""
+    """The index does not list a candidate. A release has its wheels, byte for byte the same."""
     publish_as(client(hub), "v1.2.3rc1", dist, print)
     publish(hub, dist)
     assert [len(release["assets"]) for release in hub.releases.values()] == [len(expected(dist))] * 2

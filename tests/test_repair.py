@@ -23,7 +23,7 @@ PLAIN = "int answer(void) { return 42; }\n"
 
 
 def _wheel(directory: Path, launcher: bytes, *, hour: int = 3, record: str | None = None) -> Path:
-    """A wheel as the assemble stage leaves it."""
+    """A wheel as the assemble stage writes it."""
     info = f"flash_attn-{LABEL}.dist-info"
     files = {
         "flash_attn/__init__.py": b"",
@@ -67,7 +67,7 @@ def test_becomes_the_oldest_manylinux(tmp_path: Path, plain: bytes) -> None:
 
 def test_same_input_gives_same_bytes(tmp_path: Path, plain: bytes) -> None:
     first = repair.repair(_wheel(tmp_path / "1", plain), tmp_path / "out1")
-    time.sleep(2.1)  # a zip file holds times in steps of two seconds
+    time.sleep(2.1)  # a zip file stores times in steps of two seconds
     second = repair.repair(_wheel(tmp_path / "elsewhere" / "2", plain), tmp_path / "out2")
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as archive:
@@ -153,7 +153,7 @@ def test_size_gate(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(repair, "MAX_BYTES", 1000)
     with pytest.raises(RepairFailed, match=r"has \d+ bytes, a release asset takes at most 1000") as caught:
         repair.repair(_wheel(tmp_path, plain), tmp_path / "out")
-    assert 'PYTORCH_ROCM_ARCH="gfx90a;gfx942"' in caught.value.remedy  # as a shell takes it
+    assert 'PYTORCH_ROCM_ARCH="gfx90a;gfx942"' in caught.value.remedy  # as a shell passes it
 
 
 def test_wrong_record_is_found(tmp_path: Path, plain: bytes) -> None:

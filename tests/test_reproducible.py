@@ -1,4 +1,4 @@
-"""The same sources give the same bytes, wherever they lie and however many processes compile them."""
+"""The same sources give the same bytes, in any directory and with any number of compile processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocm_wheels.paths import ROOT
 
-KERNELS = "combine-*-d128"  # small ones, of several dtypes
+KERNELS = "combine-*-d128"  # small kernels of several dtypes
 
 
 def store(checkout: Path, *, jobs: int, home: Path) -> Path:

@@ -1,6 +1,6 @@
-"""Requirements without a label, as every project has them, on the site of the first release, with pip and uv.
+"""Requirements without a label, as other projects write them, on the site of the first release, with pip and uv.
 
-The universal wheel comes, and the torch for ROCm stays.
+The universal wheel is installed, and ROCm's torch stays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TORCHES = ("2.5.1+rocm6.2", "2.9.1+rocm6.4", "2.15.0+rocm10.0")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The site of the first release, for the Python that runs this, and PyPI beside it."""
+    """The site of the first release, for the running Python, and PyPI next to it."""
     root, dist = tmp_path_factory.mktemp("www"), tmp_path_factory.mktemp("dist")
     release = select(versions.load(), {"rocm": ROCM_MATRIX})
     claims: list[Claim] = [*release.universals, *release.cells]
@@ -51,7 +51,7 @@ def beside(site: Site, pypi_: str = "pypi") -> list[str]:
 
 
 def check(python: Path, torch: str, site: Site) -> str:
-    """The version of flash-attn that was installed: a universal wheel's. torch is the one that was there."""
+    """The installed version of flash-attn, which must be a universal wheel's. torch must be unchanged."""
     found = installed(python)
     assert found["torch"] == torch
     assert found["einops"] == "0.8.2"
@@ -92,7 +92,7 @@ def test_without_torch_no_torch_for_cuda_comes(site: Site, tmp_path: Path, insta
 def test_newer_sources_on_pypi_are_kept_away_by_only_binary(
     site: Site, tmp_path: Path, installer: str, requirement: str
 ) -> None:
-    """The line of the README for requirements without a label. PyPI has flash-attn as sources alone."""
+    """The line of the README for requirements without a label. PyPI has only sources of flash-attn."""
     python = with_torch(tmp_path, TORCHES[1])
     site.asked.clear()
     arguments = [*requirement.split(), "--only-binary", "flash-attn", *beside(site, "later")]

@@ -1,4 +1,4 @@
-"""Generic targets: Triton's assembly of one GPU becomes a code object that the whole family loads."""
+"""Generic targets: Triton's assembly for one GPU becomes a code object that the whole family loads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_instruction_that_the_generic_target_lacks_is_an_error() -> None:
 )
 def test_a_code_object_of_a_generic_target(generic: str, made_for: str, machine: int, tmp_path: Path) -> None:
     (unit,) = units.find([generic], only="combine-bf16-d128")
-    # In a process of its own: Triton may be set to interpret kernels in this one.
+    # In a process of its own, because Triton may be set to interpret kernels in this process.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=compiler.prepare, initargs=(str(tmp_path),)) as process:
         made = process.submit(compiler.translate, generic, *unit.content)

@@ -1,4 +1,6 @@
-"""The launcher, the kernels and calls of flash_attn by AMD's own HIP and ROCr, over a driver that pretends the GPU."""
+"""The launcher, the kernels and calls of flash_attn through AMD's own HIP and ROCr, on a stand-in for the kernel
+driver.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from rocm_wheels.compile import kernels, sources
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import assemble
 
-# Kept from run to run: what is in it depends on its key alone.
+# Kept from run to run: its content depends only on its key.
 CACHE = ROOT / "build" / "test-cache"
 RELEASE = "6.4"
 CASES = "tests/support/hip_cases.py"
@@ -27,7 +29,7 @@ CASES = "tests/support/hip_cases.py"
 
 @pytest.fixture(scope="module")
 def _runtime() -> None:
-    """AMD's runtime. Raises what `tools.missing` raises where it cannot be fetched."""
+    """AMD's runtime. Raises as `tools.missing` if it cannot be fetched."""
     try:
         hip.fetch(RELEASE)
     except UnavailableError as problem:
@@ -35,11 +37,11 @@ def _runtime() -> None:
 
 
 def run(directory: Path, target: str, *arguments: str, gpus: int = 1, **variables: str) -> str:
-    """pytest with a pretended GPU; what it printed."""
+    """Runs pytest with a simulated GPU. Returns the output."""
     words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
     command, environment = hip.command(RELEASE, target, words, gpus=gpus)
     output = directory / "output"
-    # Into a file, and its children with it: one that outlives it would hold a pipe open.
+    # Into a file, also for children: a child that outlives the process would keep a pipe open.
     with output.open("w") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, env={**environment, **variables}, stdout=file, stderr=file, start_new_session=True
@@ -62,7 +64,7 @@ def test_the_launcher_and_every_kernel_of_a_store(kernel_store: Path, tmp_path: 
 
 @pytest.mark.usefixtures("_runtime")
 def test_attention_by_the_kernels_of_a_wheel(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`python -m amdgpu_simulator wheel`; a GPU without kernels is told."""
+    """`python -m amdgpu_simulator wheel`; a GPU without kernels is reported."""
     stores = kernels.compile_store(["gfx1030"], cache=CACHE, jobs=1, only="[fb]w*-bf16-d64")
     launcher = tmp_path / "_launcher.abi3.so"
     launcher.write_bytes(b"\x7fELF, where the launcher of these sources is taken")
@@ -101,7 +103,7 @@ def test_a_generic_target_on_a_gpu_of_its_family(generic: str, gpu: str, tmp_pat
 
 @pytest.mark.usefixtures("_runtime")
 def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
-    """Two of one code object: it once lacked a section that the loader needs."""
+    """Two kernels of one code object, which once lacked a section that the loader needs."""
     only = "dot-bf16-d32-*"
     path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
     assert "1 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel", STORE=str(path))
@@ -109,7 +111,7 @@ def test_kernels_of_composable_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_runtime")
 def test_assembly_kernels(tmp_path: Path) -> None:
-    """HIP takes all their arguments as one buffer: by their own description they have up to 158 arguments."""
+    """HIP takes all their arguments as one buffer, although their metadata lists up to 158 arguments."""
     only = "asm-*-bf16-d128-causal"
     path = kernels.compile_store(["gfx942"], cache=CACHE, jobs=1, only=only, backend="ck")["gfx942"]
     assert "2 passed" in run(tmp_path, "gfx942", CASES, "-k", "every_kernel or capture", STORE=str(path))
@@ -117,7 +119,8 @@ def test_assembly_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_runtime")
 def test_attention_from_the_call_to_the_packets(tmp_path: Path) -> None:
-    """In FP8, which takes four kernels and arguments that HIP adds: the public API, the launcher, HIP, and then the
-    simulator with what HIP wrote."""
+    """FP8, with four kernels and arguments that HIP adds: the public API, the launcher, HIP, then the simulator with
+    the packets that HIP wrote.
+    """
     case = "flash_attn_src/tests/test_amd_code.py::test_fp8[gfx942-fp8e4b8]"
     assert "1 passed" in run(tmp_path, "gfx942", case)

@@ -1,4 +1,4 @@
-"""`ready`: what a repository lacks for the workflows, each with the page where it is set."""
+"""`ready`: the settings that a repository lacks for the workflows, each with the page to set it on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _reviewers(count: int, prevents: bool) -> list[dict[str, Any]]:
 
 
 def ready() -> dict[str, Any]:
-    """The settings of a repository that has everything."""
+    """The settings of a repository that lacks nothing."""
     return {
         "": {"default_branch": "main", "has_issues": True, "private": False},
         "/actions/permissions": {"enabled": True, "allowed_actions": "all"},
@@ -62,7 +62,7 @@ def test_a_repository_with_everything_is_ready(hub: Hub, capsys: pytest.CaptureF
 
 
 def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    """As GitHub makes it: Actions on, with a token that writes; no Pages, environment, rules, variable."""
+    """As GitHub creates it: Actions on, with a token that can write; no Pages, environment, rules, variable."""
     hub.settings = {
         "": {"default_branch": "main", "has_issues": True},
         "/actions/permissions": {"enabled": True, "allowed_actions": "all"},
@@ -211,7 +211,7 @@ def test_the_actions_and_labels_are_those_of_the_files() -> None:
 
 
 def test_a_default_branch_of_another_name(hub: Hub) -> None:
-    """`check` runs on it, and the environment of Pages must take it."""
+    """`check` runs on it, and the environment of Pages must accept it."""
     hub.settings = ready()
     hub.settings[""]["default_branch"] = "trunk"
     assert cli.main(["ready"]) == 1

@@ -1,4 +1,4 @@
-"""A stage of rocm_wheels imports only what stands above it."""
+"""A stage of rocm_wheels imports only the stages before it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
 def stage(module: tuple[str, ...]) -> int:
-    """Position of a module's stage; what lies at the top of the package is common to all stages."""
+    """Position of a module's stage; modules at the top of the package are common to all stages."""
     if module[:1] == ("__main__",):
         return ORDER.index("cli")
     return ORDER.index(module[0]) if module and module[0] in ORDER else 0
 
 
 def imported(source: str) -> Iterator[tuple[str, ...]]:
-    """The modules of rocm_wheels that a source imports, at its top or inside a function, without "rocm_wheels"."""
+    """The modules of rocm_wheels that a source imports, also inside functions, without "rocm_wheels"."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]

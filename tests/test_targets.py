@@ -160,7 +160,9 @@ def test_every_target_has_a_row_of_facts_for_its_kernels(data: Versions) -> None
 
 
 def test_the_simulator_has_the_facts_of_the_kernels_table() -> None:
-    """The simulator installs without flash_attn, so what its instructions need of a GPU stands there too."""
+    """The simulator installs without flash_attn, so it has a table of its own with the facts that its instructions
+    need.
+    """
     table = sources.module("kernels.targets").TARGETS
     for name, target in simulated.TARGETS.items():
         row = table[name]

@@ -1,4 +1,4 @@
-"""A test that lacks a tool is skipped on a developer's machine and is an error in CI."""
+"""A test without its tool is skipped on a developer's machine and is an error in CI."""
 
 from __future__ import annotations
 

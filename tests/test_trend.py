@@ -1,4 +1,4 @@
-"""benchmarks/trend.py: archive, baseline, intervals, exit code; and the way of its summary into the notes."""
+"""benchmarks/trend.py: archive, baseline, intervals, exit code; and its summary in the notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "trend.py"
 
 
 def result(directory: Path, day: int, milliseconds: float, **changed: Any) -> Path:
-    """What a benchmark writes, of a day of November; spread of 1 %."""
+    """The results of a benchmark on a day of November, with a spread of 1 %."""
     generator = random.Random(day)
     content = {
         "benchmark": "mlp_transformer",
@@ -81,7 +81,7 @@ def test_a_regression_beyond_the_bound_fails(tmp_path: Path) -> None:
 
 def test_the_interval_is_the_same_every_time_and_knows_the_spread(tmp_path: Path) -> None:
     result(tmp_path, 1, 40.0)
-    slow = [40.0, 41.0, 60.0, 39.0, 58.0, 40.5]  # a higher mean, not a higher median
+    slow = [40.0, 41.0, 60.0, 39.0, 58.0, 40.5]  # a higher mean, but not a higher median
     noisy = {"fa3 step ms": slow, "fa3 peak MiB": [100.0]}
     trend(tmp_path, tmp_path / "1.json")
     first = trend(tmp_path, result(tmp_path, 2, 0, samples=noisy))
@@ -91,7 +91,7 @@ def test_the_interval_is_the_same_every_time_and_knows_the_spread(tmp_path: Path
 
 
 def test_a_figure_that_is_gone_is_a_regression(tmp_path: Path) -> None:
-    """A backend that no longer runs leaves no figure to compare."""
+    """A backend that no longer runs has no figure to compare."""
     trend(tmp_path, result(tmp_path, 1, 40.0))
     left = {"fa3 peak MiB": [100.0]}
     done = trend(tmp_path, result(tmp_path, 2, 0, samples=left), "--output-json", tmp_path / "trend.json", "--accept")

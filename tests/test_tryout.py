@@ -1,4 +1,4 @@
-"""The check of the public index after a release: what it installs, and what makes it fail."""
+"""The check of the public index after a release: what it installs, and when it fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Home]:
-    """An address whose files lie in `tmp_path`/www."""
+    """An HTTP address that serves `tmp_path`/www."""
     (tmp_path / "www").mkdir()
     handler = functools.partial(_Quiet, directory=str(tmp_path / "www"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -43,7 +43,7 @@ def served(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the check runs; torch is 2.9 before and after."""
+    """The commands that the check runs; torch is 2.9 before and after."""
     commands: list[str] = []
 
     def call(command: list[str]) -> str:
@@ -136,7 +136,7 @@ def test_a_failure_opens_one_issue(tmp_path: Path, there: bool) -> None:
 
 
 def test_the_program_runs_in_the_environment_that_the_workflow_sets_up() -> None:
-    """With the packages of the group `build`: the module imports none of another group."""
+    """With the packages of the group `build`: the module imports no package of another group."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('jinja2', 'requests', 'markupsafe')))"
     done = subprocess.run(
         [sys.executable, "-c", f"{blocked}\nimport rocm_wheels.publish.tryout"], capture_output=True, check=False

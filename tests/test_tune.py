@@ -1,4 +1,4 @@
-"""The search for tiles: candidates by the real compiler, then what benchmarks/tune.py makes of times that are given."""
+"""The search for tiles: candidates by the real compiler, then the results of benchmarks/tune.py for given times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN, WIDE, SMALL = (f"{NAME}@{tile}" for tile in ("128x64-w4-s2", "128x128-w4-s2
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three tiles of one kernel; a fourth, of 24 rows, does not compile."""
+    """Three tiles of one kernel. A fourth tile, of 24 rows, does not compile."""
     with pytest.MonkeyPatch.context() as patch:
         config = sources.module("kernels.tuning").Config
         small = config(64, 64, 4, 1, options=(("waves_per_eu", 2),))
@@ -60,10 +60,10 @@ def test_composable_kernel_is_not_searched() -> None:
 
 
 class Gpu:
-    """A GPU on which the tile that is installed takes a given time and gives a given result."""
+    """A GPU on which the installed tile takes a given time and gives a given result."""
 
     def __init__(self, times: dict[str, float], wrong: str = "", refused: str = "", other: bool = False) -> None:
-        """other: calls run another kernel than the one that is installed."""
+        """other: calls run another kernel than the installed one."""
         self.times, self.wrong, self.refused, self.other = times, wrong, refused, other
         self.current = OWN
         self.launch: Any = None
@@ -92,7 +92,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def kernel(*_: object, takes_sinks: bool) -> SimpleNamespace:
-    """What a code object of the archive becomes."""
+    """The kernel for a code object of the archive."""
     return SimpleNamespace(
         block_m=64, block_n=64, num_xcds=1, follows_pages=True, takes_sinks=takes_sinks, launch=lambda: None
     )
@@ -102,7 +102,7 @@ def run(
     tune: ModuleType, gpu: Gpu, archive: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str,
     target: str = "gfx942", given: Path | None = None,
 ) -> None:  # fmt: skip
-    """The search, with a wheel that has the archive's kernel; `given` instead of the archive."""
+    """Runs the search with a wheel that has the archive's kernel. given: results in place of the archive."""
     device, store, stored = (
         importlib.import_module(f"flash_attn.runtime.{name}") for name in ("device", "store", "stored")
     )
@@ -172,7 +172,7 @@ def test_an_archive_of_another_gpu_or_other_sources_is_refused(
 
 
 def test_what_a_kernel_leaves_out_is_not_right(tune: ModuleType) -> None:
-    """A result from before stands where it did not write."""
+    """Where it did not write, an earlier result remains."""
     torch = importlib.import_module("torch")
     result = torch.arange(4.0)
     wanted = [result.clone()]

@@ -1,4 +1,6 @@
-"""Two runs publish under one tag at once, one of them perhaps on a laptop: sums and test reports stay right."""
+"""Two runs publish under one tag at the same time, one of them perhaps on a laptop: sums and test reports stay
+correct.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ OTHER = wheelhouse.cell("2.8.3 3.12 2.5.1 6.2", "ck")
 
 
 def make(directory: Path, case: str, second: bool) -> Path:
-    """The files of the first or the second run."""
+    """Writes the files of the first or the second run."""
     device = MI300X if second and case == "one met a GPU" else None
     payload = "changed = 1\n" if second and case == "other contents" else ""
     cells = {"other contents": (CELL, OTHER), "one met a GPU": (CELL,), "other wheels": (OTHER if second else CELL,)}[
@@ -35,7 +37,7 @@ def make(directory: Path, case: str, second: bool) -> Path:
 
 
 def attempt(hub: Hub, dist: Path) -> str:
-    """Publishes. The message of the failure and its remedy, "" where it succeeds."""
+    """Publishes. Returns the message of the failure with its remedy, "" on success."""
     try:
         publish(hub, dist)
     except PublishFailed as error:
@@ -44,7 +46,7 @@ def attempt(hub: Hub, dist: Path) -> str:
 
 
 def check_consistent(hub: Hub) -> dict[str, Verdict]:
-    """What is public fits together: sums, verdicts, metadata. Returns the verdicts by wheel."""
+    """Checks that the public files are consistent: sums, test reports, metadata. Returns the reports by wheel."""
     found = {}
     for release in hub.releases.values():
         if release["draft"]:
@@ -80,7 +82,7 @@ def test_a_second_run_begins_at_any_point_of_the_first(
         hub.on_request = begin
         messages.append(attempt(hub, first))
         hub.on_request = lambda number, moment: None  # noqa: ARG005
-        if len(messages) == 1:  # the first one ended before
+        if len(messages) == 1:  # the first run ended before
             messages.insert(0, attempt(hub, second))
         check_consistent(hub)
         ends.add(tuple(bool(each) for each in messages))
@@ -96,7 +98,7 @@ def test_a_second_run_begins_at_any_point_of_the_first(
 
 
 def test_not_run_replaces_no_report_of_a_gpu(hub: Hub, tmp_path: Path) -> None:
-    """In the order of two runs, whichever comes first, in a draft and in a public release."""
+    """For both orders of two runs, in a draft and in a public release."""
     gpu = wheelhouse.write(tmp_path / "gpu", CELL, device=MI300X)
     cpu = wheelhouse.write(tmp_path / "cpu", CELL)
     assert gpu.read_bytes() == cpu.read_bytes()
@@ -128,7 +130,7 @@ def test_not_run_replaces_no_failure_on_a_gpu(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_the_report_of_a_gpu_survives_on_a_disk(tmp_path: Path) -> None:
-    """In the verdicts of the GPU job, and where a wheel is verified again on a machine without a GPU."""
+    """In the test reports of the GPU job, and when a wheel is verified again on a machine without a GPU."""
     wheel = wheelhouse.write(tmp_path / "dist", CELL, device=MI300X)
     measured_there = verdict.beside(wheel)
     assert measured_there is not None

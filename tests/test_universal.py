@@ -1,4 +1,4 @@
-"""The universal wheel: its name, its plan, its contents beside a cell's, and what it is tested with."""
+"""The universal wheel: its name, its plan, its contents compared with a combination's wheel, and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The universal wheel without its label: made from the wheel, published beside it, in an index of its own."""
+"""The universal wheel without its label: made from the wheel, published with it, listed in an index of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rocm_wheels.wheel.contents import Contents
 
 TAGS = f"cp310-abi3-{wheelhouse.PLATFORM}"
 TORCH = "2.9.1+rocm6.4"
-# How TransformerEngine 2.15 to 2.18 asks whether it may use flash-attn 2.
+# The check with which TransformerEngine 2.15 to 2.18 decides whether to use flash-attn 2.
 TRANSFORMER_ENGINE = """
 from importlib.metadata import version
 from packaging.version import Version

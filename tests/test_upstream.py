@@ -107,7 +107,7 @@ def test_a_test_that_fails_or_ends_its_process_is_told(
     upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # of its modules beside it, in the other process too
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # modules of the checkout, in the other process too
     files = {"tests/test_flash_attn.py": TESTS, "tests/beside.py": "LIMIT = 6\n"}
     path = upstream.unpack(distribution(tmp_path, files), tmp_path) / "tests" / "test_flash_attn.py"
     ends = upstream.run_alone(path, "test_ends", 100, 0, 60.0)
@@ -146,7 +146,7 @@ def test_what_is_no_source_distribution_is_refused(upstream: ModuleType, tmp_pat
 
 
 def test_of_a_checkout_the_tests_alone_are_taken(upstream: ModuleType, tmp_path: Path) -> None:
-    """Upstream's own modules lie beside hopper's tests, which would find them before the installed ones."""
+    """Upstream's own modules are next to hopper's tests, which would import them instead of the installed ones."""
     checkout = tmp_path / "flash-attention"
     taken = ("tests/test_flash_attn.py", "tests/cute/test_flash_attn.py", "hopper/test_util.py", "hopper/padding.py")
     for name in (*taken, "hopper/flash_attn_interface.py", "flash_attn/cute/interface.py", "setup.py"):

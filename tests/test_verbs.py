@@ -47,7 +47,7 @@ def test_the_wheel_holds_its_bill_of_materials(built: Path) -> None:
 def test_a_wheel_of_another_commit_and_time_has_the_same_contents(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bill and its build info name the commit, so the bytes differ. It is not published again."""
+    """Its SBOM and build info name the commit, so the bytes differ. It is not published again."""
     launcher = library(tmp_path / "launcher.so", "int x(void) { return 1; }")
     stores = {target: store(tmp_path, target) for target in ("gfx90a", "gfx942")}
     monkeypatch.setattr(assemble, "commit", lambda _: "d" * 40)

@@ -105,7 +105,7 @@ def test_a_text_that_is_no_verdict_is_one_message(text: str, message: str) -> No
 
 @pytest.mark.parametrize("status", ["failed", "not run: why", None])
 def test_a_verdict_is_not_believed(tmp_path: Path, status: str | None) -> None:
-    """It says ok, but one of its stages failed, did not run, or is not there."""
+    """It says ok, but one of its stages failed, did not run, or is missing."""
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     beside = path.with_name(path.name + ".verdict.json")
     content = json.loads(beside.read_text())
@@ -166,7 +166,7 @@ def test_every_wheel_test_speaks_for_a_stage() -> None:
 
 
 def test_any_change_of_a_verdict_is_read_or_is_an_error_of_ours(tmp_path: Path) -> None:
-    """What is read can be published: its notes and its index are rendered, and it is written again."""
+    """A report that can be read can be published: its notes and its index are rendered, and it is written again."""
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.MI300X)
     beside = path.with_name(path.name + ".verdict.json")
     whole = json.loads(beside.read_text()) | {"benchmarks": MEASURED}
@@ -187,7 +187,7 @@ def test_any_change_of_a_verdict_is_read_or_is_an_error_of_ours(tmp_path: Path) 
 
 
 def _damaged(content: bytes, seed: int) -> bytes:
-    """JSON with another value somewhere, or other bytes."""
+    """JSON with a changed value, or other bytes."""
     if content.startswith(b"{"):
         return json.dumps(changed(json.loads(content), seed)).encode()
     chance = random.Random(seed)

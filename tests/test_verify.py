@@ -40,7 +40,7 @@ def _test(file: str, outcome: str = "passed", reason: str = "", **properties: ob
 
 
 def _report(*tests: dict[str, Any]) -> dict[str, Any]:
-    """A report in which the named tests replace a passing one of their file, without a GPU."""
+    """A report in which the named tests replace a passing test of their file, without a GPU."""
     named = {test["file"] for test in tests}
     gpu = verdict.TESTED[verdict.GPU]
     others = [_test(file) for file in FILES if file not in {*named, *gpu}]
@@ -63,7 +63,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, pip: dict[str, Any] | str, uv: dict[str, Any] | str) -> None:
-    """What the two environments give: a report, or the words of an installer that failed."""
+    """Replaces the results of the two environments: a report, or the message of an installer that failed."""
 
     def give(result: dict[str, Any] | str) -> Any:
         def install(*_: object) -> tuple[float, dict[str, Any]]:
@@ -126,7 +126,7 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
 def test_the_packages_of_a_torch_go_before_those_of_the_next_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All torches of the universal wheel, each of gigabytes, would fill the disk."""
+    """All torches of the universal wheel, gigabytes each, would fill the disk."""
     data, seen, caches = versions.load(), [], []
 
     def install(_: object, source: verify.TorchSource, *__: object) -> tuple[float, dict[str, Any]]:
@@ -254,7 +254,7 @@ CELL = Combination(python="3.11", torch="2.5.1", torch_index="rocm6.2")
 
 
 class _Index(http.server.BaseHTTPRequestHandler):
-    first: ClassVar[list[int]] = []  # what the first requests are answered
+    first: ClassVar[list[int]] = []  # answers of the first requests
 
     def do_GET(self) -> None:
         code = self.first.pop(0) if self.first else 200 if self.path == "/whl/rocm6.2/torch/" else 403
@@ -345,7 +345,7 @@ def test_clean_environment_has_nothing_that_reaches_in(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What uv was asked for, line by line; its check finds a requirement that is not met."""
+    """The requests to uv, line by line. Its check finds a requirement that is not met."""
     tool, asked = tmp_path / "uv", tmp_path / "asked"
     tool.write_text(
         f'#!/bin/sh\necho "$PYTHONPATH$PYTHONNOUSERSITE $*" >>{asked}\n'
@@ -375,7 +375,7 @@ def test_torch_is_installed_from_its_index_alone(tmp_path: Path, asked: Path, in
 def test_a_requirement_that_is_not_met_fails_the_installation(
     tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """uv installs in another directory, and not a wheel of that name that it has kept."""
+    """uv installs into another directory, and does not use a cached wheel of that name."""
     monkeypatch.chdir(tmp_path)
     (env := tmp_path / "env").mkdir()
     with pytest.raises(VerifyFailed, match="uv pip check --python python` ended with 1:\nflash-attn requires einops"):
@@ -407,7 +407,7 @@ def test_wheel_tests_import_nothing_of_the_repository() -> None:
 
 
 def test_report_of_the_wheel_tests(tmp_path: Path) -> None:
-    """The contents tests on an unpacked wheel whose code objects are no code objects: told as such."""
+    """The contents tests on an unpacked wheel with invalid code objects, which they report."""
     launcher = fake_parts.library(tmp_path / "_launcher.abi3.so", "int answer(void) { return 42; }\n")
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     cell = fake_parts.plan("gfx90a", python=running, torch="2.9.1", rocm="6.4")

@@ -44,7 +44,7 @@ def test_a_target_is_served_from_its_rocm_on(data: Versions) -> None:
 
 
 def test_a_product_names_one_target(data: Versions) -> None:
-    """Its maker's names are taken off what somebody typed: a product that holds one is never found."""
+    """Vendor names are removed from the user's text, so a product name that contains one would never be found."""
     products = [product for target in data.targets.values() for product in target.products]
     assert len(products) == len(set(products))
     assert all(re.fullmatch("(?!.*(radeon|instinct|amd))[a-z0-9]+", product) for product in products)

@@ -1,4 +1,4 @@
-"""GFX11's VOPD hazard: which pairs break the rule, what they are rewritten to, and that results stay the same."""
+"""GFX11's VOPD hazard: which pairs break the rule, how they are rewritten, and that results stay the same."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_pair_that_breaks_the_rule(before: list[str], after: list[str]) -> Non
         "\tv_cmpx_lt_u32_e32 v0, v1",  # other lanes
         "\tv_wmma_f32_16x16x16_f16 v[32:39], v[40:47], v[48:55], v[32:39]",
         "\tv_exp_f32_e32 v8, v9",  # reads the result of one half and writes that of the other
-        "\tds_load_b128 v[2:5], v20",  # writes what both halves read
+        "\tds_load_b128 v[2:5], v20",  # reads the result of one half and writes the result of the other half
         "\tds_store_b32 v20, v21",
     ],
 )

@@ -44,7 +44,7 @@ def _stores(directory: Path, *targets: str) -> dict[str, Path]:
 
 
 def _build(source: Path, output: Path, kind: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """What `pip install` runs: the build backend alone, without rocm_wheels.wheel around it."""
+    """The command that `pip install` runs: the build backend alone, without rocm_wheels.wheel."""
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--skip-dependency-check"]
     return subprocess.run(
         [*command, "--outdir", str(output), str(source)],
@@ -75,7 +75,7 @@ def test_wheel_of_a_cell(tmp_path: Path, launcher: Path, monkeypatch: pytest.Mon
     requires = {line for line in metadata if line.startswith("Requires-Dist")}
     assert requires == {"Requires-Dist: torch==2.5.*", "Requires-Dist: einops"}
     assert "Project-URL: Repository, https://github.com/owner/name" in metadata
-    # What an index shows: the terms as the licence expression has them.
+    # The terms that an index shows, as in the licence expression.
     terms = next(line.partition(": ")[2] for line in metadata if line.startswith("License-Expression: "))
     assert any(line.startswith(f"License: {terms}.") for line in metadata)
     assert "Tag: cp311-cp311-linux_x86_64" in _metadata(built, "WHEEL")
@@ -137,7 +137,7 @@ def test_cell_of_another_python(tmp_path: Path, launcher: Path) -> None:
 
 
 def test_same_input_gives_same_bytes(tmp_path: Path, launcher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two checkouts at different paths with different file times and modes, and stray files in one."""
+    """In two checkouts with different paths, file times and modes, and stray files in one of them."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1750000000")
     built = []
     for number in (1, 2):
@@ -245,7 +245,9 @@ def test_user_names_a_target_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -> None:
-    """In an image of rocm/pytorch; the compile that would follow fails at once, without a directory for its cache."""
+    """In an image of rocm/pytorch. The compilation that would follow fails at once, without a directory for its
+    cache.
+    """
     (tmp_path / "file").touch()
     variables = {"PYTORCH_ROCM_ARCH": "gfx900;gfx906;gfx942", "ROCM_WHEELS_CACHE": str(tmp_path / "file/cache")}
     done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", variables)
@@ -268,7 +270,9 @@ def test_user_builds_where_torch_names_targets_without_kernels(tmp_path: Path) -
     ],
 )
 def test_user_builds_where_a_gpu_has_no_kernels(tmp_path: Path, gpus: str, said: str) -> None:
-    """A processor's own GPU beside a card keeps the card's kernels from nobody; their compile fails, as above."""
+    """A processor's integrated GPU must not prevent kernels for the graphics card; their compilation fails, as
+    above.
+    """
     (tmp_path / "file").touch()
     tool = tmp_path / "rocm_agent_enumerator"
     tool.write_text("#!/bin/sh\necho " + "; echo ".join(["gfx000", *gpus.split()]) + "\n")
@@ -353,8 +357,9 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
 def test_the_interface_beside_a_wheel(
     name: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Modules by which clients look for it, no platform, the flash_attn of its label; the same bytes after another
-    commit."""
+    """Modules by which clients detect it, no platform tag, the flash_attn of its label; the same bytes after another
+    commit.
+    """
     interface = versions.load().interfaces[name]
     plan = fake_parts.plan("gfx942")
     built = assemble.assemble_interface(interface, plan, tmp_path / "out")

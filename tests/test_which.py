@@ -45,7 +45,7 @@ MI300X = Machine(python="3.12.1", torch="2.5.1+rocm6.2", hip="6.2.41133-dd7f9576
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The metadata.json of a site, one of whose wheels is yanked; a file address is an address too."""
+    """The metadata.json of a site with a yanked wheel; a file address is valid too."""
     dist, out = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("www") / "site"
     for text in CELLS:
         for backend, targets in TARGETS.items():
@@ -92,7 +92,7 @@ def line(version: str, directory: str) -> str:
         (MI300X._replace(gpus=("gfx1036", "gfx1100")), [], line("2.8.3+rocm62torch2.5triton", "rocm6.2/torch2.5")),
         (MI300X._replace(torch="2.6.0+rocm6.1", hip="6.1.40091"), [], line("2.8.3+rocm61torch2.6", "rocm6.1/torch2.6")),
         (MI300X, ["--torch", "2.6.0+rocm6.1"], line("2.8.3+rocm61torch2.6", "rocm6.1/torch2.6")),
-        # Of this cell the newest ck wheel is yanked: the newest flash-attn there is has triton.
+        # The newest ck wheel of this combination is yanked; the newest flash-attn left has triton.
         (MI300X, ["--torch", "2.10", "--rocm", "7.1"], line("2.8.3+rocm71torch2.10triton", "rocm7.1/torch2.10")),
     ],
 )
@@ -245,7 +245,7 @@ def test_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_kernel_driver_rocms_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under WSL. It prints a line for each card, and one for the CPU."""
+    """For example under WSL. The tool prints a line for each card, and one for the CPU."""
     tool = tmp_path / "rocm_agent_enumerator"
     tool.write_text("#!/bin/sh\nprintf 'gfx000\\ngfx90a\\ngfx1100\\ngfx1100\\n'\n")
     tool.chmod(0o755)
@@ -287,7 +287,7 @@ def universal(wheel: dict[str, Any], flash_attn: str = "2.8.3") -> dict[str, Any
 
 @pytest.mark.parametrize("with_universal", [False, True])
 def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer, with_universal: bool) -> None:
-    """And neither offers a line that would put another torch in the place of the one that is there."""
+    """Neither prints a line that would replace the installed torch."""
     wheels = json.loads((site / "metadata.json").read_text())["wheels"]
     if with_universal:
         each_name = ("2.7.4", "2.7.4.post1", "2.8.3", "2.8.3.post1", "2.8.3.post2")
@@ -324,7 +324,7 @@ def test_the_page_and_which_choose_alike(site: Path, page: MiniRacer, with_unive
 
 
 def test_the_page_names_the_universal_wheel_first(site: Path, page: MiniRacer) -> None:
-    """Before anything is chosen, and for every choice that it fits."""
+    """Before any choice, and for every choice that it fits."""
     wheels = json.loads((site / "metadata.json").read_text())["wheels"]
     wheels += [universal(wheels[0], version) for version in ("2.7.4", "2.8.3", "2.8.3.post2")]
     nothing = {"python": "", "torch": "", "rocm": "", "backend": "", "flash_attn": "", "gpus": []}
@@ -371,7 +371,7 @@ def test_gpus_by_the_each_namethat_users_type(site: Path, name: str) -> None:
 
 
 def test_what_they_say_can_be_built_is_what_build_rocm_sh_builds(site: Path, page: MiniRacer, data: Versions) -> None:
-    """Neither gives a line that is refused, nor calls impossible what is built."""
+    """Neither prints a command that is refused, nor calls a possible build impossible."""
     known = json.loads((site / "metadata.json").read_text())
     chance = random.Random(fake_github.seed("impossible"))
     said = {True: 0, False: 0}

@@ -1,4 +1,6 @@
-"""A bad wheel is gone: what pip and uv take after a yank, a withdrawal, a backport, a new build and a post release."""
+"""What pip and uv install after a bad wheel was yanked, withdrawn, or replaced by a backport, a new build or a post
+release.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ Publish = Callable[..., Catalogue]
 
 @pytest.fixture
 def publish(serve: Site) -> Publish:
-    """Releases as GitHub lists them, tag -> build number of the universal wheel, and the site of them."""
+    """Releases as GitHub lists them (tag -> build number of the universal wheel), and the site of them."""
     files = serve.root / "files"
 
     def publish(
@@ -81,7 +83,7 @@ def publish(serve: Site) -> Publish:
 
 
 def installed_build(installer: str, directory: Path, site: Site, requirement: str) -> int | None:
-    """The build number of the wheel that the installer takes, None if it finds none."""
+    """The build number of the wheel that the installer selects, None if it finds none."""
     python = empty(directory)
     simple = f"{site.url}site/simple/"
     done = install(installer, python, directory, "--no-deps", "--index-url", simple, requirement)
@@ -127,7 +129,7 @@ def test_an_unverified_wheel_does_not_take_over(publish: Publish, serve: Site, t
 
 
 def project(directory: Path, site: Site) -> Path:
-    """A project of uv that has flash-attn from the index of the release."""
+    """A uv project with flash-attn from the index of the release."""
     directory.mkdir()
     (directory / "pyproject.toml").write_text(
         f"""
@@ -151,7 +153,9 @@ requires-dist = []
 
 
 def test_a_lock_of_uv_moves_on_with_its_upgrade(publish: Publish, serve: Site, tmp_path: Path) -> None:
-    """uv.lock holds the address of the file, which stays in its release: a lock is repeated until it is upgraded."""
+    """uv.lock holds the address of the file, which stays in its release: a lock installs the same wheel until it is
+    upgraded.
+    """
     publish({"v1.0.0": 0, "v1.1.0": 1})
     user = project(tmp_path / "user", serve)
 

@@ -1,4 +1,4 @@
-"""What the workflows run and when: their conditions, worked out and carried out as a runner does."""
+"""Which jobs the workflows run, and when: their conditions are evaluated and their steps executed as a runner does."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _publishes(results: dict[str, str], count: str, variable: str) -> bool:
 
 
 def test_a_release_waits_for_one_approval() -> None:
-    """In the job that makes it public. What follows changes no file of it."""
+    """In the job that makes it public. Later jobs change none of its files."""
     jobs = load("build.yml")["jobs"]
     assert [key for key, job in jobs.items() if job.get("environment")] == ["publish"]
 
@@ -92,7 +92,7 @@ def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, buil
 
 
 def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
-    """Its artifacts are those of the universal wheels and of the oldest and newest cell of each backend."""
+    """Its artifacts are the universal wheels and the oldest and newest combination of each backend."""
     rows = golden_rows()
     (row,) = rows["gpu"]
     artifacts = {wheel["artifact"]: wheel["backend"] for wheel in rows["wheels"]}
@@ -194,7 +194,7 @@ def test_the_trend_measures_the_wheel_of_a_release_or_builds_its_own() -> None:
     contexts["vars"] = {}
     assert not holds(measure["if"], contexts)
     (build,) = (step for step in measure["steps"] if step["name"] == "Build the wheel")
-    # The image of the job has a PYTORCH_ROCM_ARCH of its own.
+    # The image of the job sets PYTORCH_ROCM_ARCH itself.
     assert render(build["env"], {"matrix": row["include"][0]})["PYTORCH_ROCM_ARCH"] == row["include"][0]["targets"]
 
 
@@ -219,7 +219,9 @@ def test_the_expressions_of_the_runner(text: str, value: object) -> None:
 
 
 def test_a_failing_step_fails_its_job_and_keeps_what_must_be_kept(tmp_path: Path) -> None:
-    """The runner itself: after a failure only steps that ask for it run, as a killed compile keeps its kernels."""
+    """Tests the runner itself: after a failure only steps that request it run, such as saving kernels of a killed
+    compilation.
+    """
     runner = Runner(
         workspace=tmp_path / "work",
         storage=tmp_path / "storage",

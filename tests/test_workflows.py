@@ -1,4 +1,4 @@
-"""The contract of the workflows: what GitHub would only say when a job is already running."""
+"""The contract of the workflows: errors that GitHub would only report when a job is already running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workflows import EXPRESSION, ROOT, WORKFLOWS, golden_rows, load, verbs
 from rocm_wheels import cli
 
 NAMES = sorted(path.name for path in WORKFLOWS.glob("*.yml"))
-# Outputs of actions, and inputs that they take; the first are required.
+# Outputs of actions, and inputs that they accept; the first ones are required.
 ACTIONS: dict[str, tuple[set[str], set[str], set[str]]] = {
     "actions/checkout": ({"persist-credentials"}, {"ref", "fetch-depth"}, set()),
     "actions/cache/restore": ({"path", "key"}, {"restore-keys"}, {"cache-hit", "cache-primary-key"}),
@@ -53,7 +53,7 @@ JOBS = [pytest.param(name, key, job, id=f"{name}:{key}") for name, key, job in j
 
 
 def expressions(value: Any) -> Iterator[str]:
-    """All expressions below a value; an `if` is one without its braces."""
+    """All expressions below a value; an `if` is an expression without braces."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "if" and "${{" not in str(each):
@@ -68,7 +68,7 @@ def expressions(value: Any) -> Iterator[str]:
 
 
 def references(text: str) -> list[list[str]]:
-    """Paths such as [needs, create_matrix, outputs, wheels] of an expression, its string literals aside."""
+    """Paths in an expression, such as [needs, create_matrix, outputs, wheels], without its string literals."""
     bare = re.sub(r"'(?:[^']|'')*'", "''", text)
     return [path.split(".") for path in re.findall(r"\b[a-z][\w-]*(?:\.[\w-]+)+", bare)]
 
@@ -112,7 +112,7 @@ def test_the_inputs_of_the_reusable_build() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_allowed_on_top_and_concurrent_runs_are_thought_of(name: str) -> None:
     workflow = load(name)
-    # What is only called has its caller's permissions: a test of its own is about these.
+    # A called workflow has its caller's permissions, which a test of its own checks.
     assert workflow.get("permissions") == (None if set(workflow["on"]) == {"workflow_call"} else {})
     assert "concurrency" in workflow or set(workflow["on"]) == {"workflow_call"}
 
@@ -127,7 +127,7 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
     assert job["permissions"]
     granted = {f"{scope}: {level}" for scope, level in job["permissions"].items()}
     if granted - READ_ONLY and "uses" not in job:
-        # That a pull request runs none of these of build.yml is a test of its own.
+        # Another test checks that a pull request runs none of these jobs of build.yml.
         assert key in {
             "create_release",
             "sign_crate",
@@ -141,7 +141,7 @@ def test_every_job_has_a_limit_and_permissions(name: str, key: str, job: dict[st
 
 
 def test_the_build_has_the_permissions_of_its_caller() -> None:
-    """A release signs where its wheels come from, in the job that built and tested them. Nothing else may."""
+    """A release signs the origin of its wheels in the job that built and tested them. No other job may."""
     callers = {key: job for key, job in load("build.yml")["jobs"].items() if "_build_rocm" in job.get("uses", "")}
     assert {key: job["permissions"] for key, job in callers.items()} == {
         "build_wheels_rocm": {"contents": "read", "id-token": "write", "attestations": "write"},
@@ -172,7 +172,7 @@ def test_the_crate_is_signed_where_nothing_of_it_runs() -> None:
 
 
 def test_a_job_that_can_write_installs_next_to_nothing() -> None:
-    """Whatever is installed there could use the token: the packages of the group `release` (test_locks), or none."""
+    """Any installed package could use the token: only the group `release` (test_locks), or no package."""
     for name, key, job in jobs():
         if "uses" not in job and job.get("permissions", {}).get("contents") == "write":
             runs = [step["run"] for step in job["steps"] if "run" in step]
@@ -264,7 +264,7 @@ def test_every_reference_leads_somewhere(name: str, key: str, job: dict[str, Any
 
 
 def _inputs(event: Any) -> dict[str, Any]:
-    """Of a trigger, which may be nothing or, for a schedule, a list."""
+    """The inputs of a trigger, which may be nothing or, for a schedule, a list."""
     return event.get("inputs", {}) if isinstance(event, dict) else {}
 
 
@@ -285,7 +285,7 @@ def _outputs() -> set[str]:
 
 
 def test_run_lines_hold_no_expression_and_know_their_variables() -> None:
-    """What a run line reads is set beside it; an expression in it would be code from outside."""
+    """Variables of a run line are set in its step. An expression in the line would be code from outside."""
     given = {"GITHUB_OUTPUT", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY", "RUNNER_TEMP"}
     for name, key, job in jobs():
         outer = {**load(name).get("env", {}), **job.get("env", {})}
@@ -330,7 +330,7 @@ def test_run_lines_call_verbs_with_options_that_exist(capsys: pytest.CaptureFixt
 
 
 def test_a_pipe_fails_with_its_first_command() -> None:
-    """GitHub's own bash has no pipefail unless it is asked for by name."""
+    """GitHub's default bash has no pipefail unless a step names bash."""
     for name, key, job in jobs():
         piped = [step["name"] for step in job.get("steps", []) if re.search(r"[^|]\|[^|]", step.get("run", ""))]
         if piped:
@@ -338,7 +338,7 @@ def test_a_pipe_fails_with_its_first_command() -> None:
 
 
 def test_everything_of_a_release_is_of_its_commit() -> None:
-    """What is built, tested and published is checked out at the commit of the tag, not at the one of the run."""
+    """Builds, tests and publishing check out the commit of the tag, not the commit of the run."""
     for key, job in load("build.yml")["jobs"].items():
         if key in ("create_release", "update_docs", "trend", "sign_crate"):
             continue
@@ -347,7 +347,7 @@ def test_everything_of_a_release_is_of_its_commit() -> None:
             continue
         (checkout,) = (step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@"))
         source = "needs.create_matrix.outputs.commit"
-        if key == "create_matrix":  # it hands on what it checks out
+        if key == "create_matrix":  # passes on the commit that it checks out
             source = "needs.create_release.result == 'success' && needs.create_release.outputs.commit || github.sha"
             assert job["outputs"]["commit"] == f"${{{{ {source} }}}}"
         assert checkout["with"]["ref"] == f"${{{{ {source} }}}}", key

@@ -1,4 +1,4 @@
-"""`yank --reason` with any text: yanked.toml stays readable, and what cannot be shown in a line is refused."""
+"""`yank --reason` with any text: yanked.toml stays valid, and a reason that does not fit in a line is refused."""
 
 from __future__ import annotations
 

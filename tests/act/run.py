@@ -37,7 +37,7 @@ from fake_github import REPOSITORY, TOKEN, Hub  # noqa: E402
 TAG = "v0.1.0"
 TARGET = "gfx1030"
 CELL = {"flash_attn": ["2.8.3"], "python": ["3.11"], "torch": ["2.5.1"], "rocm": ["6.2"], "backend": ["triton"]}
-# The check of the crate compiles it several times: here it is packed alone.
+# The check of the crate compiles it several times, so here the crate is only packed.
 _CRATE = """#!/usr/bin/env bash
 cd "$(dirname "$0")" && cargo package --locked --allow-dirty --no-verify --quiet
 """
@@ -45,7 +45,7 @@ cd "$(dirname "$0")" && cargo package --locked --allow-dirty --no-verify --quiet
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A Python program of `job` is killed at its `count`-th audit event of that name whose arguments hold `text`."""
+    """Kills a Python program of `job` at its `count`-th audit event of that name whose arguments contain `text`."""
 
     job: str
     event: str
@@ -55,19 +55,19 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A run of build.yml: what starts it, and how it ends.
+    """A run of build.yml: its trigger and its expected end.
 
-    Each fault ends an attempt. The next one finds its artifacts and caches. The last attempt is undisturbed, and all of
-    `jobs` have run then. `jobs` are those that a run needs that nothing disturbs.
+    Each fault ends an attempt. The next attempt finds its artifacts and caches. The last attempt has no fault, and all
+    of `jobs`, which a run without faults needs, have run then.
     """
 
     event: str
     payload: Mapping[str, Any] = field(default_factory=dict)
-    tagged: bool = False  # the tag is there before the run
+    tagged: bool = False  # the tag exists before the run
     faults: tuple[Fault, ...] = ()
     jobs: frozenset[str]
     publishes: bool
-    like: str = ""  # the scenario whose release it repeats
+    like: str = ""  # the scenario whose release this one repeats
 
 
 _BUILT = {"create_matrix", "build_kernels", "build", "crate"}
@@ -91,9 +91,9 @@ SCENARIOS = {
         payload={"ref": f"refs/tags/{TAG}"},
         tagged=True,
         faults=(
-            Fault(job="build_kernels", event="os.rename", text=".co.", count=20),  # a compiler, as if memory ran out
+            Fault(job="build_kernels", event="os.rename", text=".co.", count=20),  # as if memory ran out
             Fault(job="publish", event="http.client.send", text="POST /upload/", count=3),
-            Fault(job="publish", event="http.client.send", text="PATCH /repos/", count=2),  # all is there but public
+            Fault(job="publish", event="http.client.send", text="PATCH /repos/", count=2),  # before it is public
         ),
         jobs=frozenset(_BUILT | _PUBLISHED),
         publishes=True,
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def run(work: Path, names: list[str]) -> int:
-    """Runs scenarios in `work`. 0 if each ends as it should."""
+    """Runs scenarios in `work`. Returns 0 if each ends as expected."""
     work.mkdir(parents=True, exist_ok=True)
     _packages(work)
     checkout = _repository(work / "name")
@@ -134,7 +134,7 @@ def run(work: Path, names: list[str]) -> int:
 
 
 def _play(scenario: Scenario, work: Path, own: Path, checkout: Path) -> tuple[list[str], dict[str, str]]:
-    """All attempts of a run. What is wrong at their ends, and the release as `_release` tells it."""
+    """Runs all attempts of a scenario. Returns the unexpected results, and the release as `_release` describes it."""
     commit = _git(checkout, "rev-parse", "HEAD")
     hub = Hub(settings={"": {"default_branch": "main"}})
     if scenario.tagged:
@@ -158,13 +158,15 @@ def _play(scenario: Scenario, work: Path, own: Path, checkout: Path) -> tuple[li
 
 
 def _release(hub: Hub) -> dict[str, str]:
-    """Name -> digest where the file is the same in each run. Verdicts hold times, and SHA256SUMS holds the verdicts."""
+    """Name -> digest of each file that is the same in each run. Test reports hold times, and SHA256SUMS covers the
+    reports.
+    """
     assets = [asset for release in hub.releases.values() for asset in release["assets"]]
     return {asset["name"]: asset["digest"] * asset["name"].endswith((".whl", ".crate")) for asset in assets}
 
 
 def _wrong_end(scenario: Scenario, hub: Hub, own: Path, commit: str) -> list[str]:
-    """What GitHub has that it should not have, or lacks."""
+    """Objects that GitHub has but should not have, or lacks."""
     calls, attested = ((own / name).read_text().splitlines() for name in ("calls", "attestations"))
     print("\n".join(f"  {name}" for name in _release(hub)))
     if not scenario.publishes:
@@ -182,7 +184,7 @@ def _wrong_end(scenario: Scenario, hub: Hub, own: Path, commit: str) -> list[str
 
 
 def _packages(work: Path) -> None:
-    """node_modules of the actions, as the lock file has them, outside of the repository."""
+    """The actions' node_modules from the lock file, outside of the repository."""
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, work / name)
     command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
@@ -190,7 +192,9 @@ def _packages(work: Path) -> None:
 
 
 def _repository(path: Path) -> Path:
-    """A repository with one commit on the branch main: these files, with one cell, one target and fewer kernels."""
+    """A repository with one commit on the branch main: these files, reduced to one combination, one target and fewer
+    kernels.
+    """
     fewer_kernels.copy(path)
     fewer_kernels.narrow(path)
     (path / "candle-flash-rocm/check.sh").write_text(_CRATE)
@@ -217,10 +221,11 @@ def _git(path: Path, *words: str) -> str:
 def _attempt(
     scenario: Scenario, number: int, fault: Fault | None, hub: Hub, work: Path, own: Path, checkout: Path
 ) -> dict[str, str]:
-    """One attempt of a run, with act's log in a file of its number. Job -> its result, for those that ran."""
-    # What kills a compiler needs kernels to compile: a run with faults sees no cache of another.
+    """Runs one attempt and writes act's log to a numbered file. Returns job -> result for the jobs that ran."""
+    # A fault that kills a compiler needs kernels to compile, so a run with faults does not use the cache of another
+    # run.
     caches = (own if scenario.faults else work) / "caches"
-    # act's server lists no artifacts where the run has no directory.
+    # act's server lists no artifacts if the run has no directory.
     for directory in (own / "artifacts/1", caches):
         directory.mkdir(parents=True, exist_ok=True)
     for name in ("calls", "attestations"):
@@ -236,7 +241,7 @@ def _attempt(
         command += ["-P", f"{runner}=-self-hosted"]
     for used, local in _actions(checkout).items():
         command += ["--local-repository", f"{used}={local}"]
-    # The token of a pull request may write nothing: it is one that this GitHub does not know.
+    # The token of a pull request cannot write: this GitHub does not know it.
     command += ["--secret", f"GITHUB_TOKEN={TOKEN if scenario.publishes else 'of-a-pull-request'}"]
     variables = {
         "GITHUB_RUN_ATTEMPT": str(number),
@@ -257,7 +262,7 @@ def _attempt(
 
 
 def _results(log: Path) -> dict[str, str]:
-    """Job -> its result, from act's log: a failure where one of its rows failed."""
+    """Job -> result from act's log. A job fails if one of its matrix rows fails."""
     results: dict[str, str] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line) if line.startswith("{") else {}
@@ -267,7 +272,7 @@ def _results(log: Path) -> dict[str, str]:
 
 
 def _actions(checkout: Path) -> dict[str, Path]:
-    """Each action that a workflow uses -> the directory of its stand-in, where there is one."""
+    """Each action that a workflow uses -> the directory of its stand-in, if it has one."""
     found = {}
     for workflow in sorted((checkout / ".github/workflows").glob("*.yml")):
         for owner, name, commit in re.findall(r"uses: ([\w-]+)/([\w-]+)[^@\s]*@([0-9a-f]{40})", workflow.read_text()):

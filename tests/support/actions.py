@@ -1,4 +1,4 @@
-"""Stand-ins of GitHub's actions on a disk, with the results of the pinned versions' sources (docs/notes/actions.md)."""
+"""Stand-ins for GitHub's actions on a local disk, with the behaviour of the pinned versions (docs/notes/actions.md)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r'[":<>|*?\r\n\\/]')  # characters that no artifact's name has
+_NAME = re.compile(r'[":<>|*?\r\n\\/]')  # characters that an artifact's name must not have
 _PATH = re.compile(r'[":<>|*?\r\n]')
 _GLOB = re.compile(r"[*?\[]")
-RETENTION_DAYS = 90  # the most that a repository allows
-MAX_KEY = 512  # characters of a cache key
-MAX_KEYS = 10  # the key and its restore-keys
+RETENTION_DAYS = 90  # limit of a repository
+MAX_KEY = 512  # limit of a cache key
+MAX_KEYS = 10  # limit of the key and its restore-keys
 
 
 class ActionFailed(Exception):  # noqa: N818 - as the runner's result "failure"
@@ -23,7 +23,9 @@ class ActionFailed(Exception):  # noqa: N818 - as the runner's result "failure"
 
 
 def upload(inputs: Mapping[str, Any], workspace: Path, artifacts: Path) -> None:
-    """actions/upload-artifact: the files that the paths match, without hidden ones, links followed, modes lost."""
+    """actions/upload-artifact: the files that the paths match, without hidden files; links are followed, modes are
+    lost.
+    """
     name = inputs["name"]
     if not name or _NAME.search(name):
         raise ActionFailed(f"the artifact name is not valid: {name!r}")
@@ -51,7 +53,9 @@ def upload(inputs: Mapping[str, Any], workspace: Path, artifacts: Path) -> None:
 
 
 def download(inputs: Mapping[str, Any], workspace: Path, artifacts: Path) -> None:
-    """actions/download-artifact: a single match lands in `path` itself, several in a directory each or merged."""
+    """actions/download-artifact: a single match is unpacked in `path` itself, several matches in a directory each or
+    merged.
+    """
     target = Path(os.path.normpath(workspace / (inputs.get("path") or ".")))
     there = sorted(artifacts.iterdir(), reverse=True) if artifacts.is_dir() else []
     if name := inputs.get("name"):
@@ -66,7 +70,7 @@ def download(inputs: Mapping[str, Any], workspace: Path, artifacts: Path) -> Non
 
 
 def check_keys(inputs: Mapping[str, Any]) -> None:
-    """actions/cache: ActionFailed for keys that the cache refuses, or that restore nothing of an earlier run."""
+    """actions/cache: raises ActionFailed for keys that the cache refuses, or that restore nothing of an earlier run."""
     keys = [inputs["key"], *(line.strip() for line in inputs.get("restore-keys", "").split("\n") if line.strip())]
     if len(keys) > MAX_KEYS or any(not key or len(key) > MAX_KEY or "," in key or "\n" in key for key in keys):
         raise ActionFailed(f"Key Validation Error: {keys}")
@@ -75,7 +79,7 @@ def check_keys(inputs: Mapping[str, Any]) -> None:
 
 
 def _chosen(name: str, inputs: Mapping[str, Any]) -> bool:
-    """Whether the pattern is the artifact's. Braces without a comma are no choice, as in minimatch."""
+    """Whether the pattern matches the artifact. Braces without a comma are literal, as in minimatch."""
     pattern = inputs.get("pattern")
     if not pattern:
         return True
@@ -85,7 +89,7 @@ def _chosen(name: str, inputs: Mapping[str, Any]) -> bool:
 
 
 def _matches(pattern: str) -> list[Path]:
-    """The files at or below what a pattern matches. A directory has no entry of its own: an empty one vanishes."""
+    """The files at or below the matches of a pattern. Directories have no entry, so an empty directory is lost."""
     base = _search_path(pattern)
     start = [base] if base == pattern else [str(path) for path in Path(base).glob(os.path.relpath(pattern, base))]
     found: list[Path] = []

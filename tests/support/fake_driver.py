@@ -1,4 +1,4 @@
-"""What the tests say to fake_driver.c and read from it. Standard library only: it runs under every Python."""
+"""Controls and reads fake_driver.c from tests. Standard library only: it runs under every Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch as the driver saw it; each argument as the hexadecimal of its bytes."""
+    """One launch that the driver received; each argument as the hexadecimal of its bytes."""
 
     device: int
     loaded: int
@@ -27,27 +27,27 @@ class FakeDriver:
         self.library.fake_log.restype = ctypes.c_char_p
 
     def reset(self, devices: int = 2) -> None:
-        """Forget the log and every instruction."""
+        """Clears the log and all instructions."""
         self.library.fake_reset()
         self.library.fake_set_devices(devices)
 
     def fail(self, function: str, code: int) -> None:
-        """Let the next call of a function return this code and do nothing."""
+        """Lets the next call of a function return this code without an effect."""
         self.library.fake_fail(function.encode(), code)
 
     def take_log(self) -> list[str]:
-        """The calls since the last time, one a line."""
+        """The calls since the last call of this method, one per line."""
         lines: list[str] = self.library.fake_log().decode().splitlines()
         self.library.fake_reset()
         return lines
 
     def take_launches(self) -> list[Launch]:
-        """The launches since the last time; other calls are dropped."""
+        """The launches since the last call of this method; other calls are dropped."""
         return [parse_launch(line) for line in self.take_log() if "Launch" in line.split(maxsplit=1)[0]]
 
 
 def parse_launch(line: str) -> Launch:
-    """Read a line of the log."""
+    """Parses a line of the log."""
     fields = dict(field.split("=", 1) for field in line.split()[1:])
     return Launch(
         device=int(fields["device"]),

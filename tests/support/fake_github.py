@@ -1,4 +1,4 @@
-"""A GitHub of releases on loopback, with the faults that the real one has."""
+"""A stand-in for GitHub's releases on loopback, with the faults of the real service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 REPOSITORY = "owner/name"
 TOKEN = "secret-token-of-the-tests"
-PAGE = 5  # entries a page, whatever is asked for
+PAGE = 5  # entries per page, whatever the request asks for
 FAULTS = (
     *("error", "late error", "no answer", "late silence", "dropped", "late drop"),
     *("truncated", "rate limit", "slow down", "starter"),
@@ -29,7 +29,9 @@ FAULTS = (
 
 @dataclass
 class Hub:
-    """State and faults: `rate` of all requests go wrong; `on_request` may kill the client at a moment of a request."""
+    """State and faults. rate: the share of requests with a fault. on_request: may kill the client at a given moment of
+    a request.
+    """
 
     seed: int = 0
     rate: float = 0.0
@@ -40,11 +42,11 @@ class Hub:
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     digests: bool = True
-    lag: float = 0.0  # seconds that listings are behind
-    clock: float = 0.0  # seconds that the clock here is ahead of the client's
-    corrupt: bool = False  # the next upload arrives with other bytes of the same size
-    tags: dict[str, str] = field(default_factory=dict)  # to the commit; "tag:..." is an annotated tag's own object
-    settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer, an int is a status
+    lag: float = 0.0  # seconds that listings lag behind
+    clock: float = 0.0  # seconds that the server's clock is ahead of the client's clock
+    corrupt: bool = False  # the next upload is stored with other bytes of the same size
+    tags: dict[str, str] = field(default_factory=dict)  # tag -> commit; "tag:..." is the object of an annotated tag
+    settings: dict[str, Any] = field(default_factory=dict)  # path below the repository -> answer or status code
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class Hub:
         return time.time() + self.clock
 
     def record(self) -> None:
-        """Keeps what listings show `lag` seconds from now."""
+        """Schedules a change that listings show after `lag` seconds."""
         if self.lag:
             self.history.append((time.monotonic(), copy.deepcopy(list(self.releases.values()))))
 
@@ -73,7 +75,7 @@ class Hub:
         return self.next_id
 
     def draw(self, upload: bool) -> str:
-        """The fault of the next request, or ""."""
+        """The fault of the next request, "" for none."""
         if self.random.random() >= self.rate:
             return ""
         fault = self.random.choice(FAULTS if upload else FAULTS[:-1])
@@ -103,7 +105,7 @@ class Hub:
         return release
 
     def add_asset(self, release: dict[str, Any], asked: str, content: bytes, state: str = "uploaded") -> dict[str, Any]:
-        """The asset under the name that GitHub gives it; KeyError if the name is taken."""
+        """Adds an asset under the name that GitHub gives it. Raises KeyError if the name is taken."""
         name = re.sub(r"[^A-Za-z0-9._+-]", ".", asked)
         if any(asset["name"] == name for asset in release["assets"]):
             raise KeyError(name)
@@ -124,7 +126,7 @@ class Hub:
         return asset
 
     def address(self, release: dict[str, Any], asset: dict[str, Any]) -> None:
-        """Until the release is public the asset's address has a number in the place of the tag."""
+        """The asset's address. Until the release is public, it has a number in place of the tag."""
         tag = f"untagged-{release['id']:020x}" if release["draft"] else release["tag_name"]
         name = quote(asset["name"], safe="")
         asset["browser_download_url"] = f"{self.url}/{REPOSITORY}/releases/download/{tag}/{name}"
@@ -184,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub.on_request(number, "answered")
 
     def _asleep(self, fault: str, kind: str) -> bool:
-        """Longer than the client waits."""
+        """Sleeps longer than the client waits."""
         if fault == kind:
             time.sleep(0.4)
         return fault == kind
@@ -311,12 +313,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Clients here are killed in the middle of a request."""
+        """Ignores broken connections, because clients are killed in the middle of a request."""
 
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """The hub behind an address of its own, for as long as the block runs."""
+    """Serves the hub at an address of its own while the block runs."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with _Server(("127.0.0.1", 0), handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -326,5 +328,5 @@ def serve(hub: Hub) -> Iterator[Hub]:
 
 
 def seed(*parts: object) -> int:
-    """The same number in every run."""
+    """The seed of a name: the same number in every run."""
     return zlib.crc32(repr(parts).encode())

@@ -1,6 +1,6 @@
-"""A launcher without a driver: it keeps what it is told, and refuses what the real one refuses.
+"""A launcher without a driver: it records its arguments and refuses what the real launcher refuses.
 
-launcher_argument_cases.py holds that the two agree. Standard library only: it runs under every Python.
+launcher_argument_cases.py checks that both agree. Standard library only: it runs under every Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WANTED = {
 
 
 class Kernel:
-    """Like flash_attn._launcher.Kernel. launched: (what the kernel was made of, what it was launched with)."""
+    """Like flash_attn._launcher.Kernel. launched: (arguments of the kernel's constructor, arguments of the launch)."""
 
     launched: ClassVar[list[Any]]
     platform = "hip"
@@ -43,7 +43,7 @@ class Kernel:
         self._letters = "B" if self._size else self._checked(params)
 
     def _structure(self, params: str) -> int:
-        """Bytes of the one argument, 0 for a kernel of several."""
+        """Bytes of the single structure argument, 0 for a kernel with several arguments."""
         if not params.startswith(("B", "K")):
             return 0
         size = int(params[1:]) if re.fullmatch(r"[BK][1-9][0-9]*", params) else 0
@@ -54,7 +54,7 @@ class Kernel:
         return size
 
     def _checked(self, params: str) -> str:
-        """The letters of the arguments that a launch passes."""
+        """The letters of the arguments of a launch."""
         if len(params) > MAX_PARAMS:
             raise ValueError(f"kernel {self._name}: {len(params)} params, at most {MAX_PARAMS}")
         for index, letter in enumerate(params):

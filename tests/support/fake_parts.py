@@ -1,4 +1,4 @@
-"""Small stand-ins for what the heavy stages make: a plan, kernel stores, a launcher."""
+"""Small stand-ins for the results of slow stages: a plan, kernel stores, a launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rocm_wheels.matrix.plan import Plan, make_plan
 
 
 def plan(*targets: str, python: str = "3.11", torch: str = "2.5.1", rocm: str = "6.2") -> Plan:
-    """The plan of a Triton cell for these targets."""
+    """The plan of a Triton wheel for these targets."""
     return make_plan(
         versions.load(),
         flash_attn="2.8.3",
@@ -51,7 +51,7 @@ def store(
 
 
 def crate(directory: Path, commit: str, *, name: str = "candle-flash-rocm-0.1.0", **files: str | None) -> Path:
-    """The crate as `cargo package` packs it; `files` are further members, or with None what it lacks."""
+    """The crate as `cargo package` packs it. files: additional members; None removes a member."""
     vcs = json.dumps({"git": {"sha1": commit}, "path_in_vcs": "candle-flash-rocm"})
     members = {"Cargo.toml": "[package]\n", ".cargo_vcs_info.json": vcs, "src/lib.rs": ""} | files
     path = directory / f"{name}.crate"
@@ -65,7 +65,7 @@ def crate(directory: Path, commit: str, *, name: str = "candle-flash-rocm-0.1.0"
 
 
 def library(path: Path, code: str, *flags: str, glibc: str = "2.17") -> Path:
-    """A shared library compiled from C against that glibc."""
+    """A shared library compiled from C for that glibc."""
     source = path.with_suffix(".c")
     source.write_text(code, encoding="utf-8")
     command = [

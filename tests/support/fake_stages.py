@@ -1,4 +1,4 @@
-"""Stands in for the stages of a build."""
+"""Replaces the stages of a build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict:
 
 
 class Stages:
-    """Stands in for the modules that compile, assemble, repair and verify, and records the calls."""
+    """Replaces the modules that compile, assemble, repair and verify, and records their calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

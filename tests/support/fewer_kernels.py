@@ -1,8 +1,8 @@
-"""Copies of this repository that compile fewer kernels, so that a test of the whole pipeline takes a minute or two.
+"""Copies this repository with fewer kernels to compile, so that a test of the whole pipeline takes a minute or two.
 
-A copy keeps every operation in every element type, and of bf16 every kind, each in its smallest size, and the largest
-size of the plain bf16 kernels, which take the most registers and shared memory. A release compiles all kernels. The
-ones that remain are the same as in this repository, byte for byte.
+A copy keeps every operation in every dtype, every kind of bf16 in its smallest size, and the largest size of the plain
+bf16 kernels, which use the most registers and shared memory. A release compiles all kernels. The remaining kernels are
+byte for byte the same as in this repository.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _sizes(variant: Variant) -> tuple[int, ...]:
 
 
 def copy(root: Path) -> None:
-    """Copies the files of this repository to `root`, committed or not, without what git ignores."""
+    """Copies the files of this repository to `root`, committed or not, without files that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -45,6 +45,6 @@ def copy(root: Path) -> None:
 
 
 def narrow(root: Path) -> None:
-    """Leaves fewer kernels to compile in the copy at `root`."""
+    """Removes kernels from the copy at `root`."""
     with (root / "flash_attn_src/flash_attn/kernels/variants.py").open("a", encoding="utf-8") as file:
         file.write(_NARROWER)

@@ -1,6 +1,6 @@
-"""What AMD's own runtime makes of the launcher and of every kernel of a store, whose archive is STORE.
+"""Tests of AMD's runtime with the launcher and every kernel of the store in the variable STORE.
 
-test_rocm_runtime.py runs it, in processes that `amdgpu_simulator/hip/process.py` starts.
+test_rocm_runtime.py runs it in processes that `amdgpu_simulator/hip/process.py` starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BITS = {"P": 47, "i": 31, "f": 23}
 
 
 class Stored:
-    """A kernel of the store, with arguments that all differ, so that a test sees a mixed-up one."""
+    """A kernel of the store, with arguments that all differ, so that a test detects exchanged arguments."""
 
     def __init__(self, image: bytes, name: str, entry: dict[str, Any]) -> None:
         self.entry = entry
@@ -33,12 +33,12 @@ class Stored:
         how = (entry["symbol"], entry["params"], entry["shared"], entry["threads"], name)
         self.kernel = through_hip.launcher_module().Kernel(image, *how)
         draw = random.Random(name)
-        if entry["params"][0] in "BK":  # one structure: Composable Kernel's argument, all arguments of AMD's assembly
+        if entry["params"][0] in "BK":  # one structure, for Composable Kernel and for AMD's assembly
             self.letters, self.form = "B", struct.Struct(f"{entry['params'][1:]}s")
             self.arguments: list[Any] = [draw.randbytes(self.form.size)]
         else:
             self.letters = entry["params"]
-            self.form = struct.Struct("@" + "".join(FORMS[letter] for letter in self.letters))  # each at its alignment
+            self.form = struct.Struct("@" + "".join(FORMS[letter] for letter in self.letters))  # aligned
             self.arguments = [draw.getrandbits(BITS[letter]) for letter in self.letters.rstrip("0")]
 
     def check(self, packet: packets.Packet, grid: tuple[int, int, int]) -> None:
@@ -58,7 +58,7 @@ def store() -> dict[str, Stored]:
 
 @pytest.fixture
 def one(store: dict[str, Stored]) -> Stored:
-    """A kernel that nothing has loaded, as each test takes another."""
+    """A kernel that nothing has loaded; each test takes another one."""
     name = next(iter(store))
     return store.pop(name)
 
@@ -78,12 +78,12 @@ def test_every_kernel_arrives_as_it_was_launched(store: dict[str, Stored]) -> No
 
 
 def test_a_kernel_that_is_first_launched_in_a_capture(one: Stored) -> None:
-    """Loading it must not spoil the capture; the graph then launches it as often as it is asked to."""
+    """The load must not spoil the capture. Each replay of the graph launches the kernel once."""
     runtime = packets.runtime()
     stream, graph, ready = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     with runtime.serving(partial(one.check, grid=(2, 3, 1)), 6):
         runtime.call("hipStreamCreateWithFlags", ctypes.byref(stream), 1)
-        runtime.call("hipStreamBeginCapture", stream, 0)  # global: of all threads
+        runtime.call("hipStreamBeginCapture", stream, 0)  # capture mode global: for all threads
         for _ in range(2):
             one.kernel.launch(0, stream.value, 2, 3, 1, *one.arguments)
         runtime.call("hipStreamEndCapture", stream, ctypes.byref(graph))
@@ -102,7 +102,7 @@ def test_a_kernel_on_the_second_gpu_while_the_first_is_current(one: Stored) -> N
             runtime.call("hipSetDevice", 0)
             one.kernel.launch(1, 0, 1, 1, 1, *one.arguments)
             runtime.call("hipGetDevice", ctypes.byref(current))
-            runtime.call("hipSetDevice", 1)  # which the end of this waits for
+            runtime.call("hipSetDevice", 1)  # the end of the block waits for this GPU
     finally:
         runtime.call("hipSetDevice", 0)
     assert [packet.gpu for packet in seen] == [1]
@@ -128,7 +128,7 @@ def test_threads_load_it_once_and_each_launch_arrives(one: Stored) -> None:
 
 
 def test_the_largest_grid(one: Stored) -> None:
-    """The launcher must refuse one more block: some releases of HIP launch only a part of such a grid."""
+    """The launcher must refuse one more block, because some releases of HIP launch only a part of such a grid."""
     grid = ((2**32 - 1) // one.entry["threads"], 1, 1)
     with packets.runtime().serving(partial(one.check, grid=grid), 1):
         one.kernel.launch(0, 0, *grid, *one.arguments)
@@ -137,7 +137,9 @@ def test_the_largest_grid(one: Stored) -> None:
 
 
 def test_refused_by_a_gpu_of_another_target(one: Stored) -> None:
-    """Run on such a GPU. The launcher alone raises: HIP keeps no error that torch would take for its own."""
+    """Runs on a GPU of another target. Only the launcher raises: HIP keeps no error that torch would report as its
+    own.
+    """
     with pytest.raises(RuntimeError, match=r"on device 0: hipModuleLoadData failed: hipErrorNoBinaryForGpu \(209\)"):
         one.kernel.launch(0, 0, 1, 1, 1, *one.arguments)
     assert packets.runtime().hip.hipGetLastError() == 0

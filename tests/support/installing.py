@@ -1,4 +1,4 @@
-"""pip and uv, a site behind an address, and environments to install into."""
+"""pip and uv, a local HTTP site, and environments to install into."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uv import find_uv_bin
 
 @dataclass(frozen=True)
 class Site:
-    """A site behind an address; `asked` are the paths that were asked for."""
+    """An HTTP site. asked: the requested paths."""
 
     url: str
     root: Path
@@ -39,7 +39,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(root: Path) -> Iterator[Site]:
-    """A directory behind an address, for as long as the block runs."""
+    """Serves a directory over HTTP while the block runs."""
     asked: list[str] = []
     handler = functools.partial(type("Handler", (_Handler,), {"asked": asked}), directory=root)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -49,7 +49,7 @@ def served(root: Path) -> Iterator[Site]:
 
 
 def pure_wheel(directory: Path, name: str, version: str) -> Path:
-    """A tiny wheel and its place in an index page."""
+    """Writes a tiny wheel. Returns its line in an index page."""
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     path = directory / f"{name}-{version}-py3-none-any.whl"
@@ -70,7 +70,7 @@ def pure_wheel(directory: Path, name: str, version: str) -> Path:
 
 
 def clean_environment(cache: Path) -> dict[str, str]:
-    """No setting of this machine's user: neither another index nor a cached wheel."""
+    """The environment without settings of this machine's user: no other index and no cached wheel."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "VIRTUAL_ENV"))}
     own = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return {
@@ -86,7 +86,7 @@ def clean_environment(cache: Path) -> dict[str, str]:
 def call(
     command: list[str], cache: Path, settings: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """With the settings of nobody, or with these."""
+    """Runs a command without the user's settings, or with these settings."""
     own = clean_environment(cache) if settings is None else {**settings, "UV_CACHE_DIR": str(cache)}
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60, check=False)
 
@@ -104,21 +104,21 @@ def uv(cache: Path, *arguments: str, settings: Mapping[str, str] | None = None) 
 def install(
     installer: str, python: Path, cache: Path, *arguments: str, settings: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """By pip or uv, into the environment of this Python."""
+    """Installs with pip or uv into the environment of this Python."""
     if installer == "pip":
         return pip(cache, *arguments, python=python, settings=settings)
     return uv(cache, "--python", str(python), *arguments, settings=settings)
 
 
 def empty(directory: Path) -> Path:
-    """The Python of an environment that has nothing."""
+    """The Python of an empty environment."""
     made = call([find_uv_bin(), "venv", "--no-project", "--python", sys.executable, str(directory / "env")], directory)
     assert made.returncode == 0, made.stderr
     return directory / "env" / "bin" / "python"
 
 
 def with_torch(directory: Path, torch: str) -> Path:
-    """The Python of an environment that has this torch, and nothing else."""
+    """The Python of an environment with only this torch."""
     wheel = pure_wheel(directory / "torch", "torch", torch)
     python = empty(directory)
     assert uv(directory / "cache", "--python", str(python), "--no-index", str(wheel)).returncode == 0

@@ -1,8 +1,6 @@
 """Kills publishing and the index at random points, against a GitHub with every kind of fault, and runs them again.
 
-As a program it does so many times and counts:
-
-    python tests/support/kills.py --count 100
+As a program it repeats this and counts: python tests/support/kills.py --count 100
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from rocm_wheels.publish import assets, github  # noqa: E402
 
 MOMENTS = ("before", "mid", "after", "answered")
 BACKOFF, TIMEOUT, ATTEMPTS = 0.01, (5.0, 0.25), 12  # waits short enough for a test
-LAGS = (0.0, 0.01, 0.025)  # seconds that listings are behind; a run waits 3 * BACKOFF where it matters
+LAGS = (0.0, 0.01, 0.025)  # seconds that listings lag behind; a run waits 3 * BACKOFF where the lag matters
 CLOCKS = (-7200.0, 0.0, 7200.0)
-# What a user starts, with these waits.
+# The command that a user starts, with these waits.
 PROGRAM = f"""
 import sys
 from rocm_wheels import cli
@@ -64,7 +62,7 @@ class Killer:
 
 
 def make_dist(directory: Path) -> Path:
-    """Three wheels, their verdicts, and a kernel store, which one of the wheels holds."""
+    """Writes three wheels, their test reports, and a kernel store that one of the wheels holds."""
     store = fake_parts.store(directory, "gfx942")
     for text, backend in (
         ("2.8.3 3.11 2.5.1 6.2", "triton"),
@@ -79,7 +77,7 @@ def make_dist(directory: Path) -> Path:
 
 @functools.cache
 def undisturbed(dist: Path) -> tuple[str, dict[str, bytes]]:
-    """The notes and the site of runs in which nothing goes wrong."""
+    """The notes and the site of runs without faults."""
     with fake_github.serve(Hub()) as hub, tempfile.TemporaryDirectory() as directory:
         publish(hub, dist)
         assert _index(hub, Path(directory) / "site").returncode == 0
@@ -87,7 +85,7 @@ def undisturbed(dist: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def check_once(hub: Hub, dist: Path) -> None:
-    """The end is that of an undisturbed run, and no wheel was ever stored a second time."""
+    """Checks that the result equals the result of a run without faults, and that no wheel was stored twice."""
     found = state(hub)
     assert found["assets"] == expected(dist)
     assert found["draft"] is False
@@ -98,7 +96,9 @@ def check_once(hub: Hub, dist: Path) -> None:
 
 
 def kill_publish(dist: Path, seed: int) -> Counter[str]:
-    """One publish that is killed at a random point, and one that ends it. What went wrong on the way, counted."""
+    """Runs publish once with a kill at a random point, and once to the end. Returns the count of the faults on the
+    way.
+    """
     chance = random.Random(fake_github.seed("kill", seed))
     killer = Killer(chance.randint(1, 30), chance.choice(MOMENTS))
     hub = _hub(chance, seed, killer)
@@ -110,7 +110,7 @@ def kill_publish(dist: Path, seed: int) -> Counter[str]:
 
 
 def kill_index(dist: Path, seed: int) -> Counter[str]:
-    """The same with the index of a release that is public."""
+    """As `kill_publish`, for the index of a public release."""
     chance = random.Random(fake_github.seed("index", seed))
     with fake_github.serve(Hub()) as hub, tempfile.TemporaryDirectory() as directory:
         publish(hub, dist)
@@ -141,7 +141,7 @@ def _hub(chance: random.Random, seed: int, killer: Callable[[int, str], None]) -
 
 
 def _killed(hub: Hub, words: list[str], killer: Killer) -> bool:
-    """Whether the program was killed; one that needs fewer requests ends well before."""
+    """Whether the program was killed; a program that sends fewer requests ends normally."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *words],
         env={**os.environ, **environment(hub)},
@@ -171,7 +171,7 @@ def _index(hub: Hub, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _site(hub: Hub, site: Path) -> dict[str, bytes]:
-    """The files of a site, with the address of the hub, which is another one each time, taken out."""
+    """The files of a site without the address of the hub, which differs in each run."""
     return {
         path.relative_to(site).as_posix(): path.read_bytes().replace(hub.url.encode(), b"HUB")
         for path in sorted(site.rglob("*"))

@@ -1,4 +1,4 @@
-"""What the launcher must do with a kernel and its arguments, a part of launcher_cases.py."""
+"""Cases of the launcher's checks of a kernel and its arguments; part of launcher_cases.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def packs_each_kind_at_its_limits(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def leaves_no_memory_of_the_host_beside_a_short_argument(bench: Bench) -> None:
-    """The driver reads 8 bytes of each argument here, as HIP does where a kernel's metadata says so."""
+    """The driver reads 8 bytes of each argument here, as HIP does if a kernel's metadata says so."""
     bench.kernel("PPPP").launch(0, 0, 1, 1, 1, *[2**64 - 1] * 4)
     bench.launcher.Kernel(b"PPPP", "entry", "ifif", 0, 64, "wide").launch(0, 0, 1, 1, 1, -1, 1.0, 7, -2.0)
     _, launch = bench.fake.take_launches()
@@ -226,8 +226,8 @@ class _Fake(fake_launcher.Kernel):
 
 @case("hip", "cuda")
 def is_as_strict_as_the_fake(bench: Bench) -> None:
-    """fake_launcher.py stands in for the launcher in tests of the package. Both must report the same mistakes with the
-    same words.
+    """fake_launcher.py replaces the launcher in tests of the package. Both must report the same errors in the same
+    words.
     """
     kernels = [
         (b"", "entry", "i", 0, 64, "name"), (b"i", "", "i", 0, 64, "name"), (b"i", "entry", "i", 0, 64, ""),
@@ -254,7 +254,7 @@ def is_as_strict_as_the_fake(bench: Bench) -> None:
 
 
 def _refused(function: Callable[..., Any], *given: Any) -> tuple[type[Exception], str]:
-    """What a function raises."""
+    """The exception that a function raises."""
     try:
         function(*given)
     except Exception as error:

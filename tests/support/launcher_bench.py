@@ -1,4 +1,4 @@
-"""The launcher on a bench: bound to a fake driver, with what its cases need. Standard library only."""
+"""A test bench for the launcher: bound to a fake driver, with helpers for its cases. Standard library only."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Bench:
 
     @property
     def functions(self) -> dict[str, str]:
-        """What the driver calls each of its functions."""
+        """The driver's name of each of its functions."""
         return FUNCTIONS[self.platform]
 
     def kernel(self, params: str, *, shared: int = 0, threads: int = 64) -> Any:
-        """A kernel whose image is its own list of letters, as fake_driver.c wants it."""
+        """A kernel whose image is its own list of letters, as fake_driver.c expects it."""
         image = params.encode() or b"\0"
         return self.launcher.Kernel(image, "entry", params, shared, threads, f"kernel_{params}")
 
@@ -80,7 +80,7 @@ def raises(kind: type[BaseException], *fragments: str) -> Iterator[list[BaseExce
 
 
 def in_thread(function: Callable[[], None]) -> None:
-    """Run in a new thread, which has a device state of its own, and hand on what it raises."""
+    """Runs a function in a new thread, which has a device state of its own. Raises what the function raises."""
     errors: list[BaseException] = []
 
     def guarded() -> None:

@@ -1,8 +1,8 @@
-"""What the launcher must do once bound; test_launcher.py runs it under each Python, in a process of its own:
+"""Cases of a bound launcher. test_launcher.py runs them under each Python, in a process of its own:
 
-    launcher_cases.py PLATFORM MODULE_DIRECTORY LIBRARY [CASE ...]
+launcher_cases.py PLATFORM MODULE_DIRECTORY LIBRARY [CASE ...]
 
-Standard library only. Every case gets the launcher with the fake driver behind it, reset, with two devices.
+Standard library only. Each case gets the launcher with a reset fake driver and two devices.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def eight_threads_load_once(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def launches_meet_in_the_driver(bench: Bench) -> None:
-    """Two threads inside the driver at once: neither holds the interpreter lock."""
+    """Two threads are inside the driver at once: neither holds the interpreter lock."""
     one = bench.kernel("")
     one.load(0)
     bench.fake.library.fake_set_meeting(2)
@@ -170,7 +170,7 @@ def driver_failures_are_told(bench: Bench) -> None:
         assert isinstance(error, RuntimeError)
         log = bench.fake.take_log()
         equal(f"{names['unload']}" in log, function == names["find"])
-        # torch asks for HIP's last error after its own launches, and would find ours there.
+        # torch asks for HIP's last error after its own launches, and would find an error of ours.
         equal("hipGetLastError" in log, bench.platform == "hip")
         one.launch(0, 0, 1, 1, 1, 5)
         equal(len(bench.fake.take_launches()), 1)
@@ -178,7 +178,7 @@ def driver_failures_are_told(bench: Bench) -> None:
 
 @case("hip", "cuda")
 def a_driver_that_gives_no_function_is_told(bench: Bench) -> None:
-    """AOTriton launched a null function and looked at no result: torch's attention then left its output unwritten."""
+    """AOTriton launched a null function without a check, so torch's attention left its output unwritten."""
     names = bench.functions
     for act in ("launch", "load", "attributes"):
         one = bench.kernel("i")

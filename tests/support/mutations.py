@@ -1,4 +1,4 @@
-"""Random changes of a JSON value, the same in every run: other types, hostile texts, missing and unknown names."""
+"""Random changes of a JSON value with a fixed seed: other types, hostile texts, missing and unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A release published to the stand-in of GitHub."""
+"""Helpers that publish a release to the stand-in for GitHub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAG = "v1.2.3"
 
 
 def environment(hub: Hub) -> dict[str, str]:
-    """Of a run on a laptop or, with another GITHUB_REF, of a workflow."""
+    """The environment of a run on a laptop or, with another GITHUB_REF, of a workflow."""
     names = {"GITHUB_API_URL": hub.url, "GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": REPOSITORY, "GITHUB_SHA": COMMIT}
     return names | {"GITHUB_REF": ""}
 
@@ -32,7 +32,7 @@ def expected(dist: Path) -> dict[str, str]:
 
 
 def state(hub: Hub) -> dict[str, Any]:
-    """All that a visitor of the release sees."""
+    """Everything that a visitor of the release sees."""
     (found,) = hub.releases.values()
     names = [asset["name"] for asset in found["assets"]]
     assert len(names) == len(set(names))

@@ -19,7 +19,7 @@ sys.exit("CUDA_HOME environment variable is not set. Please set it to your CUDA 
 
 
 def write(root: Path, flash_attn: Sequence[str] = FLASH_ATTN) -> None:
-    """The pages and files of an index, in a directory."""
+    """Writes the pages and files of an index into a directory."""
     for version in flash_attn:
         _sdist(root / "flash-attn", version)
     for version in TORCH:
@@ -28,7 +28,7 @@ def write(root: Path, flash_attn: Sequence[str] = FLASH_ATTN) -> None:
 
 
 def _sdist(directory: Path, version: str) -> None:
-    """Sources that do not build without CUDA, and their place in an index page."""
+    """Writes sources that do not build without CUDA. Returns their line in an index page."""
     directory.mkdir(parents=True, exist_ok=True)
     info = ["Metadata-Version: 2.1", "Name: flash_attn", f"Version: {version}", "Requires-Python: >=3.9"]
     info += ["Requires-Dist: torch", "Requires-Dist: einops"]

@@ -1,4 +1,4 @@
-"""Wheels of many cells, and the site that indexes them."""
+"""Wheels of many combinations, and the site that indexes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_FA3 = ["2.8.3 3.11 2.5.1 6.2", "2.8.3 3.10 2.10.0 7.1"]  # flash-attn-3 is 
 
 
 def wheels(directory: Path) -> Path:
-    """The wheels of all the cells, by both backends, in the directory."""
+    """Writes the wheels of all combinations, for both backends, into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     for backend in ("ck", "triton"):
         for text in CELLS:
@@ -39,7 +39,7 @@ def wheels(directory: Path) -> Path:
 
 
 def build(dist: Path, out: Path, home: Home) -> Path:
-    """Their site, with the wheels of one cell yanked."""
+    """Builds their site, with the wheels of one combination yanked."""
     yanked = wheelhouse.cell(YANKED)
     wheels = tuple(
         replace(wheel, yanked="wrong gradients <b>")

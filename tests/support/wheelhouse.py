@@ -1,4 +1,4 @@
-"""Tiny wheels with the names, metadata and verdicts of real ones."""
+"""Tiny wheels with the names, metadata and test reports of real wheels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import FAILED, GPU, PASSED, STAGES
 
 NEWEST = versions.load().flash_attn[-1]
-CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the README's, as a command line names it
+CELL = (NEWEST, "3.11", "2.5.1", "6.2")  # the versions of the README, as on a command line
 PLATFORM = "manylinux_2_17_x86_64"
 MI300X = {"index": 0, "target": "gfx942", "name": "AMD Instinct MI300X", "driver": "6.8.5"}
 H200 = {"index": 0, "target": "sm_90", "name": "NVIDIA H200", "driver": "570"}
@@ -34,7 +34,7 @@ def cell(text: str, backend: str = "triton") -> Cell:
 def verdict(
     path: Path, *, targets: Sequence[str], device: dict[str, Any] | None, ok: bool, commit: str, beside: Sequence[Path]
 ) -> dict[str, Any]:
-    """The verdict that `build` writes about a wheel."""
+    """The test report that `build` writes for a wheel."""
     gpu: dict[str, Any] = {"status": NO_GPU, "seconds": 0.0, "details": {}}
     if device is not None:
         details = {"devices": [device], "worst error": {"bfloat16 backward": 5e-3}}
@@ -76,7 +76,7 @@ def write(
     beside: Sequence[Path] = (),
     stores: Sequence[Path] = (),
 ) -> Path:
-    """A wheel that installs a flash_attn which says what it is, and its verdict. `stores` are its kernel stores."""
+    """Writes a wheel with a flash_attn that prints its name, and its test report. stores: its kernel stores."""
     directory.mkdir(parents=True, exist_ok=True)
     version = names.version(made_for)
     info = f"{names.DISTRIBUTION}-{version}.dist-info"
@@ -108,7 +108,7 @@ def write_verdict(
     commit: str = COMMIT,
     beside: Sequence[Path] = (),
 ) -> Path:
-    """A verdict about the wheel in a file, beside it."""
+    """Writes a test report next to the wheel in a file."""
     content = verdict(path, targets=targets, device=device, ok=ok, commit=commit, beside=beside)
     written = path.with_name(path.name + VERDICT)
     written.write_text(json.dumps(content), encoding="utf-8")
@@ -116,14 +116,14 @@ def write_verdict(
 
 
 def write_with_fa3(directory: Path, made_for: Claim) -> tuple[Path, Path]:
-    """A wheel that was tested together with the wheel of flash-attn-3 beside it, and that wheel."""
+    """Writes a wheel that was tested together with the wheel of flash-attn-3, and that wheel."""
     directory.mkdir(parents=True, exist_ok=True)
     fa3 = write_fa3(directory, made_for)
     return write(directory, made_for, beside=[fa3]), fa3
 
 
 def write_fa3(directory: Path, made_for: Claim) -> Path:
-    """The wheel of flash-attn-3 that accompanies one of `write`."""
+    """Writes the wheel of flash-attn-3 that accompanies a wheel of `write`."""
     path = directory / names.interface_wheel_name(versions.load().interfaces["flash_attn_3"], made_for)
     version = path.name.split("-")[1]
     info = f"flash_attn_3-{version}.dist-info"

@@ -1,7 +1,7 @@
-"""Workflows of GitHub Actions on this machine: their expressions, and a runner for their jobs.
+"""GitHub Actions workflows on this machine: their expressions, and a runner for their jobs.
 
-The runner does what GitHub's does with `run:` steps: bash with -e, the variables, the output files. The actions that
-need GitHub are stubs with the same results on a disk: checkout, cache, artifacts. Any other action is an error.
+The runner treats `run:` steps as GitHub's runner does: bash with -e, the variables, the output files. The actions that
+need GitHub (checkout, cache, artifacts) are stubs with the same results on a disk. Any other action is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 class Expression:
-    """GitHub's expression language: evaluates one expression over the contexts."""
+    """GitHub's expression language: evaluates one expression with the contexts."""
 
     def __init__(self, text: str, contexts: Mapping[str, Any], *, workspace: Path | None = None) -> None:
         self.tokens = list(self._tokens(text))
@@ -116,7 +116,7 @@ class Expression:
         return self._look_up(text)
 
     def _look_up(self, name: str) -> Any:
-        """A context that does not exist is an error; a key that a context lacks is empty, as on GitHub."""
+        """The value of a path. An unknown context is an error; a missing key is empty, as on GitHub."""
         found = self.contexts[name]
         while True:
             if self._take("."):
@@ -160,7 +160,7 @@ def _text(value: Any) -> str:
 
 
 def render(value: Any, contexts: Mapping[str, Any], workspace: Path | None = None) -> Any:
-    """A value of a workflow with its expressions filled in; one that is an expression alone keeps its type."""
+    """A value of a workflow with its expressions evaluated. A value that is a single expression keeps its type."""
     if isinstance(value, dict):
         return {key: render(each, contexts, workspace) for key, each in value.items()}
     if isinstance(value, list):
@@ -173,7 +173,7 @@ def render(value: Any, contexts: Mapping[str, Any], workspace: Path | None = Non
 
 
 def holds(condition: Any, contexts: Mapping[str, Any]) -> bool:
-    """An `if:`, which asks for success where it does not ask for a status itself."""
+    """Whether an `if:` holds. It requires success unless it names a status function."""
     if condition is None:
         return bool(contexts["status"] == "success")
     text = str(condition).strip()
@@ -186,19 +186,21 @@ def holds(condition: Any, contexts: Mapping[str, Any]) -> bool:
 
 
 def direct(job: Mapping[str, Any]) -> list[str]:
-    """The jobs that a job names as those it needs."""
+    """The jobs in the `needs` of a job."""
     needs: str | list[str] = job.get("needs", [])
     return [needs] if isinstance(needs, str) else needs
 
 
 def ancestors(jobs: Mapping[str, Any], key: str) -> set[str]:
-    """All jobs before this one: a job without a condition asks for the success of all, and a skipped one has none."""
+    """All jobs before this one. A job without a condition requires the success of all, and a skipped job did not
+    succeed.
+    """
     return {found for need in direct(jobs[key]) for found in (need, *ancestors(jobs, need))}
 
 
 @dataclass
 class Job:
-    """What became of a job, or of the jobs of a matrix together."""
+    """The result of a job, or the combined result of the jobs of a matrix."""
 
     result: str
     outputs: dict[str, str] = field(default_factory=dict)
@@ -207,9 +209,9 @@ class Job:
 
 @dataclass
 class Runner:
-    """Runs workflows in `workspace`; artifacts and caches live in `storage`, cached paths of any key in `caches`.
+    """Runs workflows in `workspace`. Artifacts and caches are in `storage`, cached paths of any key in `caches`.
 
-    With `narrow`, what is checked out has fewer kernels to compile.
+    narrow: the checkout has fewer kernels to compile.
     """
 
     workspace: Path
@@ -222,7 +224,7 @@ class Runner:
     ran: list[str] = field(default_factory=list)
 
     def workflow(self, name: str, inputs: Mapping[str, Any], *, only: set[str] | None = None) -> dict[str, Job]:
-        """Runs the jobs of a workflow, in the order of their needs; those not in `only` count as skipped."""
+        """Runs the jobs of a workflow in the order of their needs. Jobs that are not in `only` count as skipped."""
         content = load(name)
         contexts: dict[str, Any] = {
             "github": self.github,
@@ -263,7 +265,7 @@ class Runner:
         return Job(result, outputs, "\n".join(each.log for each in done))
 
     def _inputs(self, job: dict[str, Any], contexts: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs of a called workflow: what is passed, else the defaults."""
+        """The inputs of a called workflow: the passed values, else the defaults."""
         declared = (load(Path(job["uses"]).name)["on"]["workflow_call"] or {}).get("inputs", {})
         passed = render(job.get("with", {}), contexts)
         return {name: passed.get(name, entry.get("default", "")) for name, entry in declared.items()}
@@ -336,7 +338,9 @@ class Runner:
         return {"cache-primary-key": inputs["key"]} if action == "actions/cache/restore" else {}
 
     def _checkout(self, inputs: Mapping[str, Any]) -> None:
-        """The files of this repository, and nothing of the job before but its environments, which cost time alone."""
+        """Checks out the files of this repository. Of the previous job only its environments remain, which only cost
+        time.
+        """
         assert inputs["persist-credentials"] is False
         self.workspace.mkdir(parents=True, exist_ok=True)
         others = (path for path in self.workspace.iterdir() if path.name != "build")
@@ -359,17 +363,17 @@ class Runner:
 
 
 def golden_rows() -> dict[str, list[dict[str, Any]]]:
-    """The rows of the jobs' matrices, as create_matrix.py makes them: kernels and wheels."""
+    """The rows of the jobs' matrices from create_matrix.py: kernels and wheels."""
     text = (ROOT / "tests/golden/matrix.json").read_text(encoding="utf-8")
     return {name: each["include"] for name, each in json.loads(text).items() if name != "tag"}
 
 
 def base_environment() -> dict[str, str]:
-    """Of this process, without what would change a build."""
+    """This process's environment without variables that would change a build."""
     dropped = ("PYTORCH_ROCM_ARCH", "GPU_ARCHS", "BUILD_TRITON_BACKEND", "ROCM_WHEELS_CACHE", "MAX_JOBS")
     return {key: value for key, value in os.environ.items() if key not in dropped and not key.startswith("GITHUB_")}
 
 
 def verbs() -> set[str]:
-    """What `python -m rocm_wheels` knows."""
+    """The verbs of `python -m rocm_wheels`."""
     return set(re.findall(r"^    ([a-z]+)\b", cli._parser().format_help(), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""What every Python program of a run does at its start: it takes the GitHub of tests/act/run.py, and may die on cue."""
+"""Runs when a Python program of a run starts: selects the GitHub of tests/act/run.py, and may kill the program."""
 
 import json
 import os
