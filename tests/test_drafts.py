@@ -76,7 +76,7 @@ def test_a_candidate_is_a_pre_release(hub: Hub, dist: Path, tag: str, candidate:
     found["prerelease"] = not candidate  # as if the draft had been created by hand
     assert cli.main(command) == 0
     assert (found["draft"], found["prerelease"]) == (False, candidate)
-    assert ("the package index leads nobody to it" in found["body"]) is candidate
+    assert ("it is not in the package index" in found["body"]) is candidate
     assert ("--extra-index-url" in found["body"]) is not candidate
     urls = re.findall(r'pip install "(http[^"]+)"', found["body"])
     assert len(urls) == candidate

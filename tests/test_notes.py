@@ -83,7 +83,7 @@ def test_the_universal_wheel_is_for_more_than_one_torch(tmp_path: Path) -> None:
     page = render(catalogue.from_directory(tmp_path))
     limits = page.partition("## Known limits")[2]
     assert 'pip install "flash_attn==2.8.3+rocm"' in page
-    assert "- A wheel that names a torch is for that torch, one ROCm and one Python" in limits
+    assert "- A wheel that names a torch supports only that torch minor version, one ROCm and one Python" in limits
     assert "A wheel is for one" not in limits
 
 
@@ -135,7 +135,7 @@ def test_what_was_tested_with_another_torch_is_told(dist: Path) -> None:
     rocm = [
         replace(each, verdict=replace(each.verdict, torch_source="https://x/rocm6.2 2.5.1+rocm6.2")) for each in others
     ]
-    assert "1 of 3 was tested with PyPI's torch of the same version, as the index" in render([pypi, *rocm])
+    assert "1 of 3 was tested with PyPI's torch of the same version, because the index" in render([pypi, *rocm])
     assert "3 of 3 were tested with PyPI's torch" in render([pypi, *others])
     assert "PyPI's torch" not in render(rocm)
 

@@ -88,7 +88,7 @@ def test_a_run_publishes_what_it_built_or_what_the_draft_holds(wheels: str, buil
     }
     conditions = {step["name"]: step.get("if") for step in load("build.yml")["jobs"]["publish"]["steps"]}
     assert holds(conditions["Download the wheels"], contexts) is built
-    assert holds(conditions["Download what the release has already"], contexts) is not built
+    assert holds(conditions["Download the assets of the release"], contexts) is not built
 
 
 def test_one_gpu_job_takes_all_contents_and_a_sample() -> None:
@@ -248,9 +248,9 @@ def test_a_failing_step_fails_its_job_and_keeps_what_must_be_kept(tmp_path: Path
 def test_a_shard_that_runs_out_of_time_keeps_its_kernels() -> None:
     job = load("build.yml")["jobs"]["build_kernels"]
     names = [step["name"] for step in job["steps"]]
-    compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Save compiled kernels, finished or not"))
+    compile_, keep = (job["steps"][names.index(name)] for name in ("Compile", "Save the kernel cache, complete or not"))
     assert keep["if"] == "always()"
-    assert names.index("Save compiled kernels, finished or not") == names.index("Compile") + 1
+    assert names.index("Save the kernel cache, complete or not") == names.index("Compile") + 1
     for row in golden_rows()["kernels"]:
         contexts = {"matrix": row}
         assert render(compile_["timeout-minutes"], contexts) < render(job["timeout-minutes"], contexts) <= 360

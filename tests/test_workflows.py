@@ -151,7 +151,7 @@ def test_the_build_has_the_permissions_of_its_caller() -> None:
     assert callers["build_wheels_rocm"]["with"].pop("published") == "published"
     assert callers["build_wheels_rocm"]["with"] == callers["rehearse_wheels"]["with"]
     names = [step["name"] for step in load("_build_rocm.yml")["jobs"]["build"]["steps"]]
-    order = ("Build, repair, verify", "Attest where the wheels come from", "Upload")
+    order = ("Build, repair, verify", "Attest the provenance of the wheels", "Upload")
     assert [name for name in names if name in order] == list(order)
     (attest, crate) = [
         step for _, step in steps() if step.get("uses", "").startswith("actions/attest-build-provenance@")
