@@ -6,14 +6,24 @@ They come from suites newer than most machines, so every library is there, the C
 from __future__ import annotations
 
 import fcntl
+import os
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+_CHECKOUT = Path(__file__).resolve().parent.parent
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def cache(name: str) -> Path:
+    """The directory that keeps files of this name: below build/test-cache in a checkout of the repository, otherwise
+    below $XDG_CACHE_HOME/amdgpu_simulator (~/.cache/amdgpu_simulator by default)."""
+    if (_CHECKOUT / "run_tests.sh").exists():
+        return _CHECKOUT / "build" / "test-cache" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amdgpu_simulator" / name
 
 
 class Package(NamedTuple):

@@ -149,6 +149,15 @@ class SimulatedGpu:
         run(self.target, launches, tensors, backwards=self.backwards)
 
 
+class _JitGpu(SimulatedGpu):
+    """A GPU whose Triton kernels come from Triton's JIT (`jit.active`)."""
+
+    def kernel(self, variant: Variant) -> device.Kernel:
+        from amdgpu_simulator.jit import Kernel  # imports Triton, which a process that interprets kernels must not
+
+        return Kernel(variant, self.target, self.configs.get(variant.op), self.launched)
+
+
 @contextmanager
 def pretend(
     target: str,
@@ -167,7 +176,7 @@ def pretend(
             from amdgpu_simulator import jit as simulated_jit
 
             stack.enter_context(simulated_jit.active(target, program, backwards))
-            gpu = simulated_jit.JitGpu(target, configs=configs)
+            gpu = _JitGpu(target, configs=configs)
         stack.enter_context(device.using(gpu))
         stack.enter_context(backends.using(triton))
         yield gpu.launched

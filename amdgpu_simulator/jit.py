@@ -22,7 +22,6 @@ from flash_attn.runtime import device
 from flash_attn.runtime.jit import JitKernel, triton_version
 from triton.backends.compiler import GPUTarget
 
-from amdgpu_simulator.gpu import SimulatedGpu
 from amdgpu_simulator.hip import packets
 from amdgpu_simulator.isa import assembly, machine, targets
 
@@ -39,13 +38,6 @@ class Kernel(JitKernel):
     def launch(self, grid: device.Grid, tensors: device.Tensors, numbers: Sequence[int | float]) -> None:
         self._launched.append(self.variant.name)
         super().launch(grid, tensors, numbers)
-
-
-class JitGpu(SimulatedGpu):
-    """A GPU whose Triton kernels come from the JIT, while `active`."""
-
-    def kernel(self, variant: Variant) -> Kernel:
-        return Kernel(variant, self.target, self.configs.get(variant.op), self.launched)
 
 
 class _Driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amdgpu_simulator.isa import machine
-from amdgpu_simulator.isa.assembly import Kernel, parse_line
-from amdgpu_simulator.isa.memory import Memory
-from amdgpu_simulator.isa.shared import Shared
-from amdgpu_simulator.isa.wave import VCC, Array
+from amdgpu_simulator.isa import dual, machine
+from amdgpu_simulator.isa.assembly import Array, Kernel, parse_line
+from amdgpu_simulator.isa.global_memory import Memory
+from amdgpu_simulator.isa.lds import Shared
+from amdgpu_simulator.isa.wave import VCC
 from rocm_wheels.compile import sources, units
 from rocm_wheels.compile.check import stage
 from rocm_wheels.compile.triton import compiler, retarget
@@ -213,6 +214,20 @@ def test_the_simulator_refuses_a_pair_that_breaks_the_rule() -> None:
     with pytest.raises(NotImplementedError, match="SRC0: VOPD: X and Y read VGPRs of the same parity"):
         executed(broken, "gfx1100")
     executed(broken, "gfx1201")
+
+
+@pytest.mark.parametrize("x", vopd.OPERATIONS)
+def test_the_simulator_has_the_same_rule(x: str) -> None:
+    """The simulator installs without flash_attn, so it has a table of its own."""
+    places = {"d": "v1", "a": "v2", "k": "0x41234567"}
+    for y, row in vopd.OPERATIONS.items():
+        for registers in itertools.product(("v4", "v5", "s2"), repeat=2):
+            first = [places.get(kind, registers[0]) for kind in vopd.OPERATIONS[x].operands]
+            second = [places.get(kind, registers[1]) for kind in row.operands]
+            line = pair(f"{x} {', '.join(first)}", f"{y} {', '.join(second)}")
+            assert dual.conflict(parse_line(line.strip())) == vopd.conflict(*vopd.parse(line)), line
+    with pytest.raises(NotImplementedError, match="v_dual_max_num_f32 v1, v2, v3 is not an operation"):
+        dual.conflict(parse_line(pair("max_num_f32 v1, v2, v3", "mov_b32 v2, v5").strip()))
 
 
 @pytest.mark.parametrize("target", ["gfx1150", "gfx11-generic"])

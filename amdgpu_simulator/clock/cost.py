@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from amdgpu_simulator.isa import targets
-from amdgpu_simulator.isa.assembly import Instruction
-from amdgpu_simulator.isa.wave import Array
+from amdgpu_simulator.isa.assembly import Array, Instruction
 
 MATRIX, VECTOR, SHARED, MEMORY, NONE = "matrix", "vector", "shared", "memory", ""
 UNITS = (MATRIX, VECTOR, SHARED, MEMORY)

@@ -22,7 +22,7 @@ from amdgpu_simulator.debian import LIBRARIES, UnavailableError
 from amdgpu_simulator.hip import topology
 
 _HERE = Path(__file__).resolve().parent
-CACHE = _HERE.parent.parent / "build" / "test-cache" / "hip"
+CACHE = debian.cache("hip")
 RELEASES = {
     "6.4": debian.Package(("forky",), "libamdhip64-6=6.4.3-5"),
     "7.2": debian.Package(("forky", "experimental"), "libamdhip64-7=7.2.4-1~exp2"),

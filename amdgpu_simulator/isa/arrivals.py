@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amdgpu_simulator.isa.waits import Counted, Operation
-from amdgpu_simulator.isa.wave import Array, Wave
+from amdgpu_simulator.isa.assembly import Array
+from amdgpu_simulator.isa.queues import Counted, Operation
+from amdgpu_simulator.isa.wave import Wave
 
 _U32 = np.uint32
 # (bytes, whether the sign extends, the half of the register for 16 bits that keep the other half or -1 for all of it)

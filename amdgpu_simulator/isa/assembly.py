@@ -11,7 +11,7 @@ import numpy as np
 from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.reading import Modifiers, Operands
 
-# An array of numpy's.
+# An array of numpy. A narrower type would be lost in every expression.
 Array = Any
 
 

@@ -7,9 +7,20 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from flash_attn.kernels import vopd
-
-from amdgpu_simulator.isa import fp8, lanes, matrix, memory, mode, scalar, scalar_floats, shared, targets, vector, waits
+from amdgpu_simulator.isa import (
+    dual,
+    fp8,
+    lanes,
+    matrix,
+    memory,
+    mode,
+    scalar,
+    scalar_floats,
+    shared,
+    targets,
+    vector,
+    waits,
+)
 from amdgpu_simulator.isa.allocation import Allocation
 from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.mode import Mode
@@ -63,10 +74,14 @@ class _Decoder:
             return functions[0]
         first, second = functions
         if targets.get(self._kernel.target).generation.vopd_hazard:
-            pair = vopd.parse(" :: ".join(part.text for part in parts))
-            if pair and (slot := vopd.conflict(*pair)):
+            try:
+                slot = dual.conflict(parts)
+            except NotImplementedError as error:
+                self.refused.append(str(error))
+                return _unknown(str(error))
+            if slot:
                 self.refused += [f"{part.text}: {slot} of a pair" for part in parts]
-                return _unknown(f"{slot}: {vopd.RULE}")
+                return _unknown(f"{slot}: {dual.RULE}")
         found = register(parts[0].operands[0])
         index = found[1] if found else 0
 

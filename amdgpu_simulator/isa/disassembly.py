@@ -10,7 +10,6 @@ import io
 import re
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -21,8 +20,8 @@ from amdgpu_simulator import debian
 from amdgpu_simulator.isa import targets
 from amdgpu_simulator.isa.assembly import Instruction, Kernel, parse_line
 
-CACHE = Path(__file__).resolve().parent.parent.parent / "build" / "test-cache" / "llvm"
-_PACKAGE = debian.Package(("forky",), "llvm-22")
+CACHE = debian.cache("llvm-22")
+_PACKAGE = debian.Package(("trixie",), "llvm-22")  # Debian stable
 
 # The kernel descriptor: word, first bit and bits of each of its fields that a launch needs.
 _FIELDS = {

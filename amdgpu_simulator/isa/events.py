@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from amdgpu_simulator.isa.wave import Array, Wave
+from amdgpu_simulator.isa.assembly import Array
+from amdgpu_simulator.isa.wave import Wave
 
 
 class Event(NamedTuple):

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from amdgpu_simulator.isa.wave import Array
+from amdgpu_simulator.isa.assembly import Array
 
 _TINY32 = np.finfo(np.float32).tiny
 # The bits of a float64 beyond the 24 of a float32, and the pattern of a tie between two float32.

@@ -6,25 +6,40 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-import torch
 
-from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.assembly import Array, Instruction
 from amdgpu_simulator.isa.reading import Modifiers
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
-from amdgpu_simulator.isa.wave import Array, Wave, place, put, source
+from amdgpu_simulator.isa.wave import Wave, place, put, source
 
 _U32 = np.uint32
 
 
-def _dtype(target: Target) -> torch.dtype:
-    return torch.float8_e4m3fnuz if target.fnuz else torch.float8_e4m3fn
+@cache
+def _values(target: Target) -> Array:
+    """What each of the 256 bytes means: a sign, four bits of the exponent, three bits of the mantissa."""
+    magnitudes = np.arange(128)
+    exponents, mantissas = magnitudes >> 3, magnitudes & 7
+    normal = exponents > 0
+    bias = 8 if target.fnuz else 7
+    positive = np.ldexp(mantissas + 8.0 * normal, np.maximum(exponents, 1) - bias - 3).astype(np.float32)
+    both = np.concatenate([positive, -positive])
+    both[[0x80] if target.fnuz else [0x7F, 0xFF]] = np.nan
+    return both
 
 
 @cache
-def _values(target: Target) -> Array:
-    """What each of the 256 bytes means."""
-    return torch.arange(256, dtype=torch.uint8).view(_dtype(target)).float().numpy()
+def _midpoints(target: Target) -> Array:
+    """The numbers half-way between a magnitude and the next. The magnitude above the largest number means NaN."""
+    above = 256.0 if target.fnuz else 480.0
+    magnitudes = np.append(_values(target)[: _largest(target) + 1].astype(np.float64), above)
+    return (magnitudes[:-1] + magnitudes[1:]) / 2
+
+
+def _largest(target: Target) -> int:
+    """The byte of the largest number."""
+    return 0x7F if target.fnuz else 0x7E
 
 
 def widen(content: Array, target: Target) -> Array:
@@ -34,11 +49,20 @@ def widen(content: Array, target: Target) -> Array:
 
 def narrow(values: Array, target: Target, saturates: bool = False) -> Array:
     """float32 as bytes, to nearest even. saturates: what is too large becomes the largest number, not NaN."""
-    tensor = torch.from_numpy(np.array(values, np.float32))
+    values = np.asarray(values, np.float32)
+    midpoints = _midpoints(target)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        magnitudes = np.abs(values).astype(np.float64)
+    below = np.searchsorted(midpoints, magnitudes)  # at a midpoint: the lower byte
+    ties = midpoints[np.minimum(below, len(midpoints) - 1)] == magnitudes
+    content = below + (ties & (below & 1 == 1))
     if saturates:
-        largest = torch.finfo(_dtype(target)).max
-        tensor = tensor.clamp(-largest, largest)  # NaN stays
-    return tensor.to(_dtype(target)).view(torch.uint8).numpy().astype(np.uint32)
+        content = np.minimum(content, _largest(target))
+    nan = 0x80 if target.fnuz else 0x7F
+    content = np.where(np.isnan(values) | (content > _largest(target)), nan, content)
+    # e4m3fnuz has no negative zero: its byte means NaN.
+    signed = np.signbit(values) & (content != 0 if target.fnuz else True)
+    return (content | 0x80 * signed).astype(np.uint32)
 
 
 def decode(instruction: Instruction, target: Target) -> Execute | None:

@@ -8,25 +8,12 @@ from functools import partial
 import numpy as np
 
 from amdgpu_simulator.isa import floats
-from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.assembly import Array, Instruction
 from amdgpu_simulator.isa.mode import Mode
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
 from amdgpu_simulator.isa.vector import moded
-from amdgpu_simulator.isa.wave import (
-    VCC,
-    Array,
-    Wave,
-    bits,
-    mask,
-    place,
-    put,
-    register,
-    scalar,
-    scalar_place,
-    source,
-    target,
-)
+from amdgpu_simulator.isa.wave import VCC, Wave, bits, mask, place, put, register, scalar, scalar_place, source, target
 
 _U32, _U64 = np.uint32, np.uint64
 

@@ -8,14 +8,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from amdgpu_simulator.isa import decoding, forms, targets, waits
-from amdgpu_simulator.isa.assembly import Kernel
+from amdgpu_simulator.isa import decoding, forms, targets
+from amdgpu_simulator.isa.assembly import Array, Kernel
 from amdgpu_simulator.isa.events import Event, Observer
-from amdgpu_simulator.isa.memory import PRIVATE, Memory
+from amdgpu_simulator.isa.global_memory import Memory
+from amdgpu_simulator.isa.lds import Shared
+from amdgpu_simulator.isa.memory import PRIVATE
 from amdgpu_simulator.isa.mode import Mode
 from amdgpu_simulator.isa.order import Order
-from amdgpu_simulator.isa.shared import Shared
-from amdgpu_simulator.isa.wave import TTMP, Array, Wave
+from amdgpu_simulator.isa.queues import Queues
+from amdgpu_simulator.isa.wave import TTMP, Wave
 
 
 class Program:
@@ -168,7 +170,7 @@ def _wave(
 ) -> Wave:
     """A wave as the hardware starts it: LLVM's guide, "Initial Kernel Execution State"."""
     generation = targets.get(kernel.target).generation
-    queues = waits.Queues(generation.max_shared, counts_stores=generation.counts_stores)
+    queues = Queues(generation.max_shared, counts_stores=generation.counts_stores)
     wave = Wave(kernel.wave, there, local, first // kernel.wave, queues, Mode(kernel.descriptor))
     described = kernel.descriptor
     place = 0

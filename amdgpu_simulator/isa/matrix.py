@@ -18,9 +18,9 @@ from collections.abc import Callable
 import numpy as np
 
 from amdgpu_simulator.isa import fp8
-from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.assembly import Array, Instruction
 from amdgpu_simulator.isa.targets import Target
-from amdgpu_simulator.isa.wave import Array, Wave, number, place, register
+from amdgpu_simulator.isa.wave import Wave, number, place, register
 
 _NAME = re.compile(
     r"v_(mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8|f8f6f4)(?:_1k)?$"

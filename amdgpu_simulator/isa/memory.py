@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import ctypes
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,74 +9,16 @@ from functools import partial
 import numpy as np
 
 from amdgpu_simulator.isa.arrivals import Form, RegisterFaultError, arrive
-from amdgpu_simulator.isa.assembly import Instruction
-from amdgpu_simulator.isa.order import Order, Store, finish
+from amdgpu_simulator.isa.assembly import Array, Instruction
+from amdgpu_simulator.isa.global_memory import MemoryFaultError
+from amdgpu_simulator.isa.order import Store, finish
+from amdgpu_simulator.isa.queues import Counted, Operation
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.targets import Target
-from amdgpu_simulator.isa.waits import Counted, Operation
-from amdgpu_simulator.isa.wave import M0, Array, Wave, place, register, scalar, source
+from amdgpu_simulator.isa.wave import M0, Wave, place, register, scalar, source
 
 _U32, _U64 = np.uint32, np.uint64
 _OFF = "off"
-
-
-class MemoryFaultError(RuntimeError):
-    """An access outside of the memory that a kernel may touch."""
-
-
-class Memory:
-    """The ranges of addresses that exist."""
-
-    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """ranges: (address, bytes) of each."""
-        self.accesses: list[tuple[Array, int]] | None = None  # where an observer wants them: see `events`
-        self.order: Order | None = None  # where races of waves are looked for
-        self._starts: list[int] = []
-        self._content: list[Array] = []
-        for address, size in sorted(set(ranges), key=lambda range_: (range_[0], -range_[1])):
-            if size and not (self._starts and self._starts[-1] == address):
-                self._starts.append(address)
-                view = (ctypes.c_uint8 * size).from_address(address)
-                self._content.append(np.frombuffer(memoryview(view), np.uint8))
-
-    def range(self, address: int, size: int) -> tuple[int, Array]:
-        """The start and content of the range that holds these bytes. Raises MemoryFaultError where none does."""
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index >= 0 and address + size <= self._starts[index] + len(self._content[index]):
-            return self._starts[index], self._content[index]
-        raise MemoryFaultError(f"{size} bytes at {address:#x} belong to no tensor")
-
-    def load(self, addresses: Array, size: int, wave: int | None = None) -> Array:
-        """(n, size) bytes at n addresses. wave: the number of the wave that reads, None without a look for races."""
-        found = np.empty((len(addresses), size), np.uint8)
-        for lanes, start, content, offsets in self._parts(addresses, size):
-            places = offsets[:, None] + np.arange(size)
-            if self.order is not None and wave is not None:
-                self.order.load(wave, start, places)
-            found[lanes] = content[places]
-        return found
-
-    def store(self, addresses: Array, data: Array, wave: int) -> list[Store]:
-        """Writes (n, size) bytes at n addresses. Returns what ends when the wave waits for it."""
-        stores = []
-        for lanes, start, content, offsets in self._parts(addresses, data.shape[1]):
-            places = offsets[:, None] + np.arange(data.shape[1])
-            if self.order is not None:
-                stores.append(self.order.store(wave, start, content, places, data[lanes]))
-            content[places] = data[lanes]
-        return stores
-
-    def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, int, Array, Array]]:
-        """The accesses of each range: which of them, its start, its content and their places in it."""
-        if self.accesses is not None:
-            self.accesses.append((addresses, size))
-        left = np.arange(len(addresses))
-        while len(left):
-            start, content = self.range(int(addresses[left[0]]), size)
-            offsets = addresses[left].astype(np.int64) - start
-            here = (offsets >= 0) & (offsets + size <= len(content))
-            yield left[here], start, content, offsets[here]
-            left = left[~here]
 
 
 def decode(instruction: Instruction, target: Target) -> Execute | None:
@@ -262,7 +202,7 @@ def _access(
                 if to_shared:
                     start = (wave.s[M0] & shared_mask) + offset_of(instruction)
                     places = (start + size * lanes)[:, None] + np.arange(size)
-                    queues[0].append(wave.shared.bring(wave, places, data))
+                    queues[0].append(wave.shared.bring(wave.index, places, data, wave.queues.shared))
                 else:
                     arrive(wave, queues, instruction.text, index, data, lanes, form)
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amdgpu_simulator.isa.wave import Array
+from amdgpu_simulator.isa.assembly import Array
 
 # Waves of a work group have numbers below this one, which stands for stores that the whole group can see.
 _GROUP = 63

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from amdgpu_simulator.isa import floats
-from amdgpu_simulator.isa.assembly import Instruction
+from amdgpu_simulator.isa.assembly import Array, Instruction
 from amdgpu_simulator.isa.scalar import ORDERS, Execute, signed
-from amdgpu_simulator.isa.wave import WORD, Array, Wave, scalar, scalar_place
+from amdgpu_simulator.isa.wave import WORD, Wave, scalar, scalar_place
 
 _OPERATIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "cvt_f32_u32": ("f", "u", float),

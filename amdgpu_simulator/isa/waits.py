@@ -1,78 +1,15 @@
-"""What a wave has asked of memory and not waited for, and the instructions that wait.
-
-The worst that a GPU may do: an operation is done when a wait says so. Until then the registers that it loads hold NaN,
-and what it reads or writes of shared memory counts as touched by it, whatever barriers there are.
-"""
+"""Wait instructions: they end operations of the queues of a wave (`queues`)."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
 from amdgpu_simulator.isa.assembly import Instruction
-
-if TYPE_CHECKING:
-    from amdgpu_simulator.isa.wave import Array, Wave
+from amdgpu_simulator.isa.queues import end
+from amdgpu_simulator.isa.wave import Wave
 
 _ALL = 0
-
-
-class Operation(NamedTuple):
-    """finish: what happens when the operation ends. touch: marks the shared memory that it touches again, after a
-    barrier. reads: the bytes of shared memory that it reads.
-    """
-
-    finish: Callable[[], None] | None = None
-    touch: Callable[[], None] | None = None
-    reads: Array | None = None
-
-
-# As far as the counter of vector memory counts.
-_MOST = 63
-
-
-class Counted(deque[Operation]):
-    """Operations that a counter counts. Where it can count no further, what is begun waits for the oldest."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def make_room(self) -> None:
-        _end(self, self._most - 1)
-
-    def append(self, operation: Operation) -> None:
-        self.make_room()
-        super().append(operation)
-
-
-class Queues:
-    """The operations of a wave that have not ended.
-
-    The operations of `vector` (global and private memory) end in their order, and so do the operations of `shared`.
-    Scalar loads end in any order, so only a wait for all of them is a wait for one.
-    """
-
-    def __init__(self, max_shared: int, *, counts_stores: bool) -> None:
-        """max_shared, counts_stores: see `targets.Generation`."""
-        self.vector = Counted(_MOST)
-        self.shared = Counted(max_shared)
-        self.scalar: deque[Operation] = deque()
-        # Stores to global memory, where they have a counter of their own.
-        self.stores = self.vector if counts_stores else Counted(_MOST)
-
-    def touch(self) -> None:
-        for operation in (*self.vector, *self.shared):
-            if operation.touch is not None:
-                operation.touch()
-
-
-def _end(queue: deque[Operation], left: int) -> None:
-    while len(queue) > left:
-        if (finish := queue.popleft().finish) is not None:
-            finish()
 
 
 def decode(instruction: Instruction) -> Callable[[Wave], None]:
@@ -113,12 +50,12 @@ def _wait(
     def execute(wave: Wave) -> None:
         queues = wave.queues
         if vector is not None:
-            _end(queues.vector, vector)
+            end(queues.vector, vector)
         if shared is not None:
-            _end(queues.shared, shared)
+            end(queues.shared, shared)
         if scalar == _ALL:
-            _end(queues.scalar, _ALL)
+            end(queues.scalar, _ALL)
         if stores is not None:
-            _end(queues.stores, stores)
+            end(queues.stores, stores)
 
     return execute

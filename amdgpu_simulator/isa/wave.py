@@ -10,19 +10,15 @@ import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from amdgpu_simulator.isa.waits import Queues
+from amdgpu_simulator.isa.assembly import Array as Array
+from amdgpu_simulator.isa.global_memory import Memory
+from amdgpu_simulator.isa.lds import Shared
+from amdgpu_simulator.isa.queues import Queues
 
-if TYPE_CHECKING:
-    from amdgpu_simulator.isa.memory import Memory
-    from amdgpu_simulator.isa.mode import Mode
-    from amdgpu_simulator.isa.shared import Shared
-
-# numpy's arrays of 32 or 64 lanes; a closer type would be lost in every expression.
-Array = Any
 Read = Callable[["Wave"], Array]
 Write = Callable[["Wave", Array], None]
 
@@ -53,10 +49,11 @@ class Wave:
 
     v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), with the accumulators from 256 on.
     s: the scalar registers. lanes: which lanes are active. full: whether all are. index: the number of the wave in its
-    work group. queues: what the wave waits for. mode: the MODE register.
+    work group. queues: what the wave waits for. mode: the MODE register, a
+    `mode.Mode`, whose module imports this one.
     """
 
-    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues, mode: Mode) -> None:
+    def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues, mode: Any) -> None:
         self.count = lanes
         self.v = np.full((512, lanes), 0x7FC0DEAD, np.uint32)
         self.f = self.v.view(np.float32)

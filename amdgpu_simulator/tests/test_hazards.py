@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amdgpu_simulator.isa.arrivals import RegisterFaultError
-from amdgpu_simulator.isa.memory import MemoryFaultError
+from amdgpu_simulator.isa.global_memory import MemoryFaultError
 from amdgpu_simulator.tests.test_floats import moded
 from amdgpu_simulator.tests.test_isa import BRING, run
 

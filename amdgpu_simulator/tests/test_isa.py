@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ from amdgpu_simulator.clock import cost
 from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.clock.record import Record
 from amdgpu_simulator.hip import topology
-from amdgpu_simulator.isa import assembly, machine
-from amdgpu_simulator.isa.memory import Memory, MemoryFaultError
-from amdgpu_simulator.isa.shared import Shared
-from amdgpu_simulator.isa.waits import Operation
-from amdgpu_simulator.isa.wave import Array
+from amdgpu_simulator.isa import arguments, assembly, machine
+from amdgpu_simulator.isa.assembly import Array
+from amdgpu_simulator.isa.global_memory import Memory, MemoryFaultError
+from amdgpu_simulator.isa.lds import Shared
+from amdgpu_simulator.isa.queues import Operation
 
 KERNEL = """
 \t.amdgcn_target "amdgcn-amd-amdhsa--{target}"
@@ -474,3 +475,21 @@ def test_matrix_instructions_of_another_generation_are_refused(instruction: str,
     program = machine.Program(kernel(instruction, target))
     with pytest.raises(NotImplementedError, match=f"{target} has no such instruction"):
         run("", target, threads=64 if target == "gfx942" else 32, program=program)
+
+
+def test_rowsare_packed_by_the_descriptor() -> None:
+    rows = [(0, 8, "global_buffer"), (8, 4, "by_value"), (12, 4, "by_value"), (16, 8, "global_buffer")]
+    parsed = assembly.parse(KERNEL.format(target="gfx942", code="\ts_nop 0"))
+    kernel = replace(parsed, arguments=[*rows, (24, 4, "hidden_grid_dims")], descriptor={"kernarg_size": 28})
+    array = np.zeros(3, np.float32)
+    content, ranges = arguments.pack(kernel, [array, 2, 0.5])
+    assert struct.unpack("<Qif", content[:16]) == (array.ctypes.data, 2, 0.5)
+    assert (len(content), ranges) == (28, [(array.ctypes.data, 12)])
+    with pytest.raises(ValueError, match="has 4 arguments, and 2 values were passed"):
+        arguments.pack(kernel, [array, 2])
+    with pytest.raises(ValueError, match="has 4 arguments, and 5 values were passed"):
+        arguments.pack(kernel, [array, 2, 0.5, array, 1])
+    with pytest.raises(ValueError, match="argument 0 is a global_buffer, the value is a int"):
+        arguments.pack(kernel, [1, 2, 0.5])
+    with pytest.raises(ValueError, match="argument 1 is a by_value, the value is a ndarray"):
+        arguments.pack(kernel, [array, array, 0.5])

@@ -107,7 +107,7 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
         ),
         ("gfx1100 asm-fwd-bf16-d128-plain", "error: asm-fwd-bf16-d128-plain: for gfx1100 there are no such kernels"),
         ("gfx942 splitkv-bf16-d64-batch", "error: splitkv-bf16-d64-batch: of Composable Kernel, want a forward"),
-        ("gfx942 fwd-bf16-d64 --code kernel.co", "error: --code takes the place of an asm- kernel"),
+        ("gfx942 fwd-bf16-d64 --code kernel.co", "error: --code replaces the code of an asm- kernel"),
         ("gfx942 fwd-bf16-d64 --store gfx90a.zip", "error: the kernel store gfx90a.zip cannot be read"),
         ("gfx803 fwd-bf16-d64", "error: unknown GPU target 'gfx803'"),
     ],

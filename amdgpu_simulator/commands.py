@@ -1,0 +1,96 @@
+"""The commands that run kernels of flash_attn, with the options of `__main__`. They need a checkout."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from flash_attn.runtime.store import KernelError, Store
+
+from amdgpu_simulator import assembly_hazards, calibration, coverage, measure, overview, wheel
+from amdgpu_simulator.clock.latencies import latencies
+from amdgpu_simulator.hip import process
+from amdgpu_simulator.workloads import Workload, assembly, composable, triton
+from rocm_wheels.errors import RocmWheelsError
+
+Workloads = dict[str, Callable[[], Workload]]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command of the options. Raises ValueError for what is unknown, UnavailableError without a package."""
+    try:
+        if options.command == "wheel":
+            _wheel(options)
+            return
+        for line in _table(options):
+            print(line, flush=True)
+    except (RocmWheelsError, KernelError) as error:
+        raise ValueError(error) from error
+
+
+def _table(options: argparse.Namespace) -> Iterator[str]:
+    """The lines of the table that a command prints."""
+    if options.command == "coverage":
+        return coverage.table(options.files, options.executed)
+    if options.command == "hazards":
+        return assembly_hazards.table()
+    if options.command == "calibrate":
+        return calibration.report()
+    if options.command == "table":
+        return overview.table(options.target, options.dim or overview.DIMS, options.dtype or overview.DTYPES)
+    return _cycles(options)
+
+
+def _cycles(options: argparse.Namespace) -> Iterator[str]:
+    if options.store:
+        workloads = _stored(options)
+    else:
+        workloads = _assembly(options) if options.kernel.startswith("asm-") else _compiled(options)
+    result = latencies(options.target)
+    if options.latency is not None:
+        result = replace(result, memory=options.latency)
+    return measure.table(workloads, result)
+
+
+def _assembly(options: argparse.Namespace) -> Workloads:
+    image = Path(options.code).read_bytes() if options.code else None
+    return {options.code or options.kernel: partial(assembly.workload, options.target, options.kernel, image=image)}
+
+
+def _compiled(options: argparse.Namespace) -> Workloads:
+    if options.code:
+        raise ValueError(
+            "--code replaces the code of an asm- kernel, whose arguments are known, and "
+            f"{options.kernel} is not an asm- kernel"
+        )
+    if "-batch" in options.kernel:
+        return {options.kernel: partial(composable.workload, options.target, options.kernel)}
+    variant = triton.parse_kernel(options.kernel)
+    own = triton.tiles(options.target, variant, near=options.near)
+    tiles = [*map(triton.parse_tile, options.tiles), *(own[1:] if options.tiles else own)]
+    return {
+        triton.write_tile(tile): partial(triton.workload, options.target, variant, tile, causal=options.causal)
+        for tile in tiles
+    }
+
+
+def _stored(options: argparse.Namespace) -> Workloads:
+    store, kernel = Store(Path(options.store)), options.kernel
+    if store.target != options.target:
+        raise ValueError(f"{options.store} is a kernel store of {store.target}, not of {options.target}")
+    if kernel.startswith("asm-"):
+        return {kernel: partial(assembly.workload, options.target, kernel, image=store.image(kernel))}
+    if "-batch" in kernel:
+        return {kernel: partial(composable.stored, store, kernel)}
+    return {kernel: partial(triton.stored, store, triton.parse_kernel(kernel), causal=options.causal)}
+
+
+def _wheel(options: argparse.Namespace) -> None:
+    releases = options.hip or list(process.RELEASES)
+    if unknown := [release for release in releases if release not in process.RELEASES]:
+        raise ValueError(f"HIP {unknown[0]} is not available: choose from {', '.join(process.RELEASES)}")
+    if not wheel.run(options.wheel, releases, options.gpu or wheel.GPUS):
+        raise SystemExit(1)
