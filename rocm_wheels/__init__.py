@@ -9,7 +9,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
-| compile | sources, codeobject, isa, manifest | what compilers share, and the form of a manifest |
+| compile | sources, download, codeobject, isa, manifest | what compilers share, and the form of a manifest |
 | compile/check | stage, instructions, rules, matrix, scan, scalars, resources, cures | the hazards of the hardware |
 | compile/triton | units, compiler, priorities, retarget, hazards | a code object of a Triton kernel |
 | compile/asm | units, package | code objects of AMD, taken from a package |

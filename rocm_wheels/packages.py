@@ -27,6 +27,13 @@ def packages_of(group: str) -> Iterator[None]:
         raise MissingTool(f"{error.name} is not installed in {sys.executable}", remedy=setup(group)) from None
 
 
+def uv() -> str:
+    """The path of the group's uv. Raises MissingTool without it."""
+    with packages_of("build"):
+        from uv import find_uv_bin
+    return str(find_uv_bin())
+
+
 def version_of(package: str, group: str = "build") -> str:
     """The version of a package of a dependency group; the package is not imported. Raises MissingTool without it."""
     with packages_of(group):

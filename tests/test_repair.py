@@ -17,6 +17,7 @@ import pytest
 
 from rocm_wheels.errors import MissingTool, RepairFailed
 from rocm_wheels.wheel import repair
+from rocm_wheels.wheel.contents import Contents
 
 LABEL = "2.8.3+rocm62torch2.5triton"
 PLAIN = "int answer(void) { return 42; }\n"
@@ -58,8 +59,9 @@ def test_becomes_the_oldest_manylinux(tmp_path: Path, plain: bytes) -> None:
     with zipfile.ZipFile(repaired) as archive:
         assert archive.read("flash_attn/_launcher.abi3.so") == plain
         described = archive.read(f"flash_attn-{LABEL}.dist-info/WHEEL").decode()
-        assert not repair._record_errors(archive)
         modes = {info.filename.rpartition("/")[2]: info.external_attr >> 16 for info in archive.infolist()}
+    with Contents(repaired) as contents:
+        assert not contents.record_errors()
     assert (modes["_launcher.abi3.so"], modes["__init__.py"]) == (0o100755, 0o100644)
     assert "Tag: cp311-cp311-manylinux_2_17_x86_64" in described
     assert "linux_x86_64\n" not in described.replace("manylinux_2_17_x86_64", "").replace("manylinux2014_x86_64", "")
@@ -158,8 +160,8 @@ def test_size_gate(tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
 
 def test_wrong_record_is_found(tmp_path: Path, plain: bytes) -> None:
     record = "flash_attn/__init__.py,sha256=AAAA,0\nflash_attn/gone.py,,"
-    with zipfile.ZipFile(_wheel(tmp_path, plain, record=record)) as archive:
-        errors = repair._record_errors(archive)
+    with Contents(_wheel(tmp_path, plain, record=record)) as contents:
+        errors = contents.record_errors()
     assert "flash_attn/gone.py is listed and absent" in errors
     assert "flash_attn/_launcher.abi3.so is not listed" in errors
     assert "flash_attn/__init__.py has another hash or size" in errors

@@ -17,6 +17,7 @@ import fake_parts
 import pytest
 import wheelhouse
 
+from rocm_wheels import packages
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import cells, locks, plan, versions
 from rocm_wheels.matrix.machine import Machine
@@ -352,7 +353,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '[ "$2" != check ] || { echo "flash-attn requires einops"; exit 1; }\n'
     )
     tool.chmod(0o755)
-    monkeypatch.setattr(verify, "_uv", lambda: str(tool))
+    monkeypatch.setattr(packages, "uv", lambda: str(tool))
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     return asked
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import fake_parts
 import pytest
 from packaging.requirements import Requirement
 
+from rocm_wheels import tables
 from rocm_wheels.errors import AssembleFailed
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.machine import detect_targets
@@ -214,12 +214,13 @@ def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
 
 
 def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    group = toml.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["build"]
-    inner = toml.loads((FLASH_ATTN_SRC / "pyproject.toml").read_text())["build-system"]["requires"]
+    outer, inner = (
+        tables.parse((root / "pyproject.toml").read_text(), "pyproject.toml") for root in (ROOT, FLASH_ATTN_SRC)
+    )
+    group, requires = outer["dependency-groups"]["build"], inner["build-system"]["requires"]  # type: ignore[index]
     pins = {Requirement(each).name: each for each in group}
-    assert {Requirement(each).name: each for each in inner}.items() <= pins.items()
-    assert {"hatchling", "triton", "ziglang"} <= {Requirement(each).name for each in inner}
+    assert {Requirement(each).name: each for each in requires}.items() <= pins.items()
+    assert {"hatchling", "triton", "ziglang"} <= {Requirement(each).name for each in requires}
 
 
 def test_both_licenses_are_the_same() -> None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from rocm_wheels import tables
+from rocm_wheels import packages, tables
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
-from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 
 COOLDOWN_DAYS = 7
@@ -71,10 +70,8 @@ def write(*, today: datetime.date) -> list[str]:
 
 
 def _compile(lock: Lock, *, before: datetime.date) -> None:
-    with packages_of("build"):
-        from uv import find_uv_bin
     # uv reads the file that it will write: a locked version stays as long as it satisfies the requirements.
-    command = [find_uv_bin(), "pip", "compile", "--quiet", "--no-config", "--universal", "--generate-hashes"]
+    command = [packages.uv(), "pip", "compile", "--quiet", "--no-config", "--universal", "--generate-hashes"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", lock.python]
     command += ["--exclude-newer", before.isoformat(), "--custom-compile-command", COMMAND]
     command += ["--output-file", str(lock.path), "-"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocm_wheels import packages
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.plan import TORCH_INDEX
@@ -86,11 +87,7 @@ def _summary(site: str) -> dict[str, Any] | None:
 
 def _uv() -> str:
     """The uv on PATH, which a user would use, else the uv of this environment."""
-    if found := shutil.which("uv"):
-        return found
-    from uv import find_uv_bin
-
-    return str(find_uv_bin())
+    return shutil.which("uv") or packages.uv()
 
 
 def _call(command: Sequence[str]) -> str:

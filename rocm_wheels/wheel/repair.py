@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import errno
-import hashlib
-import io
 import os
 import platform
 import re
@@ -20,6 +16,7 @@ from pathlib import Path
 from rocm_wheels.errors import MissingTool, RepairFailed
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.packages import setup, version_of
+from rocm_wheels.wheel.contents import Contents
 
 # Globs over SONAMEs. Without the trailing star, `libamdhip64.so` does not match `libamdhip64.so.6`, and the whole
 # runtime (hundreds of MB) would be copied into the wheel.
@@ -144,21 +141,7 @@ def _check_result(wheel: Path, plat: str) -> None:
                 remedy="add their SONAMEs to EXCLUDED in rocm_wheels/wheel/repair.py if torch brings them,"
                 " else link them statically",
             )
-        wrong = _record_errors(archive)
+    with Contents(wheel) as contents:
+        wrong = contents.record_errors()
     if wrong:
         raise RepairFailed(f"RECORD of {wheel.name} is wrong: {'; '.join(wrong)}")
-
-
-def _record_errors(archive: zipfile.ZipFile) -> list[str]:
-    contents = {info.filename for info in archive.infolist() if not info.is_dir()}
-    (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
-    rows = csv.reader(io.StringIO(archive.read(record).decode()))
-    listed = {row[0]: (row[1], row[2]) for row in rows if row}
-    errors = [f"{name} is not listed" for name in sorted(contents - set(listed))]
-    errors += [f"{name} is listed and absent" for name in sorted(set(listed) - contents)]
-    for name in sorted(contents & set(listed) - {record}):
-        data = archive.read(name)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if listed[name] != (f"sha256={digest}", str(len(data))):
-            errors.append(f"{name} has another hash or size")
-    return errors

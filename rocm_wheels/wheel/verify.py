@@ -20,10 +20,10 @@ from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
+from rocm_wheels import packages
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import locks, versions
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan
-from rocm_wheels.packages import packages_of
 from rocm_wheels.paths import ROOT
 from rocm_wheels.wheel import combinations, contents, interpreters
 from rocm_wheels.wheel import verdict as verdicts
@@ -221,9 +221,10 @@ def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
     owned = ("flash-attn", *(name.replace("_", "-") for name in versions.load().interfaces))
     refreshed = [word for name in owned for word in ("--refresh-package", name)]
     _run(
-        [_uv(), "pip", "install", "--python", interpreter, *refreshed, *(wheel.resolve() for wheel in wheels)], cwd=env
+        [packages.uv(), "pip", "install", "--python", interpreter, *refreshed, *(wheel.resolve() for wheel in wheels)],
+        cwd=env,
     )
-    _run([_uv(), "pip", "check", "--python", interpreter], cwd=env)
+    _run([packages.uv(), "pip", "check", "--python", interpreter], cwd=env)
 
 
 def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Path:
@@ -232,9 +233,9 @@ def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Pa
 
     torch is what a user has: its index decides which packages it needs. Everything else is locked by hash.
     """
-    _run([_uv(), "venv", "--clear", "--no-project", "--python", python, env])
+    _run([packages.uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"
-    install: list[str | Path] = [_uv(), "pip", "install", "--python", interpreter]
+    install: list[str | Path] = [packages.uv(), "pip", "install", "--python", interpreter]
     if source.cache is not None:
         install += ["--cache-dir", source.cache]
     if source.index is not None:
@@ -272,12 +273,6 @@ def _selftest(env: Path) -> tuple[Stage, str]:
     if done.returncode == 0 and report["ok"] is True:
         return Stage(status=PASSED, seconds=seconds, details=details), ""
     return Stage(status=FAILED, seconds=seconds, details=details), _tail(done.stdout)
-
-
-def _uv() -> str:
-    with packages_of("build"):
-        from uv import find_uv_bin
-    return str(find_uv_bin())
 
 
 def _torch_words(source: TorchSource, report: Mapping[str, Any] | None) -> str:

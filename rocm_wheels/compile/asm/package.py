@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -12,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rocm_wheels.compile import sources
+from rocm_wheels.compile import download, sources
 from rocm_wheels.compile.check import habits
 from rocm_wheels.compile.compiler import key
-from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.errors import DataError
 from rocm_wheels.tables import Table, parse
 
 DATA_FILE = Path(__file__).with_name("amd_aiter.toml")
@@ -119,19 +116,15 @@ def directory(cache: Path, package: Package | None = None) -> Path:
 
 
 def _fetch(package: Package, scratch: Path) -> Path:
-    """The wheel. pip downloads it by name, and its digest is checked."""
-    requirement = f"{package.name}=={package.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(scratch.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        raise MissingTool(
-            f"pip could not fetch {requirement}, which holds AMD's assembly kernels:\n{done.stderr.strip()}",
-            remedy="Look at pip's own settings (index, proxy), or build without these kernels: --without asm.",
-        )
-    _check(wheels[0].name, wheels[0].read_bytes(), package.sha256)
-    return wheels[0]
+    return download.fetch(
+        f"{package.name}=={package.version}",
+        ("--only-binary", ":all:"),
+        scratch,
+        sha256=package.sha256,
+        locked_in=DATA_FILE,
+        holds="AMD's assembly kernels",
+        remedy="Look at pip's own settings (index, proxy), or build without these kernels: --without asm.",
+    )
 
 
 def _unpack(wheel: Path, package: Package, tree: Path) -> None:
@@ -141,16 +134,10 @@ def _unpack(wheel: Path, package: Package, tree: Path) -> None:
                 content = archive.read(f"{package.directory}/{one.place}")
             except KeyError:
                 raise DataError(f"{wheel.name} has no {package.directory}/{one.place}") from None
-            _check(one.place, content, one.sha256)
+            download.check(one.place, content, one.sha256, DATA_FILE)
             target = tree / one.place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-
-
-def _check(name: str, content: bytes, wanted: str) -> None:
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != wanted:
-        raise DataError(f"{name} has sha256 {digest}, {DATA_FILE.name} wants {wanted}")
 
 
 # Offsets in a 64-bit ELF header, and the value that AMD's code objects of versions 5 and 6 have at the first offset.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from rocm_wheels.errors import DataError, MissingTool
+from rocm_wheels.compile import download
+from rocm_wheels.errors import DataError
 from rocm_wheels.tables import Table, parse
 
 DATA_FILE = Path(__file__).with_name("composable_kernel.toml")
@@ -120,25 +119,19 @@ def apply(fixes: Sequence[Fix], include: Path) -> None:
 
 
 def _fetch(source: Source, scratch: Path) -> Path:
-    """The archive. pip downloads it by name, and its digest is checked."""
     stand_in, output = scratch / "stand-in" / "torch", scratch / "archive"
     stand_in.mkdir(parents=True)
     (stand_in / "__init__.py").write_text(_TORCH_STAND_IN, encoding="utf-8")
-    requirement = f"{source.package}=={source.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-build-isolation", "--no-binary", ":all:", "--dest", str(output), requirement]
-    env = {**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "PYTHONPATH": str(stand_in.parent)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    archives = list(output.glob("*.tar.gz"))
-    if done.returncode != 0 or len(archives) != 1:
-        raise MissingTool(
-            f"pip could not fetch {requirement}, which holds the headers of Composable Kernel:\n{done.stderr.strip()}",
-            remedy="look at pip's own settings (index, proxy); the archive is needed once, then it is in the cache",
-        )
-    digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
-    if digest != source.sha256:
-        raise DataError(f"{archives[0].name} has sha256 {digest}, {DATA_FILE.name} wants {source.sha256}")
-    return archives[0]
+    return download.fetch(
+        f"{source.package}=={source.version}",
+        ("--no-build-isolation", "--no-binary", ":all:"),
+        output,
+        sha256=source.sha256,
+        locked_in=DATA_FILE,
+        holds="the headers of Composable Kernel",
+        remedy="Look at pip's own settings (index, proxy). The archive is needed once, then it is in the cache.",
+        environment={**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "PYTHONPATH": str(stand_in.parent)},
+    )
 
 
 def _unpack(archive: Path, source: Source, tree: Path) -> None:
