@@ -28,10 +28,11 @@ from flash_attn.arguments import (
     check_whole,
     diagnose_switches,
 )
-from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous, overlaps
+from flash_attn.calls import AttentionCall, CacheCall, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
 from flash_attn.custom_ops.kvcache import check_pages
 from flash_attn.custom_ops.results import complete
+from flash_attn.memory import check_outputs
 from flash_attn.tracing import is_plain, refuse_transforms
 from torch.compiler import is_compiling
 
@@ -88,7 +89,12 @@ def _forward(call: AttentionCall, generator: torch.Generator | None) -> list[tor
         call.rng_state = torch.randint(2**31 - 1, (2,), dtype=torch.int64, device=q.device, generator=generator)
     call.q, call.k, call.v = maybe_contiguous(q), maybe_contiguous(call.k), maybe_contiguous(call.v)
     given = call.out
-    if given is not None and overlaps(given, q, call.k, call.v):
+    inputs = {
+        "q": q, "k": call.k, "v": call.v, "alibi_slopes": call.alibi_slopes, "cu_seqlens_q": call.cu_seqlens_q,
+        "cu_seqlens_k": call.cu_seqlens_k, "seqused_k": call.seqused_k, "leftpad_k": call.leftpad_k,
+        "block_table": call.block_table,
+    }  # fmt: skip
+    if given is not None and check_outputs({"out": given}, inputs):
         call.out = None
     out, softmax_lse, dmask, rng_state = complete(q, backends.select(q).forward(call))
     if given is not None and call.out is None:

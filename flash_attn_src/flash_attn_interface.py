@@ -35,6 +35,7 @@ from flash_attn.fa3 import chunks, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
 from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
+from flash_attn.memory import refuse_shared
 from flash_attn.tracing import refuse_transforms
 
 __all__ = [
@@ -394,6 +395,9 @@ def _flash_attn_forward(
     window = one_window(window_size_left, window_size_right, window_size)
     descales = (q_descale, k_descale, v_descale)
     cached = {"k_new": k_new, "page_table": page_table, "kv_batch_idx": kv_batch_idx, "leftpad_k": leftpad_k}
+    over_cache = cu_seqlens_k is None and (
+        cu_seqlens_q is not None or seqused_k is not None or any(x is not None for x in cached.values())
+    )
     result: torch.Tensor | tuple[torch.Tensor, ...]
     if cu_seqlens_k is not None:
         if refused := [name for name, x in cached.items() if x is not None]:
@@ -406,7 +410,7 @@ def _flash_attn_forward(
         )  # fmt: skip
     elif seqused_q is not None:
         raise NotImplementedError("seqused_q: wanted None without cu_seqlens_k")
-    elif cu_seqlens_q is not None or seqused_k is not None or any(x is not None for x in cached.values()):
+    elif over_cache:
         result = _forward_over_cache(
             q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx, leftpad_k, page_table,
             cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, seqlens_rotary, *descales, softmax_scale, causal, window,
@@ -420,6 +424,9 @@ def _flash_attn_forward(
     found, softmax_lse = result[0], result[1]
     if (given := out_ if out is None else out) is not None:
         refuse_transforms("out_, which has no gradient")
+        caches = {"k": k, "v": v} if over_cache else {}
+        kept = {"q": q, "k": k, "v": v} if _keeps_gradients(q, k, v) else {}
+        refuse_shared({"out_": given}, {**caches, **kept})
         check_alike("out_", given, found, "the result")
         with torch.no_grad():  # or the buffer would keep every call's history
             found = given.copy_(found)

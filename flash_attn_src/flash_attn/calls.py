@@ -33,18 +33,6 @@ def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
 
 
-def overlaps(out: torch.Tensor, *inputs: torch.Tensor | None) -> bool:
-    """Whether the memory between the first and the last element of out meets that of an input."""
-    first, last = _extent(out)
-    extents = (_extent(x) for x in inputs if x is not None and x.numel())
-    return out.numel() > 0 and any(low < last and first < high for low, high in extents)
-
-
-def _extent(x: torch.Tensor) -> tuple[int, int]:
-    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (steps + 1) * x.element_size()
-
-
 def replace(call: _Call, **changes: Any) -> _Call:
     """A copy of a call with some fields changed. dataclasses.replace takes twice as long."""
     copy = object.__new__(type(call))

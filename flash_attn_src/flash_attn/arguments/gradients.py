@@ -6,6 +6,7 @@ import torch
 
 from flash_attn.arguments.diagnosis import DENSE, check_alike, check_strided
 from flash_attn.calls import AttentionCall, GradientCall, maybe_contiguous
+from flash_attn.memory import refuse_shared
 
 
 def check_gradients(
@@ -17,7 +18,8 @@ def check_gradients(
 ) -> GradientCall:
     """The gradients of a checked call, into the tensors given or new ones for None.
 
-    rng_state is read, and checked, with dropout only.
+    rng_state is read, and checked, with dropout only. Raises ValueError for gradients that share memory with each other
+    or with what is read.
     """
     q, rng_state = forward.q, forward.rng_state
     head_dim_v = forward.v.shape[-1]
@@ -27,6 +29,12 @@ def check_gradients(
     for name, gradient, like in zip(("dq", "dk", "dv"), given, inputs, strict=True):
         if gradient is not None:
             check_alike(name, gradient, like, name[1])
+    read = {
+        "dout": dout, "q": q, "k": forward.k, "v": forward.v, "out": out, "softmax_lse": softmax_lse,
+        "alibi_slopes": forward.alibi_slopes, "rng_state": rng_state, "cu_seqlens_q": forward.cu_seqlens_q,
+        "cu_seqlens_k": forward.cu_seqlens_k,
+    }  # fmt: skip
+    refuse_shared(dict(zip(("dq", "dk", "dv"), given, strict=True)), read)
     rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
     exact = torch.promote_types(q.dtype, torch.float32)
     softmax_lse = _turned_back(softmax_lse, rows)

@@ -132,7 +132,7 @@ def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...]) -> tuple[int, in
         check_index("cu_seqlens_q", cu_seqlens_q, q, 1)
         batch = cu_seqlens_q.shape[0] - 1
     for name, cache in (("k_cache", k_cache), ("v_cache", call.v_cache)):
-        if cache.stride(-1) != 1:
+        if cache.stride(-1) != 1 and cache.shape[-1] > 1:
             raise ValueError(f"{name}: got stride {cache.stride(-1)} in its last dimension, wanted 1: it is "
                              "written in place")  # fmt: skip
     if block_table is not None:

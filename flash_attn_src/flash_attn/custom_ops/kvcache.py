@@ -11,8 +11,11 @@ from flash_attn import backends
 from flash_attn.api import SINCE_2_8_4
 from flash_attn.arguments import check_places
 from flash_attn.backends.torch.tiles import accumulation_dtype
-from flash_attn.calls import CacheCall, new_out, overlaps, replace
+from flash_attn.calls import CacheCall, new_out, replace
+from flash_attn.memory import check_outputs, shares_memory
 from flash_attn.tracing import is_traced, refuse_tangents_of_an_op
+
+_is_alias = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 _SCHEMA = (
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? rotary_cos, "
@@ -141,13 +144,40 @@ def check_pages(call: CacheCall) -> None:
         )
 
 
+_INPUTS = (
+    "q", "k", "v", "qv", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
+    "cache_leftpad", "block_table", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "s_aux",
+)  # fmt: skip
+
+
+def _apart(call: CacheCall) -> CacheCall:
+    """A call that appends keys and reads no input in memory of the caches, of which it copies such inputs.
+
+    Raises ValueError for caches whose elements share memory. Tensors of other storages are not looked at.
+    """
+    caches = (call.k_cache, call.v_cache)
+    if not all(cache.is_contiguous() for cache in caches) or _is_alias(*caches):
+        check_outputs({"k_cache": caches[0], "v_cache": caches[1]}, {})
+    copies = {}
+    for name in ("q", "k", "v", "qv"):
+        x = getattr(call, name)
+        if x is not None and any(_is_alias(x, cache) and shares_memory(x, cache) for cache in caches):
+            copies[name] = x.clone()
+    return replace(call, **copies) if copies else call
+
+
 def _run(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(call.cache_seqlens, int):
         check_places(call, call.cache_seqlens)
+    if call.k is not None:
+        call = _apart(call)
     out = call.out
-    if out is None or not overlaps(out, call.q, call.k, call.v, call.qv, call.k_cache, call.v_cache):
+    if out is None:
         return backends.select(call.q).kvcache(call)
-    if overlaps(out, call.k_cache, call.v_cache):
+    inputs = {name: x for name in _INPUTS if isinstance(x := getattr(call, name), torch.Tensor)}
+    if not check_outputs({"out": out}, inputs):
+        return backends.select(call.q).kvcache(call)
+    if shares_memory(out, call.k_cache) or shares_memory(out, call.v_cache):
         raise ValueError("out: got memory of k_cache or v_cache, wanted a tensor of its own: the cache would be lost")
     result, softmax_lse = backends.select(call.q).kvcache(replace(call, out=None))
     return out.copy_(result), softmax_lse

@@ -9,6 +9,7 @@ from flash_attn.arguments import check_index, check_per_sequence, check_whole, c
 from flash_attn.backends import torch as torch_backend
 from flash_attn.calls import Window, maybe_contiguous
 from flash_attn.kernels.splits import profitable_splits
+from flash_attn.memory import check_outputs
 from flash_attn.runtime import device
 from flash_attn.tracing import is_traced, refuse_transforms
 
@@ -53,13 +54,15 @@ def flash_attn_combine(
         raise ValueError(f"out: got a tensor on {out.device}, wanted {out_partial.device} where out_partial is")
     elif tuple(out.shape) != shape or (out_dtype is not None and out.dtype is not out_dtype):
         raise ValueError(f"out: got {out.dtype} {tuple(out.shape)}, wanted {out_dtype or out.dtype} {shape}")
+    shared = check_outputs({"out": out}, {"out_partial": out_partial, "lse_partial": lse_partial})
     packed = len(shape) == 3
     partial, partial_lse, result = maybe_contiguous(out_partial), lse_partial, out
     if packed:
         partial, partial_lse, result = partial[:, None], partial_lse[:, None], out[None]
     # Traced, or still on its way from other ranks, by PyTorch's operations.
     backend = torch_backend if is_traced(out_partial, lse_partial, out) else backends.select(out_partial)
-    dense = result if result.stride(-1) == 1 else torch.empty(result.shape, dtype=out.dtype, device=out.device)
+    in_place = result.stride(-1) == 1 and not shared
+    dense = result if in_place else torch.empty(result.shape, dtype=out.dtype, device=out.device)
     softmax_lse = backend.combine(partial, partial_lse, dense)
     if dense is not result:
         result.copy_(dense)

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flash_attn.api import parameters
+from flash_attn.arguments import renaming
 from flash_attn.ops.checks import check_int, check_switches, check_tensor
 from flash_attn.ops.triton.rotary import apply_rotary, turn
 from flash_attn.tracing import refuse_transforms
@@ -200,6 +201,7 @@ class ApplyRotaryEmbQKV_(torch.autograd.Function):  # noqa: N801 - the name that
         return grad, *(None,) * 7
 
 
+@renaming(x="qkv")
 @parameters(since={"num_heads_q": "2.7"})
 def apply_rotary_emb_qkv_(
     qkv: torch.Tensor,
@@ -258,6 +260,7 @@ class ApplyRotaryEmbKV_(torch.autograd.Function):  # noqa: N801
         return grad, *(None,) * 4
 
 
+@renaming(x="kv")
 def apply_rotary_emb_kv_(
     kv: torch.Tensor,
     cos: torch.Tensor,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from flash_attn.api import parameters
 from flash_attn.first_derivative import Gradients, first_only
 from flash_attn.kernels.flags import LOSS_HAS_LSE, LOSS_IS_SPLIT
+from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
 from flash_attn.runtime import layer
 from flash_attn.tracing import arrived, is_traced
@@ -52,6 +53,8 @@ def cross_entropy_loss(
     smoothing = check_options(
         label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group
     )
+    if inplace_backward:
+        refuse_shared({"logits": logits}, {"labels": labels, "precomputed_lse": precomputed_lse})
     options = (smoothing, float(logit_scale), float(lse_square_scale), ignore_index)
     if logit_scale != 1.0 or smoothing != 0.0:
         precomputed_lse = None

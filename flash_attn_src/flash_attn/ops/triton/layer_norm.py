@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from flash_attn.api import parameters
+from flash_attn.memory import check_outputs, refuse_shared
 from flash_attn.ops.checks import FLOATS, check_int, check_number, check_switches, check_tensor
 from flash_attn.ops.triton.add_norm import add_norm, reference
 from flash_attn.tracing import is_traced
@@ -60,7 +61,11 @@ def layer_norm_fn(
     they are asked for. Raises TypeError or ValueError naming the argument, what came and what was wanted.
     """
     _check(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale)
-    _check_results(x, out_dtype, out, residual_out)
+    inputs = {
+        "x": x, "weight": weight, "bias": bias, "residual": residual, "x1": x1, "weight1": weight1, "bias1": bias1,
+        "rowscale": rowscale,
+    }  # fmt: skip
+    shared = _check_results(x, inputs, out_dtype, out, residual_out)
     check_switches(
         prenorm=prenorm, residual_in_fp32=residual_in_fp32, zero_centered_weight=zero_centered_weight,
         is_rms_norm=is_rms_norm, return_dropout_mask=return_dropout_mask,
@@ -88,6 +93,8 @@ def layer_norm_fn(
         y1, _ = add_norm(z, None, weight1, bias1, eps, z.dtype, zero_centered_weight, is_rms_norm)
         results.append(y1.to(result_type))
     z = z.to(kept_type)
+    if shared:  # z may be x itself
+        z = z.clone()
     if out is not None:
         results[0] = _written(out, results[0])
     if residual_out is not None:
@@ -357,10 +364,20 @@ def _check(
 
 
 def _check_results(
-    x: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None, residual_out: torch.Tensor | None
-) -> None:
+    x: torch.Tensor,
+    inputs: dict[str, torch.Tensor | None],
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    residual_out: torch.Tensor | None,
+) -> bool:
+    """Whether a result is written into the memory of an input, which a backward must not need."""
     for name, tensor in (("out", out), ("residual_out", residual_out)):
         if tensor is not None:
             check_tensor(name, tensor, like=x, shape=tuple(x.shape))
     if out_dtype is not None and out_dtype not in (*FLOATS, torch.float64):
         raise TypeError(f"out_dtype: got {out_dtype!r}, wanted a floating-point torch.dtype")
+    outputs = {"out": out, "residual_out": residual_out}
+    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in inputs.values()):
+        refuse_shared(outputs, inputs)
+        return False
+    return bool(check_outputs(outputs, inputs))

@@ -10,6 +10,7 @@ import torch
 from flash_attn.api import RELEASE
 from flash_attn.arguments import as_int
 from flash_attn.kernels.flags import HAS_CU_SEQLENS_Q, HAS_OFFSETS
+from flash_attn.memory import refuse_shared
 from flash_attn.ops.checks import FLOATS, check_switches, check_tensor
 from flash_attn.runtime import layer
 from flash_attn.tracing import is_traced, refuse_transforms
@@ -66,6 +67,9 @@ def turn(
     refuse_transforms("rotary embedding")
     check_switches(interleaved=interleaved, conjugate=conjugate)
     longest = _check(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen)
+    if y is x:
+        offsets = seqlen_offsets if isinstance(seqlen_offsets, torch.Tensor) else None
+        refuse_shared({"x": x}, {"cos": cos, "sin": sin, "seqlen_offsets": offsets, "cu_seqlens": cu_seqlens})
     offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, torch.Tensor) else (seqlen_offsets, None)
     if tracked or is_traced(x, cos, sin, offsets, cu_seqlens):
         turned = torch.ops.flash_attn._apply_rotary(
