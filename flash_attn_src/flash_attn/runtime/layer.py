@@ -9,6 +9,7 @@ from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device
 
+_FAR = 1 << 31  # a stride of one row alone may be any number
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -36,7 +37,7 @@ def find(op: str, tensor: torch.Tensor, width: int, *sizes: int) -> tuple[device
 
 
 def dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where its last dimension is dense and it starts on 16 bytes, else a copy that does."""
-    if tensor.stride(-1) == 1 and not tensor.data_ptr() & 15:
+    """The tensor where its last dimension is dense, it starts on 16 bytes and int32 holds its strides, else a copy."""
+    if tensor.stride(-1) == 1 and not tensor.data_ptr() & 15 and tensor.stride(0) < _FAR:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

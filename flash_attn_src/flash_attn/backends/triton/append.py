@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flash_attn.arguments import check_tables
-from flash_attn.backends.triton.kernels import VEC, find_one, rows, strides_of
+from flash_attn.backends.triton.kernels import VEC, find_one, rows, strides_of, table_stride_of
 from flash_attn.calls import CacheCall
 from flash_attn.kernels.flags import (
     HAS_CACHE_BATCH_IDX,
@@ -64,7 +64,7 @@ def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         (
             *k_strides, *v_strides, *strides_of(call.k_cache, vec), *strides_of(call.v_cache, vec),
             *strides_of(q, vec), *strides_of(turned, vec), table_row,  # strides
-            0 if block_table is None else block_table.stride(0), 0 if block_table is None else call.k_cache.shape[1],
+            *((0, 0) if block_table is None else (table_stride_of(block_table), call.k_cache.shape[1])),
             nheads, nheads_k, seqlen_q, call.length, added, call.capacity, head_dim // vec, head_dim_v // vec,  # shapes
             half, places,  # rotary
             k_blocks, q_blocks, flags,  # grid

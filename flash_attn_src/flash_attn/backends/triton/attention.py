@@ -19,6 +19,7 @@ from flash_attn.backends.triton.kernels import (
     is_even,
     rows,
     sinks_of,
+    table_stride_of,
     window_of,
 )
 from flash_attn.backends.triton.value_dims import padded
@@ -112,7 +113,7 @@ def forward(call: AttentionCall) -> ForwardResult:
         bias, bias_strides, bias_flag = bias_of(call)
         more, flags = (*more, bias), flags | bias_flag
     group = nheads // k.shape[-2]
-    table_stride, page_size = (0, 1) if block_table is None else (block_table.stride(0), k.shape[1])
+    table_stride, page_size = (0, 1) if block_table is None else (table_stride_of(block_table), k.shape[1])
     kernel.launch(
         (m_blocks * planes, 1, 1),
         (

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from flash_attn.backends.triton.kernels import VEC, alibi_stride_of, find_one, rows, sinks_of, strides_of, window_of
+from flash_attn.backends.triton.kernels import (
+    VEC,
+    alibi_stride_of,
+    find_one,
+    rows,
+    sinks_of,
+    strides_of,
+    table_stride_of,
+    window_of,
+)
 from flash_attn.calls import CacheCall, new_out
 from flash_attn.kernels.flags import (
     HAS_ALIBI,
@@ -59,7 +68,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
     table_stride = 0
     if table is not None:
         flags |= HAS_BLOCK_TABLE
-        table_stride = table.stride(0)
+        table_stride = table_stride_of(table)
     unit = _PAGE_UNIT if page_size % _PAGE_UNIT == 0 else 1
     if call.block_table is not None and capacity // unit >= MAX_PAGE_UNITS:
         raise ValueError(

@@ -104,6 +104,9 @@ def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
     device.kernels[key] = kernels
 
 
+_FAR = 1 << 31  # what a kernel's int32 argument cannot hold
+
+
 def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
     """The tensor itself where its rows start on 16 bytes, lie dense and not too far apart, else a copy that does."""
     *outer, last = tensor.stride()
@@ -123,6 +126,8 @@ def rows(tensor: torch.Tensor, vec: int) -> tuple[torch.Tensor, Strides]:
     else:
         batch = 0
         row, head, last = strides
+    if batch | row | head >= _FAR:
+        batch, row, head = near(tensor)
     misaligned = tensor.data_ptr() & 15 | (batch | row | head) & (vec - 1)
     if last == 1 and not misaligned and row < MAX_ROW_STRIDE * vec:
         return tensor, (batch // vec, row // vec, head // vec)
@@ -132,10 +137,17 @@ def rows(tensor: torch.Tensor, vec: int) -> tuple[torch.Tensor, Strides]:
 
 def strides_of(tensor: torch.Tensor, vec: int) -> Strides:
     """(batch, row, head) strides in units of 16 bytes; packed tensors (total, heads, dim) have batch stride 0."""
-    strides = tensor.stride()
-    if len(strides) == 4:
-        return strides[0] // vec, strides[1] // vec, strides[2] // vec
-    return 0, strides[0] // vec, strides[1] // vec
+    batch, row, head = tensor.stride()[:3] if tensor.dim() == 4 else (0, *tensor.stride()[:2])
+    if batch | row | head >= _FAR:
+        batch, row, head = near(tensor)
+    return batch // vec, row // vec, head // vec
+
+
+def near(tensor: torch.Tensor) -> Strides:
+    """(batch, row, head) strides in elements, 0 for an axis of size 1, whose stride may be any number."""
+    outer = [step if size > 1 else 0 for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]
+    batch, row, head = outer if len(outer) == 3 else (0, *outer)
+    return batch, row, head
 
 
 def window_of(call: AttentionCall | CacheCall) -> tuple[int, int]:
@@ -174,7 +186,13 @@ def lse_of(call: AttentionCall) -> tuple[torch.Tensor, int, int]:
 
 def alibi_stride_of(alibi_slopes: torch.Tensor | None) -> int:
     """Elements from one batch entry's slopes to the next; (heads,) slopes serve every entry."""
-    return alibi_slopes.stride(0) if alibi_slopes is not None and alibi_slopes.dim() == 2 else 0
+    several = alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] > 1
+    return alibi_slopes.stride(0) if several and alibi_slopes is not None else 0
+
+
+def table_stride_of(block_table: torch.Tensor) -> int:
+    """Elements from one sequence's pages to the next."""
+    return block_table.stride(0) if block_table.shape[0] > 1 else block_table.shape[1]
 
 
 def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> tuple[int, int, int]:
