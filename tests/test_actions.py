@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,39 +45,6 @@ def test_a_download(tmp_path: Path, inputs: dict[str, Any], files: list[str]) ->
     assert tree(tmp_path / "to") == files
     with pytest.raises(actions.ActionFailed, match="not found"):
         actions.download({"name": "w-3"}, tmp_path, store)
-
-
-_PACKAGES = {
-    "@actions/core": """
-        const inputs = JSON.parse(process.env.INPUTS);
-        exports.getInput = (name) => (inputs[name] === undefined ? "" : String(inputs[name]));
-        exports.info = () => {};
-        exports.setFailed = (text) => { console.error(text); process.exitCode = 1; };
-    """,
-    "@actions/artifact": """
-        const fs = require("fs"), path = require("path"), store = process.env.STORE;
-        exports.DefaultArtifactClient = class {
-          async listArtifacts() { return { artifacts: fs.readdirSync(store).map((name) => ({ name, id: name })) }; }
-          async downloadArtifact(id, options) { fs.cpSync(path.join(store, id), options.path, { recursive: true }); }
-        };
-    """,
-    "minimatch": """
-        exports.minimatch = (name, pattern) => new RegExp("^" + pattern.replaceAll("*", ".*") + "$").test(name);
-    """,
-}
-
-
-@pytest.mark.skipif(not (shutil.which("node") or os.environ.get("CI")), reason="needs node")
-@pytest.mark.parametrize(("inputs", "files"), DOWNLOADS.values(), ids=DOWNLOADS)
-def test_a_download_of_the_stand_in_for_act(tmp_path: Path, inputs: dict[str, Any], files: list[str]) -> None:
-    for name, source in _PACKAGES.items():
-        make(tmp_path / "node_modules", f"{name}/index.js").joinpath(name, "index.js").write_text(source)
-    store = make(tmp_path / "store", "w-1/a", "w-2/b", "other/c")
-    environment = {"NODE_PATH": str(tmp_path / "node_modules"), "STORE": str(store), "PATH": os.environ["PATH"]}
-    environment["INPUTS"] = json.dumps({**inputs, "path": str(tmp_path / "to")})
-    script = ROOT / "tests/act/actions/download-artifact/index.js"
-    subprocess.run(["node", script], env=environment, check=True, timeout=60)
-    assert tree(tmp_path / "to") == files
 
 
 @pytest.mark.parametrize(

@@ -359,3 +359,8 @@ def test_artifacts_live_as_long_as_an_approval_may_wait() -> None:
     for label, step in steps():
         if step.get("uses", "").startswith("actions/upload-artifact@"):
             assert step["with"]["retention-days"] >= 30, label
+
+
+def test_actionlint_is_pinned() -> None:
+    lint = [line for line in (ROOT / "run_tests.sh").read_text().splitlines() if "actionlint" in line]
+    assert lint == ["    go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"]
