@@ -1,4 +1,6 @@
-"""AMD's assembly kernels on the simulator: launches that flash_attn.backends.asm plans, on memory of CPU tensors."""
+"""Runs AMD's assembly kernels on the simulator: launches that flash_attn.backends.asm plans, on the memory of CPU
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,25 @@ CACHE = ROOT / "build" / "test-cache"
 
 
 def relies_on_step(target: str, name: str) -> bool:
-    """Whether the waves of a group share memory in an order that no barrier makes, only the time that loads from global
-    memory take on a GPU. Such a kernel runs with its waves in step. The race check refuses the others' races."""
+    """Whether a kernel orders accesses of shared memory without a barrier, only by the time that loads from global
+    memory take on a GPU.
+
+    Such a kernel runs with its waves in lockstep. For all others the race check is on.
+    """
     if target == "gfx950" and ("-d128-causal" in name or "-v128-" in name):
         return True
     return name.startswith("asm-bwd-") and "-d64-" in name and name.endswith("-varlen")
 
 
 def image(target: str, name: str) -> bytes:
-    """The code object of a kernel. Raises MissingTool where pip cannot fetch the package."""
+    """The code object of a kernel. Raises MissingTool if pip cannot fetch the package."""
     (place,) = (one.place for one in package.load().objects if (one.target, one.kernel) == (target, name))
     return (package.directory(CACHE) / place).read_bytes()
 
 
 @cache
 def program(target: str, name: str) -> machine.Program:
-    """A kernel. Raises as `image`, and debian.UnavailableError."""
+    """The kernel as a program. Raises as `image`, and debian.UnavailableError."""
     return machine.Program(disassembly.kernel(image(target, name), target=target))
 
 
@@ -48,8 +53,10 @@ def _through_hip(target: str, name: str) -> through_hip.Kernel:
 
 
 def run(target: str, name: str, grid: tuple[int, int, int], argument: bytes, ranges: Sequence[tuple[int, int]]) -> None:
-    """One launch. ranges: (address, bytes) of the memory that the kernel may touch. In a process that
-    `hip.process` runs, AMD's runtime takes the launch first."""
+    """Runs one launch. ranges: (address, bytes) of the memory that the kernel may access.
+
+    In a process of `hip.process`, the launch goes through AMD's runtime first.
+    """
     in_step = relies_on_step(target, name)
     if packets.running():
         _through_hip(target, name).launch(grid, (argument,), ranges, in_step=in_step)

@@ -27,7 +27,7 @@ _UNITS = {"gfx942": 304, "gfx950": 256}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published figure. kernel: in `KERNELS`; heads: over all batches; figure: MfmaUtil in %, or TFLOP/s.
+    """A published figure. kernel: a key of `KERNELS`. heads: over all batches. figure: MfmaUtil in %, or TFLOP/s.
 
     order: the name of a comparison. All its points come from one machine and one source.
     """
@@ -88,8 +88,11 @@ ORDERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A whole call by the clock. busy: the part of its cycles in which the matrix units are busy. useful: the part that
-    products take which the mask keeps."""
+    """The simulated cycles of a whole call.
+
+    busy: the share of cycles in which the matrix units are busy. useful: the same without products that the mask
+    discards.
+    """
 
     busy: float
     useful: float
@@ -102,14 +105,15 @@ def _line(kernel: str) -> tuple[Workload, Line]:
 
 
 def whole(point: Point) -> Whole:
-    """What the clock says of a call: every work group takes as long as its keys say, on the compute unit that is free
-    first."""
+    """Simulates a whole call: each work group takes the cycles for its number of keys, on the first free compute
+    unit.
+    """
     workload, found = _line(point.kernel)
     units, rates = _UNITS[workload.target], cost.rates(workload.target)
     lengths = workload.programs(point.seqlen, point.causal)
     free = [0.0] * (units * found.groups)
     for length in lengths:
-        # A work group shares its compute unit with others and takes as many times as long.
+        # A work group shares its compute unit with others, so it takes as many times longer.
         taken = found.at(length)[0] * found.groups
         for _ in range(point.heads):
             heapq.heapreplace(free, free[0] + taken)
@@ -120,7 +124,7 @@ def whole(point: Point) -> Whole:
 
 
 def report() -> Iterator[str]:
-    """The tables of docs/notes/clock.md, as lines."""
+    """Yields the lines of the tables of docs/notes/clock.md."""
     yield "| kernel | tokens | MfmaUtil, counter | clock | error |"
     yield "|-|-|-|-|-|"
     errors = []

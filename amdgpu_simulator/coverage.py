@@ -1,4 +1,4 @@
-"""Which forms of instructions kernels have, and whether tests have executed them (`isa.forms` records that)."""
+"""Lists the instruction forms of kernels, and which of them tests executed (`isa.forms` records that)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _stored(path: Path) -> Iterator[Kernel]:
 
 
 def table(paths: Iterable[Path], executed: Path | None) -> Iterator[str]:
-    """A line for each mnemonic and state, the number of its forms and kernels' instructions, and an example."""
+    """Yields a line for each mnemonic and state: number of forms, number of instructions, most frequent form."""
     known = set(executed.read_text(encoding="utf-8").splitlines()) if executed and executed.exists() else set()
     forms: dict[tuple[str, str], Counter[str]] = {}
     read = 0

@@ -1,6 +1,7 @@
-"""Debian's packages, unpacked into a directory by apt and dpkg-deb; nothing is installed.
+"""Unpacks Debian packages into a directory with apt and dpkg-deb; installs nothing.
 
-They come from suites newer than most machines, so every library is there, the C library and its loader too.
+The packages come from newer suites than most machines have, so all their libraries are unpacked too, with the C library
+and its loader.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ def cache(name: str) -> Path:
 
 
 class Package(NamedTuple):
-    """Where Debian has a package: suites, the last one preferred, and its name, with "=" and a version if need be."""
+    """A Debian package. suites: where to look, the preferred suite last. name: optionally with "=" and a version."""
 
     suites: tuple[str, ...]
     name: str
 
 
 class UnavailableError(Exception):
-    """Why a package cannot be had here."""
+    """The reason why a package cannot be fetched on this machine."""
 
 
 def unpack(package: Package, base: Path) -> Path:
-    """The directory with a package and all that it depends on; fetched once. Raises UnavailableError."""
+    """The directory with a package and all its dependencies; fetched once. Raises UnavailableError."""
     if platform.machine() != "x86_64" or not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise UnavailableError(f"{package.name} is taken from Debian's packages for x86_64, by apt-get and dpkg-deb")
     base.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ def unpack(package: Package, base: Path) -> Path:
 
 
 def loader(root: Path) -> list[str]:
-    """The words that run a program with the C library of unpacked packages, up to the program."""
+    """The command prefix that runs a program with the C library of unpacked packages."""
     libraries = root / LIBRARIES
     return [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
 
@@ -68,7 +69,7 @@ def _download(package: Package, base: Path) -> None:
         raise UnavailableError("apt knows no mirror of Debian: apt-get update, on Debian")
     sources = [f"deb [signed-by={_KEYRING}] {mirror.split()[0]} {suite} main\n" for suite in package.suites]
     (apt / "sources.list").write_text("".join(sources), encoding="utf-8")
-    (apt / "status").touch()  # nothing is installed: the C library comes too
+    (apt / "status").touch()  # no installed packages, so that apt fetches the C library too
     options = [
         f"Dir::Etc::SourceList={apt}/sources.list",
         "Dir::Etc::SourceParts=/dev/null",

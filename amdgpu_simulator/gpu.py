@@ -53,16 +53,16 @@ Code = Callable[[str, Variant, Config | None], Found]
 
 
 def compiled_code(target: str, variant: Variant, config: Config | None) -> Found:
-    """A kernel as Triton compiles it. Raises CompileFailed."""
+    """Triton's code for a kernel. Raises CompileFailed."""
     image, entry, text = compiled(target, variant, config)
     return image, entry, _parsed(text)
 
 
-_parsed = lru_cache(32)(assembly.parse)  # calls of one kernel share it, decoded once
+_parsed = lru_cache(32)(assembly.parse)  # calls of one kernel share the decoded program
 
 
 class Kernel:
-    """What `runtime.device` calls a kernel: a launch runs on the simulator."""
+    """Implements the kernel interface of `runtime.device`: a launch runs on the simulator."""
 
     follows_pages = True
 
@@ -79,7 +79,7 @@ class Kernel:
         self._loaded = through_hip.Kernel(variant.name, image, entry, self._program) if packets.running() else None
 
     def launch(self, grid: device.Grid, tensors: device.Tensors, numbers: Sequence[int | float]) -> None:
-        """The kernel reaches the memory of these tensors and no other, as long as it runs."""
+        """Runs the kernel. It may access the memory of these tensors and no other memory."""
         self._gpu.launched.append(self.variant.name)
         arguments = [*(None if x is None else x.data_ptr() for x in tensors), *numbers]
         if self._loaded is not None:
@@ -108,13 +108,13 @@ class Kernel:
 
 
 def ranges(tensors: device.Tensors) -> list[tuple[int, int]]:
-    """Where the memory of the tensors lies: (address, bytes), each storage once."""
+    """(address, bytes) of the memory of the tensors, each storage once."""
     storages = [x.untyped_storage() for x in tensors if x is not None]
     return list({storage.data_ptr(): storage.nbytes() for storage in storages}.items())
 
 
 class SimulatedGpu:
-    """An AMD GPU as `runtime.device` has it. Triton's kernels are compiled for it as a wheel's are."""
+    """An AMD GPU with the interface of `runtime.device`. Triton's kernels are compiled for it as for a wheel."""
 
     compute_units = 4
 
@@ -127,8 +127,9 @@ class SimulatedGpu:
         program: Callable[[assembly.Kernel], machine.Program] = machine.Program,
         code: Code = compiled_code,
     ) -> None:
-        """`backwards` as in `machine.launch`; configs: launch configurations by operation, in the place of the tuning
-        table's; program: makes what runs, for a program with an observer; code: where kernels come from."""
+        """backwards: as in `machine.launch`. configs: launch configurations by operation, in place of the tuning table.
+        program: makes the program, for example with an observer. code: the origin of kernels.
+        """
         self.target = target
         self.backwards = backwards
         self.configs = configs or {}
@@ -168,8 +169,11 @@ def pretend(
     jit: bool = False,
     code: Code = compiled_code,
 ) -> Iterator[list[str]]:
-    """flash_attn's calls on CPU tensors go to the Triton backend and kernels of `target`; gives the names of what ran,
-    as it runs. jit: kernels by Triton's JIT, see `jit`; the other arguments: `SimulatedGpu`."""
+    """Sends flash_attn's calls on CPU tensors to the Triton backend and kernels of `target`. Yields the list of kernels
+    that ran, which grows.
+
+    jit: kernels from Triton's JIT, see `jit`. The other arguments: `SimulatedGpu`.
+    """
     gpu = SimulatedGpu(target, backwards=backwards, configs=configs, program=program, code=code)
     with ExitStack() as stack:
         if jit:
@@ -184,7 +188,7 @@ def pretend(
 
 @cache
 def _compiler() -> ProcessPoolExecutor:
-    """A process that compiles: where tests run Triton may be set to interpret kernels instead."""
+    """A process that compiles, because Triton may be set to interpret kernels in this process."""
     scratch = tempfile.TemporaryDirectory(prefix="amdgpu-")
     atexit.register(scratch.cleanup)
     spawn = multiprocessing.get_context("spawn")
@@ -202,7 +206,7 @@ CACHE = ROOT / "build" / "test-cache"
 
 
 def run(target: str, launches: Sequence[Launch], tensors: device.Tensors, *, backwards: bool = False) -> None:
-    """Launches of AMD's kernels, one after another, on the CPU memory of the tensors that they point to."""
+    """Runs launches of AMD's kernels one after another, on the CPU memory of the tensors."""
     for one in launches:
         if one.kernel.startswith("asm-"):
             assembly_kernels.run(target, one.kernel, one.grid, one.argument, ranges(tensors))
@@ -222,14 +226,14 @@ def _instance(name: str) -> ck_instances.Instance:
 
 @cache
 def _through_hip(target: str, name: str) -> through_hip.Kernel:
-    """A kernel of Composable Kernel as a wheel has it."""
+    """A kernel of Composable Kernel, compiled as for a wheel."""
     image, entries = ck_compiler.compile_unit(target, name, [_instance(name)], cache=CACHE, toolchain="pypi")
     return through_hip.Kernel(name, image, entries[name], _composable(target, name)[0])
 
 
 @cache
 def _composable(target: str, name: str) -> tuple[machine.Program, int]:
-    """A kernel of Composable Kernel and the threads of its blocks."""
+    """A kernel of Composable Kernel and the number of threads of its blocks."""
     text, threads = composable(target, name)
     return machine.Program(assembly.parse(text)), threads
 
@@ -238,9 +242,10 @@ _ROUNDING = "-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT="
 
 
 def composable(target: str, name: str, rounding: int | None = None) -> tuple[str, int]:
-    """The assembly of a kernel of Composable Kernel and the threads of its blocks; kept from run to run.
+    """The assembly of a kernel of Composable Kernel and the threads of its blocks; cached on disk.
 
-    rounding: how it rounds to bf16, as the macro counts the ways; by default as wheels have it. Raises CompileFailed.
+    rounding: the mode of rounding to bf16, as the macro numbers it (default: the mode of the wheels). Raises
+    CompileFailed.
     """
     instance = _instance(name)
     defines: tuple[str, ...] = ck_compiler.DEFINES

@@ -1,4 +1,4 @@
-"""The way of loads and stores to global memory: the first-level caches of the compute units, and what fills them."""
+"""Loads and stores to global memory: the first-level caches of the compute units and their fill bandwidth."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from amdgpu_simulator.clock.record import Executed
 
 
 class Caches:
-    """One cache a compute unit, which keeps the lines that were loaded last. All fill from one way to the next level,
-    at a fixed number of bytes a cycle; stores go that way too.
+    """One cache per compute unit, with least-recently-used eviction.
 
-    Resident work groups are copies of one, so the lines of global memory that one loads are there for the others. On a
-    GPU that holds for keys and values, which are most of what attention loads. Lines of private memory are each
-    group's own.
+    All caches share one path to the next level with a fixed number of bytes per cycle; stores use that path too. Only
+    one work group is simulated; the others are assumed to hit the cache lines it loaded. On a GPU that is true for keys
+    and values, which are most of what attention loads. Lines of private memory belong to one group.
     """
 
     def __init__(self, rates: Rates, latencies: Latencies) -> None:
@@ -23,11 +22,13 @@ class Caches:
         self._fill = rates.fill * rates.units
         self._latencies = latencies
         self._kept: list[OrderedDict[tuple[int, int], None]] = [OrderedDict() for _ in range(rates.units)]
-        self._free = 0.0  # when the way to the next level is
+        self._free = 0.0  # cycle at which the path to the next level is free
 
     def serve(self, one: Executed, unit: int, group: int, begin: float, end: float) -> float:
-        """When what an instruction asked for is there. unit: the compute unit; begin, end: when the unit's path to the
-        cache serves the instruction."""
+        """Returns the cycle at which the data of an instruction has arrived.
+
+        unit: the compute unit. begin, end: cycles in which the unit's path to the cache serves the instruction.
+        """
         kept = self._kept[unit]
         missing = 0
         for line in one.lines:

@@ -27,20 +27,19 @@ from amdgpu_simulator.isa.assembly import Array, Instruction
 MATRIX, VECTOR, SHARED, MEMORY, NONE = "matrix", "vector", "shared", "memory", ""
 UNITS = (MATRIX, VECTOR, SHARED, MEMORY)
 
-# Bytes of a line of global memory, which comes in a cycle, and lanes whose addresses are taken in a cycle.
+# Cache line size in bytes (throughput 1 line/cycle); address throughput in lanes/cycle.
 LINE, LANES = 64, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a compute unit of a target does in a cycle.
+    """The throughput of a compute unit of a target, per cycle.
 
-    units: compute units that share a work group: two on RDNA, whose kernels run on a work group processor.
-    simds: SIMDs of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD takes the lanes of a wave.
-    banks: banks of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on
-    elements of 8, 16 and 32 bits, 0 where it has none.
-    cache: bytes of the first-level cache. fill: bytes of a cycle that come from the next level, if all compute units
-    ask for as many.
+    units: compute units that share a work group: two on RDNA, whose kernels run on a work group processor. simds: SIMDs
+    of a compute unit. lanes: lanes of a wave. passes: cycles in which a SIMD issues all lanes of a wave. banks: banks
+    of shared memory, four bytes wide. by_8, by_16, by_32: operations of one SIMD's matrix unit on elements of 8, 16 and
+    32 bits, 0 without a matrix unit. cache: bytes of the first-level cache. fill: bytes per cycle from the next level
+    if all compute units request data.
     """
 
     units: int = 1
@@ -56,13 +55,13 @@ class Rates:
 
 
 _RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
-# By the name of the target, else of its generation. Caches: the level-2 cache of a die of CDNA
-# gives 2048 bytes a cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array of
-# RDNA 2 and 3 gives 256 bytes a cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
+# By the name of the target, else of its generation. Fill rates: the level-2 cache of a CDNA die gives 2048 bytes per
+# cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array of RDNA 2 and 3 gives
+# 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
     "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
     "gfx942": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),
-    # gfx908 by the row of its successor: its cycles are counted, and were never compared with anything.
+    # gfx908 has the row of gfx90a; its cycles were never compared with a measurement.
     **dict.fromkeys(("gfx908", "gfx90a"), Rates(by_8=256, by_16=256, by_32=64, cache=16 << 10, fill=20)),
     "RDNA2": replace(_RDNA, cache=16 << 10, fill=25),
     "RDNA3": replace(_RDNA, by_8=512, by_16=256),
@@ -73,20 +72,22 @@ _PRODUCT = re.compile(r"v_(?:s?mfmac?|wmma)_\w+?_(\d+)x(\d+)x(\d+)_?(\w+)")
 
 
 class Row(NamedTuple):
-    """Instructions whose mnemonic begins with the pattern: their unit, and how many times a plain vector instruction's
-    cycles they take there. 0: the cycles depend on the shape or on what the instruction touches."""
+    """A row of the instruction table: mnemonic prefix, unit, and cycles as a multiple of a plain vector instruction.
+
+    0: the cycles depend on the shape or on the accessed memory.
+    """
 
     pattern: str
     unit: str
     times: float
 
 
-# The first row that fits counts; an instruction that none fits takes no unit.
+# The first matching row counts. An instruction without a row occupies no unit.
 INSTRUCTIONS = (
     Row(r"ds_", SHARED, 0),
     Row(r"(buffer|global|flat|scratch)_", MEMORY, 0),
     Row(_PRODUCT.pattern, MATRIX, 0),
-    Row(r"v_dual_", VECTOR, 0.5),  # one of two that issue together
+    Row(r"v_dual_", VECTOR, 0.5),  # half of a dual instruction
     Row(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_", VECTOR, 4),
     Row(r"v_mul_(lo|hi)_|v_mad_u64", VECTOR, 4),
     Row(r"v_", VECTOR, 1),
@@ -94,7 +95,7 @@ INSTRUCTIONS = (
 
 
 class Cost(NamedTuple):
-    """The unit of an instruction and its cycles there; the cycles that bank conflicts caused."""
+    """The unit of an instruction and the cycles it occupies it; conflicts: the cycles that bank conflicts add."""
 
     unit: str
     cycles: float
@@ -113,7 +114,7 @@ def rates(target: str) -> Rates:
 
 
 def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:
-    """What instructions that issue together take, apart from what depends on the memory that they touch."""
+    """The cost of instructions that issue together, without the part that depends on the memory that they access."""
     row = next((row for row in INSTRUCTIONS if re.match(row.pattern, parts[0].mnemonic)), Row("", NONE, 0))
     if row.unit == MATRIX:
         return Cost(MATRIX, _product(parts[0].mnemonic, target))
@@ -121,8 +122,10 @@ def fixed(parts: tuple[Instruction, ...], target: str) -> Cost:
 
 
 def shared(touched: list[Array], target: str) -> Cost:
-    """The least cycles in which the banks give these bytes, whatever the order of lanes. An instruction that exchanges
-    a word of each lane touches no bytes and takes all banks."""
+    """The minimum cycles in which the banks serve these bytes, for any order of lanes.
+
+    An instruction that exchanges a word of each lane accesses no bytes and occupies all banks.
+    """
     banks, lanes = rates(target).banks, rates(target).lanes
     if not touched:
         return Cost(SHARED, -(-lanes // banks))
@@ -131,19 +134,19 @@ def shared(touched: list[Array], target: str) -> Cost:
 
 @functools.lru_cache(1 << 14)
 def _of_banks(places: bytes, banks: int) -> Cost:
-    """`shared` for addresses as numbers of 32 bits. In a loop the same ones come again and again."""
+    """`shared` for addresses as 32-bit numbers. Cached, because a loop repeats the same addresses."""
     words = np.unique(np.frombuffer(places, np.int32) // 4)
     taken, least = int(np.bincount(words % banks).max()), -(-len(words) // banks)
     return Cost(SHARED, taken, taken - least)
 
 
 def memory(lines: Collection[int], target: str) -> Cost:
-    """Cycles for the addresses of the lanes or for the lines, whichever are more."""
+    """Cycles for the addresses of the lanes or for the cache lines, whichever is larger."""
     return Cost(MEMORY, max(len(lines), rates(target).lanes // LANES))
 
 
 def lines(touched: list[tuple[Array, int]]) -> tuple[int, ...]:
-    """The lines of global memory that accesses touch, by their numbers."""
+    """The numbers of the cache lines that the accesses touch."""
     found: set[int] = set()
     for addresses, size in touched:
         for end in (0, size - 1):
@@ -152,7 +155,7 @@ def lines(touched: list[tuple[Array, int]]) -> tuple[int, ...]:
 
 
 def _product(name: str, target: str) -> float:
-    """Cycles of a product of matrices."""
+    """Cycles of a matrix instruction."""
     found = _PRODUCT.match(name)
     assert found is not None
     rows, columns, depth = (int(found[group]) for group in (1, 2, 3))

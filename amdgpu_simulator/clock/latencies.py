@@ -1,4 +1,4 @@
-"""How long results take to arrive: one row a family of GPUs, with the reason for each number."""
+"""Latencies until a result arrives: one row per family of GPUs, with the reason for each number."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from amdgpu_simulator.isa import targets
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies:
-    """Cycles from the moment when a unit has served an instruction until its result is there.
+    """Cycles from the end of an instruction in its unit until its result can be used.
 
-    memory: a load of global memory that the first-level cache does not hold. cached: one that it holds. constant: a
-    scalar load. shared: an access of shared memory. matrix, vector: between two instructions of a wave, where the
-    second needs the result of the first.
+    memory: a load that misses the first-level cache. cached: a load that hits it. constant: a scalar load. shared: an
+    access of shared memory. matrix, vector: between two instructions of a wave if the second needs the result of the
+    first.
     """
 
     memory: int
@@ -27,11 +27,11 @@ class Latencies:
         return self.matrix if unit == "matrix" else self.vector if unit == "vector" else 0
 
 
-# vector: a SIMD of CDNA takes four cycles for an instruction, and the next one of the wave finds its result. A SIMD of
-# RDNA takes one cycle, and the result is there four cycles later.
-# memory, shared: by `python -m amdgpu_simulator calibrate`, which compares the clock with hardware counters of MI300X.
-# For RDNA nobody published counters: its numbers are near measurements by others on an idle GPU.
-# cached: near measurements by others on an idle GPU.
+# vector: a SIMD of CDNA takes four cycles for an instruction, and the next instruction of the wave can use its result.
+# A SIMD of RDNA takes one cycle, and the result arrives four cycles later. memory, shared: from `python -m
+# amdgpu_simulator calibrate`, which compares simulated cycles with hardware counters of MI300X. For RDNA no counters
+# are published: its numbers are close to published measurements on an idle GPU. cached: close to published measurements
+# on an idle GPU.
 _CDNA = Latencies(memory=800, cached=200, shared=128, vector=0)
 _RDNA = Latencies(memory=500, cached=150, shared=64, vector=4)
 
@@ -40,7 +40,7 @@ _OF = {"CDNA": _CDNA, "RDNA2": _RDNA, "RDNA3": _RDNA, "RDNA4": _RDNA}
 
 
 def latencies(target: str) -> Latencies:
-    """The row of a target's generation. Raises ValueError for a target without one."""
+    """The row of a target's generation. Raises ValueError for a target without a row."""
     generation = targets.get(target).generation.name
     if generation not in _OF:
         raise ValueError(f"the clock has no latencies for {generation}: add a row to clock/latencies.py")

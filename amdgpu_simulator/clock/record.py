@@ -22,11 +22,10 @@ from amdgpu_simulator.isa.wave import place, register
 class Executed(NamedTuple):
     """An instruction that a wave executed.
 
-    unit: the unit that it takes, "end" or "barrier" where the wave stops, "" for none. cycles: how long it takes the
-    unit; without a unit, how many issue slots pass. reads, writes: the rows of vector registers. left: operations of
-    global, shared and constant memory that are under way after it. lines: the lines of global memory that it touches,
-    of private memory with negative numbers. loads: whether it reads them. priority: the wave's from here on, -1 for
-    the same as before.
+    unit: the unit that it occupies, "end" or "barrier" if the wave stops, "" for none. cycles: how long it occupies the
+    unit; without a unit, the number of issue slots. reads, writes: the rows of vector registers. left: operations of
+    global, shared and constant memory that are outstanding after it. lines: the cache lines that it accesses; private
+    memory has negative numbers. loads: whether it reads them. priority: the wave's new priority, -1 if unchanged.
     """
 
     unit: str
@@ -40,7 +39,7 @@ class Executed(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What the text of an instruction says of its execution. unit: the unit that it waits for."""
+    """The static part of an instruction's cost. unit: the unit that it waits for."""
 
     cost: cost.Cost
     unit: str
@@ -52,7 +51,7 @@ class _Static(NamedTuple):
 
 
 class Record:
-    """Keeps what every wave executes, and adds up the cycles of each unit."""
+    """Records what every wave executes, and sums the cycles of each unit."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -62,7 +61,7 @@ class Record:
 
     @property
     def groups(self) -> list[list[list[Executed]]]:
-        """What each wave of each work group executed, in the order of waves."""
+        """The executed instructions of each wave of each work group, in the order of waves."""
         return [[trace for _, trace in sorted(waves.items())] for waves in self._groups]
 
     def begin(self) -> None:
@@ -94,7 +93,7 @@ class Record:
 
 def _read(parts: tuple[Instruction, ...], target: str) -> _Static:
     taken = cost.fixed(parts, target)
-    # RDNA multiplies matrices in its vector units.
+    # RDNA executes matrix products in its vector units.
     unit = cost.VECTOR if taken.unit == cost.MATRIX and cost.rates(target).lanes == 32 else taken.unit
     name = parts[0].mnemonic
     idle = int(parts[0].operands[0]) if name == "s_nop" else 0
@@ -106,7 +105,9 @@ def _read(parts: tuple[Instruction, ...], target: str) -> _Static:
 
 
 def _registers(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows of vector registers that an instruction reads and writes. A load writes none: its wave waits for it."""
+    """Rows of vector registers that an instruction reads and writes. A load writes none here, because its wave waits
+    for it.
+    """
     name = instruction.mnemonic
     rows = [_rows(text.strip("-|")) for text in instruction.operands]
     if not name.startswith("v_") or name.startswith(("v_cmp", "v_read")):

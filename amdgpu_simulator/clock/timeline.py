@@ -29,7 +29,9 @@ Unit = tuple[str, int]
 
 
 class _Player:
-    """A wave at its next instruction. time: when that may issue; priority: before other waves of its SIMD."""
+    """A wave at its next instruction. time: when the instruction may issue. priority: relative to other waves of its
+    SIMD.
+    """
 
     def __init__(self, trace: Sequence[Executed], simd: int, unit: int, group: int, start: float) -> None:
         self._trace = iter(trace)
@@ -39,20 +41,20 @@ class _Player:
         self.group = group
         self._simd = simd
         self._unit = unit  # the compute unit
-        self._ready: dict[int, tuple[float, str]] = {}  # by row of vector registers: when it is computed, by which unit
-        self._queues: tuple[deque[float], ...] = (deque(), deque(), deque())  # when the operations under way end
+        self._ready: dict[int, tuple[float, str]] = {}  # row -> (cycle of the result, unit)
+        self._queues: tuple[deque[float], ...] = (deque(), deque(), deque())  # ends of outstanding operations
 
     def proceed(self, time: float) -> None:
         self.one = next(self._trace)
         self.time = time
 
     def begins(self, free: Mapping[Unit, float], result: Latencies) -> float:
-        """When its next instruction can."""
+        """The cycle at which the next instruction can begin."""
         one = self.one
         begin = max(self.time, *(free.get(unit, 0) for unit in self._needs()))
         for row in one.reads:
             end, unit = self._ready.get(row, (0, ""))
-            # A product that adds to the product before it need not wait for the result.
+            # An accumulating product need not wait for the result of the previous product.
             chained = unit == one.unit == cost.MATRIX and row in one.writes
             begin = max(begin, end if chained else end + result.result(unit))
         for queue, left in zip(self._queues, one.left, strict=True):
@@ -60,7 +62,7 @@ class _Player:
         return begin
 
     def _needs(self) -> tuple[Unit, ...]:
-        """The units that its next instruction needs. Vector and matrix instructions of a SIMD issue one at a time."""
+        """The units that the next instruction needs. Vector and matrix instructions of a SIMD issue one at a time."""
         unit = self.one.unit
         if unit == cost.MATRIX:
             return (cost.MATRIX, self._simd), (cost.VECTOR, self._simd)
@@ -96,9 +98,9 @@ def play(
     *,
     apart: int = 0,
 ) -> float:
-    """Cycles until `resident` copies of a work group are done, which begin `apart` cycles after each other.
+    """Cycles until `resident` copies of a work group have ended, if they start `apart` cycles after each other.
 
-    Raises ValueError where a wave waits at a barrier that another wave of its group never reaches.
+    Raises ValueError if a wave waits at a barrier that another wave of its group never reaches.
     """
     rates = cost.rates(target)
     result = result or latencies(target)
@@ -110,7 +112,7 @@ def play(
     caches = Caches(rates, result)
     free: dict[Unit, float] = {}
     parked: list[list[int]] = [[] for _ in range(resident)]
-    # When each wave begins at the earliest, and which goes first of those that begin at one time.
+    # (earliest start of the next instruction, order among equals, wave) for each wave.
     coming = [(wave.time, 0, number) for number, wave in enumerate(waves)]
     heapify(coming)
     while coming:

@@ -1,1 +1,1 @@
-"""AMD's own HIP runtime over a pretended driver: what a launch sends to a GPU arrives at the simulator."""
+"""AMD's HIP runtime on a mock kernel driver (KFD): the simulator runs what a launch sends to the GPU."""

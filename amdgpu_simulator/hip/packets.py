@@ -1,4 +1,4 @@
-"""Kernels as they arrive in the queues of a pretended GPU, in a process that `process.py` runs.
+"""Kernels that arrive in the queues of the mock GPU, in a process of `process.py`.
 
 Sources: HSA Platform System Architecture, "Kernel dispatch packet"; LLVM, "User Guide for AMDGPU Backend", "Kernel
 Descriptor".
@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 
 class Packet(NamedTuple):
-    """One launch.
-
-    The number of the GPU, the threads of a block and of the grid, the bytes of private memory for a thread and of
-    shared memory for a block, the addresses of the kernel's descriptor and of its arguments.
+    """One launch: number of the GPU, threads of a block and of the grid, bytes of private memory per thread and of
+    shared memory per block, addresses of the kernel descriptor and of the arguments.
     """
 
     gpu: int
@@ -37,14 +35,14 @@ class Packet(NamedTuple):
         return x, y, z
 
     def content(self, least: int = 0) -> bytes:
-        """All argument bytes that the kernel asks for, with the ones that HIP adds, but at least `least` bytes, because
-        AMD's assembly kernels do not say how many they ask for.
+        """All bytes of the kernel's arguments, including those that HIP adds, and at least `least` bytes, because AMD's
+        assembly kernels do not state their number.
         """
         size = struct.unpack("<I", ctypes.string_at(self.kernel + 8, 4))[0]
         return ctypes.string_at(self.arguments, max(size, least))
 
     def code(self, size: int) -> bytes:
-        """The first bytes of the kernel's code, as it was loaded."""
+        """The first bytes of the kernel's code as it was loaded."""
         (entry,) = struct.unpack("<q", ctypes.string_at(self.kernel + 16, 8))
         return ctypes.string_at(self.kernel + entry, size)
 
@@ -53,7 +51,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_void_p)
 
 
 class Runtime:
-    """HIP of this process."""
+    """The HIP runtime in this process."""
 
     def __init__(self) -> None:
         self.hip = ctypes.CDLL(os.environ["AMDGPU_HIP"])
@@ -63,7 +61,7 @@ class Runtime:
         ctypes.CDLL(os.environ["AMDGPU_KFD"]).kfd_on_kernel(self._callback)
 
     def _arrived(self, gpu: int, address: int) -> None:
-        """On the thread of a queue, which C started."""
+        """Runs on the thread of a queue, which C started."""
         try:
             words = struct.unpack("<HHHHHHIIIIIQQQQ", ctypes.string_at(address, 64))
             _, _, *block, _, gx, gy, gz, private, shared, kernel, arguments, _, _ = words
@@ -71,13 +69,13 @@ class Runtime:
             if self._run is None:
                 raise ValueError(f"nobody launched the kernel at {kernel:#x}")
             self._run(Packet(gpu, (x, y, z), (gx, gy, gz), private, shared, kernel, arguments))
-        except BaseException as problem:  # C cannot take it
+        except BaseException as problem:  # C cannot catch it
             self._served.put(problem)
         else:
             self._served.put(None)
 
     def call(self, function: str, *arguments: object) -> None:
-        """A function of HIP's. Raises RuntimeError where it fails."""
+        """Calls a HIP function. Raises RuntimeError if it fails."""
         if code := getattr(self.hip, function)(*arguments):
             raise RuntimeError(f"{function} fails with {code}")
 
@@ -89,13 +87,13 @@ class Runtime:
 
     @contextmanager
     def serving(self, run: Callable[[Packet], None], count: int) -> Iterator[None]:
-        """Within the block, `count` launches are expected, and each packet goes to this function. Raises what it
+        """Expects `count` launches within the block and passes each packet to the function. Raises what the function
         raises.
         """
         self._run = run
         try:
             yield
-            # Before HIP waits, which it may do by asking again and again, on a core that what runs a packet wants.
+            # Run packets before HIP waits, because HIP may poll and occupy the core.
             problems = [self._next() for _ in range(count)]
             self.call("hipDeviceSynchronize")
         finally:
@@ -108,10 +106,10 @@ class Runtime:
 
 @cache
 def runtime() -> Runtime:
-    """That of this process."""
+    """The runtime of this process."""
     return Runtime()
 
 
 def running() -> bool:
-    """Whether this process has a pretended GPU behind AMD's runtime."""
+    """Whether this process has AMD's runtime with a mock GPU."""
     return "AMDGPU_HIP" in os.environ

@@ -1,10 +1,10 @@
-"""Python with AMD's own HIP runtime, over a driver that pretends GPUs of a target (`kfd.c`): no AMD GPU, no ROCm.
+"""Runs Python with AMD's own HIP runtime on a mock driver with GPUs of a target (`kfd.c`), without an AMD GPU or ROCm.
 
-    python -m amdgpu_simulator.hip.process 6.4 gfx942 -m pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942
+python -m amdgpu_simulator.hip.process 6.4 gfx942 -m pytest flash_attn_src/tests/test_triton_backend.py --gfx gfx942
 
-runs what follows the target as Python's arguments. The runtime, HIP and ROCr with the libraries they were linked with,
-is what Debian makes of AMD's sources, fetched by apt into build/test-cache; nothing is installed. HIP takes kernels,
-loads their code and writes their packets; the process decides what a packet does (`packets.py`).
+The words after the target are Python's arguments. The runtime is HIP and ROCr with their libraries, as Debian builds
+them from AMD's sources. apt fetches it into `debian.cache`; nothing is installed. HIP loads the kernels' code and
+writes launch packets; the process decides what a packet does (`packets.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RELEASES = {
 
 
 def fetch(name: str) -> Path:
-    """The directory of a release's files, with a C library of their own. Raises UnavailableError."""
+    """The directory of a release's files, with their own C library. Raises UnavailableError."""
     return debian.unpack(RELEASES[name], CACHE / name)
 
 
 def build() -> Path:
-    """kfd.c as a library."""
+    """Compiles kfd.c. Returns the library."""
     output = CACHE / "kfd.so"
     source = _HERE / "kfd.c"
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -50,12 +50,14 @@ def build() -> Path:
 
 
 def command(name: str, target: str, arguments: list[str], *, gpus: int = 1) -> tuple[list[str], dict[str, str]]:
-    """The words and the environment of a command that runs this Python with a release's runtime, as on a machine with
-    GPUs of a target. Raises UnavailableError.
+    """The command and its environment that run this Python with a release's runtime on a mock machine with GPUs of a
+    target.
+
+    Raises UnavailableError.
     """
     libraries = fetch(name) / LIBRARIES
     (library,) = libraries.glob("libamdhip64.so.?")
-    # The runtime is newer than most machines' C library, so it brings its own, and the loader that goes with it.
+    # The runtime is newer than most machines' C library, so it has its own C library and loader.
     path = [sysconfig.get_config_var("LIBDIR"), str(libraries), "/usr/lib/x86_64-linux-gnu"]
     words = [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", ":".join(path), "--preload", str(build())]
     words += ["--argv0", sys.executable, str(Path(sys.executable).resolve()), *arguments]

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine with AMD GPUs, in the files that AMD's runtime reads it from."""
+"""The files in which the kernel driver describes a machine with AMD GPUs to AMD's runtime."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from amdgpu_simulator.isa import targets
 
-# The numbers by which ROCr lays out images.
+# Chip numbers by which ROCr selects image layouts.
 _CHIPS = {"CDNA": "141:60", "RDNA2": "143:40", "RDNA3": "145:1", "RDNA4": "152:80"}
 
 
 def write(root: Path, target: str, gpus: int) -> dict[str, str]:
-    """Writes the files in which the kernel describes a machine with GPUs of a target, below root. Returns the variables
-    that kfd.c reads.
+    """Writes the files that describe a machine with GPUs of a target, below root. Returns the variables that kfd.c
+    reads.
 
-    The numbers of units are not the numbers of a real card. Raises ValueError for what is no GPU that the simulator
+    The numbers of units differ from real cards. Raises ValueError for a name that is not a GPU that the simulator
     knows.
     """
     known = targets.get(target)

@@ -1,4 +1,4 @@
-"""The registers that a kernel asks for in its descriptor."""
+"""The registers that a kernel's descriptor allocates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ _SCALARS = 106
 
 
 class Allocation:
-    """How many registers of each kind a wave of a kernel has; all that exist where the descriptor does not say."""
+    """The number of registers of each kind that a kernel's waves have; the maximum if the descriptor does not state
+    it.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         described = kernel.descriptor
         vectors = described.get("next_free_vgpr", 512)
-        # From gfx90a on accumulators follow the vector registers. Before, there are as many accumulators as those.
+        # From gfx90a on, accumulators follow the vector registers. Earlier GPUs have as many accumulators as vector
+        # registers.
         first = described.get("accum_offset", 0)
         scalars = described.get("next_free_sgpr", _SCALARS) if kernel.wave == 64 else _SCALARS
         self._room = {"v": min(vectors, first or 256), "a": vectors - first if first else vectors, "s": scalars}

@@ -1,4 +1,4 @@
-"""Loads on their way to registers: they arrive when a wait says so. Until then the registers hold NaN."""
+"""Loads to registers: they arrive when a wait covers them. Until then the registers hold NaN."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from amdgpu_simulator.isa.queues import Counted, Operation
 from amdgpu_simulator.isa.wave import Wave
 
 _U32 = np.uint32
-# (bytes, whether the sign extends, the half of the register for 16 bits that keep the other half or -1 for all of it)
+# (bytes, sign-extend, half of the register for 16 bits that keep the other half, or -1 for the whole register)
 Form = tuple[int, bool, int]
 _NOT_THERE = {-1: _U32(0xFFFFFFFF), 0: _U32(0xFFFF), 1: _U32(0xFFFF0000)}
 
 
 class RegisterFaultError(RuntimeError):
-    """A register was overwritten before the load that brings its value arrived."""
+    """A register was overwritten before its load arrived."""
 
 
 def words(data: Array, form: Form) -> Array:
@@ -45,10 +45,10 @@ def arrive(
     touch: Callable[[], None] | None = None,
     reads: Array | None = None,
 ) -> None:
-    """Brings loaded bytes, (lanes, bytes), into registers, when the waits for all `queues` say so.
+    """Writes loaded bytes, (lanes, bytes), into registers when the waits for all `queues` cover the load.
 
-    text: the instruction; touch, reads: as in `Operation`. Raises RegisterFaultError, now or when the bytes arrive,
-    where something else writes the registers before.
+    text: the instruction. touch, reads: as in `Operation`. Raises RegisterFaultError, now or when the bytes arrive, if
+    another instruction writes the registers before.
     """
     values, mask = words(data, form), _NOT_THERE[form[2]]
     rows = slice(index, index + len(values))

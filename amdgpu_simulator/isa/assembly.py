@@ -1,4 +1,4 @@
-"""What LLVM prints for a kernel, as a list of instructions."""
+"""Parses the assembly text of a kernel, as LLVM prints it, into a list of instructions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Instruction:
     text: str
 
     def forget(self) -> None:
-        """Nothing of the instruction has been read: see `reading`."""
+        """Marks all operands and modifiers as unread: see `reading`."""
         self.operands.forget()
         self.modifiers.forget()
 
     def unread(self) -> str:
-        """What nobody has read since."""
+        """The operands or modifiers that no implementation has read since."""
         if left := self.modifiers.unread():
             return f"modifiers {', '.join(left)}"
         return f"operands {', '.join(left)}" if (left := self.operands.unread()) else ""
@@ -41,7 +41,7 @@ class Kernel:
     """The code of a kernel.
 
     labels: label -> index of the instruction after it. descriptor: the .amdhsa_ directives. arguments: (offset, bytes,
-    kind) of each argument. constants: label -> the data that lies beside the code.
+    kind) of each argument. constants: label -> data stored with the code.
     """
 
     symbol: str
@@ -66,7 +66,7 @@ _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 
 
 def parse(text: str) -> Kernel:
-    """The one kernel in an assembly text. Raises ValueError where there is none."""
+    """The only kernel in an assembly text. Raises ValueError if there is none."""
     found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
     target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx[\w-]+)", text)
     if found is None or target is None:
@@ -89,7 +89,7 @@ def parse(text: str) -> Kernel:
 
 
 def parse_line(code: str, constants: dict[str, Array] | None = None) -> tuple[Instruction, ...]:
-    """The instruction of a line, or the two that it issues together; constants as in `Kernel`."""
+    """The instruction of a line, or the two operations of a dual instruction. constants: as in `Kernel`."""
     return tuple(_instruction(part.strip(), constants or {}) for part in code.split("::"))
 
 
@@ -98,14 +98,14 @@ def _int(text: str) -> bool:
 
 
 def _data(lines: str) -> Array:
-    """What directives say, as bytes that a kernel can be pointed to."""
+    """The bytes of data directives, as an array whose address a kernel can use."""
     found = re.findall(r"\.(long|short|byte)\s+(\w+)", lines)
     content = b"".join(int(value, 0).to_bytes(_SIZES[size], "little") for size, value in found)
     return np.frombuffer(content, np.uint8)
 
 
 def _operand(text: str, constants: dict[str, Array]) -> str:
-    """Code computes the address of data in two halves, relative to the instruction. Here each half is a half of the
+    """Code computes the address of data in two halves relative to the instruction. Here each half is a half of the
     absolute address.
     """
     if (found := _ADDRESS.match(text)) is None:
@@ -136,7 +136,7 @@ def _instruction(code: str, constants: dict[str, Array]) -> Instruction:
 
 
 def _split(rest: str) -> list[str]:
-    """The operands, separated by commas outside of brackets, without blanks in brackets."""
+    """Splits the operands at commas outside of brackets; removes blanks in brackets."""
     pieces, depth = [""], 0
     for letter in rest.strip():
         depth += (letter in "[(") - (letter in "])")

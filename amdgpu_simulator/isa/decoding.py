@@ -1,4 +1,4 @@
-"""The instructions of a kernel as functions of a wave."""
+"""Decodes the instructions of a kernel to functions of a wave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from amdgpu_simulator.isa.reading import Modifiers, Operands
 from amdgpu_simulator.isa.scalar import Execute
 from amdgpu_simulator.isa.wave import VCC, Wave, register
 
-# Executes one instruction; at the end and at a barrier it says so.
+# Executes one instruction. Returns "end" or "barrier" if the wave stops there, else None.
 Step = Callable[[Wave], str | None]
 
 END, BARRIER = "end", "barrier"
@@ -39,7 +39,9 @@ _NOTHING = re.compile(
 
 
 class Code(NamedTuple):
-    """steps: a function for each of `Kernel.instructions`. refused: what has no implementation, and why."""
+    """steps: a function for each of `Kernel.instructions`. refused: the instructions without an implementation, with
+    the reason.
+    """
 
     steps: list[Step]
     refused: list[str]
@@ -68,7 +70,7 @@ class _Decoder:
         )
 
     def together(self, parts: tuple[Instruction, ...]) -> Step:
-        """What executes an instruction, or the two that are issued together."""
+        """The function for an instruction, or for the two operations of a dual instruction."""
         functions = [self._decode(part) for part in parts]
         if len(functions) == 1:
             return functions[0]
@@ -86,7 +88,7 @@ class _Decoder:
         index = found[1] if found else 0
 
         def both(wave: Wave) -> None:
-            """The second half reads what was there before the first one wrote."""
+            """The second operation reads registers as they were before the first one wrote."""
             old = wave.v[index].copy()
             first(wave)
             new = wave.v[index].copy()
@@ -104,7 +106,7 @@ class _Decoder:
             return lambda _wave: BARRIER
         if _NOTHING.match(name):
             return lambda _wave: None
-        if name == "s_getpc_b64":  # data is addressed as it is: see `assembly`
+        if name == "s_getpc_b64":  # Data has absolute addresses: see `assembly`.
             instruction = Instruction(
                 "s_mov_b64", Operands((instruction.operands[0], "0")), Modifiers({}), instruction.text
             )
@@ -123,7 +125,9 @@ class _Decoder:
         return found or _unknown(problem)
 
     def _find(self, instruction: Instruction) -> Execute | None:
-        """Raises NotImplementedError for a modifier or operand that the implementation has not read."""
+        """The function for an instruction. Raises NotImplementedError for a modifier or operand that it has not
+        read.
+        """
         for decode in self._decoders(instruction.mnemonic):
             instruction.forget()
             if (execute := decode(instruction)) is not None:

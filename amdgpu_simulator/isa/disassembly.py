@@ -1,6 +1,6 @@
-"""The kernel of a code object that comes without its assembly text, as `assembly` reads one from a compiler's.
+"""Reads a kernel from a code object without its assembly text, in the form of `assembly`.
 
-The text is llvm-objdump's, of LLVM 22, which knows every target here.
+The text comes from llvm-objdump of LLVM 22, which knows every target here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from amdgpu_simulator.isa.assembly import Instruction, Kernel, parse_line
 CACHE = debian.cache("llvm-22")
 _PACKAGE = debian.Package(("trixie",), "llvm-22")  # Debian stable
 
-# The kernel descriptor: word, first bit and bits of each of its fields that a launch needs.
+# Fields of the kernel descriptor that a launch needs: name -> (word, first bit, bits).
 _FIELDS = {
     "group_segment_fixed_size": (0, 0, 32),
     "private_segment_fixed_size": (1, 0, 32),
@@ -52,10 +52,10 @@ _LABEL = re.compile(r"(?:[0-9a-f]+ )?<([^>]+)>:$")
 def kernel(image: bytes, symbol: str | None = None, *, target: str | None = None) -> Kernel:
     """The kernel with this symbol, or the only kernel of the code object.
 
-    target: the GPU target, needed for a code object that does not name it, such as AMD's assembly kernels.
+    target: the GPU target, for a code object that does not name it, such as AMD's assembly kernels.
 
-    Raises ValueError for another file, for a code object of another target, and for a kernel that reads data beside its
-    code, because the text does not tell the address of that data. Raises debian.UnavailableError.
+    Raises ValueError for another file, for a code object of another target, and for a kernel that reads data stored
+    with its code, because the text does not contain the address of that data. Raises debian.UnavailableError.
     """
     elf = ELFFile(io.BytesIO(image))
     described, named = _metadata(elf, symbol)
@@ -74,7 +74,7 @@ def kernel(image: bytes, symbol: str | None = None, *, target: str | None = None
 
 
 def _metadata(elf: ELFFile, symbol: str | None) -> tuple[dict[str, Any], str]:
-    """What the code object says of the kernel, and its target, "" where it names none."""
+    """The metadata of the kernel, and its target ("" if the code object names none)."""
     for section in elf.iter_sections():
         for note in section.iter_notes() if isinstance(section, NoteSection) else ():
             if note["n_name"] == "AMDGPU":
@@ -120,7 +120,7 @@ def _code(image: bytes, symbol: str) -> tuple[list[tuple[Instruction, ...]], dic
 
 @functools.cache
 def _objdump() -> tuple[str, ...]:
-    """The words that run llvm-objdump. Raises debian.UnavailableError."""
+    """The command prefix that runs llvm-objdump. Raises debian.UnavailableError."""
     root = debian.unpack(_PACKAGE, CACHE)
     (program,) = root.glob("usr/lib/llvm-*/bin/llvm-objdump")
     return (*debian.loader(root), str(program))

@@ -1,4 +1,4 @@
-"""What a launch tells an observer while it runs: each work group that begins, each instruction that a wave executes."""
+"""The events of a launch for an observer: each work group that begins, each instruction that a wave executes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from amdgpu_simulator.isa.wave import Wave
 class Event(NamedTuple):
     """An instruction that a wave has executed.
 
-    place: its index in `Kernel.instructions`. status: "end" or "barrier" where the wave stops, None elsewhere.
-    shared: for each access of shared memory the bytes that it touched, [lanes, bytes]. memory: for each access of
-    global memory the addresses of its lanes and the bytes at each. Addresses of private memory are negative.
+    place: its index in `Kernel.instructions`. status: "end" or "barrier" if the wave stops, else None. shared: for each
+    access of shared memory the byte addresses, [lanes, bytes]. memory: for each access of global memory the addresses
+    of its lanes and the number of bytes at each. Addresses of private memory are negative.
     """
 
     wave: Wave
@@ -24,10 +24,10 @@ class Event(NamedTuple):
 
 
 class Observer(Protocol):
-    """Takes the events of a launch, in the order in which the simulator executes."""
+    """Receives the events of a launch, in the order in which the simulator executes."""
 
     def begin(self) -> None:
-        """A work group begins. The events that follow are its own."""
+        """A work group begins. The following events belong to it."""
 
     def step(self, event: Event) -> None:
-        """The observer may read the lists of the event until this returns."""
+        """An instruction was executed. The observer may read the lists of the event until this method returns."""

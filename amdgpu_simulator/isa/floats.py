@@ -1,6 +1,5 @@
-"""Floating-point arithmetic that numpy has not: products and sums rounded once, the larger of two values, division.
-
-By the pseudocode of AMD's instruction set guides.
+"""Floating-point arithmetic that numpy lacks: products and sums rounded once, minimum and maximum, division. The
+formulas are the pseudocode of AMD's instruction set guides.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _INTEGERS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of float32 (or what converts to it exactly), rounded once."""
+    """a * b + c of float32 (or of values that convert to it exactly), rounded once."""
     product = a.astype(np.float64) * b  # exact
     total = product + c
     result = total.astype(np.float32)
-    # A sum that was rounded can be rounded wrongly again where it lies on a tie, or where the result is subnormal.
+    # A rounded sum may be rounded wrongly again if it is on a tie, or if the result is subnormal.
     ties = np.count_nonzero(total.view(np.int64) & _BEYOND == _TIE)
     small = np.count_nonzero(np.abs(result) < _TINY32)
     if ties or (small and small != np.count_nonzero(total == 0)):
@@ -49,7 +48,7 @@ def _exact_sum(a: float, b: float, c: float, plain: float) -> float:
         return plain
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if not exact:
-        return plain  # which has the right sign
+        return plain  # has the correct sign
     try:
         return float(exact)
     except OverflowError:
@@ -57,7 +56,7 @@ def _exact_sum(a: float, b: float, c: float, plain: float) -> float:
 
 
 def _odd_sum(left: Array, right: Array) -> Array:
-    """The sum of float64 rounded to odd: a later rounding to fewer bits then is right."""
+    """The sum of float64, rounded to odd: a later rounding to fewer bits is then correct."""
     total = left + right
     part = total - left
     rest = (left - (total - part)) + (right - part)
@@ -67,22 +66,23 @@ def _odd_sum(left: Array, right: Array) -> Array:
 
 
 def maximum(a: Array, b: Array, ieee: bool | None) -> Array:
-    """The larger value; a number and not NaN, +0 and not -0.
+    """The larger value; a number rather than NaN, +0 rather than -0.
 
-    ieee: whether a signalling NaN is the result, quiet (MODE.IEEE before gfx12); None as gfx12 has it, as any NaN.
+    ieee: whether a signalling NaN gives a quiet NaN (MODE.IEEE before gfx12); None for gfx12, which treats it as any
+    NaN.
     """
     result = np.maximum(a, b)
     return result if _ordinary(result) else _extreme(a, b, ieee, larger=True)
 
 
 def minimum(a: Array, b: Array, ieee: bool | None) -> Array:
-    """The smaller value, as `maximum`; -0 and not +0."""
+    """The smaller value, as `maximum`; -0 rather than +0."""
     result = np.minimum(a, b)
     return result if _ordinary(result) else _extreme(a, b, ieee, larger=False)
 
 
 def median(a: Array, b: Array, c: Array, ieee: bool | None) -> Array:
-    """The middle value of three; the smallest one where one is NaN."""
+    """The middle value of three; the smallest one if one of them is NaN."""
     result = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
     if _ordinary(result):
         return result
@@ -116,7 +116,7 @@ def _quiet_bit(x: Array) -> Array:
 
 
 def quiet(x: Array) -> Array:
-    """NaN as a quiet NaN; of use for NaN only."""
+    """NaN as a quiet NaN; only for NaN."""
     return (np.ascontiguousarray(x).view(_INTEGERS[x.itemsize]) | _quiet_bit(x)).view(x.dtype)
 
 
@@ -126,7 +126,7 @@ def is_signalling(x: Array) -> Array:
 
 
 def clamp(x: Array, keeps_nan: bool) -> Array:
-    """Values from 0 to 1; NaN becomes 0 unless MODE.DX10_CLAMP is off."""
+    """Values clamped to 0 to 1; NaN becomes 0 unless MODE.DX10_CLAMP is off."""
     dtype = x.dtype.type
     low = np.maximum(x, dtype(0)) if keeps_nan else np.fmax(x, dtype(0))
     return np.minimum(low, dtype(1)) + dtype(0)  # -0 becomes +0
@@ -194,7 +194,7 @@ def div_scale(which: Array, denominator: Array, numerator: Array) -> tuple[Array
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """The last step of a division: a product and sum, scaled back where v_div_scale says so."""
+    """The last step of a division: a product and sum, scaled back if v_div_scale requested it."""
     result = fma(a, b, c) if a.itemsize == 4 else fma64(a, b, c)
     scale = _SCALES[a.itemsize][0]
     one = np.finfo(a.dtype).maxexp - 1  # the exponent of 1.0

@@ -1,7 +1,7 @@
-"""Forms of instructions, and the record of those that this process has executed.
+"""Instruction forms, and the record of the forms that this process has executed.
 
-A form is a mnemonic with the kinds of its operands and its modifiers: `v_add_f32 v,v,literal clamp`. With
-AMDGPU_SIMULATOR_FORMS=FILE in the environment each process adds the forms that it has executed to FILE.
+A form is a mnemonic with the kinds of its operands and its modifiers: `v_add_f32 v,v,literal clamp`. If the variable
+AMDGPU_SIMULATOR_FORMS names a file, each process adds its executed forms to the file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.wave import register
 
 VARIABLE = "AMDGPU_SIMULATOR_FORMS"
-# Modifiers whose number does not change what the implementation does.
+# Modifiers whose number does not select another implementation.
 _NUMBERS = {"offset", "offset0", "offset1", "row_mask", "bank_mask"}
 _executed: dict[int, tuple[Kernel, bytearray]] = {}
 
 
 def form(instruction: Instruction) -> str:
-    """The form of an instruction, `-` and `|` with the operands that have them."""
+    """The form of an instruction; operands keep `-` and `|`."""
     operands = ",".join(map(_operand, tuple(instruction.operands)))
     modifiers = " ".join(
         name if name in _NUMBERS or not value else f"{name}:{value}"
@@ -33,14 +33,16 @@ def form(instruction: Instruction) -> str:
 def _operand(text: str) -> str:
     bare = re.sub(r"^(sext\()?-?\|?|\|?\)?$", "", text)
     if found := register(bare):
-        if bare[0] not in "vas" or bare.startswith("vcc"):  # it has a name: vcc, exec, m0, off
+        if bare[0] not in "vas" or bare.startswith("vcc"):  # a named register: vcc, exec, m0, off
             return text
         return text.replace(bare, found[0] + (str(found[2]) if found[2] > 1 else ""))
     return "literal" if bare[:1].isdigit() or text[:1] == "-" else "other"
 
 
 def note(kernel: Kernel) -> bytearray:
-    """Where a program of the kernel notes which instructions it has executed; written when the process ends."""
+    """The array in which a program of the kernel marks executed instructions; written to the file when the process
+    ends.
+    """
     if not _executed:
         atexit.register(write)
     return _executed.setdefault(id(kernel), (kernel, bytearray(len(kernel.instructions))))[1]

@@ -13,16 +13,16 @@ from amdgpu_simulator.isa.order import Order, Store
 
 
 class MemoryFaultError(RuntimeError):
-    """An access outside of the memory that a kernel may touch."""
+    """An access outside of the memory that a kernel may access."""
 
 
 class Memory:
-    """The ranges of addresses that exist."""
+    """The address ranges that a kernel may access."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """ranges: (address, bytes) of each."""
-        self.accesses: list[tuple[Array, int]] | None = None  # where an observer wants them: see `events`
-        self.order: Order | None = None  # where races of waves are looked for
+        """ranges: (address, bytes) of each range."""
+        self.accesses: list[tuple[Array, int]] | None = None  # receives accesses for an observer: see `events`
+        self.order: Order | None = None  # checks races between waves
         self._starts: list[int] = []
         self._content: list[Array] = []
         for address, size in sorted(set(ranges), key=lambda range_: (range_[0], -range_[1])):
@@ -32,14 +32,14 @@ class Memory:
                 self._content.append(np.frombuffer(memoryview(view), np.uint8))
 
     def range(self, address: int, size: int) -> tuple[int, Array]:
-        """The start and content of the range that holds these bytes. Raises MemoryFaultError where none does."""
+        """The start and content of the range that holds these bytes. Raises MemoryFaultError if there is none."""
         index = bisect.bisect_right(self._starts, address) - 1
         if index >= 0 and address + size <= self._starts[index] + len(self._content[index]):
             return self._starts[index], self._content[index]
         raise MemoryFaultError(f"{size} bytes at {address:#x} belong to no tensor")
 
     def load(self, addresses: Array, size: int, wave: int | None = None) -> Array:
-        """(n, size) bytes at n addresses. wave: the number of the wave that reads, None without a look for races."""
+        """(n, size) bytes at n addresses. wave: the number of the reading wave, None to skip the race check."""
         found = np.empty((len(addresses), size), np.uint8)
         for lanes, start, content, offsets in self._parts(addresses, size):
             places = offsets[:, None] + np.arange(size)
@@ -49,7 +49,7 @@ class Memory:
         return found
 
     def store(self, addresses: Array, data: Array, wave: int) -> list[Store]:
-        """Writes (n, size) bytes at n addresses. Returns what ends when the wave waits for it."""
+        """Writes (n, size) bytes at n addresses. Returns the stores, which end when the wave waits for them."""
         stores = []
         for lanes, start, content, offsets in self._parts(addresses, data.shape[1]):
             places = offsets[:, None] + np.arange(data.shape[1])
@@ -59,7 +59,7 @@ class Memory:
         return stores
 
     def _parts(self, addresses: Array, size: int) -> Iterable[tuple[Array, int, Array, Array]]:
-        """The accesses of each range: which of them, its start, its content and their places in it."""
+        """Splits the accesses by allocation: (lane indices, start address, allocation bytes, offsets)."""
         if self.accesses is not None:
             self.accesses.append((addresses, size))
         left = np.arange(len(addresses))

@@ -1,4 +1,4 @@
-"""The shared memory of a work group (LDS), with its races and accesses outside of it."""
+"""The shared memory of a work group (LDS), with checks for races and for accesses outside of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amdgpu_simulator.isa.queues import Operation
 
 _U32 = np.uint32
 _NOBODY = -1
-_LOADING = 64  # added to the number of the wave whose load from global memory is under way
+_LOADING = 64  # added to the number of a wave whose load from global memory is outstanding
 
 
 class Shared:
@@ -26,7 +26,7 @@ class Shared:
         self._looks_for_races = looks_for_races
         self._writers = np.full(size, _NOBODY, np.int8)
         self._readers = np.zeros(size, np.uint32)
-        self.accesses: list[Array] | None = None  # where an observer wants them: see `events`
+        self.accesses: list[Array] | None = None  # receives accesses for an observer: see `events`
 
     def barrier(self) -> None:
         self._writers.fill(_NOBODY)
@@ -40,7 +40,9 @@ class Shared:
             self._readers[places] |= _U32(1 << wave)
 
     def load(self, wave: int, places: Array) -> Array:
-        """The bytes at some places, for a wave. Raises MemoryFaultError beyond the end and for a race."""
+        """Reads LDS at the given byte addresses for one wave. Raises MemoryFaultError for an address past the end and
+        for a race.
+        """
         self._check(places)
         if (others := self._written_by_others(wave, places)).any():
             self._race(places[others], wave, "reads what", "wrote")
@@ -48,9 +50,9 @@ class Shared:
         return self.content[places]
 
     def store(self, wave: int, places: Array, data: Array) -> None:
-        """Writes some bytes for a wave. Raises as `load`.
+        """Writes LDS at the given byte addresses for one wave. Raises as `load`.
 
-        Waves may write the same value to the same place. Where several lanes write to one place, the last lane wins.
+        Waves may write equal values to one address. If several lanes write to one address, the last lane wins.
         """
         self._check(places)
         before = self.content[places]
@@ -63,11 +65,11 @@ class Shared:
         self.touch(wave, places, writes=True)
 
     def bring(self, wave: int, places: Array, data: Array, under_way: Iterable[Operation]) -> Operation:
-        """Writes bytes that a load of a wave brings from global memory. Raises as `load`.
+        """Writes bytes that a load of a wave brings from global memory to LDS. Raises as `load`.
 
-        The wave itself must not touch them before it has waited for the load, and other waves not before the next
-        barrier. Its own reads of the old bytes must be done, because nothing orders them and the load. Where no races
-        are looked for, the bytes arrive when the wave waits for them.
+        The wave must not access these bytes before it has waited for the load, and other waves not before the next
+        barrier. Its own outstanding reads of the old bytes (under_way) must have ended, because nothing orders them and
+        the load. Without race checks, the bytes arrive when the wave waits for them.
         """
         if not self._looks_for_races:
             return Operation(lambda: self.store(wave, places, data))
