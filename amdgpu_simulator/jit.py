@@ -1,7 +1,7 @@
-"""Triton's JIT for an AMD GPU that is not there: what it compiles and launches goes to the simulator.
+"""Triton's JIT for a simulated AMD GPU: the simulator runs the kernels that the JIT compiles and launches.
 
-On a user's GPU the kernels that a wheel lacks come from it, whichever Triton torch has brought. `pytest --gfx TARGET
---jit`, as a process either compiles kernels or interprets them.
+On a user's GPU, the JIT of the installed Triton compiles kernels that a wheel lacks. `pytest --gfx TARGET --jit`
+selects it, because a process either compiles kernels or interprets them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kernel(JitKernel):
 
 
 class _Driver:
-    """What Triton asks of a driver: one GPU of the target, and no stream."""
+    """Triton's driver interface: one GPU of the target, and no stream."""
 
     def __init__(
         self, target: str, directory: Path, program: Callable[[assembly.Kernel], machine.Program], backwards: bool
@@ -69,7 +69,9 @@ class _Driver:
         return {"max_shared_mem": 1 << 16}
 
     def load_binary(self, name: str, image: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
-        """A module, the function, its registers and spills; from 3.4 on the most threads, too."""
+        """Returns a module, the function, its registers and spills; from Triton 3.4 on also the maximum number of
+        threads.
+        """
         made = next(path for path in self._directory.glob(f"*/{name}.hsaco") if path.read_bytes() == image)
         program = self._program(made.with_suffix(".amdgcn").read_text(encoding="utf-8"))
         return None, program, 0, 0, *[1024][: triton_version() >= (3, 4)]
@@ -98,7 +100,7 @@ class _Driver:
 
 @contextmanager
 def active(target: str, program: Callable[[assembly.Kernel], machine.Program], backwards: bool) -> Iterator[None]:
-    """Triton compiles for the target and launches on the simulator; program, backwards: see `gpu.pretend`."""
+    """Lets Triton compile for the target and launch on the simulator. program, backwards: see `gpu.pretend`."""
     if packets.running():
         raise ValueError(
             "Triton's JIT launches on the simulator alone, not through AMD's runtime: leave out --jit or hip.py"

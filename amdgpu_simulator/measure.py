@@ -1,10 +1,10 @@
-"""The cycles of a kernel on a compute unit, as a table.
+"""The simulated cycles of a kernel on a compute unit, as a table.
 
 A kernel runs twice on the simulator, with fewer and with more keys. The difference is its loop without masks. The
-figures are cycles for KEYS more keys and 128 rows: of a compute unit that is full of work groups which take turns
+values are cycles for KEYS more keys and 128 rows: of a compute unit that is full of resident work groups
 (`clock.timeline`), and of each of its units alone (`clock.cost`). Matrix and vector units belong to a SIMD. `util %` is
-the part of the cycles in which the matrix units are busy. Hardware counters call it MfmaUtil. The figures say
-which tiles to try on a GPU and what holds a kernel up. They do not say how long a call takes.
+the share of cycles in which the matrix units are busy (MfmaUtil among hardware counters). The values show which tiles
+to try on a GPU and what limits a kernel. They do not show how long a call takes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from amdgpu_simulator.clock.latencies import Latencies
 from amdgpu_simulator.workloads import Workload
 from rocm_wheels.errors import CompileFailed
 
-# The figures are for so many rows and keys.
+# The rows and keys that the values are for.
 ROWS, KEYS = 128, 128
-# Cycles between the starts of two work groups. The figures are means over these.
+# Cycles between the starts of two work groups. The values are means over these.
 _APART = 0, 300, 700
 
 
 class Taken(NamedTuple):
-    """Cycles, in all and of each unit, and what the kernel asks of a compute unit."""
+    """Cycles in total and of each unit, and the resources of the kernel."""
 
     cycles: float
     matrix: float
@@ -41,13 +41,13 @@ class Taken(NamedTuple):
 
     @property
     def utilisation(self) -> float:
-        """The part of the time in which the matrix units are busy, MfmaUtil."""
+        """The share of cycles in which the matrix units are busy, MfmaUtil."""
         return self.matrix / self.cycles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Cycles of one work group as a line through two lengths: in all, then of each unit, as in `Taken`.
+    """Cycles of one work group as a linear function of the length: in total, then of each unit, as in `Taken`.
 
     groups: work groups that share a compute unit, or a work group processor.
     """
@@ -70,7 +70,7 @@ def line(workload: Workload, latencies: Latencies | None = None) -> Line:
 
 
 def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
-    """What a kernel takes. Raises CompileFailed."""
+    """The cycles and resources of a kernel. Raises CompileFailed."""
     found = line(workload, latencies)
     start, end = found.at(0), found.at(KEYS)
     scale = ROWS / workload.rows
@@ -93,7 +93,7 @@ def _cycles(workload: Workload, length: int, groups: int, latencies: Latencies |
 
 
 def resident(target: str, entry: Mapping[str, Any]) -> int:
-    """Work groups of a kernel that a compute unit holds, or a work group processor, by registers and shared memory."""
+    """Number of work groups that fit on a compute unit (or a work group processor), by registers and shared memory."""
     row, rates = targets.get(target), cost.rates(target)
     waves = entry["threads"] / row.wavefront / rates.simds / rates.units
     groups = int(row.registers // max(entry["resources"]["vgprs"], 1) // waves)
@@ -101,12 +101,12 @@ def resident(target: str, entry: Mapping[str, Any]) -> int:
 
 
 def bytes_shared(entry: Mapping[str, Any]) -> int:
-    """Shared memory of a work group: what the launch asks for, and what the code has of its own."""
+    """Shared memory of a work group in bytes: requested by the launch, plus static."""
     return int(entry["shared"]) + int(entry["resources"].get("lds", 0))
 
 
 def table(workloads: Mapping[str, Callable[[], Workload]], latencies: Latencies | None = None) -> Iterator[str]:
-    """The head, and a line for each workload by its name as it is measured, or why it cannot be compiled."""
+    """Yields the header, then a line for each workload when it is measured, or the reason why it does not compile."""
     width = max(map(len, workloads))
     units = "".join(f"{unit:>8}" for unit in cost.UNITS)
     yield f"{'':{width}}  cycles  util %{units}  registers  spills  LDS KiB  groups"

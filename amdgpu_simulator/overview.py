@@ -1,8 +1,7 @@
-"""Cycles and matrix utilisation of every source of kernels on a target, and the source that calls take.
+"""Simulated cycles and matrix utilisation of every kernel provider on a target, and the provider that calls use.
 
-A cell is "cycles (utilisation in %)" for 128 queries and 128 keys; `measure` says what that is. Forward and backward
-without a mask. A backward of this project is two kernels, whose cycles are added. Of a backward by AMD only the main
-kernel counts.
+An entry is "cycles (utilisation in %)" for 128 queries and 128 keys (see `measure`), forward and backward without a
+mask. A backward of this project is two kernels, whose cycles are added. Of AMD's backwards only the main kernel counts.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ DIMS = (64, 128, 192, 256)
 DTYPES = ("bf16", "fp16")
 OPS = ("fwd", "bwd")
 _TOKENS = 4096
-# Composable Kernel's backward has no kernel of head dim 192: the one of 256 serves it.
+# Composable Kernel has no backward for head dim 192: the kernel for 256 serves it.
 _CK_BACKWARD_DIMS = {192: 256}
 _COMPUTE_UNITS = 304
 
 
 def kernels(target: str, source: str, op: str, dtype: str, head_dim: int) -> tuple[str, ...]:
-    """The kernels of a source that a call takes; none where the source cannot serve it."""
+    """The kernels of a provider for a call; empty if the provider does not support the call."""
     if source == TRITON:
         return tuple(f"{name}-{dtype}-d{head_dim}" for name in (("fwd",) if op == "fwd" else ("bwd-dq", "bwd-dkdv")))
     if source == ASM:
@@ -43,7 +42,7 @@ def kernels(target: str, source: str, op: str, dtype: str, head_dim: int) -> tup
 
 
 def taken(target: str, source: str, name: str) -> Taken:
-    """What one kernel takes. Raises CompileFailed."""
+    """The cycles and resources of one kernel. Raises CompileFailed."""
     if source == ASM:
         return measure(assembly.workload(target, name))
     if source == CK:
@@ -53,7 +52,7 @@ def taken(target: str, source: str, name: str) -> Taken:
 
 
 def table(target: str, dims: Sequence[int] = DIMS, dtypes: Sequence[str] = DTYPES) -> Iterator[str]:
-    """The lines of a table in Markdown, as they are measured."""
+    """Yields the lines of a Markdown table when they are measured."""
     yield f"| {target} | assembly | Composable Kernel | Triton | calls take |"
     yield "|-|-|-|-|-|"
     for op in OPS:
@@ -69,6 +68,6 @@ def table(target: str, dims: Sequence[int] = DIMS, dtypes: Sequence[str] = DTYPE
 
 
 def _cell(parts: Sequence[Taken]) -> str:
-    """Cycles of kernels that run one after another, and the part of them in which the matrix units are busy."""
+    """The sum of cycles of consecutive kernels, and their utilisation."""
     cycles, matrix = sum(part.cycles for part in parts), sum(part.matrix for part in parts)
     return f"{cycles:.0f} ({100 * matrix / cycles:.0f})" if parts else ""

@@ -1,5 +1,6 @@
-"""Kernels that go through flash_attn's launcher and AMD's runtime, in a process that `process.py` runs, and then are
-run by the simulator, with what their packets say."""
+"""Launches kernels through flash_attn's launcher and AMD's runtime, in a process of `process.py`. The simulator then
+runs what the packets say.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A wheel's kernels on pretended GPUs: attention forward and backward by the stores of the wheel, through AMD's HIP.
+"""Runs attention, forward and backward, from a wheel's kernel stores on simulated GPUs, through AMD's HIP.
 
-    python -m amdgpu_simulator wheel dist/flash_attn-2.8.3+rocm-*.whl --hip 7.2
+python -m amdgpu_simulator wheel dist/flash_attn-2.8.3+rocm-*.whl --hip 7.2
 
-Each GPU takes the store that it would take on a user's machine. HIP loads the code objects, and the simulator runs
-them as HIP's packets say.
+Each GPU uses the store that it would use on a user's machine. HIP loads the code objects, and the simulator runs HIP's
+packets.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from rocm_wheels.paths import ROOT
 from rocm_wheels.tables import version_key
 
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1036", "gfx1100", "gfx1103", "gfx1151", "gfx1200", "gfx1201")
-# Twice the error of bf16, as everywhere, and what rounds to nothing.
+# Tolerance: twice bf16's error, plus an absolute floor for values that underflow.
 _TINY = 1e-5
 
 
 class StoredGpu(gpu.SimulatedGpu):
-    """A pretended GPU whose kernels, of all sources, come from a store. `launched` names what ran."""
+    """A simulated GPU whose kernels, of all providers, come from a store. launched: names of the kernels that ran."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.target, code=self._code)
@@ -74,10 +74,11 @@ class StoredGpu(gpu.SimulatedGpu):
 
 
 def check(store: Path, *, all_sources: bool) -> str:
-    """Attention on the store's kernels: what ran and the largest error, as a share of what is allowed.
+    """Runs attention on the store's kernels. Returns the kernels that ran and the largest error relative to the
+    tolerance.
 
-    `all_sources`: of AMD's and this project's kernels those that the wheel takes; else this project's alone. Raises
-    ValueError where an error is larger. Runs in a process that `hip.process` starts.
+    all_sources: use AMD's and this project's kernels as the wheel chooses, else only this project's. Raises ValueError
+    if an error exceeds the tolerance. Runs in a process of `hip.process`.
     """
     pretended = StoredGpu(Store(store))
     backend: Any = Sources(ComposableKernel(triton), triton, forced=None) if all_sources else triton
@@ -97,7 +98,7 @@ def check(store: Path, *, all_sources: bool) -> str:
 
 
 def _results(call: Any, q: Any, k: Any, v: Any, dout: Any, dtype: torch.dtype) -> list[torch.Tensor]:
-    # The inputs are rounded before all of them: what is compared is the arithmetic alone.
+    # The inputs are rounded first, so that only the arithmetic is compared.
     leaves = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
     out = call(*leaves)
     gradients = torch.autograd.grad(out, leaves, dout.bfloat16().to(dtype))
@@ -119,9 +120,10 @@ def _formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def run(wheel: Path, releases: Sequence[str], gpus: Sequence[str] = GPUS) -> bool:
-    """Prints a line for each HIP, GPU and choice of kernels; whether all were right. Raises UnavailableError.
+    """Prints a line for each HIP release, GPU and choice of kernels. Returns whether all passed. Raises
+    UnavailableError.
 
-    The Python code, the launcher's interface and the planner are the wheel's too, so it has to be of these sources.
+    The wheel has to be built from these sources: Python code, launcher interface and planner must match.
     """
     good = True
     with tempfile.TemporaryDirectory(prefix="wheel-") as directory:

@@ -21,13 +21,13 @@ from amdgpu_simulator.isa.wave import TTMP, Wave
 
 
 class Program:
-    """A kernel's instructions as functions. observer: is told what each launch executes.
+    """A kernel's instructions as functions. observer: receives the events of each launch.
 
-    refused: the instructions that have no implementation, and why. Executing one raises NotImplementedError.
+    refused: the instructions without an implementation, with the reason. Executing one raises NotImplementedError.
     """
 
     def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
-        """Raises ValueError for a target that the simulator does not know, and for waves of another size."""
+        """Raises ValueError for a target that the simulator does not know, and for another number of lanes per wave."""
         self.kernel = kernel
         self._target = targets.get(kernel.target)
         described = 32 if kernel.descriptor.get("wavefront_size32", self._target.wave == 32) else 64
@@ -41,7 +41,7 @@ class Program:
         self._executed = forms.note(kernel) if forms.VARIABLE in os.environ else None
 
     def run(self, wave: Wave) -> str:
-        """Executes a wave up to its next barrier or its end; says which."""
+        """Executes a wave up to its next barrier or its end. Returns "barrier" or "end"."""
         if self.observer is not None or self._executed is not None:
             while not (status := self.step(wave)):
                 pass
@@ -57,7 +57,7 @@ class Program:
             raise self._refusal(wave.pc - 1, error) from None
 
     def step(self, wave: Wave) -> str | None:
-        """Executes one instruction of a wave; says whether it was a barrier or the end."""
+        """Executes one instruction of a wave. Returns "barrier" or "end" if the wave stops there, else None."""
         index = wave.pc
         wave.pc += 1
         if self._executed is not None:
@@ -76,7 +76,7 @@ class Program:
         return status
 
     def _refusal(self, index: int, error: NotImplementedError) -> NotImplementedError:
-        """The error, with the instruction that it is about."""
+        """The error with the text of the refused instruction."""
         return NotImplementedError(f"{' :: '.join(part.text for part in self.kernel.instructions[index])}: {error}")
 
 
@@ -94,13 +94,14 @@ def launch(
 ) -> None:
     """Runs a kernel to its end.
 
-    argument: the bytes of its explicit arguments; ranges: (address, bytes) of the memory that its pointers name;
-    shared: bytes of shared memory where the kernel does not say it; backwards: last waves first between barriers;
-    complete: the argument has what the runtime adds, too; in_step: the waves of a group execute one instruction each in
-    turn, and no race is looked for, for kernels that rely on the time that a load from global memory takes.
+    argument: the bytes of its explicit arguments (`arguments.pack`). ranges: (address, bytes) of the memory that its
+    pointers refer to. shared: bytes of shared memory if the kernel does not state them. backwards: between barriers,
+    run the last wave first. complete: the argument already has the bytes that the runtime adds. in_step: the waves of a
+    group execute one instruction each in turn, without race checks, for kernels that rely on the time that a load from
+    global memory takes.
     """
     kernel = program.kernel
-    # In whole cache lines, as the runtime has them: scalar loads may read beyond the last argument.
+    # Padded to whole cache lines, as the runtime does: scalar loads may read beyond the last argument.
     content = bytearray(-(-max(kernel.descriptor["kernarg_size"], len(argument)) // 64) * 64)
     content[: len(argument)] = argument
     for offset, size, kind in () if complete else kernel.arguments:
@@ -153,7 +154,7 @@ def _in_step(program: Program, _local: Shared, waves: list[Wave]) -> None:
 
 
 def _hidden(kind: str, grid: tuple[int, int, int], threads: int) -> int:
-    """What the runtime writes into an argument that the source does not name."""
+    """The value that the runtime writes into a hidden argument."""
     return {
         "hidden_block_count_x": grid[0],
         "hidden_block_count_y": grid[1],
@@ -193,7 +194,7 @@ def _wave(
         words = there.load(np.uint64(kernarg) + 4 * np.arange(preloaded, dtype=np.uint64), 4).view(np.uint32)
         for index, word in enumerate(words[:, 0]):
             wave.s[place - preloaded + index] = int(word)
-        # Where firmware would not do that a wave begins at a trap.
+        # A kernel with preloaded arguments begins with a trap for firmware that does not preload.
         wave.pc = int(kernel.instructions[0][0].mnemonic == "s_trap")
     for axis, number in zip("xyz", group, strict=True):
         if described.get(f"system_sgpr_workgroup_id_{axis}"):

@@ -31,7 +31,7 @@ _LAYOUTS = {"mfma": ("mfma",), "wmma": ("mirrored", "split")}
 
 
 def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] | None:
-    """The function that executes a matrix instruction, or None for another one."""
+    """The function that executes a matrix instruction, or None for another instruction."""
     found = _NAME.match(instruction.mnemonic)
     if found is None:
         return None
@@ -41,7 +41,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
     if target.generation.matrix not in _LAYOUTS[found[1]]:
         raise NotImplementedError(f"{target.name} has no such instruction")
     destination, a, b, c = instruction.operands
-    # f8f6f4: modifiers name other formats than e4m3.
+    # f8f6f4: modifiers select formats other than e4m3, which are not implemented.
     kinds = (found[5].replace("f8f6f4", "fp8").split("_") * 2)[:2]
     if found[1] == "mfma":
         read = [_mfma_operand(text, kind, rows, depth, target) for text, kind in zip((a, b), kinds, strict=True)]
@@ -55,7 +55,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
     start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
 
     def execute(wave: Wave) -> None:
-        # A wave executes a matrix instruction with all its lanes, whatever EXEC says.
+        # A wave executes a matrix instruction with all its lanes, whatever EXEC is.
         if accumulator is None:
             total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
         else:
@@ -70,12 +70,14 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
 
 
 def _flushed(values: Array, smallest: float = 2.0**-126) -> Array:
-    """The values, zero where they lie below the smallest normal number of their type."""
+    """The values, with zero in place of subnormals."""
     return np.where(np.abs(values) < np.float32(smallest), np.float32(0), values)
 
 
 def _mfma_places(rows: int) -> tuple[Array, Array]:
-    """Lane and register of D[row, column]: a lane holds four rows of a column, then those that all lanes hold on."""
+    """Lane and register of D[row, column]: a lane holds four rows of a column, then the next four rows that no other
+    lane holds.
+    """
     row, column = np.meshgrid(np.arange(rows), np.arange(rows), indexing="ij")
     groups = 64 // rows
     return row // 4 % groups * rows + column, row // (4 * groups) * 4 + row % 4
@@ -89,7 +91,7 @@ def _wmma_places(target: Target) -> tuple[Array, Array]:
 
 
 def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: Target) -> Callable[[Wave], Array]:
-    """A or B as (rows, depth). Lane l holds row l % rows. Its values of k start at l // rows times their number."""
+    """A or B as (rows, depth). Lane l holds row l % rows, and its values of k start at l // rows times their number."""
     groups = 64 // rows
     each = depth // groups
     index = place(text)
@@ -110,7 +112,7 @@ def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: Target) -
 
 def _wmma_operand(text: str, kind: str, target: Target) -> Callable[[Wave], Array]:
     index = place(text)
-    if target.generation.matrix == "mirrored":  # lanes 0 to 15 hold whole rows, and the others the same
+    if target.generation.matrix == "mirrored":  # lanes 0 to 15 hold whole rows, and the other lanes hold the same rows
 
         def whole(wave: Wave) -> Array:
             values = _floats(np.ascontiguousarray(wave.v[index : index + 8].T), kind, target)

@@ -1,4 +1,4 @@
-"""Instructions of global and private memory: tensors of this process, private memory of lanes."""
+"""Instructions of global memory (tensors of this process) and of the lanes' private memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OFF = "off"
 
 
 def decode(instruction: Instruction, target: Target) -> Execute | None:
-    """The function that executes a memory instruction, or None for another one."""
+    """The function that executes a memory instruction, or None for another instruction."""
     name = instruction.mnemonic
     if name.startswith(("s_load_", "s_buffer_load_")):
         return _scalar_load(instruction)
@@ -35,8 +35,8 @@ def decode(instruction: Instruction, target: Target) -> Execute | None:
     return _access(instruction, action, form, address(instruction, action, to_shared), space, target, to_shared)
 
 
-# What a load or store moves: bytes, whether the sign extends, and the half of the register for 16 bits that keep the
-# other half (-1: the whole register).
+# Form of a load or store: (bytes, sign-extend, half of the register for 16 bits that keep the other half, or -1 for the
+# whole register).
 FORMS = {
     "dword": (4, False, -1), "dwordx2": (8, False, -1), "dwordx3": (12, False, -1), "dwordx4": (16, False, -1),
     "b32": (4, False, -1), "b64": (8, False, -1), "b96": (12, False, -1), "b128": (16, False, -1),
@@ -49,7 +49,7 @@ FORMS = {
     "b16_d16_hi": (2, False, 1),
     "b8_d16_hi": (1, False, 1), "byte_d16_hi": (1, False, 1), "d16_hi_b8": (1, False, 1),
 }  # fmt: skip
-# How caches keep what is moved, and who sees it how soon. Here all see it at once.
+# Cache and coherence hints. Here every access is visible at once.
 _HINTS = ("nt", "sc0", "sc1", "glc", "slc", "dlc", "th", "scope")
 
 
@@ -66,7 +66,7 @@ def from_registers(wave: Wave, index: int, lanes: Array, form: Form) -> Array:
     return np.ascontiguousarray(value).view(np.uint8).reshape(-1, 4)[:, :size]
 
 
-# The stride of the resource that stands for a wave's private memory, where instructions of buffers reach that.
+# The stride of the buffer resource that stands for a wave's private memory.
 PRIVATE = 0x3FFF
 
 Address = Callable[[Wave, Array], tuple[Array, Array | None]]
@@ -77,7 +77,7 @@ def offset_of(instruction: Instruction) -> int:
 
 
 def _global_address(instruction: Instruction, action: str, to_shared: bool) -> Address:
-    """Addresses of the lanes; a scalar base takes a 32-bit offset of the lane's."""
+    """Addresses of the lanes. With a scalar base, a lane provides a 32-bit offset."""
     operands = instruction.operands
     vector = operands[0 if action == "store" or to_shared or _returns_nothing(instruction, action) else 1]
     base = operands[1] if to_shared else operands[2] if len(operands) > 2 else _OFF
@@ -97,10 +97,10 @@ def _returns_nothing(instruction: Instruction, action: str) -> bool:
 
 
 def _buffer_address(instruction: Instruction, _action: str, to_shared: bool) -> Address:
-    """The addresses of a buffer resource, and how many bytes of the resource follow each.
+    """The addresses in a buffer resource, and the number of bytes of the resource after each address.
 
     The size of a resource is a number of bytes, checked word by word. For an instruction with an index it is a number
-    of records, and each lane names one.
+    of records, and each lane names one record.
     """
     modifiers = instruction.modifiers
     operands = instruction.operands[(0 if to_shared else 1) :]
@@ -117,7 +117,7 @@ def _buffer_address(instruction: Instruction, _action: str, to_shared: bool) -> 
         if read is not None:
             places = places + read(wave)
         start = more(wave)
-        if stride == PRIVATE:  # there a word of all lanes lies together: this offset counts it as often
+        if stride == PRIVATE:  # words of all lanes are interleaved, and this offset counts them all
             return places[lanes] + start // wave.count, None
         places = places[lanes] + start
         return (places + (words & 0xFFFFFFFFFFFF)).astype(np.uint64), (words >> 64 & 0xFFFFFFFF) - places
@@ -220,22 +220,24 @@ def _access(
 
 
 def _queues(wave: Wave, action: str, space: str) -> tuple[Counted, ...]:
-    """The queues whose counters count an access. The hardware cannot tell where a flat address leads: two count it."""
+    """The queues whose counters count an access. The hardware does not know the destination of a flat address: two
+    counters count it.
+    """
     queue = wave.queues.vector if action == "load" else wave.queues.stores
     return (queue, wave.queues.shared) if space == "flat" else (queue,)
 
 
 def _private_addresses(wave: Wave, places: Array, lanes: Array) -> Array:
-    """Addresses of private memory for an observer. They are negative. The lanes of one word lie side by side."""
+    """Addresses of private memory for an observer. They are negative, and the lanes of one word are adjacent."""
     inside = (places.astype(np.int64) // 4 * wave.count + lanes) * 4
     return inside - ((wave.index + 1) << 40)
 
 
 def _pieces(count: int, size: int, room: Array | None) -> Iterable[tuple[Array, int, int]]:
-    """(lanes, first byte, bytes) of what is accessed.
+    """Yields (lanes, first byte, bytes) of each part of an access.
 
-    A buffer has `room` for so many bytes: only the words that lie in it are accessed. The others read zero and are not
-    written.
+    room: bytes up to the end of a buffer. Only words inside of the buffer are accessed; the others read zero and are
+    not written.
     """
     if room is None:
         yield np.ones(count, bool), 0, size

@@ -1,7 +1,7 @@
-"""In which order waves write and read global memory, as far as a kernel settles it.
+"""The order of global memory accesses by different waves, as far as the kernel guarantees it.
 
-Stores are done when their wave waits for them. A barrier after the wait puts them before what the other waves of the
-work group do next. Nothing orders the work groups of a launch. Atomics are not looked at: they need no order.
+A store is complete when its wave waits for it. A barrier after the wait orders the store before later accesses of the
+other waves of the work group. Nothing orders the work groups of a launch. Atomics are not checked: they need no order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from amdgpu_simulator.isa.assembly import Array
 
-# Waves of a work group have numbers below this one, which stands for stores that the whole group can see.
+# Numbers of waves in a work group are below this number, which marks stores that are visible to the whole group.
 _GROUP = 63
 
 
 @dataclass
 class Store:
-    """A store of one wave to one range of addresses. done: whether its wave has waited for it."""
+    """A store of one wave to one address range. done: whether its wave has waited for it."""
 
     writer: int
     range: int
@@ -28,16 +28,16 @@ class Store:
 
 
 def finish(stores: Iterable[Store]) -> None:
-    """Their wave has waited for the stores."""
+    """Marks stores as complete, because their wave has waited for them."""
     for store in stores:
         store.done = True
 
 
 class Order:
-    """Who has written which byte of a launch."""
+    """The last writer of each byte in a launch."""
 
     def __init__(self) -> None:
-        self._writers: dict[int, Array] = {}  # start of a range -> a number for each byte, 0 where nobody wrote
+        self._writers: dict[int, Array] = {}  # start of a range -> number of the writer of each byte, 0 for none
         self._stores: list[Store] = []
         self._group = 0
 
@@ -46,7 +46,7 @@ class Order:
         self._group, self._stores = (group + 1) << 6, []
 
     def barrier(self) -> None:
-        """The waves of the group have met: each sees the stores that are done."""
+        """All waves of the group have met: each sees the stores that are complete."""
         left = []
         for store in self._stores:
             if store.done:
@@ -58,7 +58,7 @@ class Order:
         self._stores = left
 
     def store(self, wave: int, start: int, content: Array, places: Array, data: Array) -> Store:
-        """Notes that a wave writes. Raises ValueError where another wave may write another value."""
+        """Records a store of a wave. Raises ValueError if another wave may write another value."""
         writers = self._writers.get(start)
         if writers is None:
             writers = self._writers[start] = np.zeros(len(content), np.int32)
@@ -71,7 +71,7 @@ class Order:
         return store
 
     def load(self, wave: int, start: int, places: Array) -> None:
-        """Raises ValueError where another wave may still write what a wave reads."""
+        """Raises ValueError if another wave may still write the bytes that a wave reads."""
         if (writers := self._writers.get(start)) is not None:
             others = self._unordered(wave, writers[places])
             if others.any():

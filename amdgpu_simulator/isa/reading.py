@@ -1,7 +1,7 @@
-"""Which parts of an instruction its implementation reads.
+"""Tracks which parts of an instruction its implementation reads.
 
-A part that no implementation reads would be executed in silence as if it were not written. So an instruction is decoded
-through these two classes, and `Program` refuses it where they have unread parts.
+A part that no implementation reads would be ignored in silence. So instructions are decoded through these two classes,
+and `Program` refuses an instruction with unread parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Modifiers(Mapping[str, str]):
         return len(self._content)
 
     def forget(self) -> None:
-        """Nothing has been read."""
+        """Marks all modifiers as unread."""
         self._unread = set(self._content)
 
     def unread(self) -> list[str]:
@@ -53,7 +53,7 @@ class Operands(tuple[str, ...]):
         return made
 
     def forget(self) -> None:
-        """Nothing has been read."""
+        """Marks all operands as unread."""
         self._unread = set(range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:

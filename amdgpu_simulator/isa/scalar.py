@@ -1,4 +1,4 @@
-"""Scalar instructions (SOP1, SOP2, SOPC, SOPK): the ones that a wave executes once."""
+"""Scalar instructions (SOP1, SOP2, SOPC, SOPK): a wave executes them once, not per lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Execute = Callable[[Wave], None]
 
 
 def signed(value: int, size: int = 32) -> int:
-    """The two's complement reading of a value of `size` bits."""
+    """A value of `size` bits as a two's complement integer."""
     value &= (1 << size) - 1
     return value - (value >> size - 1 << size)
 
@@ -73,8 +73,8 @@ _ONE: dict[str, Callable[[int, int], int]] = {
 
 
 def decode(instruction: Instruction) -> Execute | None:
-    """The function that executes an instruction, or None for what is not in this file."""
-    # gfx12 says in the names of additions that they write a carry.
+    """The function that executes an instruction, or None for an instruction of another module."""
+    # gfx12 names the carry output in additions.
     name = re.sub(r"^(addk?|sub)_co_([iu]32)$", r"\1_\2", instruction.mnemonic.removeprefix("s_"))
     for maker in (_two, _one, _compare, _constant, _bitset, _saveexec):
         instruction.forget()
@@ -226,7 +226,7 @@ def _bitset(name: str, operands: tuple[str, ...]) -> Execute | None:
 
 
 def _constant(name: str, operands: tuple[str, ...]) -> Execute | None:
-    """Instructions with a constant of 16 bits in them."""
+    """Instructions with an immediate of 16 bits."""
     found = re.fullmatch(r"(mov|add|mul|cmov)k_i32|cmpk_(eq|lg|gt|ge|lt|le)_([iu])32", name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Floating-point arithmetic of scalar registers, which RDNA has from gfx11.5 on."""
+"""Floating-point arithmetic of scalar registers, from gfx11.5 on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _float(content: int) -> Array:
 
 
 def decode(instruction: Instruction) -> Execute | None:
-    """The function that executes an instruction, or None for what is not in this file."""
+    """The function that executes an instruction, or None for an instruction of another module."""
     name, operands = instruction.mnemonic.removeprefix("s_"), instruction.operands
     if found := re.fullmatch(r"cmp_(n?)(eq|lg|gt|ge|lt|le)_f32", name):
         return _float_comparison(bool(found[1]), found[2], [scalar(text) for text in operands])

@@ -19,7 +19,7 @@ _U32 = np.uint32
 
 
 def decode(instruction: Instruction, _target: Target) -> Execute | None:
-    """The function that executes an instruction of shared memory, or None for another one."""
+    """The function that executes an instruction of shared memory, or None for another instruction."""
     if not instruction.mnemonic.startswith("ds_"):
         return None
     name = instruction.mnemonic.removeprefix("ds_").replace("load", "read").replace("store", "write")
@@ -69,7 +69,7 @@ def decode(instruction: Instruction, _target: Target) -> Execute | None:
 
 
 def _read(wave: Wave, text: str, index: int, places: Array, lanes: Array, form: Form) -> None:
-    """Bytes of shared memory, (lanes, bytes), to registers."""
+    """Loads bytes of shared memory, (lanes, bytes), into registers."""
     shared = wave.shared
     data = shared.load(wave.index, places)
     touch = lambda: shared.touch(wave.index, places, writes=False)  # noqa: E731
@@ -77,7 +77,7 @@ def _read(wave: Wave, text: str, index: int, places: Array, lanes: Array, form: 
 
 
 def _exchange(wave: Wave, text: str, index: int, values: Array) -> None:
-    """ds_bpermute_b32 and the like: each lane reads a word of another lane through the hardware of shared memory."""
+    """ds_bpermute_b32 and similar: each lane reads a word of another lane through the hardware of shared memory."""
     lanes = np.flatnonzero(wave.lanes)
     data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
     arrive(wave, (wave.queues.shared,), text, index, data, lanes, FORMS["b32"])
@@ -126,7 +126,9 @@ def _transposed(instruction: Instruction) -> Execute:
 
 
 def _swizzle(instruction: Instruction) -> Execute:
-    """ds_swizzle_b32 with a named pattern: SWAP changes groups of n lanes, REVERSE and BROADCAST work in groups."""
+    """ds_swizzle_b32 with a named pattern, on groups of n lanes: SWAP exchanges groups; REVERSE and BROADCAST act
+    within a group.
+    """
     found = re.fullmatch(
         r"swizzle\((SWAP|REVERSE|BROADCAST|BITMASK_PERM),\"?([\w,]+)\"?\)", instruction.modifiers["offset"]
     )

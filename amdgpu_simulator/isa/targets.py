@@ -15,17 +15,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How the instructions of a family of GPUs differ from those of other families.
+    """The differences between families of GPUs.
 
-    wave: lanes of a wave.
-    max_shared: operations of shared memory that the counter of a wave can count.
-    counts_stores: whether stores count with the loads of global memory. Otherwise they have a counter of their own.
-    keeps_half: whether a result of 16 bits leaves the other half of its register as it was.
-    ids_in_ttmp: whether a wave finds the number of its work group in trap registers. Otherwise in scalar registers.
-    has_ieee_mode: whether MODE has the bits IEEE and DX10_CLAMP.
-    vopd_hazard: whether two instructions that issue together may read a register too early.
-    matrix: the layout of the operands of matrix instructions, None where there are none. `mirrored` is WMMA where both
-    halves of a wave hold the same rows; `split` is WMMA where each half holds half of a row.
+    wave: lanes of a wave. max_shared: largest count of the wave's counter for shared memory. counts_stores: whether
+    stores share a counter with loads of global memory; otherwise they have a counter of their own. keeps_half: whether
+    a result of 16 bits keeps the other half of its register. ids_in_ttmp: whether the number of the work group is in
+    trap registers; otherwise it is in scalar registers. has_ieee_mode: whether MODE has the bits IEEE and DX10_CLAMP.
+    vopd_hazard: whether a dual instruction may read a register too early (`dual`). matrix: the operand layout of matrix
+    instructions, None without them. `mirrored` is WMMA in which both halves of a wave hold the same rows; `split` is
+    WMMA in which each half holds half of a row.
     """
 
     name: str
@@ -43,9 +41,9 @@ class Generation:
 class Target:
     """A GPU target.
 
-    fnuz: whether 8-bit floating point is e4m3fnuz, not the e4m3fn of OCP.
-    flushes_subnormals: whether products of fp16 and bf16 take subnormal numbers as zero, and give none: see `matrix`.
-    shared_bytes: shared memory that a work group can have; M0 has bits enough for it.
+    fnuz: whether FP8 is e4m3fnuz instead of OCP's e4m3fn. flushes_subnormals: whether products of fp16 and bf16 flush
+    subnormal inputs and results to zero: see `matrix`. shared_bytes: maximum shared memory of a work group; M0 has
+    enough bits for it.
     """
 
     name: str
@@ -65,7 +63,7 @@ _RDNA2 = Generation(name="RDNA2", wave=32, max_shared=63, counts_stores=False, k
 _RDNA3 = replace(_RDNA2, name="RDNA3", matrix="mirrored", vopd_hazard=True)
 _RDNA4 = replace(_RDNA2, name="RDNA4", matrix="split", ids_in_ttmp=True, has_ieee_mode=False)
 
-# Triton compiles a generic target's code for one GPU of the family, so the family's rules hold for it.
+# Triton compiles the code of a generic target for one GPU of the family, so the rules of the family apply.
 _NAMES: dict[Generation, tuple[str, ...]] = {
     _CDNA: ("gfx908", "gfx90a", "gfx942", "gfx950"),
     _RDNA2: ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx10-3-generic"),
@@ -88,7 +86,7 @@ TARGETS = {
 
 
 def get(name: str) -> Target:
-    """The target of this name. Raises ValueError where nobody has taught the simulator its instructions."""
+    """The target with this name. Raises ValueError for a target whose instructions the simulator does not know."""
     if name not in TARGETS:
         raise ValueError(
             f"the simulator does not know the instructions of {name}, only those of {', '.join(TARGETS)}: teach it "

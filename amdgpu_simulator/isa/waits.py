@@ -45,7 +45,7 @@ def decode(instruction: Instruction) -> Callable[[Wave], None]:
 def _wait(
     vector: int | None, shared: int | None, scalar: int | None, stores: int | None = None
 ) -> Callable[[Wave], None]:
-    """How many of each kind may be left; None does not wait for that kind."""
+    """A wait with the number of operations of each kind that may stay outstanding; None does not wait for that kind."""
 
     def execute(wave: Wave) -> None:
         queues = wave.queues

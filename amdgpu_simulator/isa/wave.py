@@ -39,7 +39,7 @@ _DTYPES = {
     "s": np.int16,
     "F": np.float64,
 }
-# Constants that an instruction encodes without a literal: these integers and these numbers.
+# Inline constants: these integers and numbers need no literal.
 _INLINE_INTEGERS = range(-16, 65)
 _INLINE_FLOATS = {"0.5", "1.0", "2.0", "4.0", "0.15915494", "0.15915494309189532", "0.15915494309189535", "0.1592"}
 
@@ -68,7 +68,7 @@ class Wave:
         self.private: Array = np.zeros((lanes, 0), np.uint8)
         self.queues = queues
         self.mode = mode
-        # For `arrivals`: how many loads began, and the newest load of each register (of its upper half) under way.
+        # For `arrivals`: number of loads so far, and the newest outstanding load of each register (of its upper half).
         self.loads = 0
         self.newest_load: Array = np.zeros((2, 512, lanes), np.int32)
         self.set_exec((1 << lanes) - 1)
@@ -108,7 +108,9 @@ def mask(lanes: Array) -> int:
 
 
 def register(text: str) -> tuple[str, int, int] | None:
-    """("v", first, count) of a vector register, accumulator ("a") or scalar one ("s"), or None for something else."""
+    """("v", first, count) of a vector register, "a" for an accumulator, "s" for a scalar register; None for other
+    text.
+    """
     if text in _NAMES:
         return "s", _NAMES[text], 2 if text in ("vcc", "exec") else 1
     if (found := _REGISTER.match(text)) is None:
@@ -118,7 +120,7 @@ def register(text: str) -> tuple[str, int, int] | None:
 
 
 def place(text: str) -> int:
-    """The row of a vector register in `Wave.v`."""
+    """The row of a vector register in `Wave.v`. Raises NotImplementedError for other text."""
     found = register(text)
     if found is None or found[0] == "s":
         raise NotImplementedError(f"{text} is no vector register")
@@ -126,7 +128,7 @@ def place(text: str) -> int:
 
 
 def scalar_place(text: str) -> int:
-    """The number of a scalar register."""
+    """The number of a scalar register. Raises NotImplementedError for other text."""
     found = register(text)
     if found is None or found[0] != "s":
         raise NotImplementedError(f"{text} is no scalar register")
@@ -134,10 +136,10 @@ def scalar_place(text: str) -> int:
 
 
 def number(text: str, kind: str = "u") -> int:
-    """The bits of a constant operand, as an instruction for values of `kind` takes it.
+    """The bits of a constant operand, for an instruction on values of `kind`.
 
-    Operands of 64 bits take a literal of 32 bits: fp64 as the upper half, signed integers with the sign extended.
-    Raises NotImplementedError for what LLVM's text does not tell.
+    A 64-bit operand takes a 32-bit literal: fp64 as the upper half, signed integers sign-extended. Raises
+    NotImplementedError if LLVM's text is ambiguous.
     """
     try:
         value = int(text, 0)
@@ -185,7 +187,7 @@ def source(text: str, kind: str, half: int = 0) -> Read:
 
 
 def signs(read: Read, text: str) -> Read:
-    """A floating-point operand with what its text says of its sign: -v0, |v0|, -|v0|."""
+    """Applies the sign modifiers in the operand's text: -v0, |v0|, -|v0|."""
     absolute, negative = "|" in text, text.startswith("-")
     if absolute and negative:
         return lambda wave: -np.abs(read(wave))
@@ -230,7 +232,7 @@ def _value(content: int, kind: str, half: int = 0) -> Array:
 
 
 def target(text: str, kind: str, keep: bool = False) -> Write:
-    """Writes the active lanes of a vector register. keep: 16 bits leave the other half as it is."""
+    """A function that writes the active lanes of a vector register. keep: a 16-bit result keeps the other half."""
     index = place(text)
     high = text.endswith(".h")
     if text.endswith((".l", ".h")) and kind not in "hws":

@@ -1,4 +1,4 @@
-"""Kernels that the clock measures, each with calls that run it: one module a source of kernels."""
+"""Kernels to measure, each with calls that run it: one module per kernel provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Programs = Callable[[int, bool], list[int]]
 
 
 def every_tile(rows: int) -> Programs:
-    """A work group a tile. With a causal mask the last rows go first, because they see the most keys."""
+    """One work group per tile. With a causal mask the last rows start first, because they see the most keys."""
 
     def lengths(seqlen: int, causal: bool) -> list[int]:
         tiles = range(rows, seqlen + rows, rows)
@@ -25,11 +25,10 @@ def every_tile(rows: int) -> Programs:
 class Workload:
     """A kernel and the calls that run it.
 
-    rows: rows of a work group, which has as many more products with each more key. For dk and dv the rows are keys, and
-    what grows are the queries. entry: the kernel's entry in a manifest. run: makes the call with so many keys on the
-    simulator. lengths: how many to measure with. operations: of matrices, for a row and a key that the mask keeps.
-    programs: for the length of a sequence, and for a causal mask or none, the number of keys that each work group of a
-    head would get in `run`, in the order in which they start.
+    rows: rows of a work group (for dk and dv the rows are keys, and the length counts queries). entry: the kernel's
+    manifest entry. run: runs a call of the given length on the simulator. lengths: the lengths to measure. operations:
+    matrix operations per row and key that the mask keeps. programs: for a sequence length and a causal mask or none,
+    the number of keys of each work group of a head, in the order in which they start.
     """
 
     target: str

@@ -36,7 +36,7 @@ def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
     entry = {"threads": kernel.threads, "shared": 0, "resources": found.resources()}
     rows = kernel.rows if kernel.op == "fwd" else kernel.columns
     in_step = assembly_kernels.relies_on_step(target, name)
-    paired = kernel.mask == CAUSAL  # a work group serves a tile near the start and one near the end
+    paired = kernel.mask == CAUSAL  # a work group processes a tile near the start and a tile near the end
 
     def run(length: int) -> Record:
         record = Record(code)
@@ -73,7 +73,7 @@ def _pairs(rows: int) -> Programs:
 
 
 def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
-    """A code object of the package that wheels do not take. Raises MissingTool, and DataError for another digest."""
+    """A code object of the package that wheels do not contain. Raises MissingTool, and DataError for another digest."""
     one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256, places={})
     return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()
 

@@ -41,10 +41,11 @@ def _planner() -> Iterator[None]:
 
 
 def workload(target: str, name: str, *, rounding: int | None = None) -> Workload:
-    """A kernel by its name, fwd-bf16-d64-batch or dqdkdv-bf16-d64-batch. A masked one is measured with a causal mask.
+    """A kernel by its name, fwd-bf16-d64-batch or dqdkdv-bf16-d64-batch. A masked kernel is measured with a causal
+    mask.
 
-    rounding: how it rounds to bf16, as CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT counts them; by default as wheels have it.
-    Raises ValueError for another name, CompileFailed for a kernel that does not compile.
+    rounding: a value of CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT (default: the value of the wheels). Raises ValueError for
+    another name, CompileFailed for a kernel that does not compile.
     """
     _parse(name)
     text, threads = gpu.composable(target, name, rounding)
@@ -98,7 +99,7 @@ def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, 
         program = machine.Program(kernel, record)
 
         def launched(launches: Sequence[Launch], tensors: Tensors) -> None:
-            """Runs the kernel. What the other kernels of a backward compute changes no cycles."""
+            """Runs the kernel. The results of the other kernels of a backward do not affect its cycles."""
             for one in launches:
                 if one.kernel == name:
                     machine.launch(program, one.grid, entry["threads"], one.argument, gpu.ranges(tensors))

@@ -20,9 +20,9 @@ from amdgpu_simulator.isa import assembly, disassembly, machine
 from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-# Products of matrices for a tile: over the columns of q and k, and over the columns of v.
+# Matrix products per tile: over the columns of q and k, and over the columns of v.
 _PRODUCTS = {"fwd": (1, 1), "bwd-dq": (2, 1), "bwd-dkdv": (2, 2), "bwd-dbias": (1, 1)}
-# Over a cache: one query of so many heads as there are rows, which share the keys.
+# Over a cache: one query with as many heads as rows, which share the keys.
 _CACHES = {"decode": (1, 1), "extend": (1, 1), "latent": (1, 1), "latent-extend": (1, 1)}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -35,7 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parse_kernel(name: str) -> Variant:
-    """The variant of a name. Raises ValueError for one that no call here runs."""
+    """The variant of a name. Raises ValueError for a variant without a call here."""
     ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *_CACHES)
     for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
         for dtype in DTYPES:
@@ -69,7 +69,7 @@ def write_tile(tile: Config) -> str:
 
 
 def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
-    """The tile of the tuning table, with near the tiles next to it too. Raises ValueError for an unknown target."""
+    """The tile of the tuning table; with near, the adjacent tiles too. Raises ValueError for an unknown target."""
     own = tuning.config(target, variant)
     return [own, *(tuning.neighbours(target, own) if near else [])]
 
@@ -104,7 +104,7 @@ def _workload(
 
     def run(length: int) -> Record:
         records: dict[int, Record] = {}
-        measured: list[assembly.Kernel] = []  # a call may load others of the same symbol, which it does not launch
+        measured: list[assembly.Kernel] = []  # other kernels of that symbol may be loaded and not launched
 
         def noted(target: str, asked: Variant, config: Config | None) -> gpu.Found:
             found = code(target, asked, config)
@@ -157,7 +157,7 @@ def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
 
 
 def _shared_bias(variant: Variant, rows: int, batch: int, keys: int) -> None:
-    """A tile of the gradient of a bias that the whole batch shares, so that it sums over a tile of each sequence."""
+    """A tile of the gradient of a bias that the whole batch shares: it sums over a tile of each sequence."""
     dtype = DTYPES[variant.dtype]
     q, k, v = (torch.ones(batch, n, 1, variant.block_d, dtype=dtype) for n in (rows, keys, keys))
     bias = torch.zeros(1, 1, rows, keys, dtype=dtype, requires_grad=True)
