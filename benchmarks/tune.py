@@ -69,9 +69,9 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
         if variant is None or installed.kernels.get(variant.name, {}).get("params") != entry["params"]:
             raise SystemExit(f"error: {name} is not of the sources of the flash_attn here: make both from the same")
         options = dict(entry["options"])
-        depth = entry["constants"].get("DEPTH", 0) % variant.block_d
+        block_k = entry["constants"].get("BLOCK_K", 0) % variant.block_d
         row = tuning.config(target, variant)._replace(
-            block_m=entry["constants"]["BLOCK_M"], block_n=entry["constants"]["BLOCK_N"], depth=depth,
+            block_m=entry["constants"]["BLOCK_M"], block_n=entry["constants"]["BLOCK_N"], block_k=block_k,
             num_warps=options.pop("num_warps"), num_stages=options.pop("num_stages"), options=tuple(options.items()),
         )  # fmt: skip
         try:
@@ -81,7 +81,7 @@ def tiles(path: Path) -> dict[Any, list[Tile]]:
             print(f"  {name}: {error}", flush=True)
     for variant, those in found.items():
         own = tuning.config(target, variant)
-        own = own._replace(depth=own.depth % variant.block_d)
+        own = own._replace(block_k=own.block_k % variant.block_d)
         those.sort(key=lambda tile: tile.row != own)
         if those[0].row != own:
             raise SystemExit(f"error: {path} lacks the table's own tile of {variant.name}: make it with `--tiles`")
@@ -168,8 +168,8 @@ def speeds(own: dict[str, Callable[[], float]], other: dict[str, Callable[[], fl
 def spelled(row: Any) -> str:
     """A launch configuration as the tables write it."""
     text = ", ".join(map(str, row[:4]))
-    if row.depth:
-        text += f", depth={row.depth}"
+    if row.block_k:
+        text += f", block_k={row.block_k}"
     return f"C({text}{f', options={row.options}' if row.options else ''})"
 
 

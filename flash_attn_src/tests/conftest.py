@@ -142,10 +142,10 @@ def interpreter_multiplies_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, widen(a), widen(b), *rest))
 
 
-def _use_tiles(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+def _use_tiles(monkeypatch: pytest.MonkeyPatch, block_k: int) -> None:
     from flash_attn.kernels import tuning
 
-    small = tuning.Config(32, 16, 4, 1, depth=depth)
+    small = tuning.Config(32, 16, 4, 1, block_k=block_k)
     if not torch.cuda.is_available():
         real = tuning.config
         attention = ("fwd", "bwd", "probabilities")

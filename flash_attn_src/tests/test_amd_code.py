@@ -18,7 +18,7 @@ from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import recording
 from flash_attn.fp8 import flash_attn_fp8_func
-from flash_attn.kernels.tuning.config import DIRECT, Config
+from flash_attn.kernels.tuning.config import ASYNC_COPY, Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner
 from flash_attn.runtime.device import Tensors
@@ -116,7 +116,7 @@ def test_waves_have_priorities(target: str, variant: Variant) -> None:
 
 
 def test_a_direct_copy_that_the_compiler_waits_wrongly_for_is_refused() -> None:
-    config = Config(64, 32, 2, 2, options=DIRECT)
+    config = Config(64, 32, 2, 2, options=ASYNC_COPY)
     with pytest.raises(CompileFailed, match="bwd-dq-bf16-d64 for gfx950 has a direct copy"):
         gpu.compiled("gfx950", Variant("bwd-dq", "bf16", 64, "plain"), config)
 

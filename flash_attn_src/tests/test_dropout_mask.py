@@ -23,12 +23,13 @@ LAYOUTS = sorted(
 @triton.jit
 def _store_mask(
     kept, rng_state, p_dropout, plane,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
+    USE_TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
     first_row = tl.program_id(0) * ROWS
     first_col = tl.program_id(1) * COLS
-    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, ROWS, COLS, SHARED, FLIP)
-    if FLIP:
+    keep = keep_mask(rng_state, p_dropout, plane, first_row, first_col, ROWS, COLS, DROPOUT_BITS_SHARED, USE_TRANSPOSE)
+    if USE_TRANSPOSE:
         keep = tl.trans(keep)
     rows = first_row + tl.arange(0, ROWS)[:, None]
     tl.store(kept + rows * SIZE + first_col + tl.arange(0, COLS)[None, :], keep.to(tl.int8))

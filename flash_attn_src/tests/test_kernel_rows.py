@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from flash_attn import kernels
 from flash_attn.kernels import providers, targets, tuning
 from flash_attn.kernels.operation import Operation
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.targets import TARGETS
+from flash_attn.kernels.tuning.config import MODIFIERS, Config, tiles
 from flash_attn.kernels.variants import Variant
 
 
@@ -44,7 +49,7 @@ def test_the_digest_of_a_row_changes_with_each_fact_that_shapes_the_object() -> 
         replace(row, types=row.types | {"*i64": "rng_state stride_qb"}),
         replace(row, aligned=row.aligned[1:]),
         replace(row, fp32_arguments=("lse", "out")),
-        replace(row, fixed={"PAGED": 1}),
+        replace(row, fixed={"PAGE_MODE": 1}),
         replace(row, function="attn_other"),
     )
     digests = [each.digest("bf16") for each in (row, *others)] + [row.digest("fp16")]
@@ -161,3 +166,57 @@ def test_an_unknown_target_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown GPU target {name!r}: add a row to flash_attn/kernels/targets"):
         targets.get(name)
     assert targets.fp8_format(name) is None
+
+
+def test_no_device_function_has_more_than_24_parameters() -> None:
+    """`kernels.groups` has the named tuples. Kernels alone keep the flat list of the launcher."""
+    outermost = {(row.module, row.function) for row in OPERATIONS.values()}
+    long = [
+        f"{file}: {function.name} has {len(function.args.args)}"
+        for file, function in _device_functions()
+        if len(function.args.args) > 24 and (file.removesuffix(".py"), function.name) not in outermost
+    ]
+    assert long == []
+
+
+def _device_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions that Triton compiles, with the names of their files."""
+    for path in sorted(Path(kernels.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any(
+                "triton.jit" in ast.unparse(one) for one in node.decorator_list
+            ):
+                yield path.name, node
+
+
+def test_kernels_have_nothing_that_the_oldest_triton_refuses() -> None:
+    """Triton 3.3 compiles no chain of three conditions without parentheses and no None in a tuple."""
+    refused = [
+        f"{file}:{node.lineno}: {ast.unparse(node)}"
+        for file, function in _device_functions()
+        for node in ast.walk(function)
+        if (isinstance(node, ast.BoolOp) and len(node.values) > 2)
+        or (isinstance(node, ast.Assign) and any(ast.unparse(one) == "None" for one in getattr(node.value, "elts", ())))
+    ]
+    assert refused == []
+
+
+def test_triton_specializes_the_numbers_of_a_tuple_against_the_wish_of_the_kernel() -> None:
+    """The reason why kernels take a flat list. Where this fails, a kernel can take `kernels.groups` as they are."""
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.amd.compiler import HIPBackend
+
+    wish = (False, False, True)  # no pointer to constants, no specialization, alignment
+    assert native_specialize_impl(HIPBackend, 16, *wish) == ("i32", None)
+    assert native_specialize_impl(HIPBackend, (16,), *wish) == (("i32",), ("D",))
+
+
+def test_a_row_of_tiles_has_one_configuration_for_each_score_modifier() -> None:
+    few, many, other = Config(16, 16, 4), Config(32, 16, 4), Config(64, 16, 4)
+    assert tiles(few) == dict.fromkeys(MODIFIERS, few)
+    row = tiles({"plain alibi": few, "others": many})
+    assert row == {"plain": few, "alibi": few, "dropout": many, "softcap": many, "any": many}
+    assert tiles({"dropout": other}, base=row) == {**row, "dropout": other}
+    for wrong in ({"plain": few}, {"plain": few, "plain any": many, "others": few}, {"sinks": few, "others": many}):
+        with pytest.raises(ValueError, match="each of plain, alibi, dropout, softcap, any needs one configuration"):
+            tiles(wrong)

@@ -32,10 +32,10 @@ def _small_tiles(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Tiles so small that short sequences span several; depth: the head dim in pieces."""
+    """Tiles so small that short sequences span several; block_k: the head dim in pieces."""
     if GPU:
         return
-    depth = getattr(request, "param", 0)
+    block_k = getattr(request, "param", 0)
     real = tuning.config
 
     def config(target: str, variant: variants.Variant) -> tuning.Config:
@@ -43,7 +43,7 @@ def _small_tiles(
             return real(target, variant)
         if variant.operation.in_pieces:
             return real(target, variant)._replace(block_n=4)
-        return tuning.Config(32 if "extend" in variant.op else 16, 32, 4, 1, depth=depth)
+        return tuning.Config(32 if "extend" in variant.op else 16, 32, 4, 1, block_k=block_k)
 
     monkeypatch.setattr(tuning, "config", config)
 

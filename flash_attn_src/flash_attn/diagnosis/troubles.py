@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
@@ -162,9 +164,9 @@ TROUBLES = (
         key="target-missing",
         title="The wheel has no kernels for this GPU",
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
-        remedy="Build a wheel that has them: `{build}`. Until then the Triton that torch for ROCm requires compiles "
-        "them at their first call. To use another GPU of this machine instead: `export HIP_VISIBLE_DEVICES=1`, or "
-        "its number.",
+        remedy="Build a wheel that has them: `{build}`. Until then Triton compiles them at their first call: "
+        f"Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} and newer for ROCm require. To use another GPU "
+        "of this machine instead: `export HIP_VISIBLE_DEVICES=1`, or its number.",
         log=r"has no kernels? |invalid device function|hipErrorNoBinaryForGpu|no kernel image is available",
     ),
     Trouble(

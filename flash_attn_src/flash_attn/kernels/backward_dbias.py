@@ -6,15 +6,9 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.backward import gradient_exponents, power_of_two
-from flash_attn.kernels.common import (
-    BIAS_IS_FP32,
-    LOG2E,
-    RUNTIME_ARGUMENTS,
-    apply_mask,
-    apply_softcap,
-    load_bias,
-    row_stride,
-)
+from flash_attn.kernels.common import BIAS_IS_FP32, LOG2E, RUNTIME_ARGUMENTS, row_stride
+from flash_attn.kernels.groups import Bounds, Rows, ScoreMod, Scores
+from flash_attn.kernels.scores import apply_mask, load_bias, modified
 from flash_attn.kernels.tiles import deep_dot
 
 
@@ -26,8 +20,8 @@ def attn_bwd_dbias(
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_sb, stride_sh, stride_sm,
     batch, nheads, group, planes_b, planes_h, seqlen_q, seqlen_k, head_dim, window_left, window_right,
     m_blocks, n_blocks, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    ANCHOR: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    USE_ANCHOR_DOT: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of dbias (planes_b, planes_h, seqlen_q, seqlen_k), the sum over all that share the bias.
 
@@ -39,7 +33,7 @@ def attn_bwd_dbias(
     n_block = pid % n_blocks
     m_block = pid // n_blocks % m_blocks
     plane = pid // n_blocks // m_blocks
-    shift = seqlen_k - seqlen_q
+    bounds = Bounds(seqlen_q, seqlen_k, seqlen_k - seqlen_q, window_left, window_right)
     head_dim *= VEC
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
@@ -65,32 +59,33 @@ def attn_bwd_dbias(
         b_delta = tl.load(delta + row64 + offs_m, mask=first_row + offs_m < seqlen_q, other=0.0)[:, None]
         p_lost = delta + batch.to(tl.int64) * stride_lb + row64
         b_lost = tl.load(p_lost + offs_m, mask=first_row + offs_m < seqlen_q, other=0.0)[:, None]
+        p_q = q + (entry64 * stride_qb * VEC + head64 * stride_qh)
+        p_k = k + (entry64 * stride_kb * VEC + kv_head64 * stride_kh)
         b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
-            q + (entry64 * stride_qb * VEC + head64 * stride_qh), first_row, offs_m, stride_qm, seqlen_q,
-            k + (entry64 * stride_kb * VEC + kv_head64 * stride_kh), first_col, offs_n, stride_kn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
+            Rows(p_q, stride_qm, seqlen_q, head_dim, offs_m, offs_m), first_row, offs_m,
+            Rows(p_k, stride_kn, seqlen_k, head_dim, offs_n, offs_n), first_col, offs_n,
+            BLOCK_M, BLOCK_N, BLOCK_D, 0, BLOCK_K,
         )  # fmt: skip
         dout_factor = None
         if WEIGHT_SHIFT:
             for_dout, _for_ds = gradient_exponents(norms, entry * (nheads // group) + head // group)
             dout_factor = power_of_two(for_dout)
+        p_do = dout + (entry64 * stride_gb * VEC + head64 * stride_gh)
+        p_v = v + (entry64 * stride_vb * VEC + kv_head64 * stride_vh)
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
-            dout + (entry64 * stride_gb * VEC + head64 * stride_gh), first_row, offs_m, stride_gm, seqlen_q,
-            v + (entry64 * stride_vb * VEC + kv_head64 * stride_vh), first_col, offs_n, stride_vn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH, False, dout_factor,
+            Rows(p_do, stride_gm, seqlen_q, head_dim, offs_m, offs_m), first_row, offs_m,
+            Rows(p_v, stride_vn, seqlen_k, head_dim, offs_n, offs_n), first_col, offs_n,
+            BLOCK_M, BLOCK_N, BLOCK_D, 0, BLOCK_K, False, dout_factor,
         )  # fmt: skip
         if WEIGHT_SHIFT:
             b_dp = b_dp * power_of_two(-for_dout)
-        b_s = b_s * scale
-        if softcap > 0.0:
-            b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
         bias_offset = entry64 * stride_sb + head.to(tl.int64) * stride_sh
-        b_s += load_bias(
-            bias, bias_offset, first_row, offs_m[:, None], stride_sm, pos_n, seqlen_q, seqlen_k, flags, ANCHOR
-        )
+        scores = Scores(scale, softcap, 0.0, 0.0, bias, 0, bias, bias_offset, stride_sm, flags)
+        b_s, _ = modified(b_s, scores, bounds, pos_m, pos_n, ScoreMod("bias", 0, USE_ANCHOR_DOT))
+        b_s += load_bias(scores, bounds, first_row, offs_m[:, None], pos_n, USE_ANCHOR_DOT)
         b_p = tl.exp2((b_s - b_lse) * LOG2E - b_lost)  # [BLOCK_M, BLOCK_N]
         b_p = tl.where(b_lse == float("inf"), 0.0, b_p)
-        b_sum += apply_mask(b_p, 0.0, pos_m, pos_n, shift, seqlen_k, window_left, window_right) * (b_dp - b_delta)
+        b_sum += apply_mask(b_p, 0.0, pos_m, pos_n, bounds) * (b_dp - b_delta)
     offsets = (plane.to(tl.int64) * seqlen_q + pos_m) * seqlen_k + pos_n  # [BLOCK_M, BLOCK_N]
     is_wide = (flags & BIAS_IS_FP32) != 0
     tl.store(dbias.to(tl.pointer_type(tl.float32)) + offsets, b_sum, mask=inside & is_wide)

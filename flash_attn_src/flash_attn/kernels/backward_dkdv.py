@@ -12,12 +12,13 @@ from flash_attn.kernels.common import (
     RUNTIME_ARGUMENTS,
     cast,
     key_span,
-    load_bias,
     query_bounds,
     query_span,
     row_stride,
     schedule,
 )
+from flash_attn.kernels.groups import Bounds, KeyTiles, Rows, RowStats, ScoreMod, Scores, Tile
+from flash_attn.kernels.scores import load_bias
 from flash_attn.kernels.tiles import (
     add_product,
     clamped_pair,
@@ -34,62 +35,64 @@ from flash_attn.kernels.tiles import (
 
 @triton.jit
 def _dkdv_block(
-    b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-    p_q, p_do, p_lse, p_delta, p_lost, m, first, pos_n,
-    seqlen_q, seqlen_k, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
-    head_dim_v, offs_vd, offs_vt,
-    scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr,
-    WEIGHT_SHIFT: tl.constexpr,
+    b_dk, b_dk_tail, b_dv, b_dv_tail, keys, q, k, v, dout, stats, m, first, pos_n, bounds, scores,
+    dout_factor, dp_factor, delta_factor, TILE, USE_MASK: tl.constexpr, MOD, ROUND_HALF_UP: tl.constexpr,
+    USE_PEELING: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of queries to dk and dv of a block of keys. All products are transposed: keys by queries.
 
-    The factors are None without WEIGHT_SHIFT.
+    k, v: the rows from `first` on. q, dout: all rows of the head. The factors are None without WEIGHT_SHIFT.
     """
-    offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    offs_m = tl.arange(0, TILE.BLOCK_M)  # [BLOCK_M]
     pos_m = m + offs_m  # [BLOCK_M]
-    b_q, b_q_tail = load_pair(
-        p_q, m, offs_m, stride_qm, seqlen_q, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
-    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
-    b_do, b_do_tail = load_pair(
-        p_do, m, offs_m, stride_gm, seqlen_q, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
-    )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
+    b_q, b_q_tail = load_pair(  # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_D_TAIL]
+        q, m, offs_m, TILE.BLOCK_D, TILE.BLOCK_D_TAIL, USE_MASK
+    )
+    b_do, b_do_tail = load_pair(  # [BLOCK_M, BLOCK_V], [BLOCK_M, BLOCK_V_TAIL]
+        dout, m, offs_m, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, USE_MASK
+    )
     b_do, b_do_tail = rescaled(b_do, dout_factor), rescaled(b_do_tail, dout_factor)
-    if MASK:
-        b_lse = tl.load(p_lse + pos_m, mask=pos_m < seqlen_q, other=float("inf"))  # [BLOCK_M]
-        b_delta = tl.load(p_delta + pos_m, mask=pos_m < seqlen_q, other=0.0)  # [BLOCK_M]
+    seqlen_q = bounds.seqlen_q
+    if USE_MASK:
+        b_lse = tl.load(stats.lse + pos_m, mask=pos_m < seqlen_q, other=float("inf"))  # [BLOCK_M]
+        b_delta = tl.load(stats.delta + pos_m, mask=pos_m < seqlen_q, other=0.0)  # [BLOCK_M]
     else:
-        b_lse = tl.load(p_lse + pos_m)  # [BLOCK_M]
-        b_delta = tl.load(p_delta + pos_m)  # [BLOCK_M]
+        b_lse = tl.load(stats.lse + pos_m)  # [BLOCK_M]
+        b_delta = tl.load(stats.delta + pos_m)  # [BLOCK_M]
     b_delta = rescaled(b_delta, delta_factor)
-    if DEPTH < BLOCK_D + TAIL:
+    if TILE.BLOCK_K < TILE.BLOCK_D + TILE.BLOCK_D_TAIL:
         b_s = deep_dot(  # [BLOCK_N, BLOCK_M]
-            p_k, 0, pos_n - first, stride_kn, seqlen_k - first, p_q, m, offs_m, stride_qm, seqlen_q,
-            head_dim, BLOCK_N, BLOCK_M, BLOCK_D, TAIL, DEPTH, LAST_OUTSIDE,
+            k, 0, pos_n - first, q, m, offs_m,
+            TILE.BLOCK_N, TILE.BLOCK_M, TILE.BLOCK_D, TILE.BLOCK_D_TAIL, TILE.BLOCK_K, USE_PEELING,
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_N, BLOCK_M]
-            p_v, 0, pos_n - first, stride_vn, seqlen_k - first, p_do, m, offs_m, stride_gm, seqlen_q,
-            head_dim_v, BLOCK_N, BLOCK_M, BLOCK_V, TAIL_V, DEPTH, LAST_OUTSIDE, None, dout_factor,
+            v, 0, pos_n - first, dout, m, offs_m,
+            TILE.BLOCK_N, TILE.BLOCK_M, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, TILE.BLOCK_K, USE_PEELING, None, dout_factor,
         )  # fmt: skip
     else:
-        b_s = dot_pair(b_k, b_k_tail, tl.trans(b_q), tl.trans(b_q_tail), TAIL)  # [BLOCK_N, BLOCK_M]
-        b_dp = dot_pair(b_v, b_v_tail, tl.trans(b_do), tl.trans(b_do_tail), TAIL_V)  # [BLOCK_N, BLOCK_M]
-    b_bias = b_lse
-    b_lost = b_lse
-    if KIND == "bias":
-        b_lost = tl.load(p_lost + pos_m, mask=pos_m < seqlen_q, other=0.0) if MASK else tl.load(p_lost + pos_m)
-        rows, cols = offs_m[None, :], pos_n[:, None]
-        b_bias = load_bias(bias, bias_offset, m, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
+        b_s = dot_pair(  # [BLOCK_N, BLOCK_M]
+            keys.k, keys.k_tail, tl.trans(b_q), tl.trans(b_q_tail), TILE.BLOCK_D_TAIL
+        )
+        b_dp = dot_pair(  # [BLOCK_N, BLOCK_M]
+            keys.v, keys.v_tail, tl.trans(b_do), tl.trans(b_do_tail), TILE.BLOCK_V_TAIL
+        )
+    b_lost, b_bias = b_lse, b_lse
+    if MOD.SCORE_MOD == "bias":
+        if USE_MASK:
+            b_lost = tl.load(stats.lost + pos_m, mask=pos_m < seqlen_q, other=0.0)
+        else:
+            b_lost = tl.load(stats.lost + pos_m)
+        b_bias = load_bias(scores, bounds, m, offs_m[None, :], pos_n[:, None], MOD.USE_ANCHOR_DOT)
     b_p, b_ds = grad_scores(  # [BLOCK_N, BLOCK_M] both
-        b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, m, first, b_bias,
-        b_lost[None, :], dp_factor, BLOCK_M, BLOCK_N, MASK, KIND, SHARED, True, WEIGHT_SHIFT,
+        b_s, b_dp, b_lse[None, :], b_delta[None, :], pos_m[None, :], pos_n[:, None], m, first, b_bias, b_lost[None, :],
+        bounds, scores, dp_factor, TILE, USE_MASK, MOD, True, WEIGHT_SHIFT,
     )  # fmt: skip
-    b_dv, b_dv_tail = add_product(cast(b_p, b_do.dtype, HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TAIL_V)
-    b_dk, b_dk_tail = add_product(cast(b_ds, b_q.dtype, HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TAIL)
+    b_dv, b_dv_tail = add_product(
+        cast(b_p, b_do.dtype, ROUND_HALF_UP), b_do, b_do_tail, b_dv, b_dv_tail, TILE.BLOCK_V_TAIL
+    )
+    b_dk, b_dk_tail = add_product(
+        cast(b_ds, b_q.dtype, ROUND_HALF_UP), b_q, b_q_tail, b_dk, b_dk_tail, TILE.BLOCK_D_TAIL
+    )
     return b_dk, b_dk_tail, b_dv, b_dv_tail
 
 
@@ -105,18 +108,19 @@ def attn_bwd_dkdv(
     nheads, group, parts, seqlen_q, seqlen_k, total_k, head_dim, window_left, window_right,
     n_blocks, planes, chunk, flags,
     stride_sb, stride_sh, stride_sm,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr, ANCHOR: tl.constexpr, LAST_OUTSIDE: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
+    NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
+    USE_ANCHOR_DOT: tl.constexpr, USE_PEELING: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N keys of one head of dk and dv, with all query heads of its `group`.
 
     Each head of k and v has `parts` heads of dk and dv, which the caller adds. With more than one part, dk and dv point
     at fp32 and rows outside of every sequence are not written. Grid: see `common.schedule`. Units and VALUE_DIM as in
-    `attn_fwd`. LAST_OUTSIDE: see `deep_dot`.
+    `attn_fwd`. USE_PEELING: see `deep_dot`.
     """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
-    TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
+    BLOCK_V_TAIL: tl.constexpr = 0 if VALUE_DIM else BLOCK_D_TAIL
     heads = nheads // group
     n_block, blocks, batch, part = schedule(n_blocks, planes, heads, chunk, cu_seqlens_k, flags, BLOCK_N, NUM_XCDS)
     if (n_block < 0) | (n_block >= blocks):
@@ -137,22 +141,22 @@ def attn_bwd_dkdv(
         if parts == 1:
             clear_outside(
                 dk + dk_offset, 0.0, stride_dkn, k_start, sk, total_k, batch == 0, is_last, first, step,
-                head_dim * VEC, BLOCK_N, BLOCK_D, TAIL,
+                head_dim * VEC, BLOCK_N, BLOCK_D, BLOCK_D_TAIL,
             )  # fmt: skip
             clear_outside(
                 dv + dv_offset, 0.0, stride_dvn, k_start, sk, total_k, batch == 0, is_last, first, step,
-                VALUE_DIM if VALUE_DIM else head_dim * VEC, BLOCK_N, BLOCK_V, TAIL_V,
+                VALUE_DIM if VALUE_DIM else head_dim * VEC, BLOCK_N, BLOCK_V, BLOCK_V_TAIL,
             )  # fmt: skip
         else:
             dk_part = dk.to(tl.pointer_type(tl.float32)) + dk_offset
             dv_part = dv.to(tl.pointer_type(tl.float32)) + dv_offset
-            spoil_beyond(dk_part, stride_dkn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, TAIL)
+            spoil_beyond(dk_part, stride_dkn, k_start, sk, first, step, head_dim * VEC, BLOCK_N, BLOCK_D, BLOCK_D_TAIL)
             columns = VALUE_DIM if VALUE_DIM else head_dim * VEC
-            spoil_beyond(dv_part, stride_dvn, k_start, sk, first, step, columns, BLOCK_N, BLOCK_V, TAIL_V)
+            spoil_beyond(dv_part, stride_dvn, k_start, sk, first, step, columns, BLOCK_N, BLOCK_V, BLOCK_V_TAIL)
     if first >= sk:
         return
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
-    shift = sk - sq
+    bounds = Bounds(sq, sk, sk - sq, window_left, window_right)
     head_dim *= VEC
     stride_qm = row_stride(stride_qm, VEC)
     stride_gm = row_stride(stride_gm, VEC)
@@ -172,25 +176,27 @@ def attn_bwd_dkdv(
 
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     pos_n = first + offs_n  # [BLOCK_N]
-    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_D], [BLOCK_D_TAIL]
     head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
-    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
+    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [BLOCK_V_TAIL]
     if VALUE_DIM:
-        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, TAIL_V)
-    b_k, b_k_tail = load_pair(
-        p_k, 0, offs_n, stride_kn, sk - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
-    )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
-    b_v, b_v_tail = load_pair(
-        p_v, 0, offs_n, stride_vn, sk - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
-    )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
-    b_dk, b_dk_tail = zeros_pair(BLOCK_N, BLOCK_D, TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
-    b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_V, TAIL_V)  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
-    dout_factor, dp_factor, delta_factor = None, None, None
+        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, BLOCK_V_TAIL)
+    rows_k = Rows(p_k, stride_kn, sk - first, head_dim, offs_d, offs_t)
+    rows_v = Rows(p_v, stride_vn, sk - first, head_dim_v, offs_vd, offs_vt)
+    # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_D_TAIL]
+    b_k, b_k_tail = load_pair(rows_k, 0, offs_n, BLOCK_D, BLOCK_D_TAIL, True)
+    # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
+    b_v, b_v_tail = load_pair(rows_v, 0, offs_n, BLOCK_V, BLOCK_V_TAIL, True)
+    b_dk, b_dk_tail = zeros_pair(BLOCK_N, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_D_TAIL]
+    b_dv, b_dv_tail = zeros_pair(BLOCK_N, BLOCK_V, BLOCK_V_TAIL)  # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
+    dout_factor = None
+    dp_factor = None
+    delta_factor = None
     if WEIGHT_SHIFT:
         for_dout, for_ds = gradient_exponents(norms, batch * (heads // parts) + part // parts)
         dout_factor, delta_factor = power_of_two(for_dout), power_of_two(for_ds - WEIGHT_SHIFT)
         dp_factor = power_of_two(for_ds - WEIGHT_SHIFT - for_dout)
-    lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, shift, sq, sk, window_left, window_right, BLOCK_M)
+    lo, full_lo, full_hi, hi = query_bounds(first, BLOCK_N, bounds, BLOCK_M)
     skipped = full_hi - full_lo
     for head in range(part * group, part * group + group):
         p_q_head = p_q + head * (stride_qh.to(tl.int64) * VEC)
@@ -198,41 +204,39 @@ def attn_bwd_dkdv(
         p_lse_head = p_lse + head * stride_lh.to(tl.int64)
         p_delta_head = p_delta + head * stride_lh.to(tl.int64)
         p_lost_head = p_delta_head
-        if KIND == "bias":
+        if SCORE_MOD == "bias":
             p_lost_head += (planes // heads).to(tl.int64) * stride_lb
         plane = batch * nheads + head
-        bias_offset = batch64
-        if KIND == "bias":
-            bias_offset = batch64 * stride_sb + head * stride_sh.to(tl.int64)
+        p_bias, bias_offset, bias_stride = q, batch64, stride_ab
+        if SCORE_MOD == "bias":
+            p_bias, bias_offset = bias, batch64 * stride_sb + head * stride_sh.to(tl.int64)
+            bias_stride = stride_sm
         slope = 0.0
-        if KIND == "alibi" or KIND == "any":
+        if SCORE_MOD == "alibi" or SCORE_MOD == "any":
             if flags & HAS_ALIBI:
                 slope = tl.load(alibi_slopes + batch * stride_ab + head)
+        scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
+        rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
+        rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)
         for m in tl.range(full_lo, full_hi, BLOCK_M):
             b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
-                b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-                p_q_head, p_do_head, p_lse_head, p_delta_head, p_lost_head, m, first, pos_n,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
-                head_dim_v, offs_vd, offs_vt,
-                scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
-                LAST_OUTSIDE, WEIGHT_SHIFT,
+                b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
+                rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,
+                dout_factor, dp_factor, delta_factor,
+                Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
+                ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP, USE_PEELING, WEIGHT_SHIFT,
             )  # fmt: skip
         for i in tl.range(lo, hi - skipped, BLOCK_M):
             m = tl.where(i < full_lo, i, i + skipped)
             b_dk, b_dk_tail, b_dv, b_dv_tail = _dkdv_block(
-                b_dk, b_dk_tail, b_dv, b_dv_tail, b_k, b_k_tail, b_v, b_v_tail, p_k, p_v,
-                p_q_head, p_do_head, p_lse_head, p_delta_head, p_lost_head, m, first, pos_n,
-                sq, sk, stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t,
-                head_dim_v, offs_vd, offs_vt,
-                scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-                bias, bias_offset, stride_sm, flags, dout_factor, dp_factor, delta_factor,
-                BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
-                LAST_OUTSIDE, WEIGHT_SHIFT,
+                b_dk, b_dk_tail, b_dv, b_dv_tail, KeyTiles(b_k, b_k_tail, b_v, b_v_tail), rows_q, rows_k, rows_v,
+                rows_do, RowStats(p_lse_head, p_delta_head, p_lost_head), m, first, pos_n, bounds, scores,
+                dout_factor, dp_factor, delta_factor,
+                Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
+                ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP, USE_PEELING, WEIGHT_SHIFT,
             )  # fmt: skip
     scale_v = 1.0
-    if KIND == "dropout" or KIND == "any":
+    if SCORE_MOD == "dropout" or SCORE_MOD == "any":
         scale_v = 1.0 / (1.0 - p_dropout)
     scale *= scale_v
     if WEIGHT_SHIFT:
@@ -243,8 +247,8 @@ def attn_bwd_dkdv(
     if parts > 1:
         p_dk = dk.to(tl.pointer_type(tl.float32)) + dk_offset
         p_dv = dv.to(tl.pointer_type(tl.float32)) + dv_offset
-        store_pair(p_dk, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(p_dv, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, TAIL_V)
+        store_pair(p_dk, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, BLOCK_D_TAIL)
+        store_pair(p_dv, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, BLOCK_V_TAIL)
     else:
-        store_pair(dk + dk_offset, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, TAIL)
-        store_pair(dv + dv_offset, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, TAIL_V)
+        store_pair(dk + dk_offset, b_dk, b_dk_tail, offs_n, stride_dkn, rows, head_dim, BLOCK_D, BLOCK_D_TAIL)
+        store_pair(dv + dv_offset, b_dv, b_dv_tail, offs_n, stride_dvn, rows, head_dim_v, BLOCK_V, BLOCK_V_TAIL)

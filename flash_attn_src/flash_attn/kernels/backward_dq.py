@@ -12,15 +12,14 @@ from flash_attn.kernels.common import (
     HAS_SINKS,
     RUNTIME_ARGUMENTS,
     cast,
-    join_sinks,
     key_bounds,
     key_span,
-    load_bias,
-    load_sinks,
     query_span,
     row_stride,
     schedule,
 )
+from flash_attn.kernels.groups import Bounds, Rows, ScoreMod, Scores, Tile
+from flash_attn.kernels.scores import join_sinks, load_bias, load_sinks
 from flash_attn.kernels.tiles import (
     add_product,
     clamped_pair,
@@ -38,46 +37,42 @@ from flash_attn.kernels.tiles import (
 
 @triton.jit
 def _dq_block(
-    b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
-    n, first, pos_m, seqlen_q, seqlen_k,
-    stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
-    scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-    bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    BLOCK_V: tl.constexpr, TAIL_V: tl.constexpr, DEPTH: tl.constexpr, MASK: tl.constexpr, KIND: tl.constexpr,
-    HALF_UP: tl.constexpr, SHARED: tl.constexpr, ANCHOR: tl.constexpr,
+    b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, q, k, v, dout, n, first, pos_m, bounds,
+    scores, dout_factor, dp_factor, TILE, USE_MASK: tl.constexpr, MOD, ROUND_HALF_UP: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys to dq of a block of queries. dout_factor: what p_do must be multiplied by, as b_do is."""
-    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    """Adds one block of keys to dq of a block of queries.
+
+    q, dout: the rows from `first` on. k, v: all rows of the head. dout_factor: what dout must be multiplied by, as b_do
+    is.
+    """
+    offs_n = tl.arange(0, TILE.BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
-    b_k, b_k_tail = load_pair(
-        p_k, n, offs_n, stride_kn, seqlen_k, head_dim, offs_d, offs_t, BLOCK_D, TAIL, MASK
-    )  # [BLOCK_N, BLOCK_D], [BLOCK_N, TAIL]
-    if DEPTH < BLOCK_D + TAIL:
+    b_k, b_k_tail = load_pair(  # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_D_TAIL]
+        k, n, offs_n, TILE.BLOCK_D, TILE.BLOCK_D_TAIL, USE_MASK
+    )
+    if TILE.BLOCK_K < TILE.BLOCK_D + TILE.BLOCK_D_TAIL:
         b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
-            p_q, 0, pos_m - first, stride_qm, seqlen_q - first, p_k, n, offs_n, stride_kn, seqlen_k,
-            head_dim, BLOCK_M, BLOCK_N, BLOCK_D, TAIL, DEPTH,
+            q, 0, pos_m - first, k, n, offs_n,
+            TILE.BLOCK_M, TILE.BLOCK_N, TILE.BLOCK_D, TILE.BLOCK_D_TAIL, TILE.BLOCK_K,
         )  # fmt: skip
         b_dp = deep_dot(  # [BLOCK_M, BLOCK_N]
-            p_do, 0, pos_m - first, stride_gm, seqlen_q - first, p_v, n, offs_n, stride_vn, seqlen_k,
-            head_dim_v, BLOCK_M, BLOCK_N, BLOCK_V, TAIL_V, DEPTH, False, dout_factor,
+            dout, 0, pos_m - first, v, n, offs_n,
+            TILE.BLOCK_M, TILE.BLOCK_N, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, TILE.BLOCK_K, False, dout_factor,
         )  # fmt: skip
     else:
-        b_v, b_v_tail = load_pair(
-            p_v, n, offs_n, stride_vn, seqlen_k, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, MASK
-        )  # [BLOCK_N, BLOCK_V], [BLOCK_N, TAIL_V]
-        b_s = dot_pair(b_q, b_q_tail, tl.trans(b_k), tl.trans(b_k_tail), TAIL)  # [BLOCK_M, BLOCK_N]
-        b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TAIL_V)  # [BLOCK_M, BLOCK_N]
+        b_v, b_v_tail = load_pair(  # [BLOCK_N, BLOCK_V], [BLOCK_N, BLOCK_V_TAIL]
+            v, n, offs_n, TILE.BLOCK_V, TILE.BLOCK_V_TAIL, USE_MASK
+        )
+        b_s = dot_pair(b_q, b_q_tail, tl.trans(b_k), tl.trans(b_k_tail), TILE.BLOCK_D_TAIL)  # [BLOCK_M, BLOCK_N]
+        b_dp = dot_pair(b_do, b_do_tail, tl.trans(b_v), tl.trans(b_v_tail), TILE.BLOCK_V_TAIL)  # [BLOCK_M, BLOCK_N]
     b_bias = b_lse
-    if KIND == "bias":
-        rows, cols = (pos_m - first)[:, None], pos_n[None, :]
-        b_bias = load_bias(bias, bias_offset, first, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR)
+    if MOD.SCORE_MOD == "bias":
+        b_bias = load_bias(scores, bounds, first, (pos_m - first)[:, None], pos_n[None, :], MOD.USE_ANCHOR_DOT)
     _, b_ds = grad_scores(  # [BLOCK_M, BLOCK_N]
-        b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], seqlen_k,
-        scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane, first, n, b_bias,
-        b_lost[:, None], dp_factor, BLOCK_M, BLOCK_N, MASK, KIND, SHARED, False, 0,
+        b_s, b_dp, b_lse[:, None], b_delta[:, None], pos_m[:, None], pos_n[None, :], first, n, b_bias, b_lost[:, None],
+        bounds, scores, dp_factor, TILE, USE_MASK, MOD, False, 0,
     )  # fmt: skip
-    return add_product(cast(b_ds, b_k.dtype, HALF_UP), b_k, b_k_tail, b_dq, b_dq_tail, TAIL)
+    return add_product(cast(b_ds, b_k.dtype, ROUND_HALF_UP), b_k, b_k_tail, b_dq, b_dq_tail, TILE.BLOCK_D_TAIL)
 
 
 @triton.jit(do_not_specialize=RUNTIME_ARGUMENTS)
@@ -91,16 +86,17 @@ def attn_bwd_dq(
     stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, flags,
     stride_sb, stride_sh, stride_sm,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL: tl.constexpr,
-    VALUE_DIM: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, NUM_XCDS: tl.constexpr, HALF_UP: tl.constexpr,
-    SHARED: tl.constexpr, ANCHOR: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_D_TAIL: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_K: tl.constexpr, SCORE_MOD: tl.constexpr,
+    NUM_XCDS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
+    USE_ANCHOR_DOT: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: dq and delta of BLOCK_M query rows of one head. Grid, units and VALUE_DIM as in `attn_fwd`.
 
     With kind `bias` delta has room for a second tensor of its size behind it, which gets `lost_by_rounding`.
     """
     BLOCK_V: tl.constexpr = VALUE_DIM if VALUE_DIM else BLOCK_D
-    TAIL_V: tl.constexpr = 0 if VALUE_DIM else TAIL
+    BLOCK_V_TAIL: tl.constexpr = 0 if VALUE_DIM else BLOCK_D_TAIL
     m_block, blocks, batch, head = schedule(m_blocks, planes, nheads, chunk, cu_seqlens_q, flags, BLOCK_M, NUM_XCDS)
     if (m_block < 0) | (m_block >= blocks):
         return
@@ -115,14 +111,14 @@ def attn_bwd_dq(
     if flags & HAS_CU_SEQLENS_Q:  # stride_lh is then the number of all packed rows
         clear_outside(
             p_dq, 0.0, stride_dqm, q_start, sq, stride_lh, batch == 0, batch == planes // nheads - 1,
-            first, blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, TAIL,
+            first, blocks * BLOCK_M, head_dim * VEC, BLOCK_M, BLOCK_D, BLOCK_D_TAIL,
         )  # fmt: skip
         p_delta_all = delta + head.to(tl.int64) * stride_lh
         spoil_beyond(p_delta_all, 1, q_start, sq, first, blocks * BLOCK_M, 1, BLOCK_M, 1, 0)
     if first >= sq:
         return
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
-    shift = sk - sq
+    bounds = Bounds(sq, sk, sk - sq, window_left, window_right)
     head_dim *= VEC
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
@@ -142,85 +138,83 @@ def attn_bwd_dq(
     p_delta = delta + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64)
 
     slope = 0.0
-    if KIND == "alibi" or KIND == "any":
+    if SCORE_MOD == "alibi" or SCORE_MOD == "any":
         if flags & HAS_ALIBI:
             slope = tl.load(alibi_slopes + batch * stride_ab + head)
-    bias_offset = batch64
-    if KIND == "bias":
-        bias_offset = batch64 * stride_sb + head.to(tl.int64) * stride_sh
+    p_bias, bias_offset, bias_stride = q, batch64, stride_ab
+    if SCORE_MOD == "bias":
+        p_bias, bias_offset, bias_stride = bias, batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm
+    scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
     offs_m = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     pos_m = first + offs_m  # [BLOCK_M]
-    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, TAIL)  # [BLOCK_D], [TAIL]
+    offs_d, offs_t = clamped_pair(head_dim, VEC, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_D], [BLOCK_D_TAIL]
     head_dim_v = VALUE_DIM if VALUE_DIM else head_dim
-    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [TAIL_V]
+    offs_vd, offs_vt = offs_d, offs_t  # [BLOCK_V], [BLOCK_V_TAIL]
     if VALUE_DIM:
-        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, TAIL_V)
-    b_q, b_q_tail = load_pair(
-        p_q, 0, offs_m, stride_qm, sq - first, head_dim, offs_d, offs_t, BLOCK_D, TAIL, True
-    )  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
-    b_do, b_do_tail = load_pair(
-        p_do, 0, offs_m, stride_gm, sq - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
-    )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
-    if DEPTH < BLOCK_D + TAIL:
-        b_delta = deep_row_sums(  # [BLOCK_M]
-            p_o, stride_om, p_do, stride_gm, offs_m, sq - first, head_dim_v, BLOCK_M, BLOCK_V, TAIL_V, DEPTH
-        )
+        offs_vd, offs_vt = clamped_pair(head_dim_v, VEC, BLOCK_V, BLOCK_V_TAIL)
+    rows_q = Rows(p_q, stride_qm, sq - first, head_dim, offs_d, offs_t)
+    rows_k = Rows(p_k, stride_kn, sk, head_dim, offs_d, offs_t)
+    rows_v = Rows(p_v, stride_vn, sk, head_dim_v, offs_vd, offs_vt)
+    rows_do = Rows(p_do, stride_gm, sq - first, head_dim_v, offs_vd, offs_vt)
+    rows_o = Rows(p_o, stride_om, sq - first, head_dim_v, offs_vd, offs_vt)
+    # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_D_TAIL]
+    b_q, b_q_tail = load_pair(rows_q, 0, offs_m, BLOCK_D, BLOCK_D_TAIL, True)
+    # [BLOCK_M, BLOCK_V], [BLOCK_M, BLOCK_V_TAIL]
+    b_do, b_do_tail = load_pair(rows_do, 0, offs_m, BLOCK_V, BLOCK_V_TAIL, True)
+    if BLOCK_K < BLOCK_D + BLOCK_D_TAIL:
+        b_delta = deep_row_sums(rows_o, rows_do, offs_m, BLOCK_M, BLOCK_V, BLOCK_V_TAIL, BLOCK_K)  # [BLOCK_M]
     else:
-        b_o, b_o_tail = load_pair(
-            p_o, 0, offs_m, stride_om, sq - first, head_dim_v, offs_vd, offs_vt, BLOCK_V, TAIL_V, True
-        )  # [BLOCK_M, BLOCK_V], [BLOCK_M, TAIL_V]
+        # [BLOCK_M, BLOCK_V], [BLOCK_M, BLOCK_V_TAIL]
+        b_o, b_o_tail = load_pair(rows_o, 0, offs_m, BLOCK_V, BLOCK_V_TAIL, True)
         b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)  # [BLOCK_M]
-        if TAIL_V:
+        if BLOCK_V_TAIL:
             b_delta += tl.sum(b_o_tail.to(tl.float32) * b_do_tail.to(tl.float32), 1)
     tl.store(p_delta + offs_m, b_delta, mask=pos_m < sq)
-    dout_factor, dp_factor = None, None
+    dout_factor = None
+    dp_factor = None
     if WEIGHT_SHIFT:
         for_dout, for_ds = gradient_exponents(norms, batch * (nheads // group) + head // group)
         dout_factor, dp_factor = power_of_two(for_dout), power_of_two(for_ds - for_dout)
         b_do, b_do_tail = rescaled(b_do, dout_factor), rescaled(b_do_tail, dout_factor)
         b_delta = b_delta * power_of_two(for_ds)
     b_lse = tl.load(p_lse + offs_m, mask=pos_m < sq, other=float("inf"))  # [BLOCK_M]
-    b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, TAIL]
-    lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, shift, sk, window_left, window_right, BLOCK_N)
+    b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, BLOCK_D_TAIL)  # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_D_TAIL]
+    lo, full_lo, full_hi, hi = key_bounds(first, BLOCK_M, bounds, BLOCK_N)
     b_lost = b_lse
-    if KIND == "bias":
+    if SCORE_MOD == "bias":
         wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, q.dtype.element_ty)
         b_lost = lost_by_rounding(  # [BLOCK_M]
-            p_q, p_k, b_lse, join_sinks(wide, narrow, flags, True), first, sq, sk, stride_qm, stride_kn, head_dim,
-            scale, shift, window_left, window_right, softcap, bias, bias_offset, stride_sm, flags, lo, hi,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, ANCHOR,
+            b_lse, join_sinks(wide, narrow, flags, True), rows_q, rows_k, first, lo, hi, bounds, scores,
+            Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K),
+            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT),
         )  # fmt: skip
         tl.store(p_delta + planes.to(tl.int64) * stride_lh + offs_m, b_lost, mask=pos_m < sq)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         b_dq, b_dq_tail = _dq_block(
-            b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
-            n, first, pos_m, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
-            scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, False, KIND, HALF_UP, SHARED, ANCHOR,
+            b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
+            n, first, pos_m, bounds, scores, dout_factor, dp_factor,
+            Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), False,
+            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
         )  # fmt: skip
-    if DEPTH >= BLOCK_D + TAIL:
-        if head_dim < BLOCK_D + TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
+    if BLOCK_K >= BLOCK_D + BLOCK_D_TAIL:
+        if head_dim < BLOCK_D + BLOCK_D_TAIL:  # an infinity in a column that is repeated past head_dim: see `attn_fwd`
             lost = tl.max(tl.max((b_dq != b_dq).to(tl.int32), 1), 0)
-            if TAIL:
+            if BLOCK_D_TAIL:
                 lost = tl.maximum(lost, tl.max(tl.max((b_dq_tail != b_dq_tail).to(tl.int32), 1), 0))
             if lost > 0:
-                b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, TAIL)
+                b_dq, b_dq_tail = zeros_pair(BLOCK_M, BLOCK_D, BLOCK_D_TAIL)
                 full_hi = full_lo
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         b_dq, b_dq_tail = _dq_block(
-            b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, p_q, p_do, b_lse, b_delta, p_k, p_v,
-            n, first, pos_m, sq, sk,
-            stride_qm, stride_gm, stride_kn, stride_vn, head_dim, offs_d, offs_t, head_dim_v, offs_vd, offs_vt,
-            scale, shift, window_left, window_right, softcap, slope, p_dropout, rng_state, plane,
-            bias, bias_offset, stride_sm, flags, b_lost, dout_factor, dp_factor,
-            BLOCK_M, BLOCK_N, BLOCK_D, TAIL, BLOCK_V, TAIL_V, DEPTH, True, KIND, HALF_UP, SHARED, ANCHOR,
+            b_dq, b_dq_tail, b_q, b_q_tail, b_do, b_do_tail, b_lse, b_delta, b_lost, rows_q, rows_k, rows_v, rows_do,
+            n, first, pos_m, bounds, scores, dout_factor, dp_factor,
+            Tile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_D_TAIL, BLOCK_V, BLOCK_V_TAIL, BLOCK_K), True,
+            ScoreMod(SCORE_MOD, DROPOUT_BITS_SHARED, USE_ANCHOR_DOT), ROUND_HALF_UP,
         )  # fmt: skip
-    if KIND == "dropout" or KIND == "any":
+    if SCORE_MOD == "dropout" or SCORE_MOD == "any":
         scale /= 1.0 - p_dropout
     if WEIGHT_SHIFT:
         scale *= power_of_two(-for_ds)
-    store_pair(p_dq, b_dq * scale, b_dq_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, TAIL)
+    store_pair(p_dq, b_dq * scale, b_dq_tail * scale, offs_m, stride_dqm, sq - first, head_dim, BLOCK_D, BLOCK_D_TAIL)

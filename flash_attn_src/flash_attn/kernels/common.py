@@ -1,4 +1,4 @@
-"""Device functions that the attention kernels share: program order, lengths, masks, casts."""
+"""Device functions that the attention kernels share: program order, lengths, casts."""
 
 from __future__ import annotations
 
@@ -41,20 +41,6 @@ RUNTIME_ARGUMENTS = (
 )  # fmt: skip
 
 
-if hasattr(tl, "assume"):
-
-    @triton.jit
-    def _assume_row_stride(stride):
-        tl.assume(stride >= 0)
-        tl.assume(stride < MAX_ROW_STRIDE)
-
-else:  # Triton 3.1
-
-    @triton.jit
-    def _assume_row_stride(stride):
-        pass
-
-
 @triton.jit
 def row_stride(stride, VEC: tl.constexpr):
     """A row stride in elements, from a stride in units of 16 bytes.
@@ -62,7 +48,8 @@ def row_stride(stride, VEC: tl.constexpr):
     The assumed bounds let AMD's compiler prove that offsets within a tile stay below 2 GiB. It then uses buffer
     instructions, where a mask is a bound and not a branch.
     """
-    _assume_row_stride(stride)
+    tl.assume(stride >= 0)
+    tl.assume(stride < MAX_ROW_STRIDE)
     return stride * VEC
 
 
@@ -143,62 +130,40 @@ def key_span(batch, seqlen, cu_seqlens_k, seqused_k, leftpad_k, flags):
 
 
 @triton.jit
-def key_bounds(first, rows, shift, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
+def key_bounds(first, rows, bounds, BLOCK: tl.constexpr):
     """(lo, full_lo, full_hi, hi): the query rows [first, first + rows) see keys in [lo, hi).
 
     In [full_lo, full_hi) every row sees every key, so no mask is needed. All bounds but hi are multiples of BLOCK.
     Row i sees the keys i + shift - window_left to i + shift + window_right.
     """
     last = first + rows - 1
-    hi = tl.maximum(tl.minimum(seqlen_k, last + shift + window_right + 1), 0)
-    lo = tl.minimum(tl.maximum(first + shift - window_left, 0), hi) // BLOCK * BLOCK
-    full_lo = (tl.maximum(last + shift - window_left, 0) + BLOCK - 1) // BLOCK * BLOCK
-    full_hi = tl.maximum(tl.minimum(seqlen_k, first + shift + window_right + 1), 0) // BLOCK * BLOCK
+    hi = tl.maximum(tl.minimum(bounds.seqlen_k, last + bounds.shift + bounds.window_right + 1), 0)
+    lo = tl.minimum(tl.maximum(first + bounds.shift - bounds.window_left, 0), hi) // BLOCK * BLOCK
+    full_lo = (tl.maximum(last + bounds.shift - bounds.window_left, 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_hi = (
+        tl.maximum(tl.minimum(bounds.seqlen_k, first + bounds.shift + bounds.window_right + 1), 0) // BLOCK * BLOCK
+    )
     full_lo = tl.minimum(tl.maximum(full_lo, lo), tl.cdiv(hi, BLOCK) * BLOCK)
     full_hi = tl.maximum(full_hi, full_lo)
     return lo, full_lo, full_hi, hi
 
 
 @triton.jit
-def query_bounds(first, cols, shift, seqlen_q, seqlen_k, window_left, window_right, BLOCK: tl.constexpr):
+def query_bounds(first, cols, bounds, BLOCK: tl.constexpr):
     """(lo, full_lo, full_hi, hi): the queries that see any of the keys [first, first + cols), like `key_bounds`.
 
     A block of keys that reaches beyond seqlen_k needs the mask everywhere.
     """
-    last = tl.minimum(first + cols, seqlen_k) - 1
-    hi = tl.maximum(tl.minimum(seqlen_q, last - shift + window_left + 1), 0)
-    lo = tl.minimum(tl.maximum(first - shift - window_right, 0), hi) // BLOCK * BLOCK
-    full_lo = (tl.maximum(first + cols - 1 - shift - window_right, 0) + BLOCK - 1) // BLOCK * BLOCK
-    full_hi = tl.maximum(tl.minimum(seqlen_q, first - shift + window_left + 1), 0) // BLOCK * BLOCK
+    last = tl.minimum(first + cols, bounds.seqlen_k) - 1
+    hi = tl.maximum(tl.minimum(bounds.seqlen_q, last - bounds.shift + bounds.window_left + 1), 0)
+    lo = tl.minimum(tl.maximum(first - bounds.shift - bounds.window_right, 0), hi) // BLOCK * BLOCK
+    full_lo = (tl.maximum(first + cols - 1 - bounds.shift - bounds.window_right, 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_hi = tl.maximum(tl.minimum(bounds.seqlen_q, first - bounds.shift + bounds.window_left + 1), 0) // BLOCK * BLOCK
     full_lo = tl.minimum(tl.maximum(full_lo, lo), tl.cdiv(hi, BLOCK) * BLOCK)
     full_hi = tl.maximum(full_hi, full_lo)
-    if first + cols > seqlen_k:
+    if first + cols > bounds.seqlen_k:
         full_hi = full_lo
     return lo, full_lo, full_hi, hi
-
-
-@triton.jit
-def apply_mask(x, fill, rows, cols, shift, seqlen_k, window_left, window_right):
-    """x where the row sees the column, else fill.
-
-    A row sees a column if cols - rows - shift is within [-window_left, window_right] and the column is below seqlen_k.
-    Two selections by bounds of the row take the fewest registers (2026-11-21). The difference of row and column would
-    be one integer for every score (sm_90: 168 registers, not 136). One selection by both comparisons would keep a pair
-    of scalar registers for each (gfx90a: 105 spills to lanes, not 36).
-    """
-    last = tl.minimum(rows + shift + window_right, seqlen_k - 1)
-    x = tl.where(cols <= last, x, fill)
-    return tl.where(cols >= rows + shift - window_left, x, fill)
-
-
-@triton.jit
-def apply_softcap(s, cap, inverse):
-    """cap * tanh(s * inverse), and the tanh."""
-    # tanh(x) = 1 - 2 / (exp(2 x) + 1) overflows on neither side. Every target has exp2 and rsqrt, and the square of
-    # rsqrt takes far fewer instructions than a division.
-    root = tl.math.rsqrt(tl.exp2(s * (2.0 * LOG2E * inverse)) + 1.0)
-    tanh = 1.0 - 2.0 * root * root
-    return tanh * cap, tanh
 
 
 @triton.jit
@@ -229,84 +194,14 @@ def sum_of_weights(b_m, b_l, values):
 
 
 @triton.jit
-def load_sinks(sinks, heads, there, flags, dtype: tl.constexpr):
-    """The sinks of query heads as they lie in memory: in fp32, and in `dtype`, the element type of the result. One of
-    the two loads is masked off. `join_sinks` computes with them: a program waits for its loads at the first operation.
-    there: whether there are sinks.
-    """
-    like_out = (flags & SINKS_LIKE_OUT) != 0
-    b_wide = tl.load(sinks + heads, mask=there & (like_out == 0), other=float("-inf"))
-    b_narrow = tl.load(sinks.to(tl.pointer_type(dtype)) + heads, mask=there & like_out, other=float("-inf"))
-    return b_wide, b_narrow
-
-
-@triton.jit
-def join_sinks(b_wide, b_narrow, flags, NATURAL: tl.constexpr = False):
-    """What `load_sinks` gave as sinks in the units of exp2, with NATURAL in natural units; -inf for no sink."""
-    b_sinks = tl.where((flags & SINKS_LIKE_OUT) != 0, b_narrow.to(tl.float32), b_wide)
-    return b_sinks if NATURAL else b_sinks * LOG2E
-
-
-@triton.jit
-def load_bias(bias, plane_offset, row, rows, stride_sm, cols, seqlen_q, seqlen_k, flags, ANCHOR: tl.constexpr):
-    """The bias of scores in natural units, in the shape to which rows and cols broadcast; 0 outside of it.
-
-    In the units of exp2 the lowest numbers of fp32 and bf16, by which masks hide keys, would be -inf. A row of them
-    would be a row without keys. So scores with a bias, their maxima and their sinks stay in natural units.
-
-    plane_offset: of the head, int64. row: the first of the block; rows count from it. Columns are dense. Rows and
-    columns outside read the last ones, because a load with a mask takes three times the instructions.
-    ANCHOR: a product of zeros is added, which gives the tile the layout of scores. Triton would follow the layout of
-    the loads into the softmax, and work in both.
-    """
-    inside = (rows < seqlen_q - row) & (cols < seqlen_k)
-    offsets = tl.minimum(rows, seqlen_q - row - 1) * stride_sm + tl.minimum(cols, seqlen_k - 1)
-    plane_offset += row * stride_sm.to(tl.int64)
-    if flags & BIAS_IS_FP32:
-        b_bias = tl.load(bias.to(tl.pointer_type(tl.float32)) + plane_offset + offsets)
-    else:
-        b_bias = tl.load(bias + plane_offset + offsets).to(tl.float32)
-    b_bias = tl.where(inside, b_bias, 0.0)
-    if ANCHOR:
-        left = tl.zeros((b_bias.shape[0], 16), bias.dtype.element_ty)
-        right = tl.zeros((16, b_bias.shape[1]), bias.dtype.element_ty)
-        b_bias = tl.dot(left, right, b_bias)
-    return b_bias
-
-
-@triton.jit
-def add_sink(b_m, b_l, b_sink, NATURAL: tl.constexpr = False):
-    """(maximum, sum of weights, factor of the accumulators) of rows after their sinks joined the softmax.
-
-    A sink is a score without a value, -inf where there is none. A row that saw no key has b_m = -inf and b_l = 0.
-    Scores are in the units of exp2, with NATURAL in natural units.
-    """
-    b_m_new = tl.maximum(b_m, b_sink)
-    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new)
-    if NATURAL:
-        b_alpha = tl.exp2((b_m - b_m_sub) * LOG2E)
-        b_l = b_l * b_alpha + tl.exp2((b_sink - b_m_sub) * LOG2E)
-    else:
-        b_alpha = tl.exp2(b_m - b_m_sub)
-        b_l = b_l * b_alpha + tl.exp2(b_sink - b_m_sub)
-    return b_m_new, b_l, b_alpha
-
-
-@triton.jit
-def cast(x, dtype: tl.constexpr, HALF_UP: tl.constexpr):
+def cast(x, dtype: tl.constexpr, ROUND_HALF_UP: tl.constexpr):
     """x (fp32) in the type of an operand.
 
-    HALF_UP: to bfloat16 by adding half a unit and cutting off. It differs from rounding to even only in ties. On a GPU
-    without an instruction for the cast it takes 1.5 instructions for each element, rounding to even takes 5.
+    ROUND_HALF_UP: to bfloat16 by adding half a unit and cutting off. It differs from rounding to even only in ties. On
+    a GPU without an instruction for the cast it takes 1.5 instructions for each element, rounding to even takes 5.
     """
-    if HALF_UP and dtype == tl.bfloat16:
+    if ROUND_HALF_UP and dtype == tl.bfloat16:
         y = ((x.to(tl.uint32, bitcast=True) + 0x8000) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         y = x.to(dtype)
     return y
-
-
-@triton.jit
-def alibi_bias(slope, rows, cols, shift):
-    """-slope * distance from the diagonal that ends in the bottom right corner. Exact for positions below 2^24."""
-    return -slope * tl.abs((rows + shift).to(tl.float32) - cols.to(tl.float32))

@@ -17,37 +17,32 @@ from flash_attn.kernels.common import (
     HAS_SINKS,
     LN2,
     LOG2E,
-    add_sink,
-    alibi_bias,
-    apply_softcap,
     cast,
-    join_sinks,
-    load_sinks,
     query_span,
     row_stride,
     shifted,
     sum_of_weights,
 )
+from flash_attn.kernels.groups import CachePages, CacheScores, CacheTile, PagedRows, SeenKeys
 from flash_attn.kernels.lengths import RUNTIME_ARGUMENTS, cached_keys, new_keys
+from flash_attn.kernels.scores import add_sink, alibi_bias, apply_softcap, join_sinks, load_sinks
 from flash_attn.kernels.tiles import PAGE_PER_BLOCK, PAGE_PER_KEY, load_at, load_tile
 
 
 @triton.jit
-def _load_paged(
-    base, table, position, inside, page_size, page_shift, page_inverse, stride_page, stride, head_dim,
-    BLOCK_D: tl.constexpr, FLIP: tl.constexpr = False,
-):  # fmt: skip
-    """Rows `position` of a sequence, with one page lookup per key. `table` is its row of the block table.
+def _load_paged(rows, d, position, inside, pages, BLOCK_D: tl.constexpr, USE_TRANSPOSE: tl.constexpr = False):
+    """Rows `position` of a sequence, their columns d to d + BLOCK_D, with one page lookup per key.
 
-    A product finds the page, because a division is slower. It counts in units of 2 ** page_shift rows. A cache has
+    A product finds the page, because a division is slower. It counts in units of 2 ** pages.shift rows. A cache has
     fewer than 2 ** 22 units, so the centre of a unit is further from the edge of a page than the error of the product.
-    FLIP as in `tiles.load_at`.
+    USE_TRANSPOSE as in `tiles.load_at`.
     """
-    page = ((position >> page_shift).to(tl.float32) + 0.5) * page_inverse
+    page = ((position >> pages.shift).to(tl.float32) + 0.5) * pages.inverse
     page = page.to(tl.int32)
-    line = tl.load(table + page, mask=inside, other=0)  # [rows]
-    row_offsets = line.to(tl.int64) * stride_page + (position - page * page_size).to(tl.int64) * stride  # [rows]
-    return load_at(base, row_offsets, inside, head_dim, BLOCK_D, FLIP)
+    line = tl.load(pages.table + page, mask=inside, other=0)  # [rows]
+    # [rows]
+    row_offsets = line.to(tl.int64) * rows.page_stride + (position - page * pages.size).to(tl.int64) * rows.stride
+    return load_at(rows.base + d, row_offsets, inside, rows.head_dim - d, BLOCK_D, USE_TRANSPOSE)
 
 
 @triton.jit
@@ -76,47 +71,48 @@ def _visible_keys(diagonal, sk, window_left, window_right, chunk):
 
 @triton.jit
 def _add_pieces(
-    b_s, p_q, real, p_k, start, limit, inside, table, position, page_size, page_shift, page_inverse,
-    stride_kp, stride_kn, head_dim,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PAGED: tl.constexpr,
+    b_s, p_q, seen, rows, start, limit, inside, position, pages,
+    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PAGE_MODE: tl.constexpr,
 ):  # fmt: skip
-    """b_s plus the products of queries and keys of up to WIDTH columns, by pieces of DEPTH columns."""
+    """b_s plus the products of queries and keys of up to WIDTH columns, by pieces of BLOCK_K columns."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    for d in tl.range(0, WIDTH, DEPTH):
-        offs_d = d + tl.arange(0, DEPTH)  # [DEPTH]
-        b_q = tl.load(  # [BLOCK_M, DEPTH]
-            p_q[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d[None, :] < head_dim), other=0.0
+    for d in tl.range(0, WIDTH, BLOCK_K):
+        offs_d = d + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        b_q = tl.load(  # [BLOCK_M, BLOCK_K]
+            p_q[:, None] + offs_d[None, :],
+            mask=seen.real[:, None] & (offs_d[None, :] < rows.head_dim),
+            other=0.0,
         )
-        if PAGED == PAGE_PER_KEY:
-            b_k = _load_paged(  # [BLOCK_N, DEPTH]
-                p_k + d, table, position, inside, page_size, page_shift, page_inverse,
-                stride_kp, stride_kn, head_dim - d, DEPTH,
-            )  # fmt: skip
+        if PAGE_MODE == PAGE_PER_KEY:
+            b_k = _load_paged(rows, d, position, inside, pages, BLOCK_K)  # [BLOCK_N, BLOCK_K]
         else:
-            b_k = load_tile(p_k + d, start, offs_n, stride_kn, limit, head_dim - d, DEPTH)  # [BLOCK_N, DEPTH]
+            b_k = load_tile(  # [BLOCK_N, BLOCK_K]
+                rows.base + d, start, offs_n, rows.stride, limit, rows.head_dim - d, BLOCK_K
+            )
         b_s = tl.dot(_widen(b_q), tl.trans(_widen(b_k)), b_s, input_precision="ieee")
     return b_s
 
 
 @triton.jit
 def _weights(
-    b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK: tl.constexpr, SHAPED: tl.constexpr,
+    b_s, b_m, b_l, seen, pos_n, scale, scores, USE_MASK: tl.constexpr, HAS_SCORE_MOD: tl.constexpr,
     WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """(weights of the keys, factor of the accumulators, new maximum, new sum of weights) of a tile of scores.
     WEIGHT_SHIFT: see `common.shifted`."""
     b_s *= scale
-    if SHAPED:
+    if HAS_SCORE_MOD:
+        softcap = scores.softcap
         # Selections, because a branch would keep the compiler from pipelining the loads of this loop.
         cap = tl.where(softcap > 0.0, softcap, 1.0)
         b_s = tl.where(softcap > 0.0, apply_softcap(b_s, cap, 1.0 / cap)[0], b_s)
-        b_s += alibi_bias(slope[:, None], diagonal[:, None], pos_n[None, :], 0)
-    if MASK:
-        b_s = tl.where(pos_n[None, :] <= last[:, None], b_s, float("-inf"))
-        b_s = tl.where(pos_n[None, :] >= first[:, None], b_s, float("-inf"))
+        b_s += alibi_bias(scores.slope[:, None], seen.diagonal[:, None], pos_n[None, :], 0)
+    if USE_MASK:
+        b_s = tl.where(pos_n[None, :] <= seen.last[:, None], b_s, float("-inf"))
+        b_s = tl.where(pos_n[None, :] >= seen.first[:, None], b_s, float("-inf"))
     b_m_new = tl.maximum(b_m, tl.max(b_s, 1) * LOG2E)  # [BLOCK_M], in the units of exp2
     # A row that has seen no key yet has m = -inf. Subtract 0 there, because -inf - -inf is NaN.
-    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if MASK else b_m_new  # [BLOCK_M]
+    b_m_sub = tl.where(b_m_new == float("-inf"), 0.0, b_m_new) if USE_MASK else b_m_new  # [BLOCK_M]
     b_p = tl.exp2(b_s * LOG2E - shifted(b_m_sub, WEIGHT_SHIFT)[:, None])  # [BLOCK_M, BLOCK_N]
     b_alpha = tl.exp2(b_m - b_m_sub)  # [BLOCK_M]
     b_l = b_l * b_alpha + tl.sum(b_p, 1)
@@ -125,82 +121,74 @@ def _weights(
 
 @triton.jit
 def _attend_block(
-    b_acc, b_m, b_l, b_q, b_qv, p_q, p_qv, real, diagonal, first, last, p_k, p_v,
-    n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
-    page, table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, slope,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr,
-    MASK: tl.constexpr, SHAPED: tl.constexpr, HALF_UP: tl.constexpr, BESIDE: tl.constexpr,
-    WEIGHT_SHIFT: tl.constexpr,
+    b_acc, b_m, b_l, b_q, b_qv, p_q, p_qv, seen, k, v, n, sk, page, pages, scores, TILE,
+    PAGE_MODE: tl.constexpr, HAS_LATENT_QUERY: tl.constexpr, USE_MASK: tl.constexpr, HAS_SCORE_MOD: tl.constexpr,
+    ROUND_HALF_UP: tl.constexpr, BREAK_DOT_CHAIN: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `first` to `last`.
+    """Adds the keys n to n + BLOCK_N to the accumulators. Rows see the keys `seen.first` to `seen.last`.
 
-    Without MASK all keys exist and every row sees every key. LATENT: the values are keys of b_qv too. BESIDE: see
-    `forward._attend_block`.
+    Without USE_MASK all keys exist and every row sees every key. HAS_LATENT_QUERY: the values are keys of b_qv too.
+    BREAK_DOT_CHAIN: see `forward._attend_block`.
     """
-    offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    offs_n = tl.arange(0, TILE.BLOCK_N)  # [BLOCK_N]
     pos_n = n + offs_n  # [BLOCK_N]
-    limit = sk if MASK else n + BLOCK_N
+    limit = sk if USE_MASK else n + TILE.BLOCK_N
     inside = pos_n < limit  # [BLOCK_N]
     start = n
-    if PAGED == PAGE_PER_BLOCK:
-        start = n % page_size
+    if PAGE_MODE == PAGE_PER_BLOCK:
+        start = n % pages.size
         limit -= n - start
-        p_k += page.to(tl.int64) * stride_kp
-        p_v += page.to(tl.int64) * stride_vp
-    if DEPTH < BLOCK_D:
-        b_s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
+        k = PagedRows(k.base + page.to(tl.int64) * k.page_stride, k.stride, k.head_dim, k.page_stride)
+        v = PagedRows(v.base + page.to(tl.int64) * v.page_stride, v.stride, v.head_dim, v.page_stride)
+    if TILE.BLOCK_K < TILE.BLOCK_D:
+        b_s = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
         b_s = _add_pieces(
-            b_s, p_q, real, p_k, start, limit, inside, table, pos_n + leftpad, page_size, page_shift, page_inverse,
-            stride_kp, stride_kn, head_dim, BLOCK_N, BLOCK_D, DEPTH, PAGED,
+            b_s, p_q, seen, k, start, limit, inside, pos_n + pages.leftpad, pages,
+            TILE.BLOCK_N, TILE.BLOCK_D, TILE.BLOCK_K, PAGE_MODE,
         )  # fmt: skip
-        if LATENT:
+        if HAS_LATENT_QUERY:
             b_s = _add_pieces(
-                b_s, p_qv, real, p_v, start, limit, inside, table, pos_n + leftpad, page_size, page_shift, page_inverse,
-                stride_vp, stride_vn, head_dim_v, BLOCK_N, BLOCK_V, DEPTH, PAGED,
+                b_s, p_qv, seen, v, start, limit, inside, pos_n + pages.leftpad, pages,
+                TILE.BLOCK_N, TILE.BLOCK_V, TILE.BLOCK_K, PAGE_MODE,
             )  # fmt: skip
     else:
-        if PAGED == PAGE_PER_KEY:
-            b_k = _load_paged(  # [BLOCK_D, BLOCK_N]
-                p_k, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
-                stride_kp, stride_kn, head_dim, BLOCK_D, True,
-            )  # fmt: skip
+        if PAGE_MODE == PAGE_PER_KEY:
+            b_k = _load_paged(k, 0, pos_n + pages.leftpad, inside, pages, TILE.BLOCK_D, True)  # [BLOCK_D, BLOCK_N]
         else:
-            b_k = load_tile(p_k, start, offs_n, stride_kn, limit, head_dim, BLOCK_D, True)  # [BLOCK_D, BLOCK_N]
+            b_k = load_tile(  # [BLOCK_D, BLOCK_N]
+                k.base, start, offs_n, k.stride, limit, k.head_dim, TILE.BLOCK_D, True
+            )
         b_s = tl.dot(_widen(b_q), _widen(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
-    if PAGED == PAGE_PER_KEY:
-        b_v = _load_paged(  # [BLOCK_N, BLOCK_V]
-            p_v, table, pos_n + leftpad, inside, page_size, page_shift, page_inverse,
-            stride_vp, stride_vn, head_dim_v, BLOCK_V,
-        )  # fmt: skip
+    if PAGE_MODE == PAGE_PER_KEY:
+        b_v = _load_paged(v, 0, pos_n + pages.leftpad, inside, pages, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
     else:
-        b_v = load_tile(p_v, start, offs_n, stride_vn, limit, head_dim_v, BLOCK_V)  # [BLOCK_N, BLOCK_V]
+        b_v = load_tile(v.base, start, offs_n, v.stride, limit, v.head_dim, TILE.BLOCK_V)  # [BLOCK_N, BLOCK_V]
     b_v = _widen(b_v)
-    if LATENT and DEPTH >= BLOCK_D:
-        if BESIDE:
+    if HAS_LATENT_QUERY and TILE.BLOCK_K >= TILE.BLOCK_D:
+        if BREAK_DOT_CHAIN:
             b_s_v = tl.dot(b_qv, tl.trans(b_v), input_precision="ieee")
         else:
             b_s = tl.dot(b_qv, tl.trans(b_v), b_s, input_precision="ieee")
-    if BESIDE:  # the condition is true: see `forward._attend_block`
+    if BREAK_DOT_CHAIN:  # the condition is true: see `forward._attend_block`
         if n < sk:
-            b_s *= scale
-            if LATENT:  # scaled by itself, because a sum of two products would become a chain of them, too
-                b_s += b_s_v * scale
+            b_s *= scores.scale
+            if HAS_LATENT_QUERY:  # scaled by itself, because a sum of two products would become a chain of them, too
+                b_s += b_s_v * scores.scale
             b_p, b_alpha, b_m_new, b_l = _weights(
-                b_s, b_m, b_l, diagonal, first, last, pos_n, 1.0, softcap, slope, MASK, SHAPED, WEIGHT_SHIFT
+                b_s, b_m, b_l, seen, pos_n, 1.0, scores, USE_MASK, HAS_SCORE_MOD, WEIGHT_SHIFT
             )
             b_p = b_p.to(b_v.dtype)
         else:
             b_p, b_alpha, b_m_new = b_s.to(b_v.dtype), b_m, b_m
     else:
         b_p, b_alpha, b_m_new, b_l = _weights(
-            b_s, b_m, b_l, diagonal, first, last, pos_n, scale, softcap, slope, MASK, SHAPED, WEIGHT_SHIFT
+            b_s, b_m, b_l, seen, pos_n, scores.scale, scores, USE_MASK, HAS_SCORE_MOD, WEIGHT_SHIFT
         )
     b_acc = b_acc * b_alpha[:, None]
-    b_acc = tl.dot(cast(b_p, b_v.dtype, HALF_UP), b_v, b_acc, input_precision="ieee")
-    if BESIDE:
-        # No instruction, but a use, before which Triton ends this product. Else it is under way until the scores of the
-        # next block. ptxas finds other writes to its registers on the way there, and lets every `wgmma` end (C7515).
+    b_acc = tl.dot(cast(b_p, b_v.dtype, ROUND_HALF_UP), b_v, b_acc, input_precision="ieee")
+    if BREAK_DOT_CHAIN:
+        # No instruction, but a use, before which Triton ends this product. Otherwise ptxas serialises all wgmma
+        # (warning C7515), because the accumulator registers are written in between.
         b_acc = tl.inline_asm_elementwise("", "=f,0", [b_acc], dtype=tl.float32, is_pure=True, pack=1)
     return b_acc, b_m_new, b_l
 
@@ -235,24 +223,23 @@ def attn_decode(
     nheads_k, group, seqlen_q, seqlen_k, seqlen_new, capacity, head_dim, head_dim_v, window_left, window_right, chunk,
     lse_rows, m_blocks, num_splits, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    DEPTH: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, SHAPED: tl.constexpr, SINKS: tl.constexpr,
-    HALF_UP: tl.constexpr, BESIDE: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
+    BLOCK_K: tl.constexpr, PAGE_MODE: tl.constexpr, HAS_LATENT_QUERY: tl.constexpr, HAS_SCORE_MOD: tl.constexpr,
+    USE_SINKS: tl.constexpr, ROUND_HALF_UP: tl.constexpr, BREAK_DOT_CHAIN: tl.constexpr, WEIGHT_SHIFT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one key head, over one of num_splits splits of the keys that they see.
 
-    Grid: m_blocks * nheads_k * num_splits * batch. Row r is query r // group of query head key_head * group +
-    r % group. head_dim_v: the head dim of v and out, at most BLOCK_V.
-    LATENT: multi-head latent attention. A score is the product of query and key plus the product of a second query and
-    the value. A row of q has the second query, head_dim_v columns, and then the query, head_dim columns.
-    The keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head dims,
-    are in units of VEC elements (16 bytes), other strides in elements. Windows are finite.
-    chunk > 0: a query sees only the keys in its own chunk of so many keys.
-    FP8 numbers are cast to fp16, which represents all of them. descales are (batch, nheads_k), and out is bf16.
-    num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v), and partial_lse, both with the layout
-    of lse. partial_lse is -inf where a split holds no key.
-    PAGED: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one page,
-    from its padding on. SHAPED: there may be softcap and ALiBi. SINKS: there may be sinks, which join the first split;
-    else sinks is None.
+    Grid: m_blocks * nheads_k * num_splits * batch. Row r is query r // group of query head key_head * group + r %
+    group. head_dim_v: the head dim of v and out, at most BLOCK_V.
+    HAS_LATENT_QUERY: multi-head latent attention. A score is the product of query and key plus the product of a second
+    query and the value. A row of q has the second query, head_dim_v columns, and then the query, head_dim columns. The
+    keys are the ones of `cached_keys` and then the ones of `new_keys`. Strides of q, k, v and out, and head dims, are
+    in units of VEC elements (16 bytes), other strides in elements. Windows are finite. chunk > 0: a query sees only the
+    keys in its own chunk of so many keys. FP8 numbers are cast to fp16, which represents all of them. descales are
+    (batch, nheads_k), and out is bf16. num_splits > 1: the results go to partial, (num_splits, lse_rows, head_dim_v),
+    and partial_lse, both with the layout of lse. partial_lse is -inf where a split holds no key.
+    PAGE_MODE: with PAGE_PER_BLOCK no block of BLOCK_N keys crosses a page. A sequence of a cache without pages is one
+    page, from its padding on. HAS_SCORE_MOD: there may be softcap and ALiBi. USE_SINKS: there may be sinks, which join
+    the first split; else sinks is None.
     """
     pid = tl.program_id(0)
     m_block = pid % m_blocks
@@ -307,7 +294,7 @@ def attn_decode(
     lse_row = lse_offset + head.to(tl.int64) * stride_lh + query  # [BLOCK_M]
     is_empty = (num_splits > 1) & (lo >= hi)
     has_sinks = False
-    if SINKS:
+    if USE_SINKS:
         has_sinks = ((flags & HAS_SINKS) != 0) & (split == 0)
         is_empty = is_empty & (has_sinks == 0)
     if is_empty:
@@ -324,26 +311,28 @@ def attn_decode(
     in_q = real[:, None] & (offs_d[None, :] < head_dim)  # [BLOCK_M, BLOCK_D]
     in_out = real[:, None] & (offs_v[None, :] < head_dim_v)  # [BLOCK_M, BLOCK_V]
     p_qv_rows = p_q_rows
-    if LATENT:
+    if HAS_LATENT_QUERY:
         b_qv = tl.load(p_qv_rows[:, None] + offs_v[None, :], mask=in_out, other=0.0)  # [BLOCK_M, BLOCK_V]
         p_q_rows += head_dim_v
     b_q = tl.load(p_q_rows[:, None] + offs_d[None, :], mask=in_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-    if not LATENT:
+    if not HAS_LATENT_QUERY:
         b_qv = b_q
     kv_head = (key_head * VEC).to(tl.int64)
     p_k = k + kv_head * stride_kh
     p_v = v + kv_head * stride_vh
     p_table = block_table + batch64 * stride_tb
-    if PAGED == PAGE_PER_BLOCK:
+    if PAGE_MODE == PAGE_PER_BLOCK:
         p_k += leftpad.to(tl.int64) * stride_kn
         p_v += leftpad.to(tl.int64) * stride_vn
-    stride_kp = stride_kb.to(tl.int64) * VEC
-    stride_vp = stride_vb.to(tl.int64) * VEC
+    rows_k = PagedRows(p_k, stride_kn, head_dim, stride_kb.to(tl.int64) * VEC)
+    rows_v = PagedRows(p_v, stride_vn, head_dim_v, stride_vb.to(tl.int64) * VEC)
+    pages = CachePages(p_table, page_size, leftpad, page_shift, page_inverse)
+    seen = SeenKeys(real, diagonal, first, last)
 
-    if SINKS:
+    if USE_SINKS:
         b_wide, b_narrow = load_sinks(sinks, head, has_sinks, flags, _result(out).dtype.element_ty)  # [BLOCK_M] both
     b_slope = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
-    if SHAPED:
+    if HAS_SCORE_MOD:
         if flags & HAS_ALIBI:
             b_slope = tl.load(alibi_slopes + batch * stride_ab + head, mask=real, other=0.0)  # [BLOCK_M]
     out_scale = 1.0
@@ -351,6 +340,7 @@ def attn_decode(
         kv_plane = batch * nheads_k + key_head
         scale *= tl.load(q_descale + kv_plane) * tl.load(k_descale + kv_plane)
         out_scale = tl.load(v_descale + kv_plane)
+    scores = CacheScores(scale, softcap, b_slope)
     b_acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)  # [BLOCK_M, BLOCK_V]
     b_m = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # [BLOCK_M]
     b_l = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
@@ -364,32 +354,28 @@ def attn_decode(
     full_hi = tl.maximum(full_hi, full_lo)
     page = batch
     in_pages = (flags & HAS_BLOCK_TABLE) != 0
-    if PAGED == PAGE_PER_BLOCK:
+    if PAGE_MODE == PAGE_PER_BLOCK:
         page = tl.load(p_table + full_lo // page_size, mask=in_pages & (full_lo < full_hi), other=batch)
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         next_page = page
-        if PAGED == PAGE_PER_BLOCK:  # one block ahead, because the addresses of the keys wait for the page
+        if PAGE_MODE == PAGE_PER_BLOCK:  # one block ahead, because the addresses of the keys wait for the page
             ahead = n + BLOCK_N
             next_page = tl.load(p_table + ahead // page_size, mask=in_pages & (ahead < full_hi), other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
-            n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
-            page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, False, SHAPED, HALF_UP, BESIDE,
-            WEIGHT_SHIFT,
+            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, seen, rows_k, rows_v, n, sk, page, pages, scores,
+            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, False,
+            HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
         page = next_page
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
-        if PAGED == PAGE_PER_BLOCK:
+        if PAGE_MODE == PAGE_PER_BLOCK:
             page = tl.load(p_table + n // page_size, mask=in_pages, other=batch)
         b_acc, b_m, b_l = _attend_block(
-            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, real, diagonal, first, last, p_k, p_v,
-            n, sk, stride_kn, stride_vn, head_dim, head_dim_v,
-            page, p_table, leftpad, page_size, page_shift, page_inverse, stride_kp, stride_vp, scale, softcap, b_slope,
-            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DEPTH, PAGED, LATENT, True, SHAPED, HALF_UP, BESIDE,
-            WEIGHT_SHIFT,
+            b_acc, b_m, b_l, b_q, b_qv, p_q_rows, p_qv_rows, seen, rows_k, rows_v, n, sk, page, pages, scores,
+            CacheTile(BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_K), PAGE_MODE, HAS_LATENT_QUERY, True,
+            HAS_SCORE_MOD, ROUND_HALF_UP, BREAK_DOT_CHAIN, WEIGHT_SHIFT,
         )  # fmt: skip
 
     if WEIGHT_SHIFT:
@@ -397,7 +383,7 @@ def attn_decode(
         b_l = b_l * unshift
         out_scale = out_scale * unshift
     b_empty, b_l = sum_of_weights(b_m, b_l, v)  # [BLOCK_M] both
-    if SINKS:
+    if USE_SINKS:
         b_m, b_l, b_alpha = add_sink(b_m, b_l, join_sinks(b_wide, b_narrow, flags))  # [BLOCK_M] each
         b_empty = b_l == 0.0  # [BLOCK_M]
         b_acc = b_acc * b_alpha[:, None]

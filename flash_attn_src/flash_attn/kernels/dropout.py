@@ -42,32 +42,32 @@ def _spread(
 @triton.jit
 def keep_mask(
     rng_state, p_dropout, plane, first_row, first_col,
-    ROWS: tl.constexpr, COLS: tl.constexpr, SHARED: tl.constexpr, FLIP: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr, USE_TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    """The keep mask of a tile, int1 [ROWS, COLS], with FLIP [COLS, ROWS].
+    """The keep mask of a tile, int1 [ROWS, COLS], with USE_TRANSPOSE [COLS, ROWS].
 
     It is Philox of (seed, offset) in rng_state, a pure function of plane (batch entry and head), row and column. So
     every kernel and every tiling of a target draws the same mask.
 
-    One Philox call serves sixteen scores. SHARED has the bits in which the columns of these scores differ: four bits,
-    or three bits, and then their rows differ in the lowest bit of SHARED. The highest two bits choose one of the call's
-    four words for a score. The score rotates that word by a byte of its own and compares all 32 bits. So p_dropout is
-    exact to 2^-24, and the bits that two scores of a word share decide only one score in 256.
+    One Philox call serves sixteen scores. DROPOUT_BITS_SHARED has the bits in which the columns of these scores differ:
+    four bits, or three bits, and then their rows differ in the lowest bit of DROPOUT_BITS_SHARED. The highest two bits
+    choose one of the call's four words for a score. The score rotates that word by a byte of its own and compares all
+    32 bits. So p_dropout is exact to 2^-24, and the bits that two scores of a word share decide only one score in 256.
 
-    Where SHARED has the bits that a target's matrix instructions keep in one thread, threads exchange nothing, and the
-    word of a score is known when the kernel is compiled. With FLIP a thread holds scores of many calls. Each word is
-    then drawn once and goes through shared memory.
+    Where DROPOUT_BITS_SHARED has the bits that a target's matrix instructions keep in one thread, threads exchange
+    nothing, and the word of a score is known when the kernel is compiled. With USE_TRANSPOSE a thread holds scores of
+    many calls. Each word is then drawn once and goes through shared memory.
     """
-    # The bits of SHARED as columns: groups of INNER neighbours, OUTER groups that are GAP * INNER apart.
-    LOW: tl.constexpr = SHARED & -SHARED
-    SECOND: tl.constexpr = (SHARED - LOW) & (LOW - SHARED)
-    THIRD: tl.constexpr = (SHARED - LOW - SECOND) & (LOW + SECOND - SHARED)
-    FOURTH: tl.constexpr = SHARED - LOW - SECOND - THIRD
+    # The bits of DROPOUT_BITS_SHARED as columns: groups of INNER neighbours, OUTER groups that are GAP * INNER apart.
+    LOW: tl.constexpr = DROPOUT_BITS_SHARED & -DROPOUT_BITS_SHARED
+    SECOND: tl.constexpr = (DROPOUT_BITS_SHARED - LOW) & (LOW - DROPOUT_BITS_SHARED)
+    THIRD: tl.constexpr = (DROPOUT_BITS_SHARED - LOW - SECOND) & (LOW + SECOND - DROPOUT_BITS_SHARED)
+    FOURTH: tl.constexpr = DROPOUT_BITS_SHARED - LOW - SECOND - THIRD
     PAIR: tl.constexpr = 1 if FOURTH else 2
     HIGH: tl.constexpr = FOURTH if FOURTH else THIRD
     MIDDLE: tl.constexpr = THIRD if FOURTH else SECOND
-    INNER: tl.constexpr = (SHARED + 1) & ~SHARED
-    REST: tl.constexpr = SHARED - INNER + 1
+    INNER: tl.constexpr = (DROPOUT_BITS_SHARED + 1) & ~DROPOUT_BITS_SHARED
+    REST: tl.constexpr = DROPOUT_BITS_SHARED - INNER + 1
     GAP: tl.constexpr = (REST & -REST) // INNER if REST else 1
     SPAN: tl.constexpr = 16 // PAIR * GAP
     WIDTH: tl.constexpr = COLS if COLS < SPAN else SPAN
@@ -86,7 +86,7 @@ def keep_mask(
     )
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, COLS)[None, :]
-    if FLIP and COLS >= SPAN:
+    if USE_TRANSPOSE and COLS >= SPAN:
         # One tensor of words, because the compiler would compute four tensors a second time in another layout.
         b_words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS // PAIR, COLS // SPAN, GAP, 4, 1))
         b_words = tl.broadcast_to(b_words, (ROWS // PAIR, COLS // SPAN, GAP, 4, 4 // PAIR))
@@ -107,7 +107,7 @@ def keep_mask(
     b_number = (b_word << b_turn) | (b_word >> ((32 - b_turn) & 31))  # [ROWS, COLS]
     threshold = (tl.full((1, 1), 4294967296.0, tl.float32) * p_dropout).to(tl.uint32)
     b_keep = b_number >= threshold  # [ROWS, COLS]
-    return tl.trans(b_keep) if FLIP else b_keep
+    return tl.trans(b_keep) if USE_TRANSPOSE else b_keep
 
 
 @triton.jit

@@ -22,7 +22,7 @@ BIAS_IS_FP32 = 16384
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048
 
-# The constant PAGED: how a kernel finds the page of a key, 0 where keys do not lie in pages. Per block: no block of
+# The constant PAGE_MODE: how a kernel finds the page of a key, 0 where keys do not lie in pages. Per block: no block of
 # BLOCK_N keys crosses a page.
 PAGE_PER_KEY = 1
 PAGE_PER_BLOCK = 2

@@ -69,13 +69,13 @@ def fp8_cast(
     stride_xb, stride_xm, stride_xh, stride_yb, stride_ym, stride_yh,
     nheads, seqlen, head_dim, m_blocks, planes, chunk, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FNUZ: tl.constexpr, TRANSPOSED: tl.constexpr,
+    USE_FNUZ: tl.constexpr, USE_TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows and BLOCK_D columns of a head in FP8. The head's largest magnitude becomes `limit`.
 
     Grid, x and amax as in `fp8_amax`. descale (batch, nheads) receives the factor that undoes the scale. limit < 0: the
     kernel reads that factor from descale, and results are at most -limit. limit 0: x holds FP8 numbers, which are
-    only moved. y has the layout of x, its strides are in units of 16 elements. TRANSPOSED: y is (batch, nheads,
+    only moved. y has the layout of x, its strides are in units of 16 elements. USE_TRANSPOSE: y is (batch, nheads,
     head_dim, columns), packed (nheads, head_dim, columns), and stride_ym is the step from one dim to the next. See
     `first_column`.
     """
@@ -112,10 +112,10 @@ def fp8_cast(
     bound = tl.abs(limit)
     if bound > 0.0:
         b_x = tl.minimum(tl.maximum(b_x, -bound), bound)
-    b_y = b_x.to(tl.float8e4b8 if FNUZ else tl.float8e4nv).to(tl.uint8, bitcast=True)  # [BLOCK_M, BLOCK_D]
+    b_y = b_x.to(tl.float8e4b8 if USE_FNUZ else tl.float8e4nv).to(tl.uint8, bitcast=True)  # [BLOCK_M, BLOCK_D]
     p_y = y + (batch64 * stride_yb * 16 + (head * 16).to(tl.int64) * stride_yh)
     row = row_stride(stride_ym, 16).to(tl.int64)
-    if TRANSPOSED:
+    if USE_TRANSPOSE:
         offs_d = tl.arange(0, BLOCK_D)  # [BLOCK_D]
         p_y += first_column(batch, start, flags) + column * row
         if block * BLOCK_M < length:

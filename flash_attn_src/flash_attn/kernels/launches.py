@@ -41,15 +41,17 @@ def specification(variant: Variant, target: str, config: Config | None = None) -
     row, gpu = variant.operation, targets.get(target)
     config = config or tuning.config(target, variant)
     constants = {name: _CONSTANTS[name](variant, gpu, config) for name in row.constants}
-    if "TAIL" in constants:  # the columns of BLOCK_D and of TAIL are two tiles, since a tile's size is a power of two
-        constants["BLOCK_D"] -= constants["TAIL"]
+    if (
+        "BLOCK_D_TAIL" in constants
+    ):  # the columns of BLOCK_D and of BLOCK_D_TAIL are two tiles, since a tile's size is a power of two
+        constants["BLOCK_D"] -= constants["BLOCK_D_TAIL"]
     absent = row.absent(variant.kind, variant.dtype, gpu)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.options)}
     return Specification(row.module, row.function, constants | row.fixed, absent, options)
 
 
-def _depth(variant: Variant, _: Target, config: Config) -> int:
-    return min(config.depth or variant.block_d, variant.block_d)
+def _block_k(variant: Variant, _: Target, config: Config) -> int:
+    return min(config.block_k or variant.block_d, variant.block_d)
 
 
 def _beside(variant: Variant, gpu: Target, config: Config) -> bool:
@@ -86,27 +88,26 @@ _CONSTANTS: dict[str, Callable[[Variant, Target, Config], Any]] = {
     "BLOCK_M": lambda _variant, _gpu, config: config.block_m,
     "BLOCK_N": lambda _variant, _gpu, config: config.block_n,
     "BLOCK_D": lambda variant, *_: variant.block_d,
-    "TAIL": lambda variant, *_: variant.block_d - (1 << (variant.block_d.bit_length() - 1)),
+    "BLOCK_D_TAIL": lambda variant, *_: variant.block_d - (1 << (variant.block_d.bit_length() - 1)),
     "VALUE_DIM": lambda variant, *_: variant.operation.value_dims.get(variant.block_d, 0),
     "BLOCK_V": lambda variant, *_: variant.block_d,
-    "DEPTH": _depth,
-    "KIND": lambda variant, *_: variant.kind,
-    "SHAPED": lambda variant, *_: variant.kind not in ("plain", "sink"),
-    "SINKS": lambda variant, *_: variant.kind != "plain",
-    "EXTRA": lambda variant, *_: variant.kind != "plain",
-    "LONG": lambda variant, *_: layers.is_long(variant),
-    "AHEAD": lambda variant, *_: layers.reads_ahead(variant),
+    "BLOCK_K": _block_k,
+    "SCORE_MOD": lambda variant, *_: variant.kind,
+    "HAS_SCORE_MOD": lambda variant, *_: variant.kind not in ("plain", "sink"),
+    "USE_SINKS": lambda variant, *_: variant.kind != "plain",
+    "HAS_LONG_ROWS": lambda variant, *_: layers.is_long(variant),
+    "USE_PREFETCH": lambda variant, *_: layers.reads_ahead(variant),
     "NUM_XCDS": lambda _variant, gpu, _config: gpu.num_xcds,
-    "HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
-    "BESIDE": _beside,
-    "PARTS": _parts,
+    "ROUND_HALF_UP": lambda _variant, gpu, _config: gpu.half_up,
+    "BREAK_DOT_CHAIN": _beside,
+    "NUM_PARTIAL_SUMS": _parts,
     "WEIGHT_SHIFT": _weight_shift,
     # Elsewhere the product would cost more than it saves, or was not measured.
-    "ANCHOR": lambda variant, gpu, _config: (
+    "USE_ANCHOR_DOT": lambda variant, gpu, _config: (
         variant.kind == "bias" and variant.dtype != "fp32" and gpu.matrix_unit in ("mfma", "wmma")
     ),
-    "LAST_OUTSIDE": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
-    "DIRECT": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
-    "SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
-    "FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
+    "USE_PEELING": lambda _variant, _gpu, config: "in_thread_transpose" in dict(config.options),
+    "ASYNC_COPY": lambda _variant, _gpu, config: "async_copy" in dict(config.options),
+    "DROPOUT_BITS_SHARED": lambda _variant, gpu, _config: gpu.dropout_bits,
+    "USE_FNUZ": lambda _variant, gpu, _config: gpu.fnuz,
 }

@@ -64,12 +64,12 @@ def _output(value, cols, inside, weight, bias, normal, z, centre, scale, shift, 
 def norm_fwd(
     x, residual, weight, bias, normal, z, mean, rstd, eps, shift,
     stride_x, stride_r, stride_n, stride_z, rows, dim, flags,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LONG_ROWS: tl.constexpr,
 ):  # fmt: skip
     """normal = (z - mean) * rstd * (weight + shift) + bias with z = x + residual. z is stored if STORE_Z is set.
 
-    One program: one tile of rows. It reads their first BLOCK_N columns once. It reads further columns of LONG rows for
-    each statistic and for normal, after the first time from the cache.
+    One program: one tile of rows. It reads their first BLOCK_N columns once. It reads further columns of HAS_LONG_ROWS
+    rows for each statistic and for normal, after the first time from the cache.
     """
     dim *= UNIT
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -83,14 +83,14 @@ def norm_fwd(
     b_mean = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
     if flags & IS_RMS == 0:
         b_sum = b_z
-        for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
+        for start in range(BLOCK_N, dim if HAS_LONG_ROWS else 0, BLOCK_N):
             offs_later, there = _columns(start, dim, present, BLOCK_N)
             b_sum += _input(p_x, p_residual, offs_later, there, flags)
         b_mean = tl.sum(b_sum, 1) / dim  # [BLOCK_M]
         tl.store(mean + offs_m, b_mean, mask=present)
     b_squares = tl.where(inside, b_z - b_mean[:, None], 0.0)  # [BLOCK_M, BLOCK_N]
     b_squares *= b_squares
-    for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
+    for start in range(BLOCK_N, dim if HAS_LONG_ROWS else 0, BLOCK_N):
         offs_later, there = _columns(start, dim, present, BLOCK_N)
         b_later = tl.where(
             there, _input(p_x, p_residual, offs_later, there, flags) - b_mean[:, None], 0.0
@@ -99,7 +99,7 @@ def norm_fwd(
     b_rstd = 1.0 / tl.sqrt(tl.sum(b_squares, 1) / dim + eps)  # [BLOCK_M]
     tl.store(rstd + offs_m, b_rstd, mask=present)
     _output(b_z, offs_n, inside, weight, bias, p_normal, p_z, b_mean, b_rstd, shift, flags)
-    for start in range(BLOCK_N, dim if LONG else 0, BLOCK_N):
+    for start in range(BLOCK_N, dim if HAS_LONG_ROWS else 0, BLOCK_N):
         offs_later, there = _columns(start, dim, present, BLOCK_N)
         b_later = _input(p_x, p_residual, offs_later, there, flags)  # [BLOCK_M, BLOCK_N]
         _output(b_later, offs_later, there, weight, bias, p_normal, p_z, b_mean, b_rstd, shift, flags)
@@ -128,24 +128,27 @@ def _gradient(z, dy, w, shift, centre, scale):
 def norm_bwd(
     z, weight, dy, dz, dx, dresidual, mean, rstd, dweight, shift,
     stride_z, stride_dy, stride_dz, stride_dx, rows, dim, groups, flags,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, AHEAD: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LONG_ROWS: tl.constexpr,
+    USE_PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The gradient of z into dx, and with STORE_Z into dresidual too, whose rows are dim elements apart.
 
     With HAS_RESIDUAL it includes dz, the gradient of the stored z. dweight: (groups, 1, dim), with HAS_BIAS
     (groups, 2, dim): the sums over every groups-th tile of rows of the gradients of weight and of bias.
 
-    Grid: groups * column blocks. There is one column block unless LONG. A program reads a row once. A program of LONG
-    rows reads the columns of the other blocks too, for the sums along the row. AHEAD, for tiles of one row that is not
-    LONG: a program reads the next row while it works on one. It then reads mean with IS_RMS too and does not use it.
+    Grid: groups * column blocks. There is one column block unless HAS_LONG_ROWS. A program reads a row once. A program
+    of HAS_LONG_ROWS rows reads the columns of the other blocks too, for the sums along the row. USE_PREFETCH, for tiles
+    of one row that is not
+    HAS_LONG_ROWS: a program reads the next row while it works on one. It then reads mean with IS_RMS too and does not
+    use it.
     """
     dim *= UNIT
     group = tl.program_id(0) % groups
-    begin = tl.program_id(0) // groups * BLOCK_N if LONG else 0
+    begin = tl.program_id(0) // groups * BLOCK_N if HAS_LONG_ROWS else 0
     b_dweight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
     b_dbias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
-    if AHEAD:
-        tl.static_assert(BLOCK_M == 1 and not LONG)
+    if USE_PREFETCH:
+        tl.static_assert(BLOCK_M == 1 and not HAS_LONG_ROWS)
         offs_m = tl.cast(group, tl.int64) + tl.arange(0, 1)  # [BLOCK_M]
         # Weights are loaded once, because AMD GPUs wait for loads in their order: weights loaded with each row would
         # wait for the next row too.
@@ -162,7 +165,7 @@ def norm_bwd(
         p_z = z + offs_m[:, None] * (stride_z * UNIT)
         p_dy = dy + offs_m[:, None] * (stride_dy * UNIT)
         p_dz = dz + offs_m[:, None] * (stride_dz * UNIT)
-        if AHEAD:
+        if USE_PREFETCH:
             b_z, b_dy, b_rstd = b_z_next, b_dy_next, b_rstd_next
             b_mean = tl.where((flags & IS_RMS) == 0, b_mean_next, 0.0)  # [BLOCK_M]
             b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
@@ -178,7 +181,7 @@ def norm_bwd(
             b_mean = tl.load(mean + offs_m, mask=_under(~flags & IS_RMS, present), other=0.0)  # [BLOCK_M]
         b_along = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
         b_level = tl.zeros((BLOCK_M,), tl.float32)  # [BLOCK_M]
-        if LONG:
+        if HAS_LONG_ROWS:
             for start in range(0, dim, BLOCK_N):
                 if start != begin:
                     offs_n, inside = _columns(start, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
@@ -187,14 +190,14 @@ def norm_bwd(
                     b_normal, _, b_grad = _gradient(b_z, b_dy, b_w, shift, b_mean, b_rstd)
                     b_along += tl.sum(b_normal * b_grad, 1)
                     b_level += tl.sum(b_grad, 1)
-        if not AHEAD:
+        if not USE_PREFETCH:
             offs_n, inside = _columns(begin, dim, present, BLOCK_N)  # [BLOCK_M, BLOCK_N] both
             b_z, b_dy = _pair(p_z, p_dy, offs_n, inside)  # [BLOCK_M, BLOCK_N] both
             b_w = tl.load(weight + offs_n, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_N]
         b_normal, b_dout, b_grad = _gradient(b_z, b_dy, b_w, shift, b_mean, b_rstd)  # [BLOCK_M, BLOCK_N] each
         b_dweight += b_dout * b_normal
         b_dbias += b_dout
-        if not AHEAD:
+        if not USE_PREFETCH:
             b_dz = _passed(p_dz, offs_n, inside, flags)  # [BLOCK_M, BLOCK_N]
         b_along = (b_along + tl.sum(b_normal * b_grad, 1)) / dim
         b_level = tl.where((flags & IS_RMS) == 0, (b_level + tl.sum(b_grad, 1)) / dim, 0.0)

@@ -24,8 +24,20 @@ _LENGTHS = "cu_seqlens_q cu_seqlens_k seqused_k leftpad_k"
 _BIAS = {"bias": ("bias",), "stride_sb": ("bias",), "stride_sh": ("bias",), "stride_sm": ("bias",)}
 _SCORES = {"*i64": "rng_state", "fp32": "scale softcap p_dropout"}
 _TILE = (
-    *("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "TAIL", "VALUE_DIM", "DEPTH", "KIND", "NUM_XCDS", "HALF_UP", "SHARED"),
-    "ANCHOR",
+    *(
+        "VEC",
+        "BLOCK_M",
+        "BLOCK_N",
+        "BLOCK_D",
+        "BLOCK_D_TAIL",
+        "VALUE_DIM",
+        "BLOCK_K",
+        "SCORE_MOD",
+        "NUM_XCDS",
+        "ROUND_HALF_UP",
+        "DROPOUT_BITS_SHARED",
+    ),
+    "USE_ANCHOR_DOT",
 )
 
 _FORWARD = Operation(
@@ -34,8 +46,8 @@ _FORWARD = Operation(
     function="attn_fwd",
     types={"*T": "q k v out bias", "*fp32": "lse alibi_slopes sinks", "*i32": f"{_LENGTHS} block_table", **_SCORES},
     aligned=("q", "k", "v", "out", "lse"),
-    constants=(*_TILE, "BESIDE", "DIRECT", "PARTS", "WEIGHT_SHIFT"),
-    fixed={"PAGED": 0},
+    constants=(*_TILE, "BREAK_DOT_CHAIN", "ASYNC_COPY", "NUM_PARTIAL_SUMS", "WEIGHT_SHIFT"),
+    fixed={"PAGE_MODE": 0},
     kinds=FORWARD_KINDS,
     fp32_kinds=("plain", "bias", "any"),
     sizes_of_kind=SIZES_OF_KINDS,
@@ -45,13 +57,13 @@ _FORWARD = Operation(
 _FORWARD_PAGED = replace(
     _FORWARD,
     name="fwd-paged",
-    fixed={"PAGED": PAGE_PER_KEY},
+    fixed={"PAGE_MODE": PAGE_PER_KEY},
     kinds=("plain", "sink", "any"),
     fp32_kinds=("plain", "any"),
     tile_of="fwd",
 )
 _FORWARD_PAGED_WHOLE = replace(
-    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGED": PAGE_PER_BLOCK}, dtypes=HALVES, fp32_kinds=None
+    _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGE_MODE": PAGE_PER_BLOCK}, dtypes=HALVES, fp32_kinds=None
 )
 # For debugging, so no kind has a kernel of its own.
 _PROBABILITIES = Operation(
@@ -60,7 +72,7 @@ _PROBABILITIES = Operation(
     function="attn_probabilities",
     types={"*T": "q k dmask", "*fp32": "lse alibi_slopes", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "lse"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "SHARED"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_K", "DROPOUT_BITS_SHARED"),
     sizes=(32, 64, 128, 256, 512),
     kinds=("any",),
     tuning="fixed",
@@ -71,7 +83,7 @@ _BACKWARD_DKDV = Operation(
     function="attn_bwd_dkdv",
     types={"*T": "q k v dout dk dv bias", "*fp32": "lse delta alibi_slopes norms", "*i32": _LENGTHS, **_SCORES},
     aligned=("q", "k", "v", "dout", "dk", "dv", "lse", "delta"),
-    constants=(*_TILE, "LAST_OUTSIDE", "WEIGHT_SHIFT"),
+    constants=(*_TILE, "USE_PEELING", "WEIGHT_SHIFT"),
     range_arguments=("norms",),
     kinds=KINDS,
     fp32_kinds=("plain", "bias", "any"),
@@ -95,7 +107,7 @@ _BACKWARD_BIAS = Operation(
     function="attn_bwd_dbias",
     types={"*T": "q k v dout bias dbias", "*fp32": "lse delta norms", "fp32": "scale softcap"},
     aligned=("q", "k", "v", "dout", "lse", "delta"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "DEPTH", "ANCHOR", "WEIGHT_SHIFT"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_K", "USE_ANCHOR_DOT", "WEIGHT_SHIFT"),
     range_arguments=("norms",),
     sizes=(64, 128, 256, 512),
     kinds=("bias",),
@@ -140,10 +152,21 @@ _DECODE = Operation(
     },
     aligned=("q", "k", "v", "out", "lse", "partial"),
     constants=(
-        *("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "BLOCK_V", "DEPTH", "SHAPED", "SINKS", "HALF_UP", "BESIDE"),
+        *(
+            "VEC",
+            "BLOCK_M",
+            "BLOCK_N",
+            "BLOCK_D",
+            "BLOCK_V",
+            "BLOCK_K",
+            "HAS_SCORE_MOD",
+            "USE_SINKS",
+            "ROUND_HALF_UP",
+            "BREAK_DOT_CHAIN",
+        ),
         "WEIGHT_SHIFT",
     ),
-    fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": False},
+    fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_LATENT_QUERY": False},
     dtypes=(*DTYPES, "fp8"),
     sizes=(64, 128, 256, 512),
     kinds=("plain", "sink", "any"),
@@ -152,7 +175,9 @@ _DECODE = Operation(
     kinds_of_argument={"sinks": ("sink", "any")},
     tuning="table",
 )
-_DECODE_PAGED = replace(_DECODE, name="decode-paged", fixed={"PAGED": PAGE_PER_KEY, "LATENT": False}, tile_of="decode")
+_DECODE_PAGED = replace(
+    _DECODE, name="decode-paged", fixed={"PAGE_MODE": PAGE_PER_KEY, "HAS_LATENT_QUERY": False}, tile_of="decode"
+)
 _EXTEND = replace(_DECODE, name="extend")
 _EXTEND_PAGED = replace(_DECODE_PAGED, name="extend-paged", tile_of="extend")
 # Multi-head latent attention: keys of up to LATENT_DIM columns, and values that are keys of a second query too.
@@ -160,13 +185,15 @@ _LATENT = replace(
     _DECODE,
     name="latent",
     constants=tuple(name for name in _DECODE.constants if name != "BLOCK_D"),
-    fixed={"PAGED": PAGE_PER_BLOCK, "LATENT": True, "BLOCK_D": LATENT_DIM},
+    fixed={"PAGE_MODE": PAGE_PER_BLOCK, "HAS_LATENT_QUERY": True, "BLOCK_D": LATENT_DIM},
     dtypes=DTYPES,
     sizes=(512,),
     kinds=("plain", "any"),
     sizes_of_kind={},
 )
-_LATENT_PAGED = replace(_LATENT, name="latent-paged", fixed=_LATENT.fixed | {"PAGED": PAGE_PER_KEY}, tile_of="latent")
+_LATENT_PAGED = replace(
+    _LATENT, name="latent-paged", fixed=_LATENT.fixed | {"PAGE_MODE": PAGE_PER_KEY}, tile_of="latent"
+)
 _LATENT_EXTEND = replace(_LATENT, name="latent-extend")
 _LATENT_EXTEND_PAGED = replace(_LATENT_PAGED, name="latent-extend-paged", tile_of="latent-extend")
 # `wide`: few rows with many splits.
@@ -218,10 +245,10 @@ _FP8_CAST = replace(
     function="fp8_cast",
     types={"*T": "x", "*u8": "y", "*fp32": "amax descale", "*i32": "cu_seqlens_q", "fp32": "limit"},
     aligned=("x", "y"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "FNUZ"),
-    fixed={"TRANSPOSED": False},
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "USE_FNUZ"),
+    fixed={"USE_TRANSPOSE": False},
 )
-_FP8_CAST_V = replace(_FP8_CAST, name="fp8-cast-v", fixed={"TRANSPOSED": True}, dtypes=(*DTYPES, "fp8"))
+_FP8_CAST_V = replace(_FP8_CAST, name="fp8-cast-v", fixed={"USE_TRANSPOSE": True}, dtypes=(*DTYPES, "fp8"))
 _FP8_FORWARD = Operation(
     name="fp8-fwd",
     module="fp8",
@@ -233,7 +260,7 @@ _FP8_FORWARD = Operation(
         **_SCORES,
     },
     aligned=("q", "k", "v", "out", "lse"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "EXTRA", "NUM_XCDS", "SHARED"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "HAS_SCORE_MOD", "NUM_XCDS", "DROPOUT_BITS_SHARED"),
     dtypes=("fp8",),
     needs_fp8=True,
     sizes=(64, 128, 256),
@@ -250,12 +277,12 @@ _ROTARY = Operation(
     types={"*T": "x turned cosines sines", "*i32": "cu_seqlens offsets", "fp32": "sign"},
     aligned=("x", "turned", "cosines", "sines"),
     constants=("UNIT", "BLOCK_M", "BLOCK_D"),
-    fixed={"INTERLEAVED": False},
+    fixed={"USE_INTERLEAVED": False},
     sizes=(64, 128, 256),
     kinds=LAYER_KINDS,
     tuning="layers",
 )
-_ROTARY_INTERLEAVED = replace(_ROTARY, name="rotary-interleaved", fixed={"INTERLEAVED": True})
+_ROTARY_INTERLEAVED = replace(_ROTARY, name="rotary-interleaved", fixed={"USE_INTERLEAVED": True})
 _TABLES_32 = {"fp32_arguments": ("cosines", "sines"), "dtypes": HALVES}
 _NORM_FORWARD = Operation(
     name="norm-fwd",
@@ -263,7 +290,7 @@ _NORM_FORWARD = Operation(
     function="norm_fwd",
     types={"*T": "x residual weight bias normal z", "*fp32": "mean rstd", "fp32": "eps shift"},
     aligned=("x", "residual", "weight", "bias", "normal", "z"),
-    constants=("UNIT", "BLOCK_M", "BLOCK_N", "LONG"),
+    constants=("UNIT", "BLOCK_M", "BLOCK_N", "HAS_LONG_ROWS"),
     sizes=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     sizes_of_kind={"uneven": (1024, 4096)},
     kinds=LAYER_KINDS,
@@ -275,7 +302,7 @@ _NORM_BACKWARD = replace(
     function="norm_bwd",
     types={"*T": "z weight dy dz dx dresidual", "*fp32": "mean rstd dweight", "fp32": "shift"},
     aligned=("z", "weight", "dy", "dz", "dx", "dresidual", "dweight"),
-    constants=("UNIT", "BLOCK_M", "BLOCK_N", "LONG", "AHEAD"),
+    constants=("UNIT", "BLOCK_M", "BLOCK_N", "HAS_LONG_ROWS", "USE_PREFETCH"),
 )
 _WEIGHTS_32 = {"fp32_arguments": ("weight", "bias"), "dtypes": HALVES}
 _RESIDUAL_32 = {"fp32_arguments": ("weight", "bias", "residual", "z", "dz", "dresidual"), "dtypes": HALVES}

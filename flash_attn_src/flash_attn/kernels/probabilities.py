@@ -5,17 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import (
-    HAS_ALIBI,
-    RUNTIME_ARGUMENTS,
-    alibi_bias,
-    apply_mask,
-    apply_softcap,
-    key_span,
-    query_span,
-    row_stride,
-)
+from flash_attn.kernels.common import HAS_ALIBI, RUNTIME_ARGUMENTS, key_span, query_span, row_stride
 from flash_attn.kernels.dropout import keep_mask
+from flash_attn.kernels.groups import Bounds, Rows
+from flash_attn.kernels.scores import alibi_bias, apply_mask, apply_softcap
 from flash_attn.kernels.tiles import deep_dot
 
 
@@ -26,8 +19,8 @@ def attn_probabilities(
     scale, softcap, p_dropout,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, n_blocks, flags,
-    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
-    SHARED: tl.constexpr,
+    VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    DROPOUT_BITS_SHARED: tl.constexpr,
 ):  # fmt: skip
     """dmask (batch, heads, seqlen_q, seqlen_k): exp(score - lse), negative where dropout drops it, 0 where masked.
 
@@ -42,7 +35,7 @@ def attn_probabilities(
     batch = plane // nheads
     q_start, sq = query_span(batch, seqlen_q, cu_seqlens_q, flags)
     k_start, sk = key_span(batch, seqlen_k, cu_seqlens_k, seqused_k, leftpad_k, flags)
-    shift = sk - sq
+    bounds = Bounds(sq, sk, sk - sq, window_left, window_right)
     head_dim *= VEC
     stride_qm = row_stride(stride_qm, VEC)
     stride_kn = row_stride(stride_kn, VEC)
@@ -63,20 +56,21 @@ def attn_probabilities(
     pos_m = (first_row + offs_m)[:, None]  # [BLOCK_M, 1]
     pos_n = (first_col + offs_n)[None, :]  # [1, BLOCK_N]
     b_s = deep_dot(  # [BLOCK_M, BLOCK_N]
-        p_q, first_row, offs_m, stride_qm, sq, p_k, first_col, offs_n, stride_kn, sk,
-        head_dim, BLOCK_M, BLOCK_N, BLOCK_D, 0, DEPTH,
+        Rows(p_q, stride_qm, sq, head_dim, offs_m, offs_m), first_row, offs_m,
+        Rows(p_k, stride_kn, sk, head_dim, offs_n, offs_n), first_col, offs_n,
+        BLOCK_M, BLOCK_N, BLOCK_D, 0, BLOCK_K,
     )  # fmt: skip
     b_s = b_s * scale
     if softcap > 0.0:
         b_s, _ = apply_softcap(b_s, softcap, 1.0 / softcap)
-    b_s += alibi_bias(slope, pos_m, pos_n, shift)
+    b_s += alibi_bias(slope, pos_m, pos_n, bounds.shift)
     b_lse = tl.load(p_lse + first_row + offs_m, mask=first_row + offs_m < sq, other=float("inf"))  # [BLOCK_M]
     b_p = tl.exp(b_s - b_lse[:, None])  # [BLOCK_M, BLOCK_N]
     b_keep = keep_mask(
-        rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, SHARED, False
+        rng_state, p_dropout, plane, first_row, first_col, BLOCK_M, BLOCK_N, DROPOUT_BITS_SHARED, False
     )  # [BLOCK_M, BLOCK_N]
     smallest = 6.103515625e-05 if p_dmask.dtype.element_ty == tl.float16 else 1.1754943508222875e-38
     b_p = tl.where(b_keep, b_p, -tl.maximum(b_p, smallest))
-    b_p = tl.where(pos_m < sq, apply_mask(b_p, 0.0, pos_m, pos_n, shift, sk, window_left, window_right), 0.0)
+    b_p = tl.where(pos_m < sq, apply_mask(b_p, 0.0, pos_m, pos_n, bounds), 0.0)
     p_tile = p_dmask + (pos_m.to(tl.int64) * seqlen_k + pos_n)  # [BLOCK_M, BLOCK_N]
     tl.store(p_tile, b_p.to(p_dmask.dtype.element_ty), mask=(pos_m < seqlen_q) & (pos_n < seqlen_k))

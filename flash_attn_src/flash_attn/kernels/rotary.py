@@ -21,11 +21,11 @@ def rotary(
     x, turned, cosines, sines, cu_seqlens, offsets, sign,
     stride_xb, stride_xm, stride_xh, stride_tb, stride_tm, stride_th,
     seqlen, nheads, half, places, offset, m_blocks, flags,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, INTERLEAVED: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, USE_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """The first 2 * half elements of every head of `turned`: (a cos - b sin', a sin' + b cos), sin' = sign * sin.
 
-    (a, b) are the elements (i, i + half) of x, with INTERLEAVED (2 i, 2 i + 1). turned may be x.
+    (a, b) are the elements (i, i + half) of x, with USE_INTERLEAVED (2 i, 2 i + 1). turned may be x.
     One program: BLOCK_M rows of every head, so that the angles are loaded once. Grid: m_blocks * batch.
     cosines, sines: (places, half), dense. A row beyond them is copied. Strides and half are in units of UNIT elements.
     """
@@ -62,7 +62,7 @@ def rotary(
         for head in range(nheads):
             p_x = p_rows + head * x_step
             p_turned = p_turned_rows + head * t_step
-            if INTERLEAVED:
+            if USE_INTERLEAVED:
                 offs_pairs = tl.arange(0, BLOCK_D)[None, :]  # [1, BLOCK_D]
                 whole = (pos_m[:, None] < seqlen) & (offs_pairs < 2 * half)
                 b_pairs = tl.load(p_x + offs_pairs, mask=whole, other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_D]

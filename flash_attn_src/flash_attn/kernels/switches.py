@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
+# The oldest Triton whose JIT compiles the kernels, because it takes named tuples (`groups`), and the oldest torch that
+# requires it.
+OLDEST_TRITON, OLDEST_TORCH = "3.3", "2.7"
+
 # Those that `switched` turns on, with Triton's names for them.
 _SWITCHES = {"in_thread_transpose": "use_in_thread_transpose", "async_copy": "use_async_copy"}
 # The compile stage alone takes these. It checks the code that comes out of the first. The second is its own change of

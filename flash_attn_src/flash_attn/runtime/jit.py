@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_attn.kernels.switches import known, switched
+from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON, known, switched
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.jit_repair import repaired
@@ -27,6 +27,8 @@ _POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "
 
 class JitKernel:
     """A variant's kernel, compiled by Triton at its first call. index: torch's of the device, -1 of CPU tensors."""
+
+    follows_pages = True
 
     def __init__(self, variant: Variant, target: str, config: Config | None = None, *, index: int = -1) -> None:
         """With a launch configuration of the caller's, or the tuning table's."""
@@ -48,13 +50,6 @@ class JitKernel:
         if not interpreting():  # interpreters of older Tritons refuse the compiler's options
             self.options |= known(spec.options, targets.get(target).vendor)
             self.options["enable_fp_fusion"] = True  # no longer the default from Triton 3.10 on
-            if triton_version() == (3, 2) and not target.startswith("sm_"):
-                self.options["num_stages"] = 1  # its pipeline for AMD GPUs moves loads before what they depend on
-
-    @property
-    def follows_pages(self) -> bool:
-        """See `device.Kernel.follows_pages`: for AMD GPUs not by Triton before 3.3."""
-        return interpreting() or triton_version() >= (3, 3)
 
     def launch(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `device.Kernel.launch`. Triton launches on torch's current stream by itself."""
@@ -125,8 +120,11 @@ def triton_problem() -> str | None:
         import triton
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
-    if triton_version() < (3, 1):
-        return f"Triton {triton.__version__} is older than 3.1"
+    if triton_version() < tuple(map(int, OLDEST_TRITON.split("."))):
+        return (
+            f"Triton {triton.__version__} is older than {OLDEST_TRITON}, whose named tuples the kernels need: install "
+            f"torch {OLDEST_TORCH} or newer, which brings it"
+        )
     return None
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from functools import cache
 
 from flash_attn.kernels import targets
-from flash_attn.kernels.operation import KINDS
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import cdna, decode, fixed, layers, nvidia, rdna2, rdna3, rdna4
-from flash_attn.kernels.tuning.config import Config, Rows
+from flash_attn.kernels.tuning.config import Config, Rows, Tiles
 from flash_attn.kernels.variants import Variant
 
 __all__ = ["Config", "config", "neighbours", "rows"]
@@ -46,19 +45,15 @@ def config(target: str, variant: Variant) -> Config:
     if operation.tuning == "layers":
         return layers.config(target, variant)
     table = rows(target)
-    configs = _row(table, variant)
-    if variant.kind == "any":
-        return configs[-1]
+    row = _row(table, variant)
     if variant.kind == "bias":
         own = table.get((f"{variant.op}-bias", 32 if variant.dtype == "fp32" else 16, variant.block_d))
-        # Else half the keys, because a tile of the bias takes as many registers as one of scores.
-        return own[0] if own else configs[-1]._replace(block_n=max(configs[-1].block_n // 2, 16))
-    # Sinks join after the loop over the keys.
-    kind = "plain" if variant.kind == "sink" else variant.kind
-    return configs[min(KINDS.index(kind), len(configs) - 1)]
+        # Otherwise half the keys, because a tile of the bias takes as many registers as a tile of scores.
+        return own["any"] if own else row["any"]._replace(block_n=max(row["any"].block_n // 2, 16))
+    return row["plain" if variant.kind == "sink" else variant.kind]
 
 
-def _row(table: Rows, variant: Variant) -> tuple[Config, ...]:
+def _row(table: Rows, variant: Variant) -> Tiles:
     """The first row that there is: of the operation, of those whose tile it takes, of the last at the next power of
     two."""
     size, names = variant.block_d, [variant.op]

@@ -18,8 +18,8 @@ that take more than 300 registers do.
 from __future__ import annotations
 
 from flash_attn.kernels.tuning.config import (
+    ASYNC_COPY,
     BOTH_ORDERS,
-    DIRECT,
     ORDERS,
     PRIORITIES,
     ROWS_OF_16,
@@ -27,88 +27,105 @@ from flash_attn.kernels.tuning.config import (
     C,
     Options,
     Rows,
+    tiles,
 )
 
 OPTIONS: Options = WAVES + ORDERS
 
 ROWS: Rows = {
     # fwd, 16 bits: clock, 2026-11-24.
-    ("fwd", 16, 32): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 64, 4)),
-    ("fwd", 16, 64): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 32, 4, 2, options=BOTH_ORDERS)),
-    ("fwd", 16, 96): (*(C(128, 64, 4, 2, options=BOTH_ORDERS),) * 4, C(128, 32, 4, 2)),
-    ("fwd", 16, 128): (
-        C(128, 32, 4, 2, options=BOTH_ORDERS),
-        C(128, 32, 4, 2, options=BOTH_ORDERS),
-        C(128, 32, 4, 2),
-        C(128, 32, 4, 2, options=BOTH_ORDERS),
-        C(128, 32, 4, 2),
+    ("fwd", 16, 32): tiles(
+        {"plain alibi dropout softcap": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 64, 4)}
     ),
-    ("fwd", 16, 192): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
-    ("fwd", 16, 256): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
+    ("fwd", 16, 64): tiles(
+        {
+            "plain alibi dropout softcap": C(128, 64, 4, 2, options=BOTH_ORDERS),
+            "others": C(128, 32, 4, 2, options=BOTH_ORDERS),
+        }
+    ),
+    ("fwd", 16, 96): tiles(
+        {"plain alibi dropout softcap": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2)}
+    ),
+    ("fwd", 16, 128): tiles({"plain alibi softcap": C(128, 32, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2)}),
+    ("fwd", 16, 192): tiles(C(128, 32, 4, 2, options=BOTH_ORDERS)),
+    ("fwd", 16, 256): tiles(C(128, 32, 4, 2, options=BOTH_ORDERS)),
     # fwd, 16 bits: registers, 2026-11-24.
-    ("fwd", 16, 512): (C(64, 32, 4, options=ROWS_OF_16),),
+    ("fwd", 16, 512): tiles(C(64, 32, 4, options=ROWS_OF_16)),
     # fwd, 32 bits: registers, 2026-11-24.
-    ("fwd", 32, 512): (C(32, 16, 4),),
+    ("fwd", 32, 512): tiles(C(32, 16, 4)),
     # fwd, 32 bits: registers, 2026-11-21.
-    ("fwd", 32, 32): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
-    ("fwd", 32, 64): (C(128, 32, 4, options=(("waves_per_eu", 2),)),),
-    ("fwd", 32, 128): (C(128, 32, 8), C(128, 32, 4)),
-    ("fwd", 32, 256): (C(64, 32, 4),),
+    ("fwd", 32, 32): tiles(C(128, 32, 4, options=(("waves_per_eu", 2),))),
+    ("fwd", 32, 64): tiles(C(128, 32, 4, options=(("waves_per_eu", 2),))),
+    ("fwd", 32, 128): tiles({"plain": C(128, 32, 8), "others": C(128, 32, 4)}),
+    ("fwd", 32, 256): tiles(C(64, 32, 4)),
     # bwd-dkdv, 16 bits: clock, 2026-11-24.
-    ("bwd-dkdv", 16, 32): (
-        C(16, 128, 2, 2, options=ROWS_OF_16),
-        *(C(16, 64, 2, 2, options=ROWS_OF_16),) * 3,
-        C(16, 128, 4),
+    ("bwd-dkdv", 16, 32): tiles(
+        {
+            "plain": C(16, 128, 2, 2, options=ROWS_OF_16),
+            "alibi dropout softcap": C(16, 64, 2, 2, options=ROWS_OF_16),
+            "others": C(16, 128, 4),
+        }
     ),
     # Head dim 64, plain, 2026-11-25: 10042 cycles on gfx942, 15526 on gfx90a, 6622 on gfx950; C(32, 64, 2) 16107, 21651
     # and 13520. Two thirds of its LDS cycles are bank conflicts, which these figures contain.
-    ("bwd-dkdv", 16, 64): (*(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),) * 4, C(16, 128, 4)),
-    ("bwd-dkdv", 16, 96): (C(16, 64, 2, 2, options=BOTH_ORDERS),),
-    ("bwd-dkdv", 16, 128): (
-        C(16, 128, 4, 2, options=BOTH_ORDERS),
-        C(32, 64, 2, options=ROWS_OF_16),
-        C(32, 64, 2, options=ROWS_OF_16),
-        C(16, 128, 4, 2, options=BOTH_ORDERS),
-        C(32, 128, 4, options=ROWS_OF_16),
+    ("bwd-dkdv", 16, 64): tiles(
+        {"plain alibi dropout softcap": C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS), "others": C(16, 128, 4)}
     ),
-    ("bwd-dkdv", 16, 192): (C(16, 64, 4, 2, options=BOTH_ORDERS),),
-    ("bwd-dkdv", 16, 256): (C(16, 64, 4), C(16, 64, 4), C(16, 64, 4, options=BOTH_ORDERS), C(16, 64, 4)),
+    ("bwd-dkdv", 16, 96): tiles(C(16, 64, 2, 2, options=BOTH_ORDERS)),
+    ("bwd-dkdv", 16, 128): tiles(
+        {
+            "plain softcap": C(16, 128, 4, 2, options=BOTH_ORDERS),
+            "alibi dropout": C(32, 64, 2, options=ROWS_OF_16),
+            "others": C(32, 128, 4, options=ROWS_OF_16),
+        }
+    ),
+    ("bwd-dkdv", 16, 192): tiles(C(16, 64, 4, 2, options=BOTH_ORDERS)),
+    ("bwd-dkdv", 16, 256): tiles({"dropout": C(16, 64, 4, options=BOTH_ORDERS), "others": C(16, 64, 4)}),
     # bwd-dkdv: registers, 2026-11-24.
-    ("bwd-dkdv", 16, 512): (C(16, 32, 4), C(16, 16, 4)),
-    ("bwd-dkdv", 32, 512): (C(16, 16, 4),),
+    ("bwd-dkdv", 16, 512): tiles({"plain": C(16, 32, 4), "others": C(16, 16, 4)}),
+    ("bwd-dkdv", 32, 512): tiles(C(16, 16, 4)),
     # bwd-dkdv, 32 bits: registers, 2026-11-21.
-    ("bwd-dkdv", 32, 32): (C(32, 128, 8), C(64, 64, 4)),
-    ("bwd-dkdv", 32, 64): (C(64, 64, 4), C(32, 64, 4)),
-    ("bwd-dkdv", 32, 128): (C(32, 32, 4), C(16, 64, 4)),
-    ("bwd-dkdv", 32, 256): (C(16, 32, 4),),
+    ("bwd-dkdv", 32, 32): tiles({"plain": C(32, 128, 8), "others": C(64, 64, 4)}),
+    ("bwd-dkdv", 32, 64): tiles({"plain": C(64, 64, 4), "others": C(32, 64, 4)}),
+    ("bwd-dkdv", 32, 128): tiles({"plain": C(32, 32, 4), "others": C(16, 64, 4)}),
+    ("bwd-dkdv", 32, 256): tiles(C(16, 32, 4)),
     # With a bias: clock, gfx942, 2026-11-25, head dims 64 and 128. The forward takes 11054 and 19475 cycles, dk and dv
     # 21176 and 33999; by half the keys of the plain tile 14764 and more, 26404 and more. dk and dv of 96 take 25656 and
     # by half the keys 47557, which Triton 3.7.1 cannot compile for gfx950.
-    ("fwd-bias", 16, 64): (C(128, 32, 4, 2, options=BOTH_ORDERS),),
-    ("fwd-bias", 16, 128): (C(128, 16, 4, 2, options=BOTH_ORDERS),),
-    ("bwd-dkdv-bias", 16, 64): (C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
-    ("bwd-dkdv-bias", 16, 96): (C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
-    ("bwd-dkdv-bias", 16, 128): (C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
+    ("fwd-bias", 16, 64): tiles(C(128, 32, 4, 2, options=BOTH_ORDERS)),
+    ("fwd-bias", 16, 128): tiles(C(128, 16, 4, 2, options=BOTH_ORDERS)),
+    ("bwd-dkdv-bias", 16, 64): tiles(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS)),
+    ("bwd-dkdv-bias", 16, 96): tiles(C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS)),
+    ("bwd-dkdv-bias", 16, 128): tiles(C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS)),
     # bwd-dq, 16 bits: clock, 2026-11-24.
-    ("bwd-dq", 16, 32): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
+    ("bwd-dq", 16, 32): tiles(C(64, 32, 2, 2, options=BOTH_ORDERS)),
     # Head dim 64, plain, 2026-11-25: 5204 cycles on gfx942, 9271 on gfx90a; without the orders 6090 and 9966.
-    ("bwd-dq", 16, 64): (C(128, 64, 4, options=BOTH_ORDERS), *(C(64, 32, 2, 2, options=BOTH_ORDERS),) * 4),
-    ("bwd-dq", 16, 96): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
-    ("bwd-dq", 16, 128): (
-        C(128, 32, 4),
-        *(C(64, 16, 2, 2, options=BOTH_ORDERS),) * 3,
-        C(64, 32, 2, 2, options=BOTH_ORDERS),
+    ("bwd-dq", 16, 64): tiles(
+        {"plain": C(128, 64, 4, options=BOTH_ORDERS), "others": C(64, 32, 2, 2, options=BOTH_ORDERS)}
     ),
-    ("bwd-dq", 16, 192): (*(C(128, 32, 4, 2, options=BOTH_ORDERS),) * 4, C(64, 32, 2, 2, options=BOTH_ORDERS)),
-    ("bwd-dq", 16, 256): (C(128, 16, 4, 2, options=BOTH_ORDERS),),
+    ("bwd-dq", 16, 96): tiles(C(64, 32, 2, 2, options=BOTH_ORDERS)),
+    ("bwd-dq", 16, 128): tiles(
+        {
+            "plain": C(128, 32, 4),
+            "alibi dropout softcap": C(64, 16, 2, 2, options=BOTH_ORDERS),
+            "others": C(64, 32, 2, 2, options=BOTH_ORDERS),
+        }
+    ),
+    ("bwd-dq", 16, 192): tiles(
+        {
+            "plain alibi dropout softcap": C(128, 32, 4, 2, options=BOTH_ORDERS),
+            "others": C(64, 32, 2, 2, options=BOTH_ORDERS),
+        }
+    ),
+    ("bwd-dq", 16, 256): tiles(C(128, 16, 4, 2, options=BOTH_ORDERS)),
     # bwd-dq: registers, 2026-11-24.
-    ("bwd-dq", 16, 512): (C(32, 16, 4),),
-    ("bwd-dq", 32, 512): (C(16, 16, 4),),
+    ("bwd-dq", 16, 512): tiles(C(32, 16, 4)),
+    ("bwd-dq", 32, 512): tiles(C(16, 16, 4)),
     # bwd-dq, 32 bits: registers, 2026-11-21.
-    ("bwd-dq", 32, 32): (C(64, 64, 4),),
-    ("bwd-dq", 32, 64): (C(64, 32, 4),),
-    ("bwd-dq", 32, 128): (C(64, 32, 4),),
-    ("bwd-dq", 32, 256): (C(32, 16, 4),),
+    ("bwd-dq", 32, 32): tiles(C(64, 64, 4)),
+    ("bwd-dq", 32, 64): tiles(C(64, 32, 4)),
+    ("bwd-dq", 32, 128): tiles(C(64, 32, 4)),
+    ("bwd-dq", 32, 256): tiles(C(32, 16, 4)),
 }
 
 # Pages keep the family's tiles where a target has larger ones, because a page may have 32 keys.
@@ -122,20 +139,24 @@ _TWO_WAVES = (("waves_per_eu", 2), *BOTH_ORDERS)
 _FORWARDS: Rows = {
     # Plain, without kpack, with it, and with priorities of waves too: 4127, 4115 and 3627 cycles on gfx942, fp16 4808,
     # 4215 and 3749; 6051, 5942 and 5526 on gfx90a.
-    ("fwd", 16, 64): (
-        *(C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK + PRIORITIES),) * 4,
-        C(128, 32, 4, 2, options=BOTH_ORDERS + _KPACK),
+    ("fwd", 16, 64): tiles(
+        {
+            "plain alibi dropout softcap": C(128, 64, 4, 2, options=BOTH_ORDERS + _KPACK + PRIORITIES),
+            "others": C(128, 32, 4, 2, options=BOTH_ORDERS + _KPACK),
+        }
     ),
     # Plain on gfx942, without kpack, with it, and with priorities of waves too: 6806, 6626 and 6359 cycles, fp16 6709,
     # 6265 and 6080, with 10 spills and none; with dropout 10239, 8372 and 7796. On gfx90a 12090 and 11202, by the
     # family's tile 12727. ALiBi and softcap gain nothing by kpack. ALiBi takes 7747 with priorities and 8627 without. A
     # softcap gains less by them than it would lose if waves took turns (`docs/notes/clock.md`).
-    ("fwd", 16, 128): (
-        C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK + PRIORITIES),
-        C(128, 32, 4, 2, options=BOTH_ORDERS + PRIORITIES),
-        C(128, 32, 4, 2, options=_KPACK + PRIORITIES),
-        C(128, 32, 4, 2, options=BOTH_ORDERS),
-        C(128, 32, 4, 2, options=_KPACK),
+    ("fwd", 16, 128): tiles(
+        {
+            "plain": C(128, 64, 4, 2, options=_TWO_WAVES + _KPACK + PRIORITIES),
+            "alibi": C(128, 32, 4, 2, options=BOTH_ORDERS + PRIORITIES),
+            "dropout": C(128, 32, 4, 2, options=_KPACK + PRIORITIES),
+            "softcap": C(128, 32, 4, 2, options=BOTH_ORDERS),
+            "others": C(128, 32, 4, 2, options=_KPACK),
+        }
     ),
 }
 
@@ -144,50 +165,63 @@ TARGET_ROWS: dict[str, Rows] = {
     # gfx908 has half the registers for a wave: the tile of the family spills 111 of them.
     "gfx908": {
         # bwd-dkdv, 16 bits: registers, 2026-11-24.
-        ("bwd-dkdv", 16, 128): (C(32, 64, 2, options=ROWS_OF_16),),
+        ("bwd-dkdv", 16, 128): tiles(C(32, 64, 2, options=ROWS_OF_16)),
     },
     "gfx90a": {
         **_PAGES,
         **_FORWARDS,
         # fwd, 16 bits: clock, 2026-11-25. Plain: 25480 cycles, with the family's tile 27424.
-        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        ("fwd", 16, 192): tiles(
+            {"plain": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2, options=BOTH_ORDERS)}
+        ),
     },
     "gfx942": {
         **_PAGES,
         **_FORWARDS,
         # fwd, 16 bits: clock, 2026-11-24; 2026-11-25, plain: 10560 and 13760 cycles, with 1 and 22 spills. With the
         # family's tiles 13576 and 15472.
-        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
-        ("fwd", 16, 256): (C(128, 64, 4, 2, options=BOTH_ORDERS), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        ("fwd", 16, 192): tiles(
+            {"plain": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2, options=BOTH_ORDERS)}
+        ),
+        ("fwd", 16, 256): tiles(
+            {"plain": C(128, 64, 4, 2, options=BOTH_ORDERS), "others": C(128, 32, 4, 2, options=BOTH_ORDERS)}
+        ),
         # bwd-dkdv, 16 bits: clock, 2026-11-25. Head dim 128, plain: 20223 cycles, 21239 without kpack, 22480 with the
         # family's tile. A second stage takes 17177, but it spills 161 registers, which costs more than it gains below
         # 1100 queries.
-        ("bwd-dkdv", 16, 128): (
-            C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS + _KPACK),
-            C(32, 64, 2, options=ROWS_OF_16),
-            C(32, 64, 2, options=ROWS_OF_16),
-            C(16, 128, 4, 2, options=BOTH_ORDERS),
-            C(32, 128, 4, options=ROWS_OF_16),
+        ("bwd-dkdv", 16, 128): tiles(
+            {
+                "plain": C(32, 64, 2, options=ROWS_OF_16 + BOTH_ORDERS + _KPACK),
+                "alibi dropout": C(32, 64, 2, options=ROWS_OF_16),
+                "softcap": C(16, 128, 4, 2, options=BOTH_ORDERS),
+                "others": C(32, 128, 4, options=ROWS_OF_16),
+            }
         ),
         # bwd-dkdv, 16 bits: clock, 2026-11-25. Plain: 44384 cycles, without kpack 45760. Tiles with 72 to 117 spills
         # take 31021 and more.
-        ("bwd-dkdv", 16, 192): (
-            C(16, 64, 4, 2, options=BOTH_ORDERS + _KPACK),
-            *(C(16, 64, 4, 2, options=BOTH_ORDERS),) * 4,
+        ("bwd-dkdv", 16, 192): tiles(
+            {"plain": C(16, 64, 4, 2, options=BOTH_ORDERS + _KPACK), "others": C(16, 64, 4, 2, options=BOTH_ORDERS)}
         ),
         # bwd-dkdv, 16 bits: clock, 2026-11-24; plain 2026-11-25: 54175 cycles, without the orders 58970.
-        ("bwd-dkdv", 16, 256): (
-            C(32, 64, 4, options=ROWS_OF_16 + BOTH_ORDERS),
-            C(32, 64, 4, options=ROWS_OF_16),
-            C(16, 64, 4, options=BOTH_ORDERS),
-            C(32, 64, 4, options=ROWS_OF_16),
-            C(16, 64, 4),
+        ("bwd-dkdv", 16, 256): tiles(
+            {
+                "plain": C(32, 64, 4, options=ROWS_OF_16 + BOTH_ORDERS),
+                "alibi softcap": C(32, 64, 4, options=ROWS_OF_16),
+                "dropout": C(16, 64, 4, options=BOTH_ORDERS),
+                "others": C(16, 64, 4),
+            }
         ),
         # bwd-dq, 16 bits: clock, 2026-11-25. Plain: 10008, 22097 and 27732 cycles, with the family's tiles 10432, 24384
         # and 31008.
-        ("bwd-dq", 16, 128): (C(128, 32, 4, options=BOTH_ORDERS + _KPACK), *ROWS["bwd-dq", 16, 128][1:]),
-        ("bwd-dq", 16, 192): (C(128, 64, 4, options=BOTH_ORDERS + _KPACK), *ROWS["bwd-dq", 16, 192][1:]),
-        ("bwd-dq", 16, 256): (C(128, 32, 4, options=BOTH_ORDERS), C(128, 16, 4, 2, options=BOTH_ORDERS)),
+        ("bwd-dq", 16, 128): tiles(
+            {"plain": C(128, 32, 4, options=BOTH_ORDERS + _KPACK)}, base=ROWS["bwd-dq", 16, 128]
+        ),
+        ("bwd-dq", 16, 192): tiles(
+            {"plain": C(128, 64, 4, options=BOTH_ORDERS + _KPACK)}, base=ROWS["bwd-dq", 16, 192]
+        ),
+        ("bwd-dq", 16, 256): tiles(
+            {"plain": C(128, 32, 4, options=BOTH_ORDERS), "others": C(128, 16, 4, 2, options=BOTH_ORDERS)}
+        ),
     },
     "gfx950": {
         **_PAGES,
@@ -197,43 +231,62 @@ TARGET_ROWS: dict[str, Rows] = {
         # dim 64 with ALiBi loses by them: 4547 and 4451. With priorities of waves besides, plain, ALiBi and dropout: 64
         # 2547, 4316 and 4198; 128 3410, 5160 and 5381, softcap 7602 for 8366, values of 64 2976. From 192 on one wave
         # is on a SIMD, and there is nothing to gain.
-        ("fwd", 16, 64): (
-            C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT + PRIORITIES),
-            *(C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),) * 2,
-            C(128, 64, 4, 2, options=BOTH_ORDERS),
-            C(128, 32, 4, 2, options=BOTH_ORDERS),
+        ("fwd", 16, 64): tiles(
+            {
+                "plain": C(128, 64, 4, 2, options=BOTH_ORDERS + ASYNC_COPY + PRIORITIES),
+                "alibi dropout": C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),
+                "softcap": C(128, 64, 4, 2, options=BOTH_ORDERS),
+                "others": C(128, 32, 4, 2, options=BOTH_ORDERS),
+            }
         ),
-        ("fwd", 16, 128): (
-            *(C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT + PRIORITIES),) * 3,
-            C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),
-            C(128, 32, 4, 2),
+        ("fwd", 16, 128): tiles(
+            {
+                "plain alibi dropout": C(128, 64, 4, 2, options=BOTH_ORDERS + ASYNC_COPY + PRIORITIES),
+                "softcap": C(128, 64, 4, 2, options=BOTH_ORDERS + PRIORITIES),
+                "others": C(128, 32, 4, 2),
+            }
         ),
-        ("fwd", 16, 192): (C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT), C(128, 32, 4, 2, options=BOTH_ORDERS)),
-        ("fwd", 16, 256): (C(128, 64, 4, 2, options=BOTH_ORDERS + DIRECT), C(128, 32, 4, 2, options=BOTH_ORDERS)),
+        ("fwd", 16, 192): tiles(
+            {
+                "plain": C(128, 64, 4, 2, options=BOTH_ORDERS + ASYNC_COPY),
+                "others": C(128, 32, 4, 2, options=BOTH_ORDERS),
+            }
+        ),
+        ("fwd", 16, 256): tiles(
+            {
+                "plain": C(128, 64, 4, 2, options=BOTH_ORDERS + ASYNC_COPY),
+                "others": C(128, 32, 4, 2, options=BOTH_ORDERS),
+            }
+        ),
         # bwd-dkdv, 16 bits: clock, 2026-11-24. Head dim 128, plain, 2026-11-25: 8917 cycles, and 11072 with the tile of
         # the other kinds. Its 45 spills are outside of both loops, and it is slower below 700 queries.
-        ("bwd-dkdv", 16, 128): (
-            C(32, 64, 2, 2, options=ROWS_OF_16),
-            *(C(16, 64, 2, 2, options=BOTH_ORDERS),) * 3,
-            C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+        ("bwd-dkdv", 16, 128): tiles(
+            {
+                "plain": C(32, 64, 2, 2, options=ROWS_OF_16),
+                "alibi dropout softcap": C(16, 64, 2, 2, options=BOTH_ORDERS),
+                "others": C(16, 64, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
+            }
         ),
-        ("bwd-dkdv", 16, 256): (C(16, 64, 4, 2, options=ROWS_OF_16 + BOTH_ORDERS),),
+        ("bwd-dkdv", 16, 256): tiles(C(16, 64, 4, 2, options=ROWS_OF_16 + BOTH_ORDERS)),
         # With a bias, head dim 96: clock, 2026-11-25, 21228 cycles, and 24880 by the family's tile.
-        ("bwd-dkdv-bias", 16, 96): (C(16, 64, 2, 2, options=BOTH_ORDERS),),
+        ("bwd-dkdv-bias", 16, 96): tiles(C(16, 64, 2, 2, options=BOTH_ORDERS)),
         # bwd-dkdv, 16 bits: clock, 2026-11-25. Plain: 20544 cycles, with the family's tile 29280, with 64 keys 22528.
         # Tiles with 46 to 88 spills take 16768 and more.
-        ("bwd-dkdv", 16, 192): (
-            C(16, 32, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS),
-            *(C(16, 64, 4, 2, options=BOTH_ORDERS),) * 4,
+        ("bwd-dkdv", 16, 192): tiles(
+            {"plain": C(16, 32, 2, 2, options=ROWS_OF_16 + BOTH_ORDERS), "others": C(16, 64, 4, 2, options=BOTH_ORDERS)}
         ),
         # bwd-dq, 16 bits: clock, 2026-11-25. Plain: 12016 cycles, with the family's tile 12736.
-        ("bwd-dq", 16, 256): (C(128, 32, 4, 2, options=BOTH_ORDERS), C(128, 16, 4, 2, options=BOTH_ORDERS)),
+        ("bwd-dq", 16, 256): tiles(
+            {"plain": C(128, 32, 4, 2, options=BOTH_ORDERS), "others": C(128, 16, 4, 2, options=BOTH_ORDERS)}
+        ),
         # bwd-dq, 16 bits: clock, 2026-11-24.
-        ("bwd-dq", 16, 64): (C(64, 32, 2, 2, options=BOTH_ORDERS),),
-        ("bwd-dq", 16, 128): (
-            C(128, 32, 4, 2, options=BOTH_ORDERS),
-            *(C(64, 16, 2, 2, options=BOTH_ORDERS),) * 3,
-            C(64, 32, 2, 2, options=BOTH_ORDERS),
+        ("bwd-dq", 16, 64): tiles(C(64, 32, 2, 2, options=BOTH_ORDERS)),
+        ("bwd-dq", 16, 128): tiles(
+            {
+                "plain": C(128, 32, 4, 2, options=BOTH_ORDERS),
+                "alibi dropout softcap": C(64, 16, 2, 2, options=BOTH_ORDERS),
+                "others": C(64, 32, 2, 2, options=BOTH_ORDERS),
+            }
         ),
     },
 }

@@ -10,7 +10,7 @@ class Config(NamedTuple):
     """One launch configuration.
 
     block_m, block_n: rows and columns of a tile.
-    depth: the head-dim piece of the score products, 0 for the whole head dim at once (see `tiles.deep_dot`).
+    block_k: the head-dim piece of the score products, 0 for the whole head dim at once (see `tiles.deep_dot`).
     options: the compiler's own, beside warps and stages.
     """
 
@@ -18,16 +18,36 @@ class Config(NamedTuple):
     block_n: int
     num_warps: int
     num_stages: int = 1
-    depth: int = 0
+    block_k: int = 0
     options: tuple[tuple[str, int | str], ...] = ()
 
 
 C = Config  # as the tables write it
 
-# (operation, element bits, size) -> one configuration for each kind in the order of `operation.KINDS`. The last one
-# serves the kinds after it too, and always `any`.
-Rows = Mapping[tuple[str, int, int], tuple[Config, ...]]
+# The score modifiers with a tile of their own. Sinks take the tile of `plain`, because they join after the loop. A bias
+# has rows of its own.
+MODIFIERS = ("plain", "alibi", "dropout", "softcap", "any")
+Tiles = Mapping[str, Config]
+# (operation, element bits, size) -> score modifier -> its configuration.
+Rows = Mapping[tuple[str, int, int], Tiles]
 Options = tuple[tuple[str, int | str], ...]
+
+
+def tiles(row: Config | Mapping[str, Config], *, base: Tiles | None = None) -> Tiles:
+    """One row of a table: a configuration for each of MODIFIERS.
+
+    row: one configuration for all modifiers, or configurations by the names of modifiers, separated by spaces, where
+    "others" stands for the modifiers that the row does not name. base: the row that serves them instead.
+    Raises ValueError where a name is unknown, or a modifier has two configurations or none.
+    """
+    row = {"others": row} if isinstance(row, Config) else row
+    named = [(name, config) for names, config in row.items() if names != "others" for name in names.split()]
+    known = dict.fromkeys(MODIFIERS, row["others"]) if "others" in row else dict(base or {})
+    found = known | dict(named)
+    if len(dict(named)) < len(named) or set(found) != set(MODIFIERS):
+        raise ValueError(f"a row of tiles names {sorted(row)}: each of {', '.join(MODIFIERS)} needs one configuration")
+    return {name: found[name] for name in MODIFIERS}
+
 
 # Compiler options that a search on a GPU tries for AMD GPUs. `waves_per_eu` trades registers of a program for programs
 # beside it. `schedule_hint` orders the instructions of a loop with two products.
@@ -43,7 +63,7 @@ BOTH_ORDERS: Options = (("schedule_hint", "attention,memory-bound-attention"),)
 TRANSPOSES: Options = (("in_thread_transpose", 1),)
 # Keys and values are copied straight to shared memory, which is then padded, so that reads of values have no bank
 # conflicts (`switches`). gfx950 alone has such copies of 16 bytes.
-DIRECT: Options = (("async_copy", 1),)
+ASYNC_COPY: Options = (("async_copy", 1),)
 # A wave has priority from the scaling of its output until its next scores are there. The compile stage alone does so
 # (`switches`).
 PRIORITIES: Options = (("wave_priorities", 1),)

@@ -17,155 +17,157 @@ row of 16.
 
 from __future__ import annotations
 
-from flash_attn.kernels.tuning.config import ROWS_OF_16, C, Rows
+from flash_attn.kernels.tuning.config import ROWS_OF_16, C, Rows, tiles
 
 _NVIDIA: Rows = {
     # decode, 16 bits: measured, 2026-11-22.
-    ("decode", 16, 64): (C(16, 64, 2, 3),),
-    ("decode", 16, 128): (C(16, 32, 2, 4),),
-    ("decode", 16, 256): (C(16, 32, 4, 3),),
+    ("decode", 16, 64): tiles(C(16, 64, 2, 3)),
+    ("decode", 16, 128): tiles(C(16, 32, 2, 4)),
+    ("decode", 16, 256): tiles(C(16, 32, 4, 3)),
     # decode, 32 bits: measured, 2026-11-22.
-    ("decode", 32, 64): (C(16, 32, 2, 3),),
-    ("decode", 32, 128): (C(16, 16, 4, 3),),
-    ("decode", 32, 256): (C(16, 32, 8, 2),),
+    ("decode", 32, 64): tiles(C(16, 32, 2, 3)),
+    ("decode", 32, 128): tiles(C(16, 16, 4, 3)),
+    ("decode", 32, 256): tiles(C(16, 32, 8, 2)),
     # decode-paged, 16 bits: measured, 2026-11-22.
-    ("decode-paged", 16, 64): (C(16, 128, 4, 5),),
-    ("decode-paged", 16, 128): (C(16, 64, 4, 5),),
-    ("decode-paged", 16, 256): (C(16, 32, 4, 5),),
+    ("decode-paged", 16, 64): tiles(C(16, 128, 4, 5)),
+    ("decode-paged", 16, 128): tiles(C(16, 64, 4, 5)),
+    ("decode-paged", 16, 256): tiles(C(16, 32, 4, 5)),
     # decode-paged, 32 bits: measured, 2026-11-22.
-    ("decode-paged", 32, 64): (C(16, 64, 4, 2),),
+    ("decode-paged", 32, 64): tiles(C(16, 64, 4, 2)),
     # extend, 16 bits: measured, 2026-11-22.
-    ("extend", 16, 64): (C(64, 64, 4, 4),),
-    ("extend", 16, 128): (C(64, 64, 4, 3),),
-    ("extend", 16, 256): (C(64, 32, 4, 2),),
+    ("extend", 16, 64): tiles(C(64, 64, 4, 4)),
+    ("extend", 16, 128): tiles(C(64, 64, 4, 3)),
+    ("extend", 16, 256): tiles(C(64, 32, 4, 2)),
     # extend, 32 bits: measured, 2026-11-22.
-    ("extend", 32, 64): (C(32, 32, 4, 2),),
-    ("extend", 32, 128): (C(32, 32, 4, 1),),
-    ("extend", 32, 256): (C(32, 32, 8, 1),),
+    ("extend", 32, 64): tiles(C(32, 32, 4, 2)),
+    ("extend", 32, 128): tiles(C(32, 32, 4, 1)),
+    ("extend", 32, 256): tiles(C(32, 32, 8, 1)),
     # extend-paged, 16 bits: measured, 2026-11-22.
-    ("extend-paged", 16, 64): (C(64, 64, 4, 5),),
-    ("extend-paged", 16, 128): (C(64, 64, 4, 5),),
+    ("extend-paged", 16, 64): tiles(C(64, 64, 4, 5)),
+    ("extend-paged", 16, 128): tiles(C(64, 64, 4, 5)),
     # fp8-fwd, 8 bits: measured, 2026-11-22.
-    ("fp8-fwd", 8, 64): (C(128, 64, 4, 3), C(128, 64, 4, 3)),
-    ("fp8-fwd", 8, 128): (C(64, 128, 4, 3), C(64, 64, 4, 3)),
-    ("fp8-fwd", 8, 256): (C(128, 128, 8, 3), C(64, 64, 4, 3)),
+    ("fp8-fwd", 8, 64): tiles(C(128, 64, 4, 3)),
+    ("fp8-fwd", 8, 128): tiles({"plain": C(64, 128, 4, 3), "others": C(64, 64, 4, 3)}),
+    ("fp8-fwd", 8, 256): tiles({"plain": C(128, 128, 8, 3), "others": C(64, 64, 4, 3)}),
     # head dim 512: by size, 2026-11-24.
-    ("decode", 16, 512): (C(16, 32, 4, 2),),
-    ("decode", 32, 512): (C(16, 16, 8, 2),),
-    ("extend", 16, 512): (C(64, 32, 8, 2),),
-    ("extend", 32, 512): (C(32, 16, 8),),
+    ("decode", 16, 512): tiles(C(16, 32, 4, 2)),
+    ("decode", 32, 512): tiles(C(16, 16, 8, 2)),
+    ("extend", 16, 512): tiles(C(64, 32, 8, 2)),
+    ("extend", 32, 512): tiles(C(32, 16, 8)),
     # latent: measured on an H100 in bf16, 2026-11-25: 1 to 64 sequences of 8192 keys, 16 and 128 heads. fp32: by size.
-    ("latent", 16, 512): (C(16, 32, 4, 3),),
-    ("latent", 32, 512): (C(16, 16, 8, 2),),
-    ("latent-extend", 16, 512): (C(64, 64, 8, 2),),
-    ("latent-extend", 32, 512): (C(16, 16, 8),),
+    ("latent", 16, 512): tiles(C(16, 32, 4, 3)),
+    ("latent", 32, 512): tiles(C(16, 16, 8, 2)),
+    ("latent-extend", 16, 512): tiles(C(64, 64, 8, 2)),
+    ("latent-extend", 32, 512): tiles(C(16, 16, 8)),
 }
 
 _CDNA: Rows = {
     # decode, 16 bits: registers, 2026-11-21.
-    ("decode", 16, 64): (C(16, 64, 4, 2),),
-    ("decode", 16, 128): (C(16, 64, 4, 2),),
-    ("decode", 16, 256): (C(16, 32, 4, 2),),
+    ("decode", 16, 64): tiles(C(16, 64, 4, 2)),
+    ("decode", 16, 128): tiles(C(16, 64, 4, 2)),
+    ("decode", 16, 256): tiles(C(16, 32, 4, 2)),
     # decode, 32 bits: registers, 2026-11-21.
-    ("decode", 32, 64): (C(16, 32, 4, 2),),
-    ("decode", 32, 128): (C(16, 32, 4, 2),),
-    ("decode", 32, 256): (C(16, 16, 4, 2),),
+    ("decode", 32, 64): tiles(C(16, 32, 4, 2)),
+    ("decode", 32, 128): tiles(C(16, 32, 4, 2)),
+    ("decode", 32, 256): tiles(C(16, 16, 4, 2)),
     # extend, 16 bits: main loop, 2026-11-22.
-    ("extend", 16, 64): (C(64, 64, 4, 2, options=ROWS_OF_16),),
-    ("extend", 16, 128): (C(64, 64, 4, 2, options=ROWS_OF_16),),
-    ("extend", 16, 256): (C(64, 32, 4, 2, options=ROWS_OF_16),),
+    ("extend", 16, 64): tiles(C(64, 64, 4, 2, options=ROWS_OF_16)),
+    ("extend", 16, 128): tiles(C(64, 64, 4, 2, options=ROWS_OF_16)),
+    ("extend", 16, 256): tiles(C(64, 32, 4, 2, options=ROWS_OF_16)),
     # extend, 32 bits: registers, 2026-11-22.
-    ("extend", 32, 64): (C(64, 32, 4, 2),),
-    ("extend", 32, 128): (C(32, 32, 4, 2),),
-    ("extend", 32, 256): (C(32, 16, 4, 2),),
+    ("extend", 32, 64): tiles(C(64, 32, 4, 2)),
+    ("extend", 32, 128): tiles(C(32, 32, 4, 2)),
+    ("extend", 32, 256): tiles(C(32, 16, 4, 2)),
     # fp8-fwd, 8 bits: main loop, 2026-11-22.
-    ("fp8-fwd", 8, 64): (C(128, 64, 4, options=(("waves_per_eu", 2),)), C(128, 64, 4)),
-    ("fp8-fwd", 8, 128): (C(128, 64, 4, 2), C(128, 64, 8, options=ROWS_OF_16)),
-    ("fp8-fwd", 8, 256): (C(128, 64, 8, 2, options=ROWS_OF_16), C(128, 64, 8, options=ROWS_OF_16)),
+    ("fp8-fwd", 8, 64): tiles({"plain": C(128, 64, 4, options=(("waves_per_eu", 2),)), "others": C(128, 64, 4)}),
+    ("fp8-fwd", 8, 128): tiles({"plain": C(128, 64, 4, 2), "others": C(128, 64, 8, options=ROWS_OF_16)}),
+    ("fp8-fwd", 8, 256): tiles(
+        {"plain": C(128, 64, 8, 2, options=ROWS_OF_16), "others": C(128, 64, 8, options=ROWS_OF_16)}
+    ),
     # head dim 512: registers, 2026-11-24.
-    ("decode", 16, 512): (C(16, 16, 4, 2),),
-    ("decode", 32, 512): (C(16, 16, 4),),
-    ("extend", 16, 512): (C(64, 16, 4, options=ROWS_OF_16),),
-    ("extend", 32, 512): (C(16, 16, 4),),
+    ("decode", 16, 512): tiles(C(16, 16, 4, 2)),
+    ("decode", 32, 512): tiles(C(16, 16, 4)),
+    ("extend", 16, 512): tiles(C(64, 16, 4, options=ROWS_OF_16)),
+    ("extend", 32, 512): tiles(C(16, 16, 4)),
     # latent: registers, 2026-11-24.
-    ("latent", 16, 512): (C(16, 16, 4, 2),),
-    ("latent", 32, 512): (C(16, 16, 4),),
-    ("latent-extend", 16, 512): (C(64, 16, 4, options=ROWS_OF_16),),
-    ("latent-extend", 32, 512): (C(16, 16, 4),),
+    ("latent", 16, 512): tiles(C(16, 16, 4, 2)),
+    ("latent", 32, 512): tiles(C(16, 16, 4)),
+    ("latent-extend", 16, 512): tiles(C(64, 16, 4, options=ROWS_OF_16)),
+    ("latent-extend", 32, 512): tiles(C(16, 16, 4)),
 }
 
 _RDNA2: Rows = {
     # decode, 16 bits: registers, 2026-11-21.
-    ("decode", 16, 64): (C(16, 32, 8, depth=16),),
-    ("decode", 16, 128): (C(16, 32, 8, depth=16),),
-    ("decode", 16, 256): (C(16, 32, 8, depth=16),),
+    ("decode", 16, 64): tiles(C(16, 32, 8, block_k=16)),
+    ("decode", 16, 128): tiles(C(16, 32, 8, block_k=16)),
+    ("decode", 16, 256): tiles(C(16, 32, 8, block_k=16)),
     # decode, 32 bits: registers, 2026-11-21.
-    ("decode", 32, 64): (C(16, 32, 8, depth=16),),
-    ("decode", 32, 128): (C(16, 32, 8, depth=16),),
-    ("decode", 32, 256): (C(16, 16, 8, depth=16),),
+    ("decode", 32, 64): tiles(C(16, 32, 8, block_k=16)),
+    ("decode", 32, 128): tiles(C(16, 32, 8, block_k=16)),
+    ("decode", 32, 256): tiles(C(16, 16, 8, block_k=16)),
     # decode-paged, 16 bits: registers, 2026-11-21.
-    ("decode-paged", 16, 128): (C(16, 32, 4, depth=16),),
+    ("decode-paged", 16, 128): tiles(C(16, 32, 4, block_k=16)),
     # decode-paged, 32 bits: registers, 2026-11-21.
-    ("decode-paged", 32, 128): (C(16, 32, 4, depth=16),),
+    ("decode-paged", 32, 128): tiles(C(16, 32, 4, block_k=16)),
     # extend, 16 bits: registers, 2026-11-21.
-    ("extend", 16, 64): (C(32, 16, 16, depth=16),),
-    ("extend", 16, 128): (C(32, 16, 16, depth=16),),
-    ("extend", 16, 256): (C(64, 16, 16, depth=16),),
+    ("extend", 16, 64): tiles(C(32, 16, 16, block_k=16)),
+    ("extend", 16, 128): tiles(C(32, 16, 16, block_k=16)),
+    ("extend", 16, 256): tiles(C(64, 16, 16, block_k=16)),
     # extend, 32 bits: registers, 2026-11-21.
-    ("extend", 32, 64): (C(32, 16, 16, depth=16),),
-    ("extend", 32, 128): (C(16, 16, 16, depth=16),),
-    ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+    ("extend", 32, 64): tiles(C(32, 16, 16, block_k=16)),
+    ("extend", 32, 128): tiles(C(16, 16, 16, block_k=16)),
+    ("extend", 32, 256): tiles(C(16, 16, 16, block_k=16)),
     # head dim 512: registers, 2026-11-24.
-    ("decode", 16, 512): (C(16, 16, 8, depth=16),),
-    ("decode", 32, 512): (C(16, 16, 8, depth=16),),
-    ("extend", 16, 512): (C(16, 16, 16, depth=16),),
-    ("extend", 32, 512): (C(16, 16, 16, depth=16),),
+    ("decode", 16, 512): tiles(C(16, 16, 8, block_k=16)),
+    ("decode", 32, 512): tiles(C(16, 16, 8, block_k=16)),
+    ("extend", 16, 512): tiles(C(16, 16, 16, block_k=16)),
+    ("extend", 32, 512): tiles(C(16, 16, 16, block_k=16)),
     # latent: registers, 2026-11-24.
-    ("latent", 16, 512): (C(16, 16, 8, depth=16),),
-    ("latent", 32, 512): (C(16, 16, 8, depth=16),),
-    ("latent-extend", 16, 512): (C(16, 16, 16, depth=16),),
-    ("latent-extend", 32, 512): (C(16, 16, 16, depth=16),),
+    ("latent", 16, 512): tiles(C(16, 16, 8, block_k=16)),
+    ("latent", 32, 512): tiles(C(16, 16, 8, block_k=16)),
+    ("latent-extend", 16, 512): tiles(C(16, 16, 16, block_k=16)),
+    ("latent-extend", 32, 512): tiles(C(16, 16, 16, block_k=16)),
 }
 
 _RDNA3: Rows = {
     # decode, 16 bits: registers, 2026-11-21.
-    ("decode", 16, 64): (C(16, 64, 4),),
-    ("decode", 16, 128): (C(16, 32, 4),),
-    ("decode", 16, 256): (C(16, 16, 4),),
+    ("decode", 16, 64): tiles(C(16, 64, 4)),
+    ("decode", 16, 128): tiles(C(16, 32, 4)),
+    ("decode", 16, 256): tiles(C(16, 16, 4)),
     # decode, 32 bits: registers, 2026-11-21.
-    ("decode", 32, 64): (C(16, 32, 8, depth=16),),
-    ("decode", 32, 128): (C(16, 32, 4, depth=16),),
-    ("decode", 32, 256): (C(16, 16, 8, depth=16),),
+    ("decode", 32, 64): tiles(C(16, 32, 8, block_k=16)),
+    ("decode", 32, 128): tiles(C(16, 32, 4, block_k=16)),
+    ("decode", 32, 256): tiles(C(16, 16, 8, block_k=16)),
     # decode-paged, 16 bits: registers, 2026-11-21.
-    ("decode-paged", 16, 128): (C(16, 64, 4, depth=32),),
-    ("decode-paged", 16, 256): (C(16, 16, 8, depth=16),),
+    ("decode-paged", 16, 128): tiles(C(16, 64, 4, block_k=32)),
+    ("decode-paged", 16, 256): tiles(C(16, 16, 8, block_k=16)),
     # extend, 16 bits: registers, 2026-11-21.
-    ("extend", 16, 64): (C(64, 32, 4),),
-    ("extend", 16, 128): (C(64, 32, 8, depth=32),),
-    ("extend", 16, 256): (C(32, 16, 8, depth=16),),
+    ("extend", 16, 64): tiles(C(64, 32, 4)),
+    ("extend", 16, 128): tiles(C(64, 32, 8, block_k=32)),
+    ("extend", 16, 256): tiles(C(32, 16, 8, block_k=16)),
     # extend, 32 bits: registers, 2026-11-21.
-    ("extend", 32, 64): (C(64, 32, 8, depth=16),),
-    ("extend", 32, 128): (C(16, 16, 16, depth=16),),
-    ("extend", 32, 256): (C(16, 16, 16, depth=16),),
+    ("extend", 32, 64): tiles(C(64, 32, 8, block_k=16)),
+    ("extend", 32, 128): tiles(C(16, 16, 16, block_k=16)),
+    ("extend", 32, 256): tiles(C(16, 16, 16, block_k=16)),
     # head dim 512: registers, 2026-11-24.
-    ("decode", 16, 512): (C(16, 16, 8, depth=32),),
-    ("decode", 32, 512): (C(16, 16, 16, depth=16),),
-    ("extend", 16, 512): (C(32, 16, 16, depth=16),),
-    ("extend", 32, 512): (C(16, 16, 16, depth=16),),
+    ("decode", 16, 512): tiles(C(16, 16, 8, block_k=32)),
+    ("decode", 32, 512): tiles(C(16, 16, 16, block_k=16)),
+    ("extend", 16, 512): tiles(C(32, 16, 16, block_k=16)),
+    ("extend", 32, 512): tiles(C(16, 16, 16, block_k=16)),
     # latent: registers, 2026-11-24.
-    ("latent", 16, 512): (C(16, 16, 8, depth=32),),
-    ("latent", 32, 512): (C(16, 16, 16, depth=16),),
-    ("latent-extend", 16, 512): (C(32, 16, 16, depth=16),),
-    ("latent-extend", 32, 512): (C(16, 16, 16, depth=16),),
+    ("latent", 16, 512): tiles(C(16, 16, 8, block_k=32)),
+    ("latent", 32, 512): tiles(C(16, 16, 16, block_k=16)),
+    ("latent-extend", 16, 512): tiles(C(32, 16, 16, block_k=16)),
+    ("latent-extend", 32, 512): tiles(C(16, 16, 16, block_k=16)),
 }
 
 # RDNA 4 takes the tiles of RDNA 3 (2026-11-21).
 _RDNA4: Rows = {
     **_RDNA3,
     # fp8-fwd, 8 bits: registers, 2026-11-22.
-    ("fp8-fwd", 8, 64): (C(128, 32, 8), C(128, 32, 8)),
-    ("fp8-fwd", 8, 128): (C(128, 32, 8), C(64, 32, 8)),
-    ("fp8-fwd", 8, 256): (C(128, 32, 8), C(128, 16, 8)),
+    ("fp8-fwd", 8, 64): tiles(C(128, 32, 8)),
+    ("fp8-fwd", 8, 128): tiles({"plain": C(128, 32, 8), "others": C(64, 32, 8)}),
+    ("fp8-fwd", 8, 256): tiles({"plain": C(128, 32, 8), "others": C(128, 16, 8)}),
 }
 
 ROWS: dict[str, Rows] = {"nvidia": _NVIDIA, "cdna": _CDNA, "rdna2": _RDNA2, "rdna3": _RDNA3, "rdna4": _RDNA4}

@@ -6,8 +6,8 @@ from flash_attn.kernels.tuning.config import C
 
 # (operation, kind) -> its configuration on every target.
 CONFIGS: dict[tuple[str, str], C] = {
-    ("probabilities", "any"): C(32, 32, 4, depth=16),  # called when somebody debugs
-    ("bwd-dbias", "bias"): C(32, 32, 4, depth=16),
+    ("probabilities", "any"): C(32, 32, 4, block_k=16),  # called when somebody debugs
+    ("bwd-dbias", "bias"): C(32, 32, 4, block_k=16),
     ("bwd-norms", "plain"): C(128, 0, 4),
     ("append", "plain"): C(16, 0, 4),
     ("combine", "plain"): C(1, 8, 1),

@@ -15,93 +15,101 @@ with 16 bits and 64 to 128, every tile of the backward of kind `any` spills: the
 
 from __future__ import annotations
 
-from flash_attn.kernels.tuning.config import ORDERS, TRANSPOSES, WAVES, C, Options, Rows
+from flash_attn.kernels.tuning.config import ORDERS, TRANSPOSES, WAVES, C, Options, Rows, tiles
 
 OPTIONS: Options = WAVES + ORDERS + TRANSPOSES
 
 ROWS: Rows = {
     # fwd, 16 bits: clock, 2026-11-24.
-    ("fwd", 16, 32): (C(64, 32, 4, 2),),
-    ("fwd", 16, 64): (C(64, 64, 4), *(C(64, 32, 4, 2),) * 3, C(128, 32, 8, depth=32)),
-    ("fwd", 16, 96): (*(C(64, 32, 4),) * 4, C(64, 32, 8, depth=32)),
-    ("fwd", 16, 128): (
-        C(128, 64, 8, options=TRANSPOSES),
-        *(C(128, 32, 8, options=TRANSPOSES),) * 3,
-        C(64, 32, 8, depth=64),
+    ("fwd", 16, 32): tiles(C(64, 32, 4, 2)),
+    ("fwd", 16, 64): tiles(
+        {"plain": C(64, 64, 4), "alibi dropout softcap": C(64, 32, 4, 2), "others": C(128, 32, 8, block_k=32)}
     ),
-    ("fwd", 16, 192): (C(64, 32, 8, 2, depth=32),),
-    ("fwd", 16, 256): (C(64, 16, 4, depth=16),),
+    ("fwd", 16, 96): tiles({"plain alibi dropout softcap": C(64, 32, 4), "others": C(64, 32, 8, block_k=32)}),
+    ("fwd", 16, 128): tiles(
+        {
+            "plain": C(128, 64, 8, options=TRANSPOSES),
+            "alibi dropout softcap": C(128, 32, 8, options=TRANSPOSES),
+            "others": C(64, 32, 8, block_k=64),
+        }
+    ),
+    ("fwd", 16, 192): tiles(C(64, 32, 8, 2, block_k=32)),
+    ("fwd", 16, 256): tiles(C(64, 16, 4, block_k=16)),
     # fwd, 32 bits: registers, 2026-11-21.
-    ("fwd", 32, 32): (C(128, 32, 8, depth=16),),
-    ("fwd", 32, 64): (C(128, 16, 8, depth=32),),
-    ("fwd", 32, 128): (C(64, 16, 8, depth=32),),
-    ("fwd", 32, 256): (C(32, 16, 8, depth=32),),
+    ("fwd", 32, 32): tiles(C(128, 32, 8, block_k=16)),
+    ("fwd", 32, 64): tiles(C(128, 16, 8, block_k=32)),
+    ("fwd", 32, 128): tiles(C(64, 16, 8, block_k=32)),
+    ("fwd", 32, 256): tiles(C(32, 16, 8, block_k=32)),
     # fwd-paged, 16 bits: registers, 2026-11-21; 64 as fwd with dropout, because a page may have 32 keys.
-    ("fwd-paged", 16, 64): (C(64, 32, 4, 2), C(128, 32, 8, depth=32)),
-    ("fwd-paged", 16, 96): (C(64, 32, 8, depth=32),),
-    ("fwd-paged", 16, 128): (C(64, 32, 8, depth=64), C(64, 32, 8, depth=32)),
-    ("fwd-paged", 16, 256): (C(32, 16, 8, depth=32),),
+    ("fwd-paged", 16, 64): tiles({"plain": C(64, 32, 4, 2), "others": C(128, 32, 8, block_k=32)}),
+    ("fwd-paged", 16, 96): tiles(C(64, 32, 8, block_k=32)),
+    ("fwd-paged", 16, 128): tiles({"plain": C(64, 32, 8, block_k=64), "others": C(64, 32, 8, block_k=32)}),
+    ("fwd-paged", 16, 256): tiles(C(32, 16, 8, block_k=32)),
     # fwd-paged-whole, 16 bits: registers, 2026-11-22; 64 as fwd-paged.
-    ("fwd-paged-whole", 16, 64): (C(64, 32, 4, 2), C(128, 32, 8, depth=32)),
-    ("fwd-paged-whole", 16, 128): (C(128, 32, 8, depth=32), C(64, 32, 8, depth=64)),
-    ("fwd-paged-whole", 16, 256): (C(64, 16, 8, depth=32),),
+    ("fwd-paged-whole", 16, 64): tiles({"plain": C(64, 32, 4, 2), "others": C(128, 32, 8, block_k=32)}),
+    ("fwd-paged-whole", 16, 128): tiles({"plain": C(128, 32, 8, block_k=32), "others": C(64, 32, 8, block_k=64)}),
+    ("fwd-paged-whole", 16, 256): tiles(C(64, 16, 8, block_k=32)),
     # bwd-dkdv, 16 bits: clock, 2026-11-24.
-    ("bwd-dkdv", 16, 32): (C(32, 64, 4), C(32, 64, 4), C(32, 32, 4), C(32, 64, 4), C(32, 32, 4)),
+    ("bwd-dkdv", 16, 32): tiles({"plain alibi softcap": C(32, 64, 4), "others": C(32, 32, 4)}),
     # With a bias, clock, 2026-11-25: gfx1100 134582, gfx1201 67304; by half the keys of the plain tile 893150, 150554.
-    ("bwd-dkdv-bias", 16, 64): (C(16, 64, 8),),
-    ("bwd-dkdv", 16, 64): (
-        C(32, 64, 4, 2, depth=32),
-        C(32, 64, 4, 2, depth=32),
-        C(32, 32, 8, depth=32),
-        C(32, 64, 4, 2, depth=32),
-        C(32, 32, 8, depth=32),
+    ("bwd-dkdv-bias", 16, 64): tiles(C(16, 64, 8)),
+    ("bwd-dkdv", 16, 64): tiles(
+        {"plain alibi softcap": C(32, 64, 4, 2, block_k=32), "others": C(32, 32, 8, block_k=32)}
     ),
-    ("bwd-dkdv", 16, 96): (
-        C(16, 64, 4, 2, depth=32),
-        C(16, 64, 4, 2, depth=32),
-        C(32, 64, 8, depth=32),
-        C(16, 64, 4, 2, depth=32),
-        C(16, 32, 8, depth=16),
+    ("bwd-dkdv", 16, 96): tiles(
+        {
+            "plain alibi softcap": C(16, 64, 4, 2, block_k=32),
+            "dropout": C(32, 64, 8, block_k=32),
+            "others": C(16, 32, 8, block_k=16),
+        }
     ),
-    ("bwd-dkdv", 16, 128): (*(C(16, 64, 4, depth=16, options=TRANSPOSES),) * 4, C(16, 32, 8, depth=16)),
-    ("bwd-dkdv", 16, 192): (*(C(16, 32, 4, 2, depth=32),) * 4, C(16, 16, 4, depth=16)),
-    ("bwd-dkdv", 16, 256): (C(16, 16, 8, depth=32),),
+    ("bwd-dkdv", 16, 128): tiles(
+        {
+            "plain alibi dropout softcap": C(16, 64, 4, block_k=16, options=TRANSPOSES),
+            "others": C(16, 32, 8, block_k=16),
+        }
+    ),
+    ("bwd-dkdv", 16, 192): tiles(
+        {"plain alibi dropout softcap": C(16, 32, 4, 2, block_k=32), "others": C(16, 16, 4, block_k=16)}
+    ),
+    ("bwd-dkdv", 16, 256): tiles(C(16, 16, 8, block_k=32)),
     # bwd-dkdv, 32 bits: registers, 2026-11-21.
-    ("bwd-dkdv", 32, 32): (C(32, 32, 8, depth=16), C(16, 32, 8, depth=16)),
-    ("bwd-dkdv", 32, 64): (C(16, 32, 8, depth=16), C(16, 16, 8, depth=16)),
-    ("bwd-dkdv", 32, 128): (C(16, 16, 8, depth=16), C(16, 16, 16, depth=16)),
-    ("bwd-dkdv", 32, 192): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=64)),
-    ("bwd-dkdv", 32, 256): (C(16, 16, 16, depth=16), C(16, 16, 32, depth=16)),
+    ("bwd-dkdv", 32, 32): tiles({"plain": C(32, 32, 8, block_k=16), "others": C(16, 32, 8, block_k=16)}),
+    ("bwd-dkdv", 32, 64): tiles({"plain": C(16, 32, 8, block_k=16), "others": C(16, 16, 8, block_k=16)}),
+    ("bwd-dkdv", 32, 128): tiles({"plain": C(16, 16, 8, block_k=16), "others": C(16, 16, 16, block_k=16)}),
+    ("bwd-dkdv", 32, 192): tiles({"plain": C(16, 16, 16, block_k=16), "others": C(16, 16, 32, block_k=64)}),
+    ("bwd-dkdv", 32, 256): tiles({"plain": C(16, 16, 16, block_k=16), "others": C(16, 16, 32, block_k=16)}),
     # bwd-dq, 16 bits: clock, 2026-11-24.
-    ("bwd-dq", 16, 32): (C(64, 32, 4), C(64, 32, 8)),
-    ("bwd-dq", 16, 64): (*(C(64, 16, 4),) * 4, C(32, 32, 8, depth=32)),
-    ("bwd-dq", 16, 128): (
-        C(64, 32, 4, depth=32),
-        C(64, 32, 4, depth=32),
-        C(64, 16, 4, depth=32),
-        C(64, 32, 4, depth=32),
-        C(16, 16, 8, depth=16),
+    ("bwd-dq", 16, 32): tiles({"plain": C(64, 32, 4), "others": C(64, 32, 8)}),
+    ("bwd-dq", 16, 64): tiles({"plain alibi dropout softcap": C(64, 16, 4), "others": C(32, 32, 8, block_k=32)}),
+    ("bwd-dq", 16, 128): tiles(
+        {
+            "plain alibi softcap": C(64, 32, 4, block_k=32),
+            "dropout": C(64, 16, 4, block_k=32),
+            "others": C(16, 16, 8, block_k=16),
+        }
     ),
     # Head dims 192 and 256, plain, 2026-11-25: 71397 and 93558 cycles on gfx1100, 51336 and 77761 on gfx1201. Without
     # transposition, by pieces of 32 and at 256 by a quarter of the tile: 100878 and 179828, 69085 and 157565.
-    ("bwd-dq", 16, 192): (*(C(64, 32, 8, depth=64, options=TRANSPOSES),) * 4, C(32, 16, 8, depth=16)),
-    ("bwd-dq", 16, 256): (
-        C(64, 32, 8, depth=64, options=TRANSPOSES),
-        C(64, 32, 8, depth=64, options=TRANSPOSES),
-        C(32, 16, 8, depth=32),
-        C(64, 32, 8, depth=64, options=TRANSPOSES),
-        C(32, 16, 8, depth=32),
+    ("bwd-dq", 16, 192): tiles(
+        {
+            "plain alibi dropout softcap": C(64, 32, 8, block_k=64, options=TRANSPOSES),
+            "others": C(32, 16, 8, block_k=16),
+        }
+    ),
+    ("bwd-dq", 16, 256): tiles(
+        {"plain alibi softcap": C(64, 32, 8, block_k=64, options=TRANSPOSES), "others": C(32, 16, 8, block_k=32)}
     ),
     # bwd-dq, 32 bits: registers, 2026-11-21.
-    ("bwd-dq", 32, 32): (C(32, 32, 8, depth=16), C(32, 16, 8, depth=16)),
-    ("bwd-dq", 32, 64): (C(32, 16, 8, depth=16), C(16, 16, 8, depth=16)),
-    ("bwd-dq", 32, 128): (C(32, 16, 8, depth=16), C(16, 16, 16, depth=16)),
-    ("bwd-dq", 32, 256): (C(16, 16, 8, depth=16), C(16, 16, 32, depth=16)),
+    ("bwd-dq", 32, 32): tiles({"plain": C(32, 32, 8, block_k=16), "others": C(32, 16, 8, block_k=16)}),
+    ("bwd-dq", 32, 64): tiles({"plain": C(32, 16, 8, block_k=16), "others": C(16, 16, 8, block_k=16)}),
+    ("bwd-dq", 32, 128): tiles({"plain": C(32, 16, 8, block_k=16), "others": C(16, 16, 16, block_k=16)}),
+    ("bwd-dq", 32, 256): tiles({"plain": C(16, 16, 8, block_k=16), "others": C(16, 16, 32, block_k=16)}),
     # head dim 512: registers, 2026-11-24.
-    ("fwd", 16, 512): (C(32, 16, 8, depth=32),),
-    ("fwd", 32, 512): (C(16, 16, 8, depth=16),),
-    ("bwd-dkdv", 16, 512): (C(16, 16, 16, depth=16),),
-    ("bwd-dkdv", 32, 512): (C(16, 16, 32, depth=16),),
-    ("bwd-dq", 16, 512): (C(16, 16, 8, depth=32),),
-    ("bwd-dq", 32, 512): (C(16, 16, 16, depth=16),),
+    ("fwd", 16, 512): tiles(C(32, 16, 8, block_k=32)),
+    ("fwd", 32, 512): tiles(C(16, 16, 8, block_k=16)),
+    ("bwd-dkdv", 16, 512): tiles(C(16, 16, 16, block_k=16)),
+    ("bwd-dkdv", 32, 512): tiles(C(16, 16, 32, block_k=16)),
+    ("bwd-dq", 16, 512): tiles(C(16, 16, 8, block_k=32)),
+    ("bwd-dq", 32, 512): tiles(C(16, 16, 16, block_k=16)),
 }

@@ -6,7 +6,7 @@ RDNA 4 has RDNA 3's wavefronts and registers, and its WMMA holds less. What fits
 from __future__ import annotations
 
 from flash_attn.kernels.tuning import rdna3
-from flash_attn.kernels.tuning.config import TRANSPOSES, C, Rows
+from flash_attn.kernels.tuning.config import TRANSPOSES, C, Rows, tiles
 
 OPTIONS = rdna3.OPTIONS
 
@@ -14,30 +14,33 @@ ROWS: Rows = {
     **rdna3.ROWS,
     # fwd, 16 bits: clock on gfx1201, 2026-11-24. Plain: 8097 and 15522 cycles; with 64 rows of 32 keys 8096 and 16049,
     # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727.
-    ("fwd", 16, 64): (C(128, 64, 8, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 64][1:]),
-    ("fwd", 16, 128): (C(128, 32, 8, 2, options=TRANSPOSES), *rdna3.ROWS["fwd", 16, 128][1:]),
+    ("fwd", 16, 64): tiles({"plain": C(128, 64, 8, options=TRANSPOSES)}, base=rdna3.ROWS["fwd", 16, 64]),
+    ("fwd", 16, 128): tiles({"plain": C(128, 32, 8, 2, options=TRANSPOSES)}, base=rdna3.ROWS["fwd", 16, 128]),
     # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 16789 cycles, by RDNA 3's tile 19570. Other kinds spill.
-    ("bwd-dkdv", 16, 64): (C(32, 64, 4, options=TRANSPOSES), *rdna3.ROWS["bwd-dkdv", 16, 64][1:]),
+    ("bwd-dkdv", 16, 64): tiles({"plain": C(32, 64, 4, options=TRANSPOSES)}, base=rdna3.ROWS["bwd-dkdv", 16, 64]),
     # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 49042 cycles, by pieces of 16 columns 68000. Larger pieces
     # take 42029, but read registers from scratch in the loop, as other kinds do by pieces of 32.
-    ("bwd-dkdv", 16, 128): (C(16, 64, 4, depth=32, options=TRANSPOSES), *rdna3.ROWS["bwd-dkdv", 16, 128][1:]),
+    ("bwd-dkdv", 16, 128): tiles(
+        {"plain": C(16, 64, 4, block_k=32, options=TRANSPOSES)}, base=rdna3.ROWS["bwd-dkdv", 16, 128]
+    ),
     # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 10272 cycles, dropout 11405; RDNA 3's tile 11179 and 12898.
     # ALiBi and softcap lose by it.
-    ("bwd-dq", 16, 64): (
-        C(64, 32, 4, options=TRANSPOSES),
-        rdna3.ROWS["bwd-dq", 16, 64][1],
-        C(64, 32, 4, options=TRANSPOSES),
-        *rdna3.ROWS["bwd-dq", 16, 64][3:],
+    ("bwd-dq", 16, 64): tiles(
+        {"plain dropout": C(64, 32, 4, options=TRANSPOSES)},
+        base=rdna3.ROWS["bwd-dq", 16, 64],
     ),
     # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25. Plain 19126 cycles, ALiBi 20018, dropout 21374, softcap 22265; by
     # RDNA 3's tiles 28160, 31336, 51163 and 33919. Head dim 96, plain: 19220 and 21988.
-    ("bwd-dq", 16, 128): (
-        C(128, 32, 8, options=TRANSPOSES),
-        C(128, 32, 8, options=TRANSPOSES),
-        C(64, 16, 4, options=TRANSPOSES),
-        C(128, 32, 8, options=TRANSPOSES),
-        rdna3.ROWS["bwd-dq", 16, 128][-1],
+    ("bwd-dq", 16, 128): tiles(
+        {
+            "plain alibi softcap": C(128, 32, 8, options=TRANSPOSES),
+            "dropout": C(64, 16, 4, options=TRANSPOSES),
+            "others": rdna3.ROWS["bwd-dq", 16, 128]["any"],
+        }
     ),
     # bwd-dq, 16 bits: clock on gfx1201, 2026-11-25: as RDNA 3, and with dropout too, where it spills nothing.
-    ("bwd-dq", 16, 256): (*(C(64, 32, 8, depth=64, options=TRANSPOSES),) * 4, *rdna3.ROWS["bwd-dq", 16, 256][4:]),
+    ("bwd-dq", 16, 256): tiles(
+        {"plain alibi dropout softcap": C(64, 32, 8, block_k=64, options=TRANSPOSES)},
+        base=rdna3.ROWS["bwd-dq", 16, 256],
+    ),
 }
