@@ -31,6 +31,30 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     return Stages(monkeypatch)
 
 
+def test_tiles_prints_which_tile_each_score_modifier_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tiles", "gfx1100", "fwd", "d128"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["type", "modifier"]
+    tiles = {tuple(row.split()[:2]): row.split()[2:5] for row in rows}
+    assert tiles["bf16", "plain"] == ["128", "x", "64"]
+    assert tiles["bf16", "softcap"] == ["128", "x", "32"]
+    assert ("fp32", "softcap") not in tiles  # `any` serves it
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gfx11", "fwd", "d128"], "unknown GPU target gfx11\nchoose one of gfx900, "),
+        (["gfx1100", "forward", "d128"], "unknown operation forward\nchoose one of fwd, "),
+        (["gfx1100", "fwd", "128"], "fwd on gfx1100 has no size 128\nchoose one of d32, d64, "),
+        (["gfx1100", "fp8-fwd", "d128"], "fp8-fwd on gfx1100 has no size d128\nchoose another GPU target"),
+    ],
+)
+def test_tiles_says_what_there_is(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tiles", *words]) != 0
+    assert message in capsys.readouterr().err
+
+
 def test_plan_prints_json_and_its_notes_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ examples:
       some kernels of Composable Kernel
   python -m rocm_wheels compile --target gfx942 --only 'fwd-bf16-d128' --tiles
       every tile that benchmarks/tune.py compares on the GPU
+  python -m rocm_wheels tiles gfx1100 fwd d128
+      which tile each score modifier takes
   python -m rocm_wheels inspect dist/flash_attn-*.whl
       targets, kernels and resources in a wheel
   python -m rocm_wheels which

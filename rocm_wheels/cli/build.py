@@ -100,6 +100,12 @@ def add_verbs(verbs: Any) -> None:
     hazards.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-*'")
     hazards.set_defaults(run=_hazards)
 
+    tiles = verbs.add_parser("tiles", help="print which tile each score modifier takes on a GPU target")
+    tiles.add_argument("target", metavar="GFX", help="gfx1100, gfx942, ...")
+    tiles.add_argument("operation", metavar="OPERATION", help="fwd, bwd-dq, decode, ...")
+    tiles.add_argument("size", metavar="SIZE", help="the largest head dim of the kernel: d128")
+    tiles.set_defaults(run=_tiles)
+
     repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
     repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
@@ -240,6 +246,13 @@ def _store(arguments: argparse.Namespace) -> int:
 
 
 @packages_of("build")
+def _tiles(arguments: argparse.Namespace) -> int:
+    from rocm_wheels.compile.triton import tile_table
+
+    print("\n".join(tile_table.table(arguments.target, arguments.operation, arguments.size)))
+    return 0
+
+
 def _hazards(arguments: argparse.Namespace) -> int:
     from rocm_wheels.compile.triton import hazards
 
