@@ -74,7 +74,7 @@ def test_the_newest_version_counts_and_not_the_latest_date(hub: Hub, tmp_path: P
         }
 
 
-def test_the_same_name_with_other_bytes_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_the_same_name_with_other_bytes_is_reported(hub: Hub, tmp_path: Path) -> None:
     """An older pipeline published a name twice."""
     for tag in ("v1.0.0", "v1.1.0"):
         path = wheelhouse.write(tmp_path / tag, CELL, payload=f"tag = {tag!r}\n")

@@ -114,7 +114,7 @@ def test_the_number_of_the_instruction_set() -> None:
     ]
 
 
-def test_rocm_without_its_clang_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rocm_without_its_clang_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     with pytest.raises(MissingTool, match=f"ROCm's clang is missing: no {tmp_path}/llvm/bin/clang"):
         ck_toolchain._rocm()

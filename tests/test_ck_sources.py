@@ -74,7 +74,7 @@ def test_an_archive_of_another_digest_is_refused(monkeypatch: pytest.MonkeyPatch
     assert not list((tmp_path / "composable_kernel").iterdir())
 
 
-def test_what_pip_says_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_pip_says_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = type("Done", (), {"returncode": 1, "stderr": "ERROR: no index"})
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(MissingTool, match=r"could not fetch flash-attn==2\.8\.3.*\nERROR: no index"):

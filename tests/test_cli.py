@@ -132,7 +132,7 @@ def test_a_refusal_has_its_exit_code_and_no_traceback(
     assert text in err
 
 
-def test_a_full_disk_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     def run() -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -161,7 +161,7 @@ def test_an_interrupted_verb_says_what_running_it_again_does(
     assert capsys.readouterr().err == f"error: interrupted\n{said}\n"
 
 
-def test_an_older_python_is_told_so() -> None:
+def test_an_older_python_gets_a_message() -> None:
     code = "import sys; sys.version_info = (3, 8, 1); import rocm_wheels"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

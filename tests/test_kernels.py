@@ -271,7 +271,7 @@ def test_a_target_without_a_match_is_an_error(built: tuple[Path, dict[str, Path]
         kernels.compile_store(["gfx942", "gfx1100"], cache=cache, jobs=1, only="fp8-amax-fp16*")
 
 
-def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_with_its_place(tmp_path: Path) -> None:
     """Simulates a full disk."""
     (unit,) = units.find(["gfx942"], only="probabilities-fp16-d32")
     unit.path(tmp_path).with_suffix(".json").mkdir(parents=True)
@@ -311,7 +311,7 @@ FULL = os.strerror(errno.ENOSPC)
     ],
     ids=repr,
 )
-def test_what_a_worker_could_not_do_is_told(
+def test_what_a_worker_could_not_do_is_reported(
     problem: Exception, jobs: int, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", partial(Pool, problem))

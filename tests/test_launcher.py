@@ -221,7 +221,7 @@ _launcher.Kernel(b"-", "s", "", 0, 64, "n").launch(0, 0, 1, 1, 1)
         assert "kernel n on device 0: no device" in said
         assert str(library.resolve()) in said
 
-    def test_other_failures_of_counting_are_told_and_not_kept(self, built: Built) -> None:
+    def test_other_failures_of_counting_are_reported_and_not_kept(self, built: Built) -> None:
         code = f"""
 fake = ctypes.CDLL({str(built.hip)!r})
 fake.fake_fail(b"hipGetDeviceCount", 3)

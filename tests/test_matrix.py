@@ -324,7 +324,7 @@ def test_a_matrix_without_a_cell_that_exists_is_an_error(data: Versions, whole: 
         select(data, {"rocm": {**whole, "torch": ["2.5.1"], "rocm": ["7.2"]}})
 
 
-def test_of_patch_releases_the_newest_is_built_and_what_is_named_twice_is_told(
+def test_of_patch_releases_the_newest_is_built_and_what_is_named_twice_is_reported(
     data: Versions, whole: dict[str, list[str]]
 ) -> None:
     """Their wheels have the same name."""

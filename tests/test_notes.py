@@ -110,7 +110,7 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
     assert "**None of them has been run on an AMD GPU**" in render(others)
 
 
-def test_a_selftest_on_somebodys_gpu_is_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selftest_on_somebodys_gpu_is_reported(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only for the wheel that it was run with, and only if it passed."""
     mine, on_amd, failed = wheels = catalogue.from_directory(dist)
     run = hardware.Run(
@@ -130,7 +130,7 @@ def test_a_selftest_on_somebodys_gpu_is_told(dist: Path, monkeypatch: pytest.Mon
     assert on_amd.on_amd_gpu
 
 
-def test_what_was_tested_with_another_torch_is_told(dist: Path) -> None:
+def test_what_was_tested_with_another_torch_is_reported(dist: Path) -> None:
     pypi, *others = catalogue.from_directory(dist)
     rocm = [
         replace(each, verdict=replace(each.verdict, torch_source="https://x/rocm6.2 2.5.1+rocm6.2")) for each in others

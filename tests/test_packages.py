@@ -62,7 +62,7 @@ def test_plan_needs_the_standard_library_only(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no TOML reader of its own")
-def test_a_python_without_the_packages_is_told_the_command(verb: list[str], group: str, tmp_path: Path) -> None:
+def test_a_python_without_the_packages_gets_the_command(verb: list[str], group: str, tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-I", "-c", STDLIB_ONLY, str(ROOT), *verb]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == (5 if group else 0)

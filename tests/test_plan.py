@@ -93,7 +93,7 @@ def test_targets_of_torch_without_kernels_are_left_out_with_a_note(data: Version
 
 
 @pytest.mark.parametrize("python", ["311", "cp311"])
-def test_a_python_without_a_dot_is_taken_for_the_one_of_its_digits_and_told(data: Versions, python: str) -> None:
+def test_a_python_without_a_dot_is_taken_for_the_one_of_its_digits_and_reported(data: Versions, python: str) -> None:
     made = make_plan(data, flash_attn="2.8.3", python=python, torch="2.5.1", rocm="6.2", env={}, machine=BARE)
     assert made.cell.python == "3.11"
     assert f"Python {python!r} is taken for 3.11" in made.notes
@@ -150,7 +150,7 @@ def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
     assert plan(data, machine, {"GPU_ARCHS": "gfx942"}).targets == ("gfx942",)
 
 
-def test_a_gpu_that_the_cell_does_not_serve_is_told(data: Versions) -> None:
+def test_a_gpu_that_the_combination_does_not_support_is_reported(data: Versions) -> None:
     made = plan(data, replace(BARE, gpus=("gfx1013", "gfx1100")))
     assert made.targets == ("gfx1100",)
     assert "no kernels are built for gfx1013 of this machine: the combination does not support it" in made.notes

@@ -27,7 +27,7 @@ def unit(name: str, compiler: str, kernels: int) -> Unit:
     )  # fmt: skip
 
 
-def test_the_time_is_told_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_is_printed_before(capsys: pytest.CaptureFixture[str]) -> None:
     progress.Progress([unit("a", "ck", 12), unit("b", "ck", 12), unit("c", "triton", 1)], 2)
     assert capsys.readouterr().out == ("  25 to compile with 2 jobs: about 1 min, 99% of it for Composable Kernel\n")
     progress.Progress([unit(str(index), "triton", 1) for index in range(60)], 1)
@@ -112,7 +112,7 @@ def test_a_log_gets_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypa
     assert capsys.readouterr().out == ""
 
 
-def test_a_wait_for_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_kernels_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "LOG_SECONDS", 0.01)
     slow: Future[None] = Future()
     told: list[str] = []

@@ -122,7 +122,7 @@ def test_grafted_library_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         repair.repair(_wheel(tmp_path, library), tmp_path / "out")
 
 
-def test_missing_library_is_told(tmp_path: Path) -> None:
+def test_missing_library_is_reported(tmp_path: Path) -> None:
     other = fake_parts.library(tmp_path / "libother.so.1", PLAIN, "-Wl,-soname,libother.so.1")
     code = "int answer(void);\nint ask(void) { return answer(); }\n"
     library = fake_parts.library(tmp_path / "user.so", code, str(other)).read_bytes()
@@ -183,7 +183,7 @@ def test_this_environment_has_the_tools() -> None:
         ("#!/bin/sh\necho broken >&2\nexit 1\n", "does not run: broken"),
     ],
 )
-def test_bad_patchelf_is_told(
+def test_bad_patchelf_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patchelf: str | None, message: str
 ) -> None:
     if patchelf is not None:
@@ -195,7 +195,7 @@ def test_bad_patchelf_is_told(
     assert caught.value.remedy.startswith("Run ./build_rocm.sh --setup, then this with build/env/bin/python")
 
 
-def test_a_missing_auditwheel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_auditwheel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])
     with pytest.raises(MissingTool, match=r"auditwheel is not installed in /.*\nRun \./build_rocm\.sh --setup"):
         repair.check()

@@ -71,7 +71,7 @@ def distribution(directory: Path, files: dict[str, str]) -> Path:
     return archive
 
 
-def test_cases_are_drawn_and_told_apart(
+def test_cases_are_drawn_and_distinguished(
     upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))  # run() adds to the path
@@ -103,7 +103,7 @@ def test_cases_are_drawn_and_told_apart(
     assert upstream.run(root / "tests" / "absent.py", "test_some", 1, 0, 60.0).failures
 
 
-def test_a_test_that_fails_or_ends_its_process_is_told(
+def test_a_test_that_fails_or_ends_its_process_is_reported(
     upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -171,7 +171,7 @@ def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
         pytest.param("[torch.", "[[torch.", "versions.toml: not valid TOML", "", id="syntax"),
     ],
 )
-def test_a_wrong_file_is_told_by_key_and_value(old: str, new: str, message: str, remedy: str) -> None:
+def test_a_wrong_file_is_reported_by_key_and_value(old: str, new: str, message: str, remedy: str) -> None:
     assert old in TEXT
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         versions.loads(TEXT.replace(old, new, 1))

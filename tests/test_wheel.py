@@ -229,7 +229,7 @@ def test_both_licenses_are_the_same() -> None:
 
 
 @pytest.mark.skipif(bool(detect_targets()), reason="this machine has an AMD GPU to build for")
-def test_user_without_a_gpu_is_told_what_to_do(tmp_path: Path) -> None:
+def test_user_without_a_gpu_gets_a_remedy(tmp_path: Path) -> None:
     done = _build(FLASH_ATTN_SRC, tmp_path / "out", "wheel", {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode != 0
     assert "no AMD GPU is visible" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The clock against published figures of hardware: `python -m amdgpu_simulator calibrate` as a test."""
+"""Simulated cycles against published figures of hardware: `python -m amdgpu_simulator calibrate` as a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_order_of_kernels_is_the_order_on_hardware(order: str) -> None:
 
 
 def test_matrix_utilisation_is_near_the_counters() -> None:
-    """As near as docs/notes/clock.md says."""
+    """The error in docs/notes/clock.md is the limit."""
     errors = [100 * whole(point).busy / point.figure - 1 for point in COUNTERS]
     assert max(map(abs, errors)) < 0.17
     assert sum(map(abs, errors)) / len(errors) < 0.065

@@ -1,4 +1,4 @@
-"""The command that says which forms of instructions tests have executed."""
+"""The command that lists the instruction forms that tests have executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_forms(code: str, wanted: str) -> None:
     assert forms.form(instruction) == wanted
 
 
-def test_what_ran_is_told_from_what_did_not(
+def test_executed_forms_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executed, text = tmp_path / "forms", tmp_path / "kernel.s"

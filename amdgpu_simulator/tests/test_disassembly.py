@@ -1,4 +1,4 @@
-"""Kernels read from code objects, by a disassembler of Debian's."""
+"""Kernels read from code objects with a disassembler of Debian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races and missing waits that a GPU may forgive, and the simulator never does."""
+"""The simulator reports races and missing waits that a GPU may tolerate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_loads_of_one_kind_arrive_in_order() -> None:
 
 
 def test_lanes_take_turns_with_a_register() -> None:
-    """Both branches load into the same register and one wait serves both."""
+    """Both branches load into the same register, and one wait covers both loads."""
     code = """v_mov_b32_e32 v8, 7
     ds_write_b32 v1, v8
     s_waitcnt lgkmcnt(0)

@@ -1,4 +1,4 @@
-"""The simulator of AMD GPUs: what single instructions do, by the guides, and what it refuses."""
+"""Single instructions: their results, by AMD's guides, and the instructions that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ kernel:
 \t\t.amdhsa_system_sgpr_workgroup_id_x 1
 \t.end_amdhsa_kernel
 """
-# The address of the lane's word of the result in v[2:3]; the kernel gets that of the first in its argument.
+# v[2:3] has the address of the lane's result word; the kernel's argument is the address of the first word.
 LOAD = """
 \ts_load_dwordx2 s[4:5], s[0:1], 0x0
 \ts_waitcnt lgkmcnt(0)
@@ -62,7 +62,9 @@ def run(
     room: int = 1,
     in_step: bool = False,
 ) -> Array:
-    """What a kernel of one group leaves in a word for each thread, from its v9; its tensor has `room` for more."""
+    """Runs a kernel of one group. Returns the word that each thread stores from its v9. room: words of the result
+    tensor.
+    """
     out = np.full(threads * room, 0xABABABAB, np.uint32)
     program = program or machine.Program(kernel(code, target))
     ranges = [(out.ctypes.data, out.nbytes)]
@@ -118,7 +120,7 @@ def test_floats() -> None:
     assert floats("v_cvt_f32_u32_e32 v8, v0\n v_fma_f32 v9, v8, -2.0, |v8|") == [-float(lane) for lane in lanes]
     assert floats("v_cvt_f32_u32_e32 v8, v0\n v_mul_f32_e64 v9, v8, 0.5 clamp") == [min(lane / 2, 1) for lane in lanes]
     assert floats("v_mov_b32_e32 v8, 0x40400000\n v_exp_f32_e32 v9, v8")[0] == 8.0
-    for name, rest in (("mac", 0.0), ("fmac", 2**-24)):  # (1 + 2^-12)^2 - (1 + 2^-11), the product rounded or not
+    for name, rest in (("mac", 0.0), ("fmac", 2**-24)):  # (1 + 2^-12)^2 - (1 + 2^-11), the product rounded or exact
         code = f"v_mov_b32_e32 v8, 0x3f800800\n v_mov_b32_e32 v9, 0xbf801000\n v_{name}_f32_e32 v9, v8, v8"
         assert floats(code)[0] == rest
     packed = "v_cvt_f32_u32_e32 v6, v0\n v_mov_b32_e32 v7, 1.0\n v_pk_add_f32 v[8:9], v[6:7], v[6:7] op_sel_hi:[0,1]"
@@ -137,9 +139,9 @@ def test_both_halves_of_a_dual_instruction_read_first() -> None:
 
 
 def test_matrices() -> None:
-    """A[row, k] lies in lane row + 32 * (k // 4), B likewise; a lane holds 16 rows of its column of D."""
+    """A[row, k] is in lane row + 32 * (k // 4), B likewise. A lane holds 16 rows of its column of D."""
     code = "v_cvt_f32_u32_e32 v8, v0\n v_cvt_f16_f32_e32 v10, v8\n v_mov_b32_e32 v11, 0\n"
-    code += "v_mov_b32_e32 v12, 0x3c00\n v_mov_b32_e32 v13, 0\n"  # 1.0 where k is 0 or 4
+    code += "v_mov_b32_e32 v12, 0x3c00\n v_mov_b32_e32 v13, 0\n"  # 1.0 if k is 0 or 4
     code += "v_mfma_f32_32x32x8_f16 v[16:31], v[10:11], v[12:13], 1.0\n v_mov_b32_e32 v9, v21"
     rows = [8 + 4 * (lane // 32) + 1 for lane in range(64)]  # the sixth register
     assert floats(code) == [1.0 + row + (row + 32) for row in rows]
@@ -160,7 +162,7 @@ def test_matrices() -> None:
     ],
 )  # fmt: skip
 def test_subnormals_of_matrices(kind: str, a: int, b: int, c: int, exact: float | None) -> None:
-    """MI200 alone takes them as zero; exact: the result without a flush, None where MI200 has the same."""
+    """Only MI200 treats subnormals as zero. exact: the result without a flush, None if MI200 has the same result."""
     code = "".join(f"v_mov_b32_e32 v{at}, {a if at < 12 else b:#x}\n " for at in range(10, 14))
     code += "".join(f"v_mov_b32_e32 v{at}, {c:#x}\n " for at in range(16, 32))
     left, right = ("v10", "v12") if "f32" in kind else ("v[10:11]", "v[12:13]")
@@ -191,7 +193,7 @@ def test_shared_memory_and_barriers() -> None:
     with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one wrote"):
         run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v0", threads=128)
     run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v8\n v_mov_b32_e32 v9, 0", threads=128)  # the same value
-    # By lanes of which the last one counts: sums that differ in their rounding.
+    # By lanes, of which the last one counts: sums that differ in their rounding.
     run("v_mov_b32_e32 v8, 0\n v_and_b32_e32 v9, 63, v0\n ds_write_b32 v8, v9", threads=128)
 
 
@@ -211,7 +213,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_the_counter_of_shared_memory_ends_at_fifteen() -> None:
-    """Then an instruction waits for the oldest one, which kernels rely on: the first of 16 reads has arrived."""
+    """The 16th instruction waits for the oldest one. Kernels rely on that: the first of 16 reads has arrived."""
     reads = "v_mov_b32_e32 v8, v1\n ds_write_b32 v8, v0\n s_waitcnt lgkmcnt(0)\n" + "".join(
         f"ds_read_b32 v{20 + number}, v8\n" for number in range(16)
     )
@@ -221,14 +223,14 @@ def test_the_counter_of_shared_memory_ends_at_fifteen() -> None:
 
 
 def test_buffers_end_where_they_say() -> None:
-    """Beyond its bytes a buffer reads zero, and is not written."""
+    """Past its last byte, a buffer reads zero and ignores writes."""
     code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"
     code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
     assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
 
 
 def test_buffers_of_records_end_by_the_index() -> None:
-    """Records of 4 bytes: beyond the fifth one a buffer reads zero, and is not written."""
+    """Records of 4 bytes: past the fifth record, a buffer reads zero and ignores writes."""
     resource = "s_mov_b32 s6, 5\n s_mov_b32 s7, 0x20000\n s_and_b32 s5, s5, 0xffff\n s_or_b32 s5, s5, 0x40000\n"
     load = "buffer_load_dword v9, v0, s[4:7], 0 idxen\n s_waitcnt vmcnt(0)"
     assert list(run(resource + load)) == [0xABABABAB] * 5 + [0] * 59
@@ -236,13 +238,15 @@ def test_buffers_of_records_end_by_the_index() -> None:
     assert list(run(resource + wide, room=2)[:64]) == [0xABABABAB] * 3 + [0] * 61
     store = "v_mov_b32_e32 v9, 7\n buffer_store_dword v9, v0, s[4:7], 0 idxen offset:256\n"
     assert list(run(resource + store, room=2)[64:70]) == [7] * 5 + [0xABABABAB]
-    # Without an index the same resource counts bytes.
+    # Without an index, the same resource counts bytes.
     raw = "buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
     assert list(run(resource.replace("s6, 5", "s6, 8") + raw)) == [0xABABABAB] * 2 + [0] * 62
 
 
 def test_wide_loads_to_shared_memory() -> None:
-    """Each lane's bytes follow the lane before. gfx950 has more shared memory than M0's lower half can address."""
+    """Each lane's bytes follow the bytes of the lane before. gfx950 has more shared memory than M0's lower half can
+    address.
+    """
     code = BRING.replace("buffer_load_dword v1", "v_lshlrev_b32_e32 v7, 4, v0\n buffer_load_dwordx4 v7")
     code = code.replace("s6, 0x200", "s6, 0x400") + "s_waitcnt vmcnt(0)\n v_xor_b32_e32 v8, 0xff, v1\n"
     code += "v_and_b32_e32 v8, 0xfc, v8\n ds_read_b32 v9, v8\n s_waitcnt lgkmcnt(0)"
@@ -287,8 +291,9 @@ def test_a_scalar_offset_of_private_memory_counts_all_lanes() -> None:
 
 
 def test_what_a_wave_is_given_beside_its_arguments() -> None:
-    """The dispatch packet, whose word 3 is the size of the grid, and arguments that firmware has loaded already: where
-    it does not, the wave would begin at a trap."""
+    """The dispatch packet, whose word 3 is the size of the grid, and preloaded arguments. A wave begins after the trap
+    for firmware that does not preload.
+    """
     code = KERNEL.replace("{code}", "\ts_trap 2\n\ts_load_dword s10, s[0:1], 0xc\n\ts_waitcnt lgkmcnt(0)\n{code}")
     code = code.replace("user_sgpr_count 2", "user_sgpr_count 6").replace(
         "\t\t.amdhsa_user_sgpr_kernarg", "\t\t.amdhsa_user_sgpr_dispatch_ptr 1\n\t\t.amdhsa_user_sgpr_kernarg"
@@ -300,7 +305,7 @@ def test_what_a_wave_is_given_beside_its_arguments() -> None:
 
 
 NOT_THERE = 0xFFFFFFFF
-# The words of the result, as a buffer, to shared memory.
+# The words of the result, through a buffer, to shared memory.
 BRING = """s_mov_b32 s6, 0x200
 s_mov_b32 s7, 0x27000
 s_and_b32 s5, s5, 0xffff
@@ -334,7 +339,7 @@ BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "globa
     ],
 )  # fmt: skip
 def test_a_load_is_there_when_a_wait_says_so(code: str, wanted: int | None) -> None:
-    """None: each lane gets four times its number."""
+    """Reads four times the lane's number. With None, no value is expected."""
     assert list(run(code)) == [4 * lane if wanted is None else wanted for lane in range(64)]
 
 
@@ -384,7 +389,7 @@ def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) ->
 
 
 def taken(code: str, target: str) -> dict[str, float]:
-    """Cycles of each unit beyond those of a kernel that only stores its result."""
+    """Cycles of each unit, minus those of a kernel that only stores its result."""
     records = [Record(kernel(part, target)) for part in (code, "")]
     for record in records:
         run("", threads=record.kernel.wave, program=machine.Program(record.kernel, record), room=16)
@@ -401,7 +406,7 @@ def taken(code: str, target: str) -> dict[str, float]:
         ("v_mul_lo_u32 v9, v0, v0", "gfx1100", {"vector": 4}),
         ("v_dual_mov_b32 v8, v0 :: v_dual_mov_b32 v9, v1", "gfx1100", {"vector": 1}),
         ("s_mov_b32 s6, 1", "gfx942", {}),
-        # 2 * 32 * 32 * 8 operations at 512 a cycle; on gfx90a 256, in fp32 64; FP8 at twice the rate
+        # 2 * 32 * 32 * 8 operations at 512 per cycle (gfx90a: 256; fp32: 64; FP8: twice the rate)
         ("v_mfma_f32_32x32x8_bf16_1k v[16:31], v[4:5], v[4:5], 0", "gfx90a", {"matrix": 64}),
         ("v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[4:5], 0", "gfx942", {"matrix": 32}),
         ("v_mfma_f32_32x32x16_bf16 v[16:31], v[4:7], v[4:7], 0", "gfx950", {"matrix": 32}),
@@ -418,11 +423,11 @@ def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("place", "read", "shared", "conflicts"),
     [
-        ("v_lshlrev_b32_e32 v4, 2, v0", "ds_read_b32 v9, v4", 2, 0),  # 64 words of 32 banks
+        ("v_lshlrev_b32_e32 v4, 2, v0", "ds_read_b32 v9, v4", 2, 0),  # 64 words from 32 banks
         ("v_lshlrev_b32_e32 v4, 2, v0", "ds_read_u16 v9, v4", 2, 0),
         ("v_mov_b32_e32 v4, 4", "ds_read_b32 v9, v4", 1, 0),  # one word for all lanes
         ("v_lshlrev_b32_e32 v4, 3, v0", "ds_read_b64 v[8:9], v4", 4, 0),
-        ("v_lshlrev_b32_e32 v4, 7, v0\n v_and_b32_e32 v4, 0x380, v4", "ds_read_b32 v9, v4", 8, 7),  # 8 rows of a bank
+        ("v_lshlrev_b32_e32 v4, 7, v0\n v_and_b32_e32 v4, 0x380, v4", "ds_read_b32 v9, v4", 8, 7),  # 8 rows of one bank
         ("v_lshlrev_b32_e32 v4, 3, v0\n v_and_b32_e32 v4, 0x7f, v4", "ds_read2_b64 v[6:9], v4 offset1:32", 2, 0),
         ("", "ds_bpermute_b32 v9, v1, v0", 2, 0),
     ],
@@ -433,7 +438,7 @@ def test_cycles_of_shared_memory(place: str, read: str, shared: int, conflicts: 
 
 
 def test_cycles_of_global_memory() -> None:
-    """Four lanes' addresses a cycle, or lines of 64 bytes."""
+    """Four addresses of lanes per cycle, or cache lines of 64 bytes."""
     load = "global_load_{} v[6:9], v{}, s[4:5]\n s_waitcnt vmcnt(0)"
     assert taken(load.format("dwordx4", 1), "gfx942") == {"memory": 16}  # 5 lines
     assert taken("v_lshlrev_b32_e32 v4, 6, v0\n" + load.format("dwordx4", 4), "gfx942")["memory"] == 64

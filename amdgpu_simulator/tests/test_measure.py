@@ -1,4 +1,4 @@
-"""The cycles of kernels by their tiles, and the command that prints them."""
+"""Simulated cycles of kernels with different tiles, and the command that prints them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.split()[0] for row in rows] == tiles
     for row in rows[:2]:
         cycles, utilisation, *units = map(int, row.split()[1:7])
-        assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations a cycle, on four SIMDs
+        assert units[0] % 1024 == 0  # two products of 128 x 128 x 32 at 512 operations per cycle, on four SIMDs
         assert max(units) <= cycles < 3 * max(units)
         assert utilisation == round(100 * units[0] / cycles)
     assert "cannot compile" in rows[2]
 
 
 def test_a_kernel_of_a_cache() -> None:
-    """A tile has 16 rows: for 128 of them, as many products of 128 x 64 keys and columns at 512 operations a cycle."""
+    """A tile has 16 rows. For 128 rows: as many products of 128 x 64 keys and columns, at 512 operations per cycle."""
     variant = triton.parse_kernel("decode-bf16-d64-sink")
     found = measure.measure(triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]))
     assert found.matrix % 1024 == 0
@@ -59,7 +59,7 @@ def test_loads_that_take_longer() -> None:
 
 
 def test_a_kernel_of_a_store() -> None:
-    """The code object takes what the assembly text takes that it was made from."""
+    """A code object has the same cycles as the assembly text that it was made from."""
     variant = triton.parse_kernel("fwd-bf16-d32")
     compiled = kernels.compile_store(["gfx942"], cache=gpu.CACHE, jobs=1, only=variant.name, backend="triton")
     store = Store(compiled["gfx942"])
@@ -78,7 +78,7 @@ def test_a_kernel_of_a_store() -> None:
     [
         (256, 32 << 10, 256, "gfx942", 2),
         (257, 32 << 10, 256, "gfx942", 1),
-        (128, 32 << 10, 256, "gfx942", 2),  # which fill shared memory
+        (128, 32 << 10, 256, "gfx942", 2),  # the work groups fill shared memory
         (128, 32 << 10, 256, "gfx950", 4),
         (128, 0, 512, "gfx90a", 2),
         (129, 0, 512, "gfx90a", 1),
@@ -119,7 +119,7 @@ def test_what_is_refused(arguments: str, said: str) -> None:
 
 
 def test_a_table_of_every_source(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each kernel is one that the workloads know. Cycles of a backward in two kernels are added."""
+    """Every entry is a kernel of `workloads`. The cycles of a backward with two kernels are added."""
     asked = []
 
     def taken(_target: str, source: str, name: str) -> measure.Taken:

@@ -1,4 +1,4 @@
-"""No part of an instruction is executed in silence as if it were not written."""
+"""Every modifier and operand of an instruction is either implemented or refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from amdgpu_simulator.isa import arithmetic, machine
 from amdgpu_simulator.tests.test_isa import kernel, run
 
-# An operand of each kind of value.
+# One operand for each kind of value.
 _OPERANDS = {"U": "v[10:11]", "I": "v[10:11]", "F": "v[10:11]"}
-# Modifiers that no operation of `arithmetic` takes, but clamp: floating-point operations take that.
+# Modifiers that no operation of `arithmetic` accepts, except clamp for floating-point operations.
 _MODIFIERS = ("mul:2", "mul:4", "div:2", "byte_sel:1", "neg_lo:[1,0]", "neg_hi:[1,0]", "op_sel_hi:[0,0]", "fi:1",
               "dst_sel:BYTE_0 src0_sel:BYTE_1", "quad_perm:[1,0,3,2]", "bitop3:0x3", "cbsz:1", "frob")  # fmt: skip
 

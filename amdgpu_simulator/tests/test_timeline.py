@@ -1,4 +1,4 @@
-"""The clock of the simulator: when instructions of waves begin that share a compute unit."""
+"""The timeline of a compute unit: when the instructions of waves begin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def matrix(reads: tuple[int, ...], writes: int) -> Executed:
 
 
 def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", latency: int = 500) -> float:
-    """Cycles of instructions, without the one that ends each wave."""
+    """Cycles of instructions, without the final instruction of each wave."""
     group = [[*wave, END._replace(left=wave[-1].left if wave else NOTHING)] for wave in waves]
     issue = 4 if target == "gfx942" else 1
     return timeline.play(group, resident, target, replace(PLAIN, memory=latency, cached=latency)) - issue
@@ -37,11 +37,11 @@ def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", late
     ("wave", "taken"),
     [
         ([vector(0, 1), vector(2, 3), vector(4, 5)], 12),
-        ([vector(0, 1), vector(1, 2), vector(2, 3)], 4 + 8 + 8),  # each needs the one before
-        ([vector(0, 1, 16), vector(2, 3)], 16 + 4),  # an exponential holds the unit
-        ([matrix((0, 1), 2), matrix((0, 1), 3), vector(4, 5)], 32 + 4 + 4),  # the matrix unit works on behind them
-        ([matrix((0, 1), 2), matrix((0, 1), 2), vector(4, 5)], 32 + 4 + 4),  # as it does with a sum
-        ([matrix((0, 1), 2), matrix((2, 1), 3), vector(4, 5)], 32 + 12 + 4 + 4),  # but not with a factor
+        ([vector(0, 1), vector(1, 2), vector(2, 3)], 4 + 8 + 8),  # each needs the result of the one before
+        ([vector(0, 1, 16), vector(2, 3)], 16 + 4),  # an exponential occupies the unit
+        ([matrix((0, 1), 2), matrix((0, 1), 3), vector(4, 5)], 32 + 4 + 4),  # the matrix unit works in the background
+        ([matrix((0, 1), 2), matrix((0, 1), 2), vector(4, 5)], 32 + 4 + 4),  # with an accumulator it need not wait
+        ([matrix((0, 1), 2), matrix((2, 1), 3), vector(4, 5)], 32 + 12 + 4 + 4),  # but with another operand it must
         ([matrix((0, 1), 2), vector(2, 3)], 32 + 12 + 4),
         ([Executed("", 7, (), (), NOTHING)], 32),  # s_nop 7
     ],
@@ -51,7 +51,7 @@ def test_a_wave_alone(wave: list[Executed], taken: int) -> None:
 
 
 def test_waves_of_a_simd_take_turns() -> None:
-    """Four waves have a SIMD each; more fill the gaps of the others, until the unit is busy."""
+    """Four waves have a SIMD each. More waves fill the idle cycles of the others, until the unit is busy."""
     chain = [vector(register, register + 1) for register in range(100)]
     assert play(chain, resident=1) == play(chain, resident=4) == 8 * 100 - 4
     assert play(chain, resident=8) == 8 * 100
@@ -72,14 +72,14 @@ def test_loads_are_waited_for_in_their_order() -> None:
     assert play([*two, first]) == 16 + 500 + 4
     assert play([*two, both]) == 32 + 500 + 4
     assert play([*two, both], latency=900) == 32 + 900 + 4
-    assert play([*two, work._replace(left=(2, 0, 0)), both]) == play([*two, both])  # the work is done meanwhile
+    assert play([*two, work._replace(left=(2, 0, 0)), both]) == play([*two, both])  # the work is done in the meantime
     assert play([*two, both, work]) == 32 + 500 + 4 + 4
 
 
 def test_a_barrier_waits_for_the_last_wave() -> None:
     late = [vector(0, 1, 400), vector(2, 3)]
     assert play([*late, BARRIER], [BARRIER, vector(0, 1)]) == 404 + 4 + 4
-    # Of its own group alone.
+    # Only waves of its own group count.
     assert play([BARRIER, vector(0, 1)], [BARRIER, vector(0, 1)], resident=2) == 8
 
 
@@ -92,12 +92,12 @@ WAIT = Executed("", 0, (), (), NOTHING)
 
 
 def test_a_wave_of_higher_priority_goes_first() -> None:
-    """Two waves of a SIMD want the vector unit at once. Without s_setprio the older one has it."""
+    """Two waves of a SIMD need the vector unit at the same cycle. Without s_setprio the older wave goes first."""
     work = [vector(row, row + 1, 40) for row in range(0, 8, 2)]
     loads = [*work, Executed("memory", 16, (), (), (1, 0, 0)), WAIT]
     others = [work, [], [], []]
     assert play(*others, loads) == 7 * 40 + 4 + 16 + 500 + 4
-    # Its priority counts from the second instruction of the older wave on.
+    # The priority takes effect from the second instruction of the older wave on.
     assert play(*others, [Executed("", 0, (), (), NOTHING, priority=1), *loads]) == 4 * 40 + 4 + 16 + 500 + 4
 
 
@@ -106,7 +106,7 @@ def load(*lines: int, loads: bool = True) -> Executed:
 
 
 def cached(*wave: Executed, resident: int = 1, target: str = "gfx942", apart: int = 0) -> float:
-    """Cycles of a wave that waits for its loads at the end. A line in the cache takes 100 cycles, another one 500."""
+    """Cycles of a wave that waits for its loads at the end. A cached line takes 100 cycles, another line 500."""
     return timeline.play([[*wave, WAIT, END]], resident, target, replace(PLAIN, cached=100), apart=apart) - 8
 
 
@@ -115,16 +115,16 @@ def test_a_line_in_the_cache_is_there_sooner() -> None:
     assert cached(load(1)) == far
     assert cached(load(1), WAIT, load(1)) == far + 4 + near
     assert cached(load(1), WAIT, load(1, 2)) == far + 4 + far
-    assert cached(load(1, loads=False), WAIT, load(1)) == far + 4 + far  # a store keeps nothing
+    assert cached(load(1, loads=False), WAIT, load(1)) == far + 4 + far  # a store does not fill the cache
     assert cached(load(1), WAIT, load(1, loads=False)) == far + 4 + far
-    # A copy of the group finds what the other one loaded, but not its private memory.
+    # A copy of the group hits the lines that the other copy loaded, except lines of private memory.
     assert cached(load(1), resident=2, apart=1000) == 1000 + near
     assert cached(load(-1), resident=2, apart=1000) == 1000 + far
 
 
 @pytest.mark.parametrize(("others", "last"), [(511, 100), (512, 500)])
 def test_the_cache_holds_the_lines_that_were_loaded_last(others: int, last: int) -> None:
-    """32 KiB of 64 bytes."""
+    """The cache has 32 KiB in lines of 64 bytes."""
     rest = [one for line in range(2, 2 + others) for one in (load(line), WAIT)]
     before = cached(load(1), WAIT, *rest[:-1])
     assert cached(load(1), WAIT, *rest, load(1)) == before + 4 + 16 + last
@@ -137,7 +137,7 @@ def test_what_is_not_in_the_cache_comes_at_a_rate() -> None:
 
 
 def test_a_work_group_processor_is_two_compute_units() -> None:
-    """Waves 0 and 1 are on the first one, 2 and 3 on the second, each with its own path to shared memory."""
+    """Waves 0 and 1 run on the first one, 2 and 3 on the second. Each has its own path to shared memory."""
     read = [Executed("shared", 16, (), (), (0, left, 0)) for left in range(1, 5)]
     assert play(read, target="gfx1100") == 4 * 16 - 15
     assert play(*[read] * 4, target="gfx1100") == 8 * 16 - 15
@@ -146,7 +146,7 @@ def test_a_work_group_processor_is_two_compute_units() -> None:
 
 
 def test_registers_in_private_memory() -> None:
-    """Spills take lines as other accesses do: four bytes of 64 lanes are four lines."""
+    """Spills access cache lines as other accesses do: four bytes of 64 lanes are four lines."""
     code = "scratch_store_dwordx2 off, v[0:1], off\n scratch_load_dword v9, off, off offset:4\n s_waitcnt vmcnt(0)"
     record = Record(kernel(code, "gfx942"))
     run("", program=machine.Program(record.kernel, record))
@@ -180,7 +180,7 @@ def test_what_is_written_down() -> None:
     numbers = tuple(range(16, 32))
     load, store = (one for one in group[0][start:] if one.unit == "memory")
     assert (load.loads, store.loads) == (True, False)
-    assert len(store.lines) in (4, 5)  # 256 bytes, which may begin within a line
+    assert len(store.lines) in (4, 5)  # 256 bytes, which may start inside a line
     assert set(store.lines) <= set(load.lines)
     assert [one._replace(lines=(), loads=False) for one in group[0][start:]] == [
         Executed("vector", 4, (0,), (4,), (0, 0, 0)),

@@ -1,17 +1,17 @@
-//! Checks of a call's arguments: each mistake becomes an error that names the argument, its value and what is wanted.
+//! Checks of a call's arguments: an error names the argument, its value and the valid values.
 
 use candle_core::{DType, Shape, Tensor};
 
 use crate::cpu;
 use crate::error::{argument, zeros, Error, Result};
 
-/// The largest head dim that candle-flash-attn accepts, and the CPU kernels with it.
+/// The largest head dim that candle-flash-attn and the CPU kernels accept.
 pub(crate) const MAX_HEAD_DIM: usize = 512;
 
-/// What the CPU kernels keep of each row of a head, in bytes: references, positions, sums.
+/// Bytes that the CPU kernels need for each row of a head: references, positions, sums.
 const ROW_BYTES: usize = 128;
 
-/// What a call asks for beside its tensors, named as in candle-flash-attn.
+/// Options of a call, named as in candle-flash-attn.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub softmax_scale: f32,
@@ -48,7 +48,7 @@ pub(crate) struct Sizes {
     pub heads: usize,
     pub heads_k: usize,
     pub dim: usize,
-    /// Pages of a paged cache, and rows in each; 0 for other keys.
+    /// Number of pages of a paged cache, and rows per page; 0 without pages.
     pub pages: usize,
     pub page_size: usize,
 }

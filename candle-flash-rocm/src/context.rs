@@ -90,7 +90,7 @@ impl RocmContext {
     ///
     /// # Errors
     ///
-    /// Where the variable is not set, the driver does not open, there is no such GPU, or no store for it.
+    /// If the variable is not set, the driver does not open, there is no such GPU, or no store for it.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::with_stores(ordinal, &Stores::from_environment()?)
     }
@@ -117,7 +117,7 @@ impl RocmContext {
     ///
     /// # Errors
     ///
-    /// Where the store is of another target, or the driver refuses.
+    /// If the store is of another target, or the driver refuses.
     pub fn on(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
         Self::with_kernels(Kernels::new(gpu, store)?)
     }
@@ -148,7 +148,7 @@ impl RocmContext {
     ///
     /// # Errors
     ///
-    /// Where this thread has no scope and another one has one of a GPU.
+    /// If this thread has no scope and another one has one of a GPU.
     pub(crate) fn current() -> Result<Option<Self>> {
         match PLACE.with_borrow(Clone::clone) {
             Place::Gpu(context) => Ok(Some(context)),

@@ -127,7 +127,7 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, options: Options) -> Result<Tensor> 
 ///
 /// # Errors
 ///
-/// Where shapes, dtypes or options do not fit; the message names the argument.
+/// If shapes, dtypes or options do not fit; the message names the argument.
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     flash_attn_windowed(q, k, v, softmax_scale, None, causal_window(causal))
 }

@@ -30,7 +30,7 @@ fn call(q: &Tensor, k: &Tensor, v: &Tensor, varlen: Varlen, options: Options) ->
 ///
 /// # Errors
 ///
-/// Where shapes, dtypes, lengths or options do not fit; the message names the argument.
+/// If shapes, dtypes, lengths or options do not fit; the message names the argument.
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,

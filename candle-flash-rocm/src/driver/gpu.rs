@@ -38,7 +38,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// Where there is no such device, or the driver refuses.
+    /// If there is no such device, or the driver refuses.
     pub fn open(driver: Arc<Driver>, ordinal: usize) -> Result<Arc<Self>> {
         let count = driver.devices()?;
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -149,7 +149,7 @@ impl Gpu {
         }
     }
 
-    /// Turns a code of a call into a result, and clears HIP's memory of it, which others would take for their own.
+    /// Turns the code of a call into a result, and clears HIP's last error, which other code would read as its own.
     pub(super) fn check(&self, what: impl Display, code: i32) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -165,7 +165,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// Where the device has no such memory.
+    /// If the device has no such memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Buffer> {
         let mut address = 0;
         self.with(|| {
@@ -176,11 +176,11 @@ impl Gpu {
         Ok(Buffer { gpu: self.clone(), address, bytes })
     }
 
-    /// Makes a stream that waits for no other.
+    /// Creates a stream that waits for no other stream.
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn stream(self: &Arc<Self>) -> Result<Stream> {
         const NON_BLOCKING: u32 = 1; // the same number in both drivers
         let mut handle: Handle = std::ptr::null_mut();
@@ -192,7 +192,7 @@ impl Gpu {
         Ok(Stream { gpu: self.clone(), handle: handle as usize, owned: true })
     }
 
-    /// A stream of somebody else, by its handle: a `hipStream_t` or `CUstream` as a number, 0 for the default stream.
+    /// A stream of other code, by its handle: a `hipStream_t` or `CUstream` as a number, 0 for the default stream.
     ///
     /// # Safety
     ///
@@ -203,11 +203,11 @@ impl Gpu {
         Stream { gpu: self.clone(), handle, owned: false }
     }
 
-    /// Makes an event.
+    /// Creates an event.
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn event(self: &Arc<Self>) -> Result<Event> {
         let mut handle: Handle = std::ptr::null_mut();
         self.with(|| {
@@ -275,7 +275,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Where they do not fit, or the driver refuses. Where the wait fails the copy may still be reading: the bytes are
+    /// If they do not fit, or the driver refuses. If the wait fails the copy may still be reading: the bytes are
     /// then leaked.
     pub fn upload(&self, from: Vec<u8>, to: &Buffer) -> Result<()> {
         self.fits(from.len(), to)?;
@@ -287,7 +287,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Where the buffer has fewer, the host has no memory for them, or the driver refuses. Where the wait fails the copy
+    /// If the buffer has fewer, the host has no memory for them, or the driver refuses. If the wait fails the copy
     /// may still be writing: its target is then leaked.
     pub fn download(&self, from: &Buffer, bytes: usize) -> Result<Vec<u8>> {
         self.fits(bytes, from)?;
@@ -366,7 +366,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Where a kernel or copy failed.
+    /// If a kernel or copy failed.
     pub fn wait(&self) -> Result<()> {
         self.gpu.with(|| {
             // SAFETY: the stream lives.
@@ -394,11 +394,11 @@ pub struct Event {
 }
 
 impl Event {
-    /// Puts the event behind what is on the stream by now.
+    /// Records the event after the current work of the stream.
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.gpu.with(|| {
             // SAFETY: event and stream live.
@@ -407,11 +407,11 @@ impl Event {
         })
     }
 
-    /// Waits until the stream has come to the event.
+    /// Waits until the stream has reached the event.
     ///
     /// # Errors
     ///
-    /// Where a kernel or copy before it failed.
+    /// If a kernel or copy before it failed.
     pub fn wait(&self) -> Result<()> {
         self.gpu.with(|| {
             // SAFETY: the event lives.
@@ -420,11 +420,11 @@ impl Event {
         })
     }
 
-    /// Milliseconds from an earlier event to this one; both have to be over.
+    /// Milliseconds from an earlier event to this one; both must have completed.
     ///
     /// # Errors
     ///
-    /// Where one is not over.
+    /// If one is not over.
     pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32> {
         let mut time = 0.0;
         self.gpu.with(|| {

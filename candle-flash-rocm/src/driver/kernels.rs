@@ -47,7 +47,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// Where the store is of another target.
+    /// If the store is of another target.
     pub fn new(gpu: Arc<Gpu>, store: Store) -> Result<Self> {
         if !store.serves(gpu.target(), gpu.hip()) {
             return Err(Error::store(format!(
@@ -73,7 +73,7 @@ impl Kernels {
         self
     }
 
-    /// What plans of calls on the device choose from.
+    /// The kernels that plans of calls on the device can choose.
     #[must_use]
     #[doc(hidden)]
     pub fn sources(&self) -> Sources<'_> {
@@ -139,11 +139,11 @@ impl Kernels {
     /// # Safety
     ///
     /// The memory behind every address has to be of this device, as large as the kernel takes it to be, and to live
-    /// until the stream has come to the launch's end.
+    /// until the stream has finished the launch.
     ///
     /// # Errors
     ///
-    /// Where the store lacks the kernel, an argument is not what it takes, or the driver refuses.
+    /// If the store lacks the kernel, an argument is not what it takes, or the driver refuses.
     #[doc(hidden)]
     pub unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<()> {
         let name = &launch.kernel;
@@ -225,7 +225,7 @@ impl Kernels {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     #[doc(hidden)]
     pub unsafe fn fill(&self, stream: &Stream, fill: &Fill) -> Result<()> {
         if fill.count == 0 {

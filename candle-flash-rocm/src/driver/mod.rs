@@ -20,7 +20,7 @@ pub use gpu::{Buffer, Event, Gpu, Stream};
 pub use kernels::Kernels;
 pub use planner::Planner;
 
-/// Whose driver it is.
+/// The platform of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Platform {
@@ -41,7 +41,7 @@ impl Platform {
         }
     }
 
-    /// Names under which the library is looked for, in order.
+    /// File names of the library, in search order.
     fn libraries(self) -> &'static [&'static str] {
         match self {
             Self::Hip => &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"],
@@ -49,7 +49,7 @@ impl Platform {
         }
     }
 
-    /// What ends the list of a launch whose arguments are one block.
+    /// Terminator of the option list of a launch whose arguments are one block.
     fn end_of_extra(self) -> *mut c_void {
         match self {
             Self::Hip => std::ptr::without_provenance_mut(3),
@@ -91,7 +91,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// Where no library opens, or it lacks a function; the message says what to install.
+    /// If no library opens, or it lacks a function; the message says what to install.
     pub fn open(platform: Platform) -> Result<Arc<Self>> {
         static HIP: OnceLock<Arc<Driver>> = OnceLock::new();
         static CUDA: OnceLock<Arc<Driver>> = OnceLock::new();
@@ -132,7 +132,7 @@ impl Driver {
         Err(Error::driver(format!("no GPU driver opens: {}; {install}", problems.join("; "))))
     }
 
-    /// Whose driver it is.
+    /// The platform of the driver.
     #[must_use]
     pub fn platform(&self) -> Platform {
         self.platform
@@ -148,7 +148,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// Where the driver refuses.
+    /// If the driver refuses.
     pub fn devices(&self) -> Result<usize> {
         const NO_DEVICE: i32 = 100; // the same number in both drivers
         let mut count = 0;
@@ -208,7 +208,7 @@ impl Driver {
 const OUT_OF_MEMORY_HIP: &str = "hipErrorOutOfMemory";
 const OUT_OF_MEMORY_CUDA: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 
-/// What to do about an error, by the driver's name of it.
+/// The remedy for an error, by the driver's name of the error.
 fn remedy(name: &str) -> Option<&'static str> {
     Some(match name {
         OUT_OF_MEMORY_HIP | OUT_OF_MEMORY_CUDA => {

@@ -1,4 +1,4 @@
-//! The planner library of Composable Kernel's launches, `_ck_planner.so`, which wheels carry beside their stores.
+//! The planner library of Composable Kernel's launches, `_ck_planner.so`, which wheels contain beside the stores.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::api::why;
 use crate::error::{Error, Result};
 use crate::launch::{Argument, Call, Launch};
 
-/// The version of the interface that this crate knows.
+/// The interface version that this crate supports.
 const VERSION: c_int = 1;
 
 /// Sizes of `flash_attn_ck_plan`, in bytes.
@@ -20,7 +20,7 @@ const LAUNCH: usize = NAME + 24 + ARGUMENTS;
 const LAUNCHES: usize = 3;
 const PLAN: usize = MESSAGE + 8 + LAUNCHES * LAUNCH;
 
-/// What `flash_attn_ck_plan_*` answers where Composable Kernel has no kernel.
+/// The return value of `flash_attn_ck_plan_*` if Composable Kernel has no kernel.
 const UNSUPPORTED: c_int = 2;
 
 /// Sizes of `flash_attn_ck_forward` and `flash_attn_ck_backward`, in bytes.
@@ -45,7 +45,7 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// Where its digest is another one, it does not open, or it has another version.
+    /// If its digest is another one, it does not open, or it has another version.
     pub(crate) fn verified(path: &Path, sha256: &str) -> Result<Self> {
         let unreadable = |error: std::io::Error| Error::Store {
             reason: format!("the planner of Composable Kernel {} cannot be read: {error}", path.display()),
@@ -63,7 +63,7 @@ impl Planner {
         unsafe { Self::open(path) }
     }
 
-    /// Opens the library, whatever it is.
+    /// Opens the library without a check of its digest.
     ///
     /// # Safety
     ///
@@ -72,7 +72,7 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// Where it does not open, or has another version.
+    /// If it does not open, or has another version.
     pub unsafe fn open(path: &Path) -> Result<Self> {
         // The loader looks for a name without a directory in its own search path.
         let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());

@@ -91,7 +91,7 @@ fn is_too_large(name: &str, operand: &Operand, shape: &Shape) -> bool {
 ///
 /// # Errors
 ///
-/// Where sizes, addresses or strides do not fit.
+/// If sizes, addresses or strides do not fit.
 pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
     shape.check()?;

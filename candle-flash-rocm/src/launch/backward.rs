@@ -43,7 +43,7 @@ pub struct Backward {
 ///
 /// # Errors
 ///
-/// Where sizes, addresses or strides do not fit, or a kernel is missing.
+/// If sizes, addresses or strides do not fit, or a kernel is missing.
 pub fn plan_backward(
     call: &Backward,
     kernels: &dyn Catalogue,

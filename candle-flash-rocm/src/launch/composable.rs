@@ -24,7 +24,7 @@ pub trait Planner {
     ///
     /// # Errors
     ///
-    /// Where the parameters contradict each other.
+    /// If the parameters contradict each other.
     fn plan(&self, call: Call, parameters: &[u8]) -> Result<Result<Vec<Launch>, String>>;
 
     /// Bytes of the sums of dq that a backward of these parameters takes, zeroed.
@@ -87,7 +87,7 @@ fn serves(shape: &Shape) -> bool {
 ///
 /// # Errors
 ///
-/// Where the planner finds that sizes, addresses or strides do not fit.
+/// If the planner finds that sizes, addresses or strides do not fit.
 pub fn plan_forward_ck(call: &Forward, planner: &dyn Planner) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
     shape.check()?;
@@ -123,7 +123,7 @@ pub fn plan_forward_ck(call: &Forward, planner: &dyn Planner) -> Result<Option<V
 ///
 /// # Errors
 ///
-/// Where the planner finds that sizes, addresses or strides do not fit.
+/// If the planner finds that sizes, addresses or strides do not fit.
 pub fn plan_backward_ck(call: &Backward, planner: &dyn Planner, memory: &mut dyn Memory) -> Result<Option<Vec<Step>>> {
     let shape = &call.shape;
     shape.check()?;

@@ -30,7 +30,7 @@ pub struct Forward {
 ///
 /// # Errors
 ///
-/// Where sizes, addresses or strides do not fit, or a kernel is missing.
+/// If sizes, addresses or strides do not fit, or a kernel is missing.
 pub fn plan_forward(
     call: &Forward,
     kernels: &dyn Catalogue,

@@ -101,7 +101,7 @@ pub trait Catalogue {
     ///
     /// # Errors
     ///
-    /// Where the kernel is not there, with how to build it.
+    /// If the kernel is not there, with how to build it.
     fn tile(&self, kernel: &str) -> Result<Tile>;
 
     /// Whether a kernel is there.
@@ -132,7 +132,7 @@ pub trait Memory {
     ///
     /// # Errors
     ///
-    /// Where the device has no such memory.
+    /// If the device has no such memory.
     fn allocate(&mut self, bytes: usize) -> Result<u64>;
 }
 

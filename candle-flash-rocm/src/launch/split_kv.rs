@@ -8,7 +8,7 @@ use crate::error::{argument, Result};
 /// Rows of queries that share a key head, which `decode` takes at once, and `extend`.
 const DECODE_ROWS: usize = 16;
 const EXTEND_ROWS: usize = 64;
-/// Keys below which nothing is asked: the host's time is all that there is to gain.
+/// Below this many keys, split-KV is not considered, because kernel time is negligible.
 const LEAST_KEYS: usize = 512;
 
 /// Times of 64 keys by the head dim up to which they hold, in microseconds of one multiprocessor, measured on an H200:

@@ -62,7 +62,7 @@ pub use workspace::Workspace;
 ///
 /// # Errors
 ///
-/// Where sizes, addresses or strides do not fit, a kernel is missing, or the driver refuses.
+/// If sizes, addresses or strides do not fit, a kernel is missing, or the driver refuses.
 pub unsafe fn forward(kernels: &Kernels, stream: &Stream, workspace: &mut Workspace, call: &Forward) -> Result<()> {
     workspace.reset();
     let steps = kernels.sources().forward(call, workspace)?;
@@ -94,7 +94,7 @@ pub unsafe fn backward(kernels: &Kernels, stream: &Stream, workspace: &mut Works
 ///
 /// # Errors
 ///
-/// Where a kernel is missing, the driver refuses, or a step is a sum, which is the caller's.
+/// If a kernel is missing, the driver refuses, or a step is a sum, which is the caller's.
 pub(crate) unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> Result<()> {
     for step in steps {
         match step {

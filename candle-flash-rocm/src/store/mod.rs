@@ -46,7 +46,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Where a file cannot be read, is damaged or has another format.
+    /// If a file cannot be read, is damaged or has another format.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let target = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
@@ -127,7 +127,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Where the store lacks the kernel, with how to build it.
+    /// If the store lacks the kernel, with how to build it.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         self.get(name).ok_or_else(|| {
             let (kernel, target, store) = (name.to_owned(), self.target.clone(), self.path.clone());
@@ -139,7 +139,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Where the store lacks the kernel or is damaged.
+    /// If the store lacks the kernel or is damaged.
     pub fn image(&self, name: &str) -> Result<Vec<u8>> {
         let kernel = self.kernel(name)?;
         let ends = || damaged(&self.path, &format!("its group {} ends before {name}", kernel.group));

@@ -40,7 +40,7 @@ impl Stores {
     ///
     /// # Errors
     ///
-    /// Where it is not set, and as [`Stores::open`].
+    /// If it is not set, and as [`Stores::open`].
     pub fn from_environment() -> Result<Self> {
         let Some(path) = std::env::var_os(VARIABLE) else {
             return Err(Error::store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
@@ -52,7 +52,7 @@ impl Stores {
     ///
     /// # Errors
     ///
-    /// Where the path cannot be read, or holds no store.
+    /// If the path cannot be read, or holds no store.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let origin = path.as_ref().to_path_buf();
         let unreadable =
@@ -107,7 +107,7 @@ impl Stores {
     ///
     /// # Errors
     ///
-    /// Where no store serves the GPU with this HIP, and as [`Stores::store`].
+    /// If no store serves the GPU with this HIP, and as [`Stores::store`].
     pub fn for_gpu(&self, target: &str, hip: Option<Version>) -> Result<Store> {
         if self.found.contains_key(target) {
             return self.store(target);
@@ -127,7 +127,7 @@ impl Stores {
     ///
     /// # Errors
     ///
-    /// Where there is none, with the targets that there are and how to build it; where it is damaged.
+    /// If there is none, with the targets that there are and how to build it; where it is damaged.
     pub fn store(&self, target: &str) -> Result<Store> {
         match self.found.get(target) {
             Some(Place::File(path)) => Store::open(path),
