@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from assert_close import assert_close
 from ck_recorded import BF16, both, compare, operations, tensors
-from flash_attn import backends, flash_attn_func, flash_attn_varlen_func
+from flash_attn import backends, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import recording
 from flash_attn.backends import torch as torch_backend
 from flash_attn.runtime import ck_planner
@@ -241,3 +242,44 @@ def test_recordings_do_not_nest() -> None:
     with recording.record("gfx942"), pytest.raises(RuntimeError, match="under way already"), recording.record("gfx90a"):
         pass
     assert backends.select(torch.zeros(1)) is torch_backend
+
+
+def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    starts = torch.tensor([0, 40], dtype=torch.int32)
+    return flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 40, 40)
+
+
+def _cached(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return flash_attn_with_kvcache(
+            q[:, :1], k.clone(), v.clone(), k[:, :1], v[:, :1], cache_seqlens=8, num_splits=2
+        )
+
+
+@pytest.mark.filterwarnings("ignore:the CK backend cannot do this .* dtype:RuntimeWarning")
+@pytest.mark.parametrize(
+    "call",
+    [
+        flash_attn_func,
+        lambda q, k, v: flash_attn_func(q, k, v, dropout_p=0.1, causal=True),
+        lambda q, k, v: flash_attn_func(q, k, v, softcap=5.0),
+        lambda q, k, v: flash_attn_func(q, k, v, alibi_slopes=torch.ones(2)),
+        lambda q, k, v: flash_attn_func(q, k, v, window_size=(4, 0), deterministic=True),
+        _packed,
+        _cached,
+    ],
+)
+def test_no_call_in_fp16_runs_ck_kernels_on_gfx90a(call: Callable[..., torch.Tensor]) -> None:
+    """Its products lose numbers below 6.1e-5."""
+    q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    with recording.record("gfx90a") as launches:
+        out = call(q, k, v)
+        if out.requires_grad:
+            out.sum().backward()
+    assert launches
+    assert [launch.kernel for launch in launches if not launch.kernel.startswith("triton.")] == []
+    with (
+        recording.record("gfx90a", alone=True),
+        pytest.raises(NotImplementedError, match=r"loses numbers below 6.1e-5"),
+    ):
+        call(q, k, v)
