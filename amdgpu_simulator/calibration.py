@@ -1,4 +1,4 @@
-"""The clock against hardware: published figures of kernels that can be run here, and what the clock says of them.
+"""Compares simulated cycles with published figures of kernels that can run on the simulator.
 
 MfmaUtil, a hardware counter, is the part of the cycles in which the matrix units are busy, in percent. It is compared
 as it is. TFLOP/s are not: an MI300X under these loads is limited by its power, at 1.1 to 1.6 GHz. They give an order,

@@ -1,12 +1,12 @@
-"""A pretended AMD GPU for flash_attn: calls on CPU tensors run the kernels that were compiled for it.
+"""A simulated AMD GPU for flash_attn: calls on CPU tensors run the kernels that were compiled for the GPU.
 
     with gpu.pretend("gfx942"):  # by Triton
         out = flash_attn_func(q, k, v)
     gpu.run("gfx942", launches, tensors)  # recorded ones, of Composable Kernel
 
-Everything above the driver is what a user runs: the public API, the backend, grids and arguments. Only the launch is
-the simulator's, `amdgpu_simulator`. In a process that `amdgpu_simulator/hip/process.py` runs, the launcher and AMD's
-runtime are a user's too.
+Everything above the driver is the code that a user runs: the public API, the backend, grids and arguments. The
+simulator replaces only the launch. In a process of `amdgpu_simulator/hip/process.py`, the launcher and AMD's runtime
+are the real ones too.
 """
 
 from __future__ import annotations
