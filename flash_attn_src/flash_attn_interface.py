@@ -31,7 +31,7 @@ from flash_attn.autocast import cast
 from flash_attn.backends.torch.fp8 import is_fp8
 from flash_attn.calls import AttentionCall, CacheCall, Window, maybe_contiguous
 from flash_attn.custom_ops.kvcache import attend as attend_to_cache
-from flash_attn.fa3 import chunks, rotary, second_query
+from flash_attn.fa3 import chunks, operators, rotary, second_query
 from flash_attn.fa3.backward import _flash_attn_backward
 from flash_attn.fa3.inputs import chosen_rows, descales_of, factors, one_window, used_rows
 from flash_attn.fa3.split_kv import flash_attn_combine, get_scheduler_metadata
@@ -432,3 +432,6 @@ def _flash_attn_forward(
             found = given.copy_(found)
     nothing = softmax_lse.new_empty((0,))
     return found, softmax_lse, nothing, nothing
+
+
+operators.define(_flash_attn_forward, _flash_attn_backward)

@@ -40,12 +40,14 @@ LONG_SIGNATURES = {
     "custom_ops/kvcache.py": {"_flash_attn_with_kvcache"},
     "fa3/backward.py": {"_flash_attn_backward"},
     "fa3/split_kv.py": {"get_scheduler_metadata"},
+    "fa4/private.py": {"_flash_attn_bwd", "_flash_attn_fwd"},
     "flash_attn_interface.py": {
         "flash_attn_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
     },
     "fp8.py": {"flash_attn_fp8_func", "flash_attn_varlen_fp8_func"},
     "modules/block.py": {"__init__"},
     "modules/mha.py": {"__init__"},
+    "sdpa/aten.py": {"_backward", "_sdpa_backward"},
     "ops/triton/layer_norm.py": {"layer_norm_fn", "layer_norm_ref", "rms_norm_fn", "rms_norm_ref"},
 }  # fmt: skip
 

@@ -9,12 +9,16 @@
 
     python -m flash_attn.sdpa main.py ...  # the same for a program that is not changed
 
-Nothing is active by an import alone.
+With torch 2.11 or newer, PyTorch's own choice of an implementation has the name "flash_attn" too: see
+flash_attn.sdpa.aten. Nothing is active by an import alone.
 """
 
 from __future__ import annotations
 
+from flash_attn.sdpa import aten
 from flash_attn.sdpa.report import Report, sdpa_report
 from flash_attn.sdpa.switch import Active, use_for_sdpa
 
 __all__ = ["Active", "Report", "sdpa_report", "use_for_sdpa"]
+
+aten.register()
