@@ -16,7 +16,7 @@ import triton.language as tl
 
 from flash_attn.kernels.common import LOG2E, shifted
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
-from flash_attn.kernels.scores import apply_mask, load_bias, modified
+from flash_attn.kernels.scores import apply_mask, load_bias, modified, unmodified
 from flash_attn.kernels.tiles import deep_dot
 
 # Above this magnitude softmax_lse is rounded so far that weights are wrong by more than 2^-16.
@@ -122,6 +122,4 @@ def grad_scores(
             )  # fmt: skip
             b_kept = apply_dropout(b_p, b_keep, p_dropout)
             b_ds = b_kept * b_dp - b_p * (b_delta * (1.0 - p_dropout))
-    if (MOD.SCORE_MOD == "softcap" or MOD.SCORE_MOD == "bias") or MOD.SCORE_MOD == "any":
-        b_ds = b_ds * (1.0 - b_tanh * b_tanh)
-    return b_kept, b_ds
+    return b_kept, unmodified(b_ds, b_tanh, MOD)

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, gradient_exponents, power_of_two
 from flash_attn.kernels.common import (
-    HAS_ALIBI,
     HAS_CU_SEQLENS_K,
     RUNTIME_ARGUMENTS,
     cast,
@@ -18,7 +17,7 @@ from flash_attn.kernels.common import (
     schedule,
 )
 from flash_attn.kernels.groups import Bounds, KeyTiles, Rows, RowStats, ScoreMod, Scores, Tile
-from flash_attn.kernels.scores import load_bias
+from flash_attn.kernels.scores import load_bias, load_slope
 from flash_attn.kernels.tiles import (
     add_product,
     clamped_pair,
@@ -211,10 +210,7 @@ def attn_bwd_dkdv(
         if SCORE_MOD == "bias":
             p_bias, bias_offset = bias, batch64 * stride_sb + head * stride_sh.to(tl.int64)
             bias_stride = stride_sm
-        slope = 0.0
-        if SCORE_MOD == "alibi" or SCORE_MOD == "any":
-            if flags & HAS_ALIBI:
-                slope = tl.load(alibi_slopes + batch * stride_ab + head)
+        slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
         scores = Scores(scale, softcap, slope, p_dropout, rng_state, plane, p_bias, bias_offset, bias_stride, flags)
         rows_q = Rows(p_q_head, stride_qm, sq, head_dim, offs_d, offs_t)
         rows_do = Rows(p_do_head, stride_gm, sq, head_dim_v, offs_vd, offs_vt)

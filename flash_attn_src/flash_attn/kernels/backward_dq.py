@@ -7,7 +7,6 @@ import triton.language as tl
 
 from flash_attn.kernels.backward import grad_scores, gradient_exponents, lost_by_rounding, power_of_two
 from flash_attn.kernels.common import (
-    HAS_ALIBI,
     HAS_CU_SEQLENS_Q,
     HAS_SINKS,
     RUNTIME_ARGUMENTS,
@@ -19,7 +18,7 @@ from flash_attn.kernels.common import (
     schedule,
 )
 from flash_attn.kernels.groups import Bounds, Rows, ScoreMod, Scores, Tile
-from flash_attn.kernels.scores import join_sinks, load_bias, load_sinks
+from flash_attn.kernels.scores import join_sinks, load_bias, load_sinks, load_slope
 from flash_attn.kernels.tiles import (
     add_product,
     clamped_pair,
@@ -137,10 +136,7 @@ def attn_bwd_dq(
     p_lse = lse + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64)
     p_delta = delta + (batch64 * stride_lb + head.to(tl.int64) * stride_lh + row64)
 
-    slope = 0.0
-    if SCORE_MOD == "alibi" or SCORE_MOD == "any":
-        if flags & HAS_ALIBI:
-            slope = tl.load(alibi_slopes + batch * stride_ab + head)
+    slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
     p_bias, bias_offset, bias_stride = q, batch64, stride_ab
     if SCORE_MOD == "bias":
         p_bias, bias_offset, bias_stride = bias, batch64 * stride_sb + head.to(tl.int64) * stride_sh, stride_sm

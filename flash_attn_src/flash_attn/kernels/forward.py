@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from flash_attn.kernels.common import (
-    HAS_ALIBI,
     HAS_CU_SEQLENS_Q,
     HAS_LEFTPAD_K,
     HAS_SINKS,
@@ -24,7 +23,7 @@ from flash_attn.kernels.common import (
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
 from flash_attn.kernels.groups import Bounds, Pages, Rows, ScoreMod, Scores, Tile
-from flash_attn.kernels.scores import add_sink, apply_mask, join_sinks, load_bias, load_sinks, modified
+from flash_attn.kernels.scores import add_sink, apply_mask, join_sinks, load_bias, load_sinks, load_slope, modified
 from flash_attn.kernels.tiles import (
     PAGE_PER_BLOCK,
     PAGE_PER_KEY,
@@ -255,10 +254,7 @@ def attn_fwd(
 
     if (SCORE_MOD == "sink" or SCORE_MOD == "bias") or SCORE_MOD == "any":
         wide, narrow = load_sinks(sinks, head, (flags & HAS_SINKS) != 0, flags, out.dtype.element_ty)
-    slope = 0.0
-    if SCORE_MOD == "alibi" or SCORE_MOD == "any":
-        if flags & HAS_ALIBI:
-            slope = tl.load(alibi_slopes + batch * stride_ab + head)
+    slope = load_slope(alibi_slopes, stride_ab, batch, head, flags, SCORE_MOD)
 
     p_bias, bias_offset, bias_stride = q, batch64, stride_ab
     if SCORE_MOD == "bias":

@@ -1,8 +1,9 @@
 """Score modifiers: softcap, ALiBi, a bias, sinks and the mask. The kernels of whole sequences modify their scores here,
 forward and backward.
 
-`groups.Scores` has the values of a head, `groups.ScoreMod` has the constants of a kernel. A new modifier is a field of
-`Scores`, a kind in `operation.KINDS` and its formula in `modified`.
+`groups.Scores` has the values of a head, `groups.ScoreMod` has the constants of a kernel. A new modifier is a kind in
+`operation.KINDS`, its formula in `modified` and the derivative of its formula in `unmodified`. A modifier with a number
+for each head takes the slot of `alibi_slopes`: see `load_slope`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flash_attn.kernels.common import BIAS_IS_FP32, LOG2E, SINKS_LIKE_OUT
+from flash_attn.kernels.common import BIAS_IS_FP32, HAS_ALIBI, LOG2E, SINKS_LIKE_OUT
 
 
 @triton.jit
@@ -36,6 +37,27 @@ def modified(b_s, scores, bounds, pos_m, pos_n, MOD):
         if MOD.SCORE_MOD != "softcap":
             b_s += alibi_bias(scores.slope * LOG2E, pos_m, pos_n, bounds.shift)
     return b_s, b_tanh
+
+
+@triton.jit
+def unmodified(b_ds, b_tanh, MOD):
+    """The gradients of scores before `modified`, from the gradients after it."""
+    if (MOD.SCORE_MOD == "softcap" or MOD.SCORE_MOD == "bias") or MOD.SCORE_MOD == "any":
+        b_ds = b_ds * (1.0 - b_tanh * b_tanh)
+    return b_ds
+
+
+@triton.jit
+def load_slope(alibi_slopes, stride, batch, head, flags, SCORE_MOD: tl.constexpr):
+    """The number of a head that `modified` takes: the slope of ALiBi, 0 where a kind or a call has none.
+
+    stride: elements from a batch entry to the next one.
+    """
+    slope = 0.0
+    if SCORE_MOD == "alibi" or SCORE_MOD == "any":
+        if flags & HAS_ALIBI:
+            slope = tl.load(alibi_slopes + batch * stride + head)
+    return slope
 
 
 @triton.jit

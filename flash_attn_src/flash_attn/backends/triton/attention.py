@@ -10,12 +10,12 @@ from flash_attn.backends.triton.bias import bias_of
 from flash_attn.backends.triton.decode import MAX_PAGE_UNITS, attend_split
 from flash_attn.backends.triton.kernels import (
     VEC,
-    alibi_stride_of,
     chunk_of,
     find,
     flags_of,
     forward_kind,
     grid_of,
+    head_numbers_of,
     is_even,
     rows,
     sinks_of,
@@ -52,7 +52,8 @@ def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def forward(call: AttentionCall) -> ForwardResult:
     """See `protocol.Backend.forward`. NotImplementedError for S_dmask of a paged cache."""
     q, k, v, out = call.q, call.k, call.v, call.out
-    cu_seqlens_q, alibi_slopes, block_table = call.cu_seqlens_q, call.alibi_slopes, call.block_table
+    cu_seqlens_q, block_table = call.cu_seqlens_q, call.block_table
+    head_numbers, head_stride = head_numbers_of(call)
     scale, softcap, dropout_p = call.scale, call.softcap, call.dropout_p
     if call.return_softmax and dropout_p > 0.0 and block_table is not None:
         raise NotImplementedError("return_attn_probs with block_table: no S_dmask of a paged cache, leave one out")
@@ -119,12 +120,12 @@ def forward(call: AttentionCall) -> ForwardResult:
         (
             q, k, v,  # inputs
             result, lse,  # outputs
-            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, alibi_slopes, rng_state, *more,
+            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, head_numbers, rng_state, *more,
         ),
         (
             scale, softcap, dropout_p,  # options
             *q_strides, *k_strides, *v_strides, *out_strides,
-            lse_b, lse_h, alibi_stride_of(alibi_slopes), table_stride, page_size,  # strides
+            lse_b, lse_h, head_stride, table_stride, page_size,  # strides
             nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask
             m_blocks, nheads * batch, chunk_of(planes, is_even(call), kernel), flags,  # grid
@@ -145,11 +146,11 @@ def forward(call: AttentionCall) -> ForwardResult:
         (
             q, k, lse,  # inputs
             probabilities,  # output
-            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, alibi_slopes, rng_state,
+            cu_seqlens_q, call.cu_seqlens_k, call.seqused_k, call.leftpad_k, head_numbers, rng_state,
         ),
         (
             scale, softcap, dropout_p,  # options
-            *q_strides, *k_strides, lse_b, lse_h, alibi_stride_of(alibi_slopes),  # strides
+            *q_strides, *k_strides, lse_b, lse_h, head_stride,  # strides
             nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask
             m_blocks, n_blocks, flags,  # grid

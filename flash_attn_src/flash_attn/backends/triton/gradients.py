@@ -9,13 +9,13 @@ from flash_attn.backends.triton.kernels import (
     VEC,
     Strides,
     add_splits,
-    alibi_stride_of,
     aligned,
     chunk_of,
     find,
     find_one,
     flags_of,
     grid_of,
+    head_numbers_of,
     is_even,
     rows,
     score_kind,
@@ -44,7 +44,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         delta = backward(wide)
         cut(wide, gradients)
         return delta
-    cu_seqlens_q, cu_seqlens_k, alibi_slopes = call.cu_seqlens_q, call.cu_seqlens_k, call.alibi_slopes
+    cu_seqlens_q, cu_seqlens_k = call.cu_seqlens_q, call.cu_seqlens_k
     scale, softcap, dropout_p, rng_state = call.scale, call.softcap, call.dropout_p, call.rng_state
     if cu_seqlens_q is None:
         batch, seqlen_q, nheads, head_dim = call.q.shape
@@ -74,7 +74,7 @@ def backward(gradients: GradientCall) -> torch.Tensor:
     left, right = window_of(call)
     flags = flags_of(call)
     group = nheads // nheads_k
-    alibi_stride = alibi_stride_of(alibi_slopes)
+    head_numbers, head_stride = head_numbers_of(call)
     more: tuple[torch.Tensor, ...] = ()
     sinks: tuple[torch.Tensor | None, ...] = ()
     bias_strides: tuple[int, ...] = ()
@@ -97,13 +97,13 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, out, dout, softmax_lse,  # inputs
             delta, dq,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, head_numbers, rng_state,  # optional inputs
             *more, *sinks, *measured,
         ),
         (
             scale, softcap, dropout_p,  # options
             *q_strides, *k_strides, *v_strides, *out_strides, *dout_strides, *dq_strides,
-            lse_b, lse_h, alibi_stride,  # strides
+            lse_b, lse_h, head_stride,  # strides
             nheads, group, seqlen_q, seqlen_k, head_dim // vec,  # shapes
             left, right,  # mask
             m_blocks, nheads * batch, chunk_of(planes, even, dq_kernel), packed | flags,  # grid
@@ -133,12 +133,12 @@ def backward(gradients: GradientCall) -> torch.Tensor:
         (
             q, k, v, dout, softmax_lse, delta,  # inputs
             dk, dv,  # outputs
-            cu_seqlens_q, cu_seqlens_k, None, None, alibi_slopes, rng_state, *more, *measured,  # optional inputs
+            cu_seqlens_q, cu_seqlens_k, None, None, head_numbers, rng_state, *more, *measured,  # optional inputs
         ),
         (
             scale, softcap, dropout_p,  # options
             *q_strides, *k_strides, *v_strides, *dout_strides, *strides_of(dk, vec), *strides_of(dv, vec),
-            lse_b, lse_h, alibi_stride,  # strides
+            lse_b, lse_h, head_stride,  # strides
             nheads, group // splits, splits, seqlen_q, seqlen_k, total_k, head_dim // vec,  # shapes
             left, right,  # mask
             n_blocks, nheads_k * splits * batch, chunk_of(planes, even, dkdv_kernel), packed | flags,  # grid

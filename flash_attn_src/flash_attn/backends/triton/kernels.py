@@ -195,6 +195,11 @@ def table_stride_of(block_table: torch.Tensor) -> int:
     return block_table.stride(0) if block_table.shape[0] > 1 else block_table.shape[1]
 
 
+def head_numbers_of(call: AttentionCall) -> tuple[torch.Tensor | None, int]:
+    """The number of each head that the score modifiers of a call take, and its batch stride: the slopes of ALiBi."""
+    return call.alibi_slopes, alibi_stride_of(call.alibi_slopes)
+
+
 def grid_of(block: int, max_seqlen: int, batch: int, heads: int, rows: int) -> tuple[int, int, int]:
     """(blocks, planes, flag) of a grid of blocks * planes programs. As many blocks for each sequence and head as the
     longest sequence has; or, where far fewer hold all packed `rows`, these for each head: see `common.schedule`.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flash_attn.kernels.operation import KINDS
+
 
 class Config(NamedTuple):
     """One launch configuration.
@@ -26,7 +28,7 @@ C = Config  # as the tables write it
 
 # The score modifiers with a tile of their own. Sinks take the tile of `plain`, because they join after the loop. A bias
 # has rows of its own.
-MODIFIERS = ("plain", "alibi", "dropout", "softcap", "any")
+MODIFIERS = tuple(kind for kind in KINDS if kind != "bias")
 Tiles = Mapping[str, Config]
 # (operation, element bits, size) -> score modifier -> its configuration.
 Rows = Mapping[tuple[str, int, int], Tiles]
