@@ -11,6 +11,9 @@ with qv. In FP8 these raise NotImplementedError: qv, and s_aux in flash_attn_var
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import flash_attn
 import torch
 from flash_attn import backends, fp8
@@ -41,6 +44,7 @@ from flash_attn.tracing import refuse_transforms
 __all__ = [
     "_flash_attn_backward",
     "_flash_attn_forward",
+    "flash_attn_3_gpu",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
@@ -435,3 +439,25 @@ def _flash_attn_forward(
 
 
 operators.define(_flash_attn_forward, _flash_attn_backward)
+
+
+def _scheduler_metadata(*given: Any) -> torch.Tensor:
+    """get_scheduler_metadata in the positional order of upstream's extension."""
+    *sizes, headdim_v, dtype, cache_seqlens, cu_q, _cu_k, cu_new, _used_q, leftpad, page = given[:15]
+    more, window, rest = given[15:17], given[17:19], given[19:]
+    order: tuple[Any, ...] = (*sizes, cache_seqlens, dtype, headdim_v, cu_q, cu_new, leftpad, page, *more)
+    return get_scheduler_metadata(*(*order, window, *rest))
+
+
+def _backward_by_position(*given: Any) -> tuple[torch.Tensor]:
+    """(softmax_d,) of _flash_attn_backward, whose gradients come before the lengths in upstream's extension."""
+    return (_flash_attn_backward(*given[:6], *given[9:15], *given[6:9], *given[15:]),)
+
+
+# The functions of upstream's extension, in its positional order, for libraries that call it directly.
+flash_attn_3_gpu = SimpleNamespace(
+    fwd=_flash_attn_forward,
+    bwd=_backward_by_position,
+    fwd_combine=flash_attn_combine,
+    get_scheduler_metadata=_scheduler_metadata,
+)

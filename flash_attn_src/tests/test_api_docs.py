@@ -15,9 +15,6 @@ _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 _SCRIPT = _DOCS / "generate_api.py"
 # What the page lists by its name alone; the rest are modules below flash_attn.
 _WHOLE = {
-    "ParallelMHA": "modules.mha.ParallelMHA",
-    "ParallelMLP": "modules.mlp.ParallelMLP",
-    "ParallelGatedMlp": "modules.mlp.ParallelGatedMlp",
     "dropout_add_rms_norm_subset": "ops.rms_norm.dropout_add_rms_norm_subset",
 }
 

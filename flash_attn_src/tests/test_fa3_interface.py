@@ -180,3 +180,23 @@ def test_what_has_no_meaning_here_is_refused() -> None:
         fa3.flash_attn_with_kvcache(q, k, v, cu_seqlens_k_new=index(0, 3, 6))
     with pytest.raises(TypeError, match="lse_partial: got"):
         fa3.flash_attn_combine(q[None], q[None, ..., 0].half())
+
+
+def test_the_extension_by_position() -> None:
+    q, k, v = qkv()
+    gpu = fa3.flash_attn_3_gpu
+    out, lse, *_ = gpu.fwd(q, k, v)
+    wanted = fa3.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert torch.equal(out, wanted[0])
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    softmax_d, *_ = gpu.bwd(
+        out, q, k, v, out, lse, dq, dk, dv, *(None,) * 6, 0.25, False, -1, -1, 0.0, False, 0
+    )  # fmt: skip
+    assert_close("softmax_d", softmax_d, out.square().sum(-1).transpose(1, 2))
+    assert torch.equal(gpu.fwd_combine(out[None], lse.transpose(1, 2)[None], None, None)[0], out)
+    used = index(9, 9)
+    planned = gpu.get_scheduler_metadata(
+        2, 6, 9, 4, 2, 16, 16, torch.bfloat16, used, None, None, None, None, None, None, 0, False, -1, -1, 0, False, 0,
+        None, 0,
+    )  # fmt: skip
+    assert torch.equal(planned, fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, used))

@@ -11,7 +11,7 @@ import torch
 from assert_close import assert_close
 from flash_attn.modules import mlp
 from flash_attn.modules.mlp import GatedMlp, Mlp
-from flash_attn.ops import activations
+from flash_attn.ops import activations, fused_dense
 from torch.nn import functional
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -109,6 +109,6 @@ def test_the_order_of_arguments() -> None:
     assert list(inspect.signature(GatedMlp).parameters) == [*head, "multiple_of", *tail]
 
 
-def test_what_upstream_lacks_without_its_extension_is_none() -> None:
-    assert mlp.FusedMLP is None
-    assert mlp.ParallelFusedMLP is None
+def test_the_fused_layers_are_those_of_fused_dense() -> None:
+    assert mlp.FusedMLP is fused_dense.FusedMLP
+    assert mlp.ParallelFusedMLP is fused_dense.ParallelFusedMLP

@@ -48,6 +48,8 @@ LONG_SIGNATURES = {
     "modules/block.py": {"__init__"},
     "modules/mha.py": {"__init__"},
     "sdpa/aten.py": {"_backward", "_sdpa_backward"},
+    "ops/fused_dense.py": {"__init__"},
+    "ops/layer_norm.py": {"dropout_add_layer_norm_subset"},
     "ops/triton/layer_norm.py": {"layer_norm_fn", "layer_norm_ref", "rms_norm_fn", "rms_norm_ref"},
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,10 +27,13 @@ from flash_attn.modules.inner import (
     Window,
     check_mask,
 )
-from flash_attn.ops.checks import check_int, check_number, check_tensor
+from flash_attn.ops.checks import check_int, check_number, check_switches, check_tensor
+from flash_attn.ops.fused_dense import ColumnParallelLinear, RowParallelLinear
+from flash_attn.utils.distributed import get_dim_for_local_rank
 
 __all__ = [
-    "MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention", "SelfAttention", "flash_attn_kvpacked_func",
+    "MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention", "ParallelMHA", "SelfAttention",
+    "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "get_alibi_slopes",
 ]  # fmt: skip
@@ -356,3 +360,110 @@ class MHA(nn.Module):
         if missing := [name for name in _PARAMETERS if not hasattr(params, name)]:
             raise TypeError(f"inference_params: got {type(params).__name__}, wanted one with {', '.join(missing)}")
         check_int("batch_size_offset", params.batch_size_offset, 0)
+
+
+class ParallelMHA(MHA):
+    """MHA whose heads are shared out over process_group; options as MHA has them.
+
+    sequence_parallel: a rank has its part of the first dimension of x, and gets its part of the result; without it
+    every rank has all of both.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        process_group: Any,
+        num_heads_kv: int | None = None,
+        qkv_proj_bias: bool = True,
+        out_proj_bias: bool = True,
+        dropout: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        layer_idx: int | None = None,
+        rotary_emb_dim: int = 0,
+        rotary_emb_base: float = 10000.0,
+        rotary_emb_scale_base: float | None = None,
+        rotary_emb_interleaved: bool = False,
+        use_alibi: bool = False,
+        window_size: Window = (-1, -1),
+        use_flash_attn: bool = False,
+        checkpointing: bool = False,
+        sequence_parallel: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, num_heads_kv, False, False, False, dropout, softmax_scale, causal, layer_idx, False,
+            rotary_emb_dim, rotary_emb_base, rotary_emb_scale_base, rotary_emb_interleaved, use_alibi, window_size,
+            False, use_flash_attn, False, checkpointing, "meta", dtype,
+        )  # fmt: skip
+        check_switches(sequence_parallel=sequence_parallel)
+        ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+        self.process_group, self.world_size, self.local_rank = process_group, ranks, rank
+        self.num_heads_kv_per_rank = get_dim_for_local_rank(self.num_heads_kv, ranks, rank)
+        group = num_heads // self.num_heads_kv
+        self.num_heads_per_rank = self.num_heads_kv_per_rank * group
+        if self.num_heads_kv < ranks:
+            raise ValueError(f"num_heads_kv: got {self.num_heads_kv}, wanted at least {ranks}, one a rank")
+        if rotary_emb_dim > 0:
+            self.rotary_emb = RotaryEmbedding(
+                rotary_emb_dim, base=rotary_emb_base, interleaved=rotary_emb_interleaved,
+                scale_base=rotary_emb_scale_base, device=device,
+            )  # fmt: skip
+        if use_alibi:
+            first = sum(get_dim_for_local_rank(self.num_heads_kv, ranks, other) for other in range(rank)) * group
+            slopes = torch.tensor(get_alibi_slopes(num_heads)[first : first + self.num_heads_per_rank], device=device)
+            for inner in (self.inner_attn, self.inner_cross_attn):
+                inner.alibi_slopes = slopes
+        place: dict[str, Any] = {"sequence_parallel": sequence_parallel, "device": device, "dtype": dtype}
+        head_dim = self.head_dim
+        self.Wqkv = ColumnParallelLinear(
+            embed_dim, head_dim * (num_heads + 2 * self.num_heads_kv), process_group, qkv_proj_bias,
+            multiple_of=head_dim * (group + 2), **place,
+        )  # fmt: skip
+        self.out_proj = RowParallelLinear(
+            embed_dim, embed_dim, process_group, out_proj_bias, multiple_of=head_dim * group, **place
+        )
+
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """An empty cache (batch_size, max_seqlen, 2, this rank's num_heads_kv, head_dim) for inference_params."""
+        whole = super().allocate_inference_cache(batch_size, max_seqlen, dtype)
+        return whole[..., : self.num_heads_kv_per_rank, :].contiguous()
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, seqlen: int | None = None, inference_params: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """out, shaped as x: (batch, seqlen, embed_dim), or with seqlen (batch * seqlen, embed_dim).
+
+        kwargs go to the inner attention.
+        """
+        check_tensor("x", x)
+        if inference_params is not None:
+            self._check_generation(inference_params)
+        qkv = self.Wqkv(x)
+        if seqlen is not None:
+            qkv = qkv.unflatten(0, (-1, check_int("seqlen", seqlen, 1)))
+        if qkv.dim() != 3:
+            wanted = "(batch, seqlen, embed_dim)" if seqlen is None else "(batch * seqlen, embed_dim)"
+            raise ValueError(f"x: got shape {tuple(x.shape)}, wanted {wanted}")
+        if self._one_projection:
+            qkv = qkv.unflatten(-1, (3, -1, self.head_dim))
+            if inference_params is not None:
+                context = self._generate(qkv[:, :, 0], qkv[:, :, 1:], inference_params)
+            else:
+                qkv = self.rotary_emb(qkv) if self.rotary_emb_dim > 0 else qkv
+                context = self._attend(self.inner_attn, qkv, **kwargs)
+        else:
+            q, kv = qkv.tensor_split((self.num_heads_per_rank * self.head_dim,), -1)
+            q, kv = q.unflatten(-1, (-1, self.head_dim)), kv.unflatten(-1, (2, -1, self.head_dim))
+            if inference_params is not None:
+                context = self._generate(q, kv, inference_params)
+            else:
+                q, kv = self.rotary_emb(q, kv) if self.rotary_emb_dim > 0 else (q, kv)
+                context = self._attend(self.inner_cross_attn, q, kv, **kwargs)
+        context = context.flatten(-2)
+        out: torch.Tensor = self.out_proj(context if seqlen is None else context.flatten(0, 1))
+        return out

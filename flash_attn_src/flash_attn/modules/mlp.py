@@ -1,12 +1,12 @@
-"""The two layers between attention and attention: plain, and gated.
+"""The two layers between attention and attention: plain, and gated; and shared out over a tensor-parallel group.
 
-device, dtype: of the parameters. FusedMLP and ParallelFusedMLP are None, as upstream's are where its extension
-fused_dense_lib is not installed.
+device, dtype: of the parameters. process_group, sequence_parallel: flash_attn.ops.fused_dense.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from flash_attn.ops.activations import swiglu
 from flash_attn.ops.checks import check_int, check_switches
+from flash_attn.ops.fused_dense import ColumnParallelLinear, FusedMLP, ParallelFusedMLP, RowParallelLinear
+
+__all__ = ["FusedMLP", "GatedMlp", "Mlp", "ParallelFusedMLP", "ParallelGatedMlp", "ParallelMLP"]
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-
-FusedMLP = None
-ParallelFusedMLP = None
 
 
 class Mlp(nn.Module):
@@ -85,3 +85,72 @@ class GatedMlp(nn.Module):
         y = swiglu(gate, y) if self.activation is functional.silu else y * self.activation(gate)
         y = self.fc2(y)
         return (y, x) if self.return_residual else y
+
+
+class ParallelMLP(nn.Module):
+    """Mlp with the hidden features shared out over process_group."""
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        activation: Activation = functional.gelu,
+        process_group: Any = None,
+        sequence_parallel: bool = True,
+        bias1: bool = True,
+        bias2: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """hidden_features: default 4 * in_features. out_features: default in_features."""
+        super().__init__()
+        hidden = check_int("in_features", in_features, 1) * 4 if hidden_features is None else hidden_features
+        out_features = in_features if out_features is None else out_features
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.fc1 = ColumnParallelLinear(in_features, hidden, process_group, bias1, sequence_parallel, **place)
+        self.activation = activation
+        self.fc2 = RowParallelLinear(hidden, out_features, process_group, bias2, sequence_parallel, **place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., out_features)."""
+        y: torch.Tensor = self.fc2(self.activation(self.fc1(x)))
+        return y
+
+
+class ParallelGatedMlp(nn.Module):
+    """GatedMlp with the hidden features shared out over process_group: each rank has its y and its gate."""
+
+    def __init__(
+        self,
+        in_features: int,
+        process_group: Any,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        activation: Activation = functional.sigmoid,
+        bias1: bool = True,
+        bias2: bool = True,
+        multiple_of: int = 128,
+        sequence_parallel: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """hidden_features, made a multiple of multiple_of: default 8 / 3 * in_features. out_features: in_features."""
+        super().__init__()
+        hidden = check_int("in_features", in_features, 1) * 8 // 3 if hidden_features is None else hidden_features
+        hidden = -(-hidden // check_int("multiple_of", multiple_of, 1)) * multiple_of
+        out_features = in_features if out_features is None else out_features
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        # As even as pairs of a column of y and one of the gate go.
+        self.fc1 = ColumnParallelLinear(
+            in_features, 2 * hidden, process_group, bias1, sequence_parallel, multiple_of=2, **place
+        )
+        self.activation = activation
+        self.fc2 = RowParallelLinear(hidden, out_features, process_group, bias2, sequence_parallel, **place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., out_features)."""
+        y, gate = self.fc1(x).chunk(2, -1)
+        y = swiglu(gate, y) if self.activation is functional.silu else y * self.activation(gate)
+        y = self.fc2(y)
+        return y
