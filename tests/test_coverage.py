@@ -52,9 +52,8 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "docs" / "published.json").write_text("[]")
     (gpus, gpus_end), (versions, versions_end) = coverage.GPUS, coverage.COVERAGE
     (tmp_path / "CHANGELOG.md").write_text(f"{''.join(coverage.STATUS)}\n")
-    (tmp_path / "README.md").write_text(
-        f"{''.join(coverage.STATUS)}\nbefore\n{gpus}\nold\n{gpus_end}\nbetween\n{versions}\nold\n{versions_end}\nafter\n"
-    )
+    (tmp_path / "README.md").write_text(f"{''.join(coverage.STATUS)}\nbefore\n{gpus}\nold\n{gpus_end}\nbetween\n")
+    (tmp_path / coverage.VERSIONS_PAGE).write_text(f"between\n{versions}\nold\n{versions_end}\nafter\n")
     return tmp_path
 
 
@@ -127,13 +126,14 @@ def test_readme_and_badges_are_what_the_data_says(data: Versions) -> None:
 
 
 def test_before_the_first_release(root: Path, data: Versions) -> None:
-    readme, *badges, _ = coverage.generated(root, data).values()
-    assert readme.startswith(f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | ran on one |")
-    assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in readme
-    assert "old" not in readme
-    assert "\nbetween\n" in readme
-    assert readme.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
-    assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2 | none yet |" in readme
+    readme, page, *badges, _ = coverage.generated(root, data).values()
+    assert readme.startswith(f"{STATUS}\nbefore\n{coverage.GPUS[0]}\n| GPU | target | kernels | run on hardware |")
+    assert f"{coverage.COVERAGE[0]}\nNothing is published yet, and nothing has been run on an AMD GPU." in page
+    assert "old" not in readme + page
+    assert readme.endswith("\nbetween\n")
+    assert page.startswith("between\n")
+    assert page.endswith(f"{coverage.COVERAGE[1]}\nafter\n")
+    assert f"| ROCm | {', '.join(data.rocm)} | 6.1, 6.2 | none yet |" in page
     assert "| Radeon RX 7600, RX 7600 XT | gfx1102 | Triton | not yet |" in readme
     assert "`HSA_OVERRIDE_GFX_VERSION=10.3.0` for gfx1031 to gfx1036" in readme
     assert [ET.fromstring(badge).attrib["aria-label"] for badge in badges] == [
@@ -158,8 +158,8 @@ def test_after_a_release(root: Path, data: Versions) -> None:
     coverage.save(root / coverage.PUBLISHED, listed)
     assert coverage.load(root / coverage.PUBLISHED) == listed
     assert Published(name=name("2.8.3 3.10 2.10.0 7.1"), ran_on="CPU") in listed
-    readme, *badges, _ = coverage.generated(root, data).values()
-    assert "3 wheels are published, 1 of them passed their tests on an AMD GPU." in readme
+    _, page, *badges, _ = coverage.generated(root, data).values()
+    assert "3 wheels are published, 1 of them passed their tests on an AMD GPU." in page
     labels = [ET.fromstring(badge).attrib["aria-label"] for badge in badges]
     assert labels == ["wheels: 3 published", "run on AMD GPUs: 1 of 3 wheels"]
     content = json.loads((root / "site" / "metadata.json").read_text())

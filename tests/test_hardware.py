@@ -319,9 +319,9 @@ def test_the_command_renews_the_readme(
     (tmp_path / "docs" / "badges").mkdir(parents=True)
     for name in ("published", "hardware"):
         (tmp_path / "docs" / f"{name}.json").write_text("[]")
-    blocks = (coverage.GPUS, coverage.COVERAGE)
     (tmp_path / "CHANGELOG.md").write_text("".join(coverage.STATUS))
-    (tmp_path / "README.md").write_text("".join(f"{begin}\n{end}\n" for begin, end in (*blocks, coverage.STATUS)))
+    (tmp_path / "README.md").write_text("".join(f"{begin}\n{end}\n" for begin, end in (coverage.GPUS, coverage.STATUS)))
+    (tmp_path / coverage.VERSIONS_PAGE).write_text("\n".join(coverage.COVERAGE))
     monkeypatch.setattr(release_cli, "ROOT", tmp_path)
     content = report() | {"date": datetime.date.today().isoformat()}
     assert cli.main(["hardware", str(written(tmp_path, content)), "--wheel", str(wheel)]) == 0
@@ -332,6 +332,7 @@ def test_the_command_renews_the_readme(
     assert (
         f"| MI300A, MI300X, MI308X, MI325X | gfx942 | CK and Triton | AMD Instinct MI300X, {content['date']} |" in page
     )
+    page = (tmp_path / coverage.VERSIONS_PAGE).read_text()
     rows = dict(re.findall(r"^\| (torch|Python|ROCm|flash-attn) \|.*\| ([^|]*) \|$", page, re.MULTILINE))
     assert rows == {"torch": "2.5", "Python": "3.11", "ROCm": "6.2", "flash-attn": "2.8.3"}
     assert "nothing has been run on an AMD GPU" not in page
