@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from assert_close import assert_close
 from flash_attn import cute, second_derivative
+from flash_attn import flash_attn_interface as interface
 from flash_attn.ops.triton import add_norm, cross_entropy
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 from two_ranks import both
@@ -257,3 +258,52 @@ def test_a_gradient_in_place_of_the_logits_serves_one_backward() -> None:
     assert_close("first", first, wanted, tiny=1e-6)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         losses.sum().backward()
+
+
+OPTIONS = (0.0, 0.3, False, (-1, -1), 0.0, None, False, False, True)
+ENDS = torch.tensor([0, 4], dtype=torch.int32)
+CLASSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "FlashAttnFunc": lambda x: interface.FlashAttnFunc.apply(x, x * 0.5, x, *OPTIONS),
+    "FlashAttnKVPackedFunc": lambda x: interface.FlashAttnKVPackedFunc.apply(x, torch.stack((x, x), 2), *OPTIONS),
+    "FlashAttnQKVPackedFunc": lambda x: interface.FlashAttnQKVPackedFunc.apply(torch.stack((x, x, x), 2), *OPTIONS),
+    "FlashAttnVarlenFunc": lambda x: interface.FlashAttnVarlenFunc.apply(
+        x[0], x[0], x[0], ENDS, ENDS, 4, 4, *OPTIONS[:-2], False, None, True
+    ),
+    "FlashAttnVarlenKVPackedFunc": lambda x: interface.FlashAttnVarlenKVPackedFunc.apply(
+        x[0], torch.stack((x[0], x[0]), 1), ENDS, ENDS, 4, 4, *OPTIONS
+    ),
+    "FlashAttnVarlenQKVPackedFunc": lambda x: interface.FlashAttnVarlenQKVPackedFunc.apply(
+        torch.stack((x[0], x[0], x[0]), 1), ENDS, 4, *OPTIONS
+    ),
+}
+
+
+def _outcome(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor | None, str]:
+    """What a function returns, or the message of its RuntimeError."""
+    try:
+        return function(), ""
+    except RuntimeError as error:
+        return None, str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_autograd_classes_in_a_compiled_function(name: str, constant: bool) -> None:
+    """backend="eager": a second derivative is right or raises, whether or not the incoming gradient is constant."""
+
+    def penalty(attention: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = torch.linspace(-1.0, 1.0, 64, dtype=torch.float64).cos().view(1, 4, 2, 8).requires_grad_()
+        out = attention(x)
+        (gradient,) = torch.autograd.grad(out.sum() if constant else out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum() + x.square().sum(), x)[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(CLASSES[name], backend="eager")
+    found, message = _outcome(lambda: penalty(compiled))
+    if found is None:
+        assert "second derivative" in message or "_first_derivative_only" in message
+    else:
+        assert_close(name, found, penalty(CLASSES[name]))

@@ -186,8 +186,9 @@ def lse_of(call: AttentionCall) -> tuple[torch.Tensor, int, int]:
 
 def alibi_stride_of(alibi_slopes: torch.Tensor | None) -> int:
     """Elements from one batch entry's slopes to the next; (heads,) slopes serve every entry."""
-    several = alibi_slopes is not None and alibi_slopes.dim() == 2 and alibi_slopes.shape[0] > 1
-    return alibi_slopes.stride(0) if several and alibi_slopes is not None else 0
+    if alibi_slopes is None or alibi_slopes.dim() != 2:
+        return 0
+    return alibi_slopes.stride(0) if alibi_slopes.shape[0] > 1 else alibi_slopes.shape[1]
 
 
 def table_stride_of(block_table: torch.Tensor) -> int:
