@@ -192,8 +192,8 @@ def alibi_stride_of(alibi_slopes: torch.Tensor | None) -> int:
 
 
 def table_stride_of(block_table: torch.Tensor) -> int:
-    """Elements from one sequence's pages to the next."""
-    return block_table.stride(0) if block_table.shape[0] > 1 else block_table.shape[1]
+    """Elements from one sequence's pages to the next; of a table (batch,), from one sequence's row to the next."""
+    return block_table.stride(0) if block_table.shape[0] > 1 else block_table.numel()
 
 
 def head_numbers_of(call: AttentionCall) -> tuple[torch.Tensor | None, int]:
