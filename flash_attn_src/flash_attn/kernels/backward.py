@@ -122,4 +122,4 @@ def grad_scores(
             )  # fmt: skip
             b_kept = apply_dropout(b_p, b_keep, p_dropout)
             b_ds = b_kept * b_dp - b_p * (b_delta * (1.0 - p_dropout))
-    return b_kept, unmodified(b_ds, b_tanh, MOD)
+    return b_kept, unmodified(b_ds, b_tanh, scores, MOD)

@@ -40,8 +40,8 @@ def modified(b_s, scores, bounds, pos_m, pos_n, MOD):
 
 
 @triton.jit
-def unmodified(b_ds, b_tanh, MOD):
-    """The gradients of scores before `modified`, from the gradients after it."""
+def unmodified(b_ds, b_tanh, scores, MOD):  # noqa: ARG001
+    """The gradients of scores before `modified`, from the gradients after it. scores: for modifiers that multiply."""
     if (MOD.SCORE_MOD == "softcap" or MOD.SCORE_MOD == "bias") or MOD.SCORE_MOD == "any":
         b_ds = b_ds * (1.0 - b_tanh * b_tanh)
     return b_ds
