@@ -37,7 +37,7 @@ def reason_to_pass_on(
 
     A wrong call has a reason too: PyTorch then raises its own error.
     """
-    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
+    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return "query, key or value is no tensor"
     if not is_compiling():
         if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN:
@@ -48,18 +48,20 @@ def reason_to_pass_on(
             return "sdpa_kernel allows neither flash nor memory-efficient attention"
     if not (is_on_gpu(query) and query.device == key.device == value.device):
         return "tensors that are not on one GPU"
-    ndim = query.dim()
-    if ndim not in (3, 4) or key.dim() != ndim or value.dim() != ndim:
+    # Each read of a tensor's attribute takes part of the call's time, so each is read once.
+    shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    ndim, dtype = len(shape), query.dtype
+    if ndim not in (3, 4) or len(shape_k) != ndim or len(shape_v) != ndim:
         return "tensors of other than 3 or 4 dimensions"
-    if not query.dtype == key.dtype == value.dtype or query.dtype not in _DTYPES:
-        return f"types {query.dtype}, {key.dtype}, {value.dtype}"
-    if key.shape[:-1] != value.shape[:-1] or query.shape[0] != key.shape[0]:
+    if dtype not in _DTYPES or key.dtype is not dtype or value.dtype is not dtype:
+        return f"types {dtype}, {key.dtype}, {value.dtype}"
+    if (shape_k != shape_v and shape_k[:-1] != shape_v[:-1]) or shape[0] != shape_k[0]:
         return "a batch, heads or keys that are broadcast"
-    if query.shape[-1] != key.shape[-1] or not _is_head_dim(query.shape[-1]) or not _is_head_dim(value.shape[-1]):
+    if shape[-1] != shape_k[-1] or not _is_head_dim(shape[-1]) or not _is_head_dim(shape_v[-1]):
         return f"head dims outside of 1 to {MAX_HEAD_DIM}, or not equal"
-    if 0 in query.shape or 0 in key.shape:
+    if 0 in shape or 0 in shape_k:
         return "a size of 0"
-    if ndim == 4 and query.shape[1] != key.shape[1] and not (enable_gqa and query.shape[1] % key.shape[1] == 0):
+    if ndim == 4 and shape[1] != shape_k[1] and not (enable_gqa and shape[1] % shape_k[1] == 0):
         return "heads that differ without enable_gqa, or do not divide"
     if not 0.0 <= dropout_p < 1.0:
         return "dropout_p outside of [0, 1)"
@@ -104,11 +106,15 @@ def attention(
     scale: float | None,
 ) -> torch.Tensor:
     """The result of a call for which `reason_to_pass_on` is None, in SDPA's layout."""
-    has_heads = query.dim() == 4
-    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
+    shape = query.shape
+    has_heads = len(shape) == 4
+    seqlen_q, seqlen_k = shape[-2], key.shape[-2]
     if is_causal and seqlen_q < seqlen_k:  # no query sees the keys behind
         key, value = key[..., :seqlen_q, :], value[..., :seqlen_q, :]
-    q, k, v = ((x.transpose(1, 2) if has_heads else x.unsqueeze(2)) for x in (query, key, value))
+    if has_heads:
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    else:
+        q, k, v = query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
     # The window of query i reaches i + seqlen_k - seqlen_q + right. A causal mask from the top left ends at i.
     is_shifted = is_causal and seqlen_q > seqlen_k
     out = flash_attn_func(
