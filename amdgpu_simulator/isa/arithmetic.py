@@ -237,8 +237,8 @@ EXTREMES: dict[str, tuple[str, Callable[..., Array]]] = {
 FLUSHING = {"exp_f32", "log_f32", "rcp_f32", "rcp_iflag_f32", "rsq_f32", "sqrt_f32", "mac_f32", "mad_f32", "madmk_f32",
             "madak_f32"}  # fmt: skip
 # Operations whose result is a word of two fp16, or whose operands are.
-HALVES_IN_A_WORD = {"cvt_pkrtz_f16_f32", "cvt_pk_rtz_f16_f32", "cvt_pk_f16_f32", "pack_b32_f16", "dot2_f32_f16",
-                    "dot2acc_f32_f16", "dot2c_f32_f16"}  # fmt: skip
+PAIRS_OF_HALVES = {"cvt_pkrtz_f16_f32", "cvt_pk_rtz_f16_f32", "cvt_pk_f16_f32", "pack_b32_f16"}
+HALVES_IN_A_WORD = PAIRS_OF_HALVES | {"dot2_f32_f16", "dot2acc_f32_f16", "dot2c_f32_f16"}
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,

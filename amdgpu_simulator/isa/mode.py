@@ -53,7 +53,7 @@ class Mode:
             raise NotImplementedError(f"round mode {value & 0xF:#x}: only rounding to nearest even is modelled")
         self.value = value
         self.plain = value & (_KEEPS_ALL | 1 << _FP16_OVERFLOW) == _KEEPS_ALL
-        self.keeps_halves = self._keeps("h", 0) and self._keeps("h", 1) and not value >> _FP16_OVERFLOW & 1
+        self.keeps_subnormal_halves = self._keeps("h", 0) and self._keeps("h", 1)
         self.saturates_fp16 = bool(value >> _FP16_OVERFLOW & 1)
         self.ieee = bool(value >> _IEEE & 1)
         self.clamp_keeps_nan = not value >> _DX10_CLAMP & 1
@@ -71,6 +71,12 @@ class Mode:
             largest = np.copysign(np.finfo(np.float16).max, value).astype(np.float16)
             value = np.where(np.isinf(value) & ~np.asarray(exact), largest, value)
         return value if self._keeps(kind, 1) else flushed(kind, value)
+
+    def pair(self, word: Array, inputs: tuple[Array, ...]) -> Array:
+        """A word of two fp16 results of one operand each, their overflow saturated as the mode says."""
+        low, high = (self.result("h", np.ascontiguousarray(half).astype(np.uint16).view(np.float16), (one,))
+                     for half, one in zip((word, word >> np.uint32(16)), inputs, strict=True))  # fmt: skip
+        return low.view(np.uint16) | high.view(np.uint16).astype(np.uint32) << np.uint32(16)
 
     def _keeps(self, kind: str, result: int) -> bool:
         if kind not in _TINY:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from amdgpu_simulator.isa import floats
-from amdgpu_simulator.isa.arithmetic import COMPARISONS, EXTREMES, FLUSHING, HALVES_IN_A_WORD, OPERATIONS
+from amdgpu_simulator.isa.arithmetic import (
+    COMPARISONS,
+    EXTREMES,
+    FLUSHING,
+    HALVES_IN_A_WORD,
+    OPERATIONS,
+    PAIRS_OF_HALVES,
+)
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.mode import Mode, flushed
 from amdgpu_simulator.isa.reading import Modifiers
@@ -113,11 +120,13 @@ def _tabled(instruction: Instruction, gpu: Target, mode: Mode) -> Execute:
         write = _part(operands[0], kinds[0], part, modifiers.get("dst_unused", "UNUSED_PAD"))
     else:
         modifiers.get("dst_unused")  # nothing is unused
-    return _execute(read, write, compute, kinds, packs=name in HALVES_IN_A_WORD)
+    return _execute(read, write, compute, kinds, name)
 
 
-def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, *, packs: bool) -> Execute:
-    """packs: the result is a word of halves, which MODE rounds too."""
+def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, name: str) -> Execute:
+    """Returns the function that executes an operation. Under a MODE that flushes fp16 subnormals, an operation on
+    two fp16 numbers in one word raises NotImplementedError when it is executed.
+    """
     if set(kinds).isdisjoint("fhF"):  # MODE says nothing
         if len(read) == 2:
             left, right = read
@@ -128,8 +137,11 @@ def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, *
         values = [one(wave) for one in read]
         if wave.mode.plain:
             write(wave, compute(*values))
-        elif packs and not wave.mode.keeps_halves:
-            raise NotImplementedError("a word of halves, with MODE to flush or saturate them")
+        elif name in HALVES_IN_A_WORD and not wave.mode.keeps_subnormal_halves:
+            raise NotImplementedError("a word of halves, with MODE to flush their subnormals")
+        elif name in PAIRS_OF_HALVES:
+            inputs = tuple(wave.mode.input(kind, value) for kind, value in zip(kinds[1:], values, strict=True))
+            write(wave, wave.mode.pair(compute(*inputs), inputs))
         else:
             write(wave, moded(wave.mode, compute, kinds, values))
 

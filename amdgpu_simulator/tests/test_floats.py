@@ -202,6 +202,12 @@ def test_overflow_of_fp16() -> None:
     assert set(run(convert.format(0xC97423F0, on))) == {0xFBFF}
     assert set(run(convert.format(0xC97423F0, ""))) == {0xFC00}
     assert set(run(convert.format(INF, on))) == {0x7C00}
+    # -1e6 and infinity to two halves; packed halves are not overflows of theirs.
+    code = "v_mov_b32_e32 v8, 0xc9742400\n v_mov_b32_e32 v10, 0x7f800000\n {}v_cvt_pk_f16_f32 v9, v8, v10"
+    assert set(run(code.format(on), "gfx950")) == {0x7C00FBFF}
+    assert set(run(code.format(""), "gfx950")) == {0x7C00FC00}
+    code = "v_mov_b32_e32 v8, 0x7c00\n v_mov_b32_e32 v10, 0xbc00\n {}v_pack_b32_f16 v9, v8, v10"
+    assert set(run(code.format(on))) == {0xBC007C00}
     code = "v_mov_b32_e32 v8, 0x49742400\n {}v_mov_b32_e32 v9, 0\n v_cvt_pk_fp8_f32 v9, v8, v8"
     assert set(run(code.format(on))) == {0x7F7F}
     assert set(run(code.format(""))) == {0x8080}  # NaN of e4m3fnuz
