@@ -45,8 +45,8 @@ def refuse_shared(outputs: Named, inputs: Named) -> None:
 
 
 def has_memory(x: torch.Tensor) -> bool:
-    """Whether x has an address. It has none on the meta device, fake, of a subclass, and in torch.func."""
-    plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+    """Whether x has an address. It has none on the meta device, sparse, fake, of a subclass, and in torch.func."""
+    plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_meta
     return plain and not torch._C._are_functorch_transforms_active()
 
 

@@ -29,12 +29,6 @@ def check_gradients(
     for name, gradient, like in zip(("dq", "dk", "dv"), given, inputs, strict=True):
         if gradient is not None:
             check_alike(name, gradient, like, name[1])
-    read = {
-        "dout": dout, "q": q, "k": forward.k, "v": forward.v, "out": out, "softmax_lse": softmax_lse,
-        "alibi_slopes": forward.alibi_slopes, "rng_state": rng_state, "cu_seqlens_q": forward.cu_seqlens_q,
-        "cu_seqlens_k": forward.cu_seqlens_k,
-    }  # fmt: skip
-    refuse_shared(dict(zip(("dq", "dk", "dv"), given, strict=True)), read)
     rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
     exact = torch.promote_types(q.dtype, torch.float32)
     softmax_lse = _turned_back(softmax_lse, rows)
@@ -47,6 +41,12 @@ def check_gradients(
         _check_given("rng_state", rng_state, (2,), torch.int64, q)
         if not rng_state.is_contiguous():
             raise ValueError(f"rng_state: got stride {rng_state.stride(0)}, wanted 1")
+    read = {
+        "dout": dout, "q": q, "k": forward.k, "v": forward.v, "out": out, "softmax_lse": softmax_lse,
+        "alibi_slopes": forward.alibi_slopes, "rng_state": rng_state, "cu_seqlens_q": forward.cu_seqlens_q,
+        "cu_seqlens_k": forward.cu_seqlens_k,
+    }  # fmt: skip
+    refuse_shared(dict(zip(("dq", "dk", "dv"), given, strict=True)), read)
     dq, dk, dv = (torch.empty_like(x) if y is None else y for x, y in zip(inputs, given, strict=True))
     forward.q, forward.k, forward.v = maybe_contiguous(q), maybe_contiguous(forward.k), maybe_contiguous(forward.v)
     return GradientCall(
