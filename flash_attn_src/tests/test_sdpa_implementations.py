@@ -112,6 +112,8 @@ def test_scaled_dot_product_attention(dtype: torch.dtype, q: tuple[int, ...], k:
 @pytest.mark.parametrize("layout", ["heads first", "heads second", "head dim first"])
 def test_layouts_and_causal(layout: str) -> None:
     """The result and the gradients have the strides that torch.compile expects: those of the inputs."""
+    if GPU and layout == "head dim first":
+        pytest.skip("PyTorch takes flash attention for a GPU only where the head dim has stride 1")
     order = {"heads first": (0, 1, 2, 3), "heads second": (0, 2, 1, 3), "head dim first": (0, 1, 3, 2)}[layout]
     shape = [(2, 4, 19, 32)[axis] for axis in order]
     leaves = [
@@ -281,6 +283,9 @@ class _Door:
         else:
             _fa4._FA4_MODULE_PATH = "flash_attn.cute.interface"
             self.forward, self.backward = _fa4._fa4_run_forward, _fa4._fa4_run_backward
+        self.forward_names, self.backward_names = (
+            list(inspect.signature(f).parameters) for f in (self.forward, self.backward)
+        )
 
     def check(self, lengths: tuple[list[int], list[int]] | None, is_causal: bool, window: tuple[int, int]) -> None:
         dtype = torch.bfloat16
@@ -292,9 +297,12 @@ class _Door:
         open_ = -1 if self.name == "FA3" else None
         sides = [open_ if side < 0 else side for side in window]
         given = torch.empty_like(q)
-        out, lse = self.forward(q, k, v, *starts, *longest, 0.2, is_causal, *sides, None, given)
+        # Releases of PyTorch differ in whether FA4's functions take the largest lengths and the window.
+        middle = longest if "max_q" in self.forward_names else ()
+        out, lse = self.forward(q, k, v, *starts, *middle, 0.2, is_causal, *sides, None, given)
         assert out.data_ptr() == given.data_ptr()
         middle = longest if self.name == "FA3" else ()
+        sides = sides if "window_size_left" in self.backward_names else []
         gradients = self.backward(dout, q, k, v, out, lse, *starts, *middle, 0.2, is_causal, *sides)
         results = []
         for wide in (torch.float32, dtype):
