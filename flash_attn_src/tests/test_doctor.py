@@ -20,6 +20,7 @@ from flash_attn.diagnosis.survey import Access, Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.runtime import environment, store
 from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.platform import PLATFORM, linux
 
 _SOURCE = Path(__file__).resolve().parent.parent
 _INDEXES = {
@@ -35,7 +36,7 @@ _UNIVERSAL = replace(
 )
 _PIP_TORCH = "pip install torch=={0} --index-url https://download.pytorch.org/whl/{1}"
 _KFD = Access(path="/dev/kfd", owner="root", group="render", mode="660", allowed=True)
-_HIP = "7f00-7f01 r-xp 0 00:00 1 {}/libamdhip64.so.6"
+_HIP = "{}/libamdhip64.so.6"
 _CALL = {
     "device": "cuda",
     "backend": "flash_attn.backends.triton",
@@ -49,7 +50,7 @@ _PROBE: dict[str, Any] = {
     "torch": {"version": "2.5.1+rocm6.2", "hip": "6.2.41133-dd7f95766", "cuda": None},
     "devices": [{"name": "AMD Instinct MI300X", "target": "gfx942", "memory_mib": 196592}],
     "info": {"launcher": "/torch/lib/libamdhip64.so", "problems": []},
-    "libraries": [_HIP.format("/torch/lib")] * 4,
+    "libraries": [_HIP.format("/torch/lib"), "/usr/lib/libcuda.so.1"],
     "call": _CALL,
 }
 HEALTHY = Facts(
@@ -120,7 +121,7 @@ CASES: list[tuple[str, Facts, str]] = [
     ("no-driver", probed(info={"problems": ["no GPU driver: libamdhip64 is not there"]}), "libamdhip64 is not there"),
     (
         "two-hip-runtimes",
-        probed(libraries=[_HIP.format("/torch/lib"), _HIP.format("/opt/my rocm/lib")]),
+        probed(libraries=[_HIP.format("/opt/my rocm/lib"), _HIP.format("/torch/lib")]),
         "/opt/my rocm/lib/libamdhip64.so.6 and /torch/lib/libamdhip64.so.6",
     ),
     ("two-tritons", replace(HEALTHY, tritons={"triton": "3.1.0", "triton-rocm": "3.6.0"}), "triton-rocm 3.6.0"),
@@ -431,10 +432,11 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         path.touch()
     build = replace(_BUILD, targets=("gfx0",))
     files = {"meminfo": "MemTotal: 8192 kB\nMemAvailable: 2048 kB\n", "version": "6.8.5\n"}
-    for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda path: files[path.name]),
+    for name, value in (("KFD", kfd), ("RENDER_NODES", str(tmp_path)), ("_read", lambda _: ""),
                         ("run_probe", lambda: ({"torch": 1}, "ended with signal 9")),
                         ("installed", lambda: "/env/flash_attn"), ("TRITONS", ("pytest", "no-such-one"))):  # fmt: skip
         monkeypatch.setattr(survey, name, value)
+    monkeypatch.setattr(linux, "_read", lambda path: files[path.name])
     monkeypatch.setattr(survey.build_info, "load", lambda: build)
     monkeypatch.setattr(os, "getgroups", lambda: [0])
     for name in ("PYTORCH_ROCM_ARCH", "LD_LIBRARY_PATH", "GITHUB_TOKEN"):
@@ -457,10 +459,9 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_a_machine_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgroups", list)
     monkeypatch.setattr(os, "getuid", lambda: 123456789)
-    assert survey._user() == "123456789, in no further group"
-    monkeypatch.setattr(survey, "_read", lambda _: "")
-    assert survey._available_mib() == 0
-    assert survey._first_line(Path("/a"), Path("/b")) == ""
+    assert PLATFORM.user() == "123456789, in no further group"
+    monkeypatch.setattr(linux, "_read", lambda _: "")
+    assert (PLATFORM.available_mib(), PLATFORM.gpu_driver(), PLATFORM.libraries()) == (0, "", [])
 
 
 def test_the_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,6 +515,10 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
     package = tmp_path / "flash_attn"
     package.mkdir()
     (package / "__init__.py").write_text(_STAND_IN)
+    (package / "runtime").mkdir()
+    (package / "runtime/platform.py").write_text(
+        "from types import SimpleNamespace\nPLATFORM = SimpleNamespace(libraries=list)\n"
+    )
     (package / "backends.py").write_text(
         "from types import SimpleNamespace\nselect = lambda q: SimpleNamespace(name='x')\n"
     )
@@ -631,3 +636,11 @@ def test_the_page_is_the_table() -> None:
     script = _SOURCE.parent / "docs/generate_troubleshooting.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_character_that_the_console_lacks_is_escaped() -> None:
+    text = "from flash_attn.diagnosis import doctor, survey; survey.run_probe = lambda: ({}, ''); doctor.main([])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "FLASH_ATTENTION_PLACE": "J\xf6rg"}
+    done = subprocess.run([sys.executable, "-c", text], cwd=_SOURCE, env=environment, capture_output=True, check=False)
+    assert b"FLASH_ATTENTION_PLACE=J\\xf6rg" in done.stdout
+    assert b"Traceback" not in done.stderr

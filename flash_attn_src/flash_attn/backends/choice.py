@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flash_attn.kernels.providers import DEFAULT, ROWS, SOURCES, Row
 from flash_attn.runtime.build_info import VERSION
+from flash_attn.runtime.files import write_whole
 from flash_attn.runtime.platform import PLATFORM
 
 
@@ -26,10 +27,7 @@ def cache_file(target: str) -> Path:
 def write(target: str, rows: Sequence[Row]) -> Path:
     """Makes rows the ones that come first on this machine. Returns the file. Raises OSError where it cannot be kept."""
     path = cache_file(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps([row._asdict() for row in rows], indent=1), encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps([row._asdict() for row in rows], indent=1))
     _measured.cache_clear()
     find.cache_clear()
     return path

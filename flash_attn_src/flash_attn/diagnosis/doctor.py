@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flash_attn.diagnosis import survey
+from flash_attn.diagnosis.console import accept_every_character
 from flash_attn.diagnosis.findings import examine, hip_runtimes
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import BY_KEY
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flash_attn.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    accept_every_character()
     parser.add_argument("--json", action="store_true", help="print facts and findings as one JSON object")
     parser.add_argument("--log", type=Path, metavar="FILE", help="the log of a build that failed")
     arguments = parser.parse_args(argv)

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from flash_attn.diagnosis.commands import JOB_MIB, commands
 from flash_attn.diagnosis.overrides import OVERRIDES
@@ -104,10 +103,9 @@ def _machine(facts: Facts) -> _Found:
         yield "two-hip-runtimes", f"one process has loaded {' and '.join(runtimes)}"
 
 
-def hip_runtimes(maps: Sequence[str]) -> list[str]:
-    """The files of libamdhip64 in lines of /proc/self/maps: each a runtime of its own."""
-    paths = {line.split(maxsplit=5)[5] for line in maps if PLATFORM.hip_library in line}
-    return sorted({str(Path(path).resolve()) for path in paths})
+def hip_runtimes(libraries: Sequence[str]) -> list[str]:
+    """The HIP runtimes among the GPU runtimes of a process."""
+    return [path for path in libraries if PLATFORM.hip_library in path]
 
 
 def _backend(facts: Facts) -> _Found:

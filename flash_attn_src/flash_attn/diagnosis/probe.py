@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -19,12 +18,6 @@ os.dup2(2, 1)  # what libraries print is no answer
 
 def answer(**found: Any) -> None:
     print(json.dumps(found), file=_answers, flush=True)
-
-
-def libraries() -> list[str]:
-    """The GPU runtimes that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return [line for line in maps if "libamdhip64" in line or "libcuda.so" in line]
 
 
 def devices() -> list[dict[str, Any]]:
@@ -131,12 +124,13 @@ try:
     if torch.cuda.is_available():
         answer(torch_kernel=float(torch.ones(8, device="cuda").mul(2.0).sum()))
     import flash_attn
+    from flash_attn.runtime.platform import PLATFORM
 
     answer(imported=flash_attn.__file__, info=flash_attn.backend_info())
-    answer(libraries=libraries())
+    answer(libraries=PLATFORM.libraries())
     answer(kernels=kernels() if torch.cuda.is_available() else [])
     answer(call=call("cuda" if torch.cuda.is_available() else "cpu"))
-    answer(libraries=libraries())
+    answer(libraries=PLATFORM.libraries())
 except Exception as error:
     answer(error=words(error))
     sys.exit(0)

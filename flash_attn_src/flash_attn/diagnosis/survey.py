@@ -90,14 +90,14 @@ def survey(log: str = "") -> Facts:
         lacking=tuple(lacking(build, package)),
         kfd=access(KFD),
         render=tuple(filter(None, map(access, sorted(Path(RENDER_NODES).glob("renderD*"))))),
-        user=_user(),
+        user=PLATFORM.user(),
         container=any(path.exists() for path in CONTAINER_MARKS),
         rocm=_first_line(Path(os.environ.get("ROCM_PATH") or "/opt/rocm") / ".info" / "version"),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN)},
         tritons=versions(TRITONS),
         torch_triton=torch_triton(),
-        memory_mib=_available_mib(),
-        driver=_first_line(Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version")),
+        memory_mib=PLATFORM.available_mib(),
+        driver=PLATFORM.gpu_driver(),
         probe=answers,
         died=died,
         log=log,
@@ -151,14 +151,15 @@ def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
 def access(path: Path) -> Access | None:
     """What this user may do with a device file; None if it is not there."""
     try:
-        found = path.stat()
+        mode = path.stat().st_mode
+        owner, group = PLATFORM.owner(path)
     except OSError:
         return None
     return Access(
         path=str(path),
-        owner=_user_name(found.st_uid),
-        group=_group_name(found.st_gid),
-        mode=oct(found.st_mode & 0o777)[2:],
+        owner=owner,
+        group=group,
+        mode=oct(mode & 0o777)[2:],
         allowed=os.access(path, os.R_OK | os.W_OK),
     )
 
@@ -195,38 +196,6 @@ def merged(output: str) -> dict[str, Any]:
             with contextlib.suppress(ValueError):
                 answers |= json.loads(line)
     return answers
-
-
-def _user() -> str:
-    groups = ", ".join(_group_name(group) for group in os.getgroups())
-    return f"{_user_name(os.getuid())}, {f'groups {groups}' if groups else 'in no further group'}"
-
-
-def _user_name(number: int) -> str:
-    import pwd
-
-    return _name(pwd.getpwuid, number)
-
-
-def _group_name(number: int) -> str:
-    import grp
-
-    return _name(grp.getgrgid, number)
-
-
-def _name(lookup: Any, number: int) -> str:
-    """Of a user or a group; a container may have none for the number."""
-    try:
-        return str(lookup(number)[0])
-    except KeyError:
-        return str(number)
-
-
-def _available_mib() -> int:
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) >> 10
-    return 0
 
 
 def _first_line(*paths: Path) -> str:

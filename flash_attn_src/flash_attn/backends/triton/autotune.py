@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device, jit
 from flash_attn.runtime.device import Kernel
 from flash_attn.runtime.environment import TRITON_AUTOTUNE, switch
+from flash_attn.runtime.files import write_whole
 from flash_attn.runtime.platform import PLATFORM
 
 # What is not searched for is the Triton backend's own.
@@ -185,13 +187,13 @@ def _store(index: int) -> Path:
     root = PLATFORM.cache_directory(os.environ) / "autotune"
     sources = sorted(Path(str(launches.__file__)).parent.rglob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + triton.__version__.encode())
-    model = "interpreter" if index < 0 else torch.cuda.get_device_name(index).replace(" ", "-").replace("/", "-")
+    model = "interpreter" if index < 0 else re.sub(r'[\s<>:"/\\|?*]', "-", torch.cuda.get_device_name(index))
     return root / f"{model}-{digest.hexdigest()[:16]}.json"
 
 
 def _read(store: Path) -> dict[str, Any]:
     try:
-        found = json.loads(store.read_text())
+        found = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -199,15 +201,12 @@ def _read(store: Path) -> dict[str, Any]:
 
 def _write(store: Path, entry: str, result: dict[str, Any]) -> None:
     """Adds one entry; the file is whole whenever the process ends. Warns where it cannot be kept."""
-    temporary = store.with_name(f"{store.name}.{os.getpid()}.tmp")
     try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
-        temporary.replace(store)
+        write_whole(store, json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
     except OSError as error:
         warnings.warn(
             f"what the search found cannot be kept ({error}), the next process searches again: "
-            "set XDG_CACHE_HOME to a directory that can be written",
+            f"set {PLATFORM.cache_variable} to a directory that can be written",
             RuntimeWarning,
             stacklevel=2,
         )

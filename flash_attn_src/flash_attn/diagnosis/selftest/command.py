@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 import torch
 
 import flash_attn
+from flash_attn.diagnosis.console import accept_every_character
 from flash_attn.diagnosis.selftest import cases, machine, report, wheel
 from flash_attn.diagnosis.selftest.worker import private, steps
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flash_attn.selftest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    accept_every_character()
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report (flash-attn-selftest-TARGET.json)")
     parser.add_argument("--gpu", type=int, metavar="N", help="the number of the GPU, as torch counts them")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU though there is a GPU")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from flash_attn.kernels.targets import serving_targets
+from flash_attn.runtime.platform import PLATFORM
 
 # Settings that change what runs. Their values are numbers, targets or TRUE; no other variable is reported.
 _VARIABLES = (
@@ -23,7 +23,6 @@ _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
 )
 _TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
-_DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
 
 
 def chosen(targets: tuple[str, ...]) -> int | None:
@@ -63,7 +62,7 @@ def facts(index: int | None) -> dict[str, Any]:
             "compute_units": properties.multi_processor_count,
         }
     return found | {
-        "driver": _driver(),
+        "driver": PLATFORM.gpu_driver(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -72,12 +71,6 @@ def facts(index: int | None) -> dict[str, Any]:
         "triton": {name: version for name in _TRITONS if (version := _version(name))},
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def _driver() -> str:
-    """The first line of the GPU driver's version; "" for the driver that comes with the kernel, which has none."""
-    found = [path.read_text(encoding="utf-8") for path in _DRIVERS if path.is_file()]
-    return found[0].splitlines()[0].strip() if found else ""
 
 
 def _version(distribution: str) -> str:

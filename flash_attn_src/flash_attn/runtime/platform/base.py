@@ -1,0 +1,67 @@
+"""The contract of an operating system."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Platform(ABC):
+    """One operating system: its names of files, and what it tells about this process and its user.
+
+    planner: file name of the library that plans launches of Composable Kernel. launcher: pattern of the file names that
+    the launcher module can have. gpu_libraries: parts of the file names of the GPU runtimes, HIP's first.
+    cache_variable: environment variable with the user's cache directory.
+    """
+
+    planner: str
+    launcher: str
+    gpu_libraries: tuple[str, ...]
+    cache_variable: str
+
+    @property
+    def hip_library(self) -> str:
+        """The part of the file name of a HIP runtime."""
+        return self.gpu_libraries[0]
+
+    def cache_directory(self, env: Mapping[str, str]) -> Path:
+        """Where flash_attn keeps its measurements.
+
+        Raises RuntimeError for a user without a home, such as the bare number of a container's user.
+        """
+        return Path(env.get(self.cache_variable) or self.default_caches()) / "flash_attn"
+
+    def is_gpu_library(self, path: str) -> bool:
+        """Whether a file is a GPU runtime, by its name."""
+        name = path.replace("\\", "/").rpartition("/")[2].lower()
+        return any(part in name for part in self.gpu_libraries)
+
+    @abstractmethod
+    def default_caches(self) -> Path:
+        """The user's cache directory if the environment names none. Raises RuntimeError for a user without a home."""
+
+    @abstractmethod
+    def replace(self, source: Path, target: Path) -> None:
+        """Moves a file to a path that may exist. Raises OSError; PermissionError if the system refuses to replace a
+        file that another process has open."""
+
+    @abstractmethod
+    def libraries(self) -> list[str]:
+        """The paths of the GPU runtimes in this process, sorted. A link counts as the file that it leads to."""
+
+    @abstractmethod
+    def user(self) -> str:
+        """The user of this process and the groups that matter for the access to a GPU."""
+
+    @abstractmethod
+    def owner(self, path: Path) -> tuple[str, str]:
+        """(user, group) that a file belongs to. Raises OSError for a file that does not exist."""
+
+    @abstractmethod
+    def available_mib(self) -> int:
+        """The memory that programs can get, in MiB; 0 if the system does not tell."""
+
+    @abstractmethod
+    def gpu_driver(self) -> str:
+        """The version of the GPU's driver; "" if the system does not tell."""

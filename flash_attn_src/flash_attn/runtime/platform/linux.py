@@ -1,0 +1,76 @@
+"""Linux."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flash_attn.runtime.platform.base import Platform
+
+_MAPS = Path("/proc/self/maps")
+_MEMORY = Path("/proc/meminfo")
+_DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
+
+
+class Linux(Platform):
+    planner = "_ck_planner.so"
+    launcher = "_launcher*.so"
+    gpu_libraries = ("libamdhip64", "libcuda.so")
+    cache_variable = "XDG_CACHE_HOME"
+
+    def default_caches(self) -> Path:
+        return Path.home() / ".cache"
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def libraries(self) -> list[str]:
+        lines = [line.split(maxsplit=5) for line in _read(_MAPS).splitlines()]
+        paths = {fields[5] for fields in lines if len(fields) == 6 and self.is_gpu_library(fields[5])}
+        return sorted({str(Path(path).resolve()) for path in paths})
+
+    def user(self) -> str:
+        groups = ", ".join(_group(number) for number in os.getgroups())
+        return f"{_user(os.getuid())}, {f'groups {groups}' if groups else 'in no further group'}"
+
+    def owner(self, path: Path) -> tuple[str, str]:
+        status = path.stat()
+        return _user(status.st_uid), _group(status.st_gid)
+
+    def available_mib(self) -> int:
+        for line in _read(_MEMORY).splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) >> 10
+        return 0
+
+    def gpu_driver(self) -> str:
+        return next((text.splitlines()[0].strip() for path in _DRIVERS if (text := _read(path).strip())), "")
+
+
+def _user(number: int) -> str:
+    import pwd
+
+    return _name(pwd.getpwuid, number)
+
+
+def _group(number: int) -> str:
+    import grp
+
+    return _name(grp.getgrgid, number)
+
+
+def _name(lookup: Callable[[int], Any], number: int) -> str:
+    """The name of a user or a group. A container may have none for the number, which then stands for it."""
+    try:
+        return str(lookup(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

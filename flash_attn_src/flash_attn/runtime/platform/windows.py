@@ -1,0 +1,101 @@
+"""Windows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flash_attn.runtime.platform.base import Platform
+
+_REPLACE_SECONDS = 1.0  # how long another process may read a file that is to be replaced
+_LONGEST_PATH = 32768  # characters, with the null character
+# The class of display adapters: one numbered subkey for each installed adapter.
+_ADAPTERS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+_MAKERS = ("Advanced Micro Devices", "AMD", "ATI", "NVIDIA")
+
+
+class Windows(Platform):
+    planner = "_ck_planner.dll"
+    launcher = "_launcher*.pyd"
+    gpu_libraries = ("amdhip64", "nvcuda.dll")
+    cache_variable = "LOCALAPPDATA"
+
+    def default_caches(self) -> Path:
+        return Path.home() / "AppData" / "Local"
+
+    def replace(self, source: Path, target: Path) -> None:
+        deadline = time.monotonic() + _REPLACE_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(PermissionError):
+                source.replace(target)
+                return
+            time.sleep(0.01)
+        source.replace(target)
+
+    def libraries(self) -> list[str]:
+        return sorted({path for path in _modules() if self.is_gpu_library(path)})
+
+    def user(self) -> str:
+        return os.environ.get("USERNAME", "")
+
+    def owner(self, path: Path) -> tuple[str, str]:
+        path.stat()
+        return "", ""  # access is not decided by one user and one group here
+
+    def available_mib(self) -> int:
+        status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
+        return int(status.available >> 20) if _kernel32().GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+
+    def gpu_driver(self) -> str:
+        import winreg
+
+        registry: Any = winreg  # the types of the module are known on Windows alone
+        with suppress(OSError), registry.OpenKey(registry.HKEY_LOCAL_MACHINE, _ADAPTERS) as adapters:
+            for index in range(registry.QueryInfoKey(adapters)[0]):
+                with suppress(OSError), registry.OpenKey(adapters, registry.EnumKey(adapters, index)) as adapter:
+                    if str(registry.QueryValueEx(adapter, "ProviderName")[0]).startswith(_MAKERS):
+                        return str(registry.QueryValueEx(adapter, "DriverVersion")[0])
+        return ""
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("further", ctypes.c_uint64 * 5),
+    )
+
+
+def _kernel32() -> Any:
+    return ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
+
+
+def _modules() -> list[str]:
+    """The paths of all files that are loaded into this process. Raises OSError if the system does not list them."""
+    kernel32 = _kernel32()
+    kernel32.GetCurrentProcess.restype = ctypes.c_void_p
+    kernel32.K32EnumProcessModules.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
+    kernel32.GetModuleFileNameW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p, ctypes.c_uint32)
+    process, needed = kernel32.GetCurrentProcess(), ctypes.c_uint32()
+    modules = (ctypes.c_void_p * 0)()
+    while True:
+        size = ctypes.sizeof(modules)
+        if not kernel32.K32EnumProcessModules(process, ctypes.byref(modules), size, ctypes.byref(needed)):
+            raise ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
+        if needed.value <= size:
+            break
+        modules = (ctypes.c_void_p * (needed.value // ctypes.sizeof(ctypes.c_void_p)))()
+    text = ctypes.create_unicode_buffer(_LONGEST_PATH)
+    paths = []
+    for module in modules[: needed.value // ctypes.sizeof(ctypes.c_void_p)]:
+        kernel32.GetModuleFileNameW(module, text, _LONGEST_PATH)
+        paths.append(text.value)
+    return paths
