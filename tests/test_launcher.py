@@ -300,6 +300,16 @@ class TestBuild:
         with launcher.build(tmp_path, cache=cache, machine="aarch64").open("rb") as file:
             assert ELFFile(file)["e_machine"] == "EM_AARCH64"
 
+    def test_builds_for_windows(self, tmp_path: Path) -> None:
+        """A PE file for x86_64 (machine 0x8664), always the same bytes, without a path of this machine."""
+        first, again = (launcher.build_for_windows(tmp_path / name, cache=tmp_path / name) for name in ("a", "b"))
+        content = first.read_bytes()
+        assert content == again.read_bytes()
+        header = int.from_bytes(content[60:64], "little")
+        assert content[header : header + 6] == b"PE\0\0\x64\x86"
+        assert b"PyInit__launcher" in content
+        assert re.search(rb"/(root|home|tmp|work|usr|opt)/", content) is None
+
     def test_cache_saves_the_compiler(
         self, built: Built, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

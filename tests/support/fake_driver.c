@@ -1,5 +1,5 @@
 /* A driver without a device, for test_launcher.py: the calls that the launcher makes, written to a log that
- * fake_driver.py reads. Compiled as libamdhip64.so.6, and with -DFAKE_CUDA as libcuda.so.1.
+ * fake_driver.py reads. Compiled as libamdhip64.so.6, and with -DFAKE_CUDA as libcuda.so.1; for Windows as amdhip64_7.dll.
  *
  * The image of a module is its kernel's own list of parameter letters ("PPif0", "B24", "K24"), so a launch
  * knows how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
@@ -14,7 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef _WIN32
+#define API __declspec(dllexport)
+#else
 #define API __attribute__((visibility("default")))
+#endif
 
 enum {
     LOG_SIZE = 1 << 20,

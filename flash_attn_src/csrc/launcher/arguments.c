@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(long) == 8 && sizeof(void *) == 8, "arguments are packed for a 64-bit Linux");
+_Static_assert(sizeof(void *) == 8, "arguments are packed for a 64-bit machine");
 
 int
 parse_params(struct kernel *self)
@@ -85,10 +85,10 @@ convert(char letter, PyObject *value, union slot *slot)
             slot->address = 0;
             return 1;
         }
-        slot->address = PyLong_AsUnsignedLong(value);
+        slot->address = PyLong_AsUnsignedLongLong(value);
         return slot->address != UINT64_MAX || !PyErr_Occurred();
     case 'i': {
-        long number = PyLong_AsLong(value);
+        long long number = PyLong_AsLongLong(value);
         if (number == -1 && PyErr_Occurred())
             return 0;
         slot->i32 = (int32_t)number;
@@ -97,7 +97,7 @@ convert(char letter, PyObject *value, union slot *slot)
         PyErr_SetNone(PyExc_OverflowError);
         return 0;
     }
-    case 'I': slot->i64 = PyLong_AsLong(value); return slot->i64 != -1 || !PyErr_Occurred();
+    case 'I': slot->i64 = PyLong_AsLongLong(value); return slot->i64 != -1 || !PyErr_Occurred();
     default: {
         double number = PyFloat_AsDouble(value);
         if (number == -1.0 && PyErr_Occurred())
@@ -125,15 +125,15 @@ pack_argument(const struct kernel *self, int index, PyObject *value, union slot 
     return 0;
 }
 
-long
-leading_argument(const struct kernel *self, const char *what, PyObject *value, long limit)
+long long
+leading_argument(const struct kernel *self, const char *what, PyObject *value, long long limit)
 {
-    long number = PyLong_AsLong(value);
+    long long number = PyLong_AsLongLong(value);
     if (number >= 0 && number <= limit)
         return number;
     if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_Format(PyExc_OverflowError, "kernel %s: %s is %R, wanted 0 to %ld", self->name_text, what,
+        PyErr_Format(PyExc_OverflowError, "kernel %s: %s is %R, wanted 0 to %lld", self->name_text, what,
                      value, limit);
     }
     return -1;

@@ -8,7 +8,7 @@ enum { ERROR_NO_DEVICE = 100 /* in both drivers */ };
 #define AS_NAMES(field, result, arguments, hip, cuda) {hip, cuda},
 const char *const function_names[FUNCTION_COUNT][2] = {DRIVER_FUNCTIONS(AS_NAMES)};
 
-struct driver driver = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = -1};
+struct driver driver = {.lock = LOCK_INITIALIZER, .devices = -1};
 
 PyObject *driver_error;
 
@@ -96,7 +96,7 @@ count_devices(struct problem *problem)
     int count = __atomic_load_n(&driver.devices, __ATOMIC_ACQUIRE);
     if (count >= 0)
         return count;
-    pthread_mutex_lock(&driver.lock);
+    lock_acquire(&driver.lock);
     count = driver.devices;
     if (count < 0) {
         int code = driver.platform == CUDA ? driver.call.init(0) : 0;
@@ -119,7 +119,7 @@ count_devices(struct problem *problem)
         } else
             free(contexts);
     }
-    pthread_mutex_unlock(&driver.lock);
+    lock_release(&driver.lock);
     return count;
 }
 
@@ -130,13 +130,13 @@ primary_context(struct problem *problem, int device)
     void *context = __atomic_load_n(&driver.contexts[device], __ATOMIC_ACQUIRE);
     if (context != NULL)
         return context;
-    pthread_mutex_lock(&driver.lock);
+    lock_acquire(&driver.lock);
     context = driver.contexts[device];
     int handle = 0;
     if (context == NULL && ATTEMPT(problem, device_handle, &handle, device) &&
         ATTEMPT(problem, retain_context, &context, handle))
         __atomic_store_n(&driver.contexts[device], context, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&driver.lock);
+    lock_release(&driver.lock);
     return problem->kind == NONE ? context : NULL;
 }
 

@@ -2,15 +2,13 @@
 #ifndef FLASH_ATTN_DRIVER_H
 #define FLASH_ATTN_DRIVER_H
 
-#define _GNU_SOURCE 1
+#include "system.h"
+
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030A0000
 #endif
 #include <Python.h>
-
-#include <limits.h>
-#include <pthread.h>
 
 enum platform { HIP, CUDA };
 
@@ -55,10 +53,10 @@ extern const char *const function_names[FUNCTION_COUNT][2];
 /* Process-wide, like the driver. Written under `lock`; `bound` and `devices` are published last and never
  * change afterwards. This lock and a kernel's are waited for without the GIL: their holder may want it. */
 struct driver {
-    pthread_mutex_t lock;
+    lock_type lock;
     int bound;
     enum platform platform;
-    char path[PATH_MAX];
+    const char *path;
     struct functions call;
     int devices;     /* -1 until the driver was asked */
     void **contexts; /* CUDA: the retained primary context of each device, or NULL */

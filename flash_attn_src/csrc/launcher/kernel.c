@@ -52,7 +52,7 @@ kernel_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
     self->name_text = name_text;
     self->shared = (unsigned)shared;
     self->threads = (unsigned)threads;
-    pthread_mutex_init(&self->lock, NULL);
+    lock_create(&self->lock);
     if (!parse_params(self)) {
         Py_DecRef((PyObject *)self);
         return NULL;
@@ -72,7 +72,7 @@ kernel_dealloc(PyObject *object)
     Py_DecRef(self->symbol);
     Py_DecRef(self->params);
     Py_DecRef(self->name);
-    pthread_mutex_destroy(&self->lock);
+    lock_destroy(&self->lock);
     ((freefunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_free))(object);
     Py_DecRef(type);
 }

@@ -21,8 +21,8 @@ struct kernel {
     const void *image_data;
     const char *symbol_text;
     const char *name_text;
-    pthread_mutex_t lock; /* held while loading */
-    void **functions;     /* one a device, allocated by the first load; entries are published once */
+    lock_type lock;   /* held while loading */
+    void **functions; /* one a device, allocated by the first load; entries are published once */
     unsigned shared;
     unsigned threads;
     unsigned structure;   /* bytes of the one value of params such as "B216" or "K512", else 0 */
@@ -47,7 +47,7 @@ union slot {
 int pack_argument(const struct kernel *self, int index, PyObject *value, union slot *slot);
 
 /* A whole number from 0 to `limit`; -1 with an exception. */
-long leading_argument(const struct kernel *self, const char *what, PyObject *value, long limit);
+long long leading_argument(const struct kernel *self, const char *what, PyObject *value, long long limit);
 
 extern PyType_Spec kernel_spec;
 extern PyMethodDef kernel_methods[];

@@ -1,7 +1,6 @@
 /* A kernel on a device: loading, launching, asking. */
 #include "kernel.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 enum {
@@ -65,7 +64,7 @@ require_function(struct kernel *self, int device, struct problem *problem)
         problem->kind = NO_SUCH_DEVICE;
         return NULL;
     }
-    pthread_mutex_lock(&self->lock);
+    lock_acquire(&self->lock);
     if (self->functions == NULL) {
         void **functions = calloc((size_t)count, sizeof(void *));
         if (functions == NULL)
@@ -80,7 +79,7 @@ require_function(struct kernel *self, int device, struct problem *problem)
         if (function != NULL)
             __atomic_store_n(&self->functions[device], function, __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&self->lock);
+    lock_release(&self->lock);
     return problem->kind == NONE ? function : NULL;
 }
 
@@ -88,7 +87,7 @@ static void
 raise_kernel_problem(const struct kernel *self, const struct problem *problem, int device)
 {
     char subject[256];
-    snprintf(subject, sizeof(subject), "kernel %.200s on device %d", self->name_text, device);
+    PyOS_snprintf(subject, sizeof(subject), "kernel %.200s on device %d", self->name_text, device);
     raise_problem(problem, subject);
 }
 
@@ -111,24 +110,24 @@ kernel_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
     if (!is_bound())
         return NULL;
 
-    long device = leading_argument(self, "device", arguments[0], INT_MAX);
+    long long device = leading_argument(self, "device", arguments[0], INT_MAX);
     if (device < 0)
         return NULL;
-    void *stream = (void *)PyLong_AsUnsignedLong(arguments[1]);
+    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[1]);
     if (stream == (void *)UINTPTR_MAX && PyErr_Occurred()) {
         PyErr_Clear();
         return PyErr_Format(PyExc_TypeError, "kernel %s: stream is %R, wanted its address, or 0",
                             self->name_text, arguments[1]);
     }
-    long grid_x = leading_argument(self, "grid_x", arguments[2], UINT_MAX);
-    long grid_y = grid_x < 0 ? -1 : leading_argument(self, "grid_y", arguments[3], UINT_MAX);
-    long grid_z = grid_y < 0 ? -1 : leading_argument(self, "grid_z", arguments[4], UINT_MAX);
+    long long grid_x = leading_argument(self, "grid_x", arguments[2], UINT_MAX);
+    long long grid_y = grid_x < 0 ? -1 : leading_argument(self, "grid_y", arguments[3], UINT_MAX);
+    long long grid_z = grid_y < 0 ? -1 : leading_argument(self, "grid_z", arguments[4], UINT_MAX);
     if (grid_z < 0)
         return NULL;
     /* HIP counts them in 32 bits: some releases refuse what is beyond, others launch a part of it in silence. */
-    if (driver.platform == HIP && (unsigned long)grid_x * self->threads > UINT_MAX)
+    if (driver.platform == HIP && (unsigned long long)grid_x * self->threads > UINT_MAX)
         return PyErr_Format(PyExc_OverflowError,
-                            "kernel %s: %ld blocks of %u threads are more than the 2**32 - 1 threads that a launch "
+                            "kernel %s: %lld blocks of %u threads are more than the 2**32 - 1 threads that a launch "
                             "on an AMD GPU may have: pass fewer rows or sequences at once",
                             self->name_text, grid_x, self->threads);
 
@@ -184,7 +183,7 @@ load_on(struct kernel *self, PyObject *argument, int *device)
 {
     if (!is_bound())
         return NULL;
-    long number = leading_argument(self, "device", argument, INT_MAX);
+    long long number = leading_argument(self, "device", argument, INT_MAX);
     if (number < 0)
         return NULL;
     *device = (int)number;

@@ -11,7 +11,8 @@ static PyObject *kernel_type;
 PyDoc_STRVAR(bind_doc,
              "bind(platform, /)\n--\n\n"
              "Find the driver of platform 'hip' or 'cuda' and return its real path. The HIP runtime must be\n"
-             "loaded already, exactly one; libcuda.so.1 is loaded if it is not. Again: the same answer.\n"
+             "loaded already, on Linux exactly one, on Windows the one that torch's c10_hip.dll imports;\n"
+             "the CUDA driver is loaded if it is not. Again: the same answer.\n"
              "Raises DriverError, ValueError for another platform.");
 
 static PyObject *
@@ -24,10 +25,10 @@ launcher_bind(PyObject *module, PyObject *argument)
     if (strcmp(name, "hip") != 0 && strcmp(name, "cuda") != 0)
         return PyErr_Format(PyExc_ValueError, "platform %R is neither 'hip' nor 'cuda'", argument);
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&driver.lock);
+    lock_acquire(&driver.lock);
     Py_END_ALLOW_THREADS
     int done = bind_driver(name[0] == 'h' ? HIP : CUDA);
-    pthread_mutex_unlock(&driver.lock);
+    lock_release(&driver.lock);
     return done ? PyUnicode_DecodeFSDefault(driver.path) : NULL;
 }
 

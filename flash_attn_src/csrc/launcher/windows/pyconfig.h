@@ -1,0 +1,48 @@
+/* How Python is configured on 64-bit Windows, as far as the limited API asks. It takes the place of the pyconfig.h of
+ * the machine that compiles. */
+#ifndef Py_PYCONFIG_H
+#define Py_PYCONFIG_H
+
+#define MS_WINDOWS 1
+#define MS_WIN32 1
+#define MS_WIN64 1
+#define NT_THREADS 1
+#define WITH_THREAD 1
+
+/* Functions and data come from python3.dll. */
+#define Py_ENABLE_SHARED 1
+#define HAVE_DECLSPEC_DLL 1
+
+#define SIZEOF_SHORT 2
+#define SIZEOF_INT 4
+#define SIZEOF_LONG 4
+#define SIZEOF_LONG_LONG 8
+#define SIZEOF_FLOAT 4
+#define SIZEOF_DOUBLE 8
+#define SIZEOF_VOID_P 8
+#define SIZEOF_SIZE_T 8
+#define SIZEOF_OFF_T 4
+#define SIZEOF_FPOS_T 8
+#define SIZEOF_TIME_T 8
+#define SIZEOF_WCHAR_T 2
+#define SIZEOF_PID_T 8
+#define ALIGNOF_LONG 4
+#define ALIGNOF_SIZE_T 8
+#define ALIGNOF_MAX_ALIGN_T 16
+
+#define HAVE_STDARG_PROTOTYPES 1
+#define HAVE_PROTOTYPES 1
+#define HAVE_STDDEF_H 1
+#define HAVE_SYS_STAT_H 1
+#define HAVE_SYS_TYPES_H 1
+#define HAVE_WCHAR_H 1
+#define HAVE_SSIZE_T 1
+#define HAVE_LONG_LONG 1
+#define HAVE_INT32_T 1
+#define HAVE_INT64_T 1
+#define HAVE_UINT32_T 1
+#define HAVE_UINT64_T 1
+#define HAVE_UINTPTR_T 1
+#define STDC_HEADERS 1
+
+#endif
