@@ -16,6 +16,8 @@ Builds a flash_attn wheel for AMD GPUs into dist/, and verifies it. Needs no GPU
 
 options:
   --plan          print what would be done, as JSON, and stop
+  --platform NAME linux (default) or windows: whose universal wheel; the one for Windows is made
+                  here and tested nowhere yet
   --docker        do it inside a container with the combination's ROCm, by the same steps
   --cibuildwheel  assemble the universal wheel in a manylinux image and test it there under
                   each Python, too; needs Docker and Python 3.11

@@ -70,6 +70,16 @@ def _versions() -> Any:
         return versions.load()
 
 
+def _platform(name: str) -> Any:
+    """The row of rocm_wheels.matrix.platforms. Exits for another name."""
+    with _plain_errors():
+        from rocm_wheels.matrix.platforms import PLATFORMS
+
+        if name not in PLATFORMS:
+            raise SystemExit(f"error: FLASH_ATTN_PLATFORM={name} is none of {', '.join(PLATFORMS)}: set one of them")
+        return PLATFORMS[name]
+
+
 def _backend(env: Mapping[str, str]) -> str:
     """The backend that upstream's variable asks for; unset, as with TRUE, pip compiles Triton kernels."""
     with _plain_errors():
@@ -84,6 +94,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
     version: str
     label: str
     python: str
+    platform: str
     abi: str | None
     torch: str | None
     backend: str
@@ -103,6 +114,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
             version=env.get("FLASH_ATTN_VERSION") or _versions().flash_attn[-1],
             label=env.get("FLASH_ATTN_LOCAL_VERSION", ""),
             python=env.get("FLASH_ATTN_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}"),
+            platform=env.get("FLASH_ATTN_PLATFORM", "linux"),
             abi=env.get("FLASH_ATTN_ABI"),
             torch=env.get("FLASH_ATTN_TORCH"),
             backend=env.get("FLASH_ATTN_BACKEND") or _backend(env),
@@ -129,7 +141,7 @@ class _Request(NamedTuple):  # hatchling runs this file unregistered in sys.modu
         if self.launcher is None:
             return "py3-none-any"
         python = "cp" + self.python.replace(".", "")
-        return f"{python}-{self.abi or python}-linux_x86_64"
+        return f"{python}-{self.abi or python}-{_platform(self.platform).tag}"
 
 
 class MetadataHook(MetadataHookInterface):
@@ -182,7 +194,7 @@ class BuildHook(BuildHookInterface[Any]):
             raise SystemExit(f"error: FLASH_ATTN_KERNELS={request.kernels} holds no <target>.zip")
         files = {f"flash_attn/_kernels/{store.name}": store for store in stores}
         if request.launcher:
-            files["flash_attn/_launcher.abi3.so"] = request.launcher
+            files[f"flash_attn/{_platform(request.platform).launcher}"] = request.launcher
         if request.planner:
             files["flash_attn/_ck_planner.so"] = request.planner
         with _plain_errors():

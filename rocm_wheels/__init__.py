@@ -6,7 +6,7 @@ Data flows downwards, and a stage imports only what stands above it:
 |-|-|-|
 | common | errors, paths, environment, tables, forms, packages, artifacts | failures with a remedy, checked input |
 | common | package_modules | modules of flash_attn |
-| matrix | versions, cells, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
+| matrix | versions, cells, platforms, targets, names, machine, requested, plan, select, rows | a plan, rows of jobs |
 | matrix | locks, refresh | pinned packages and their hashes |
 | compile | toolchain, compiler, units, workers, cache, progress, store, kernels, inspect_store | kernel stores |
 | compile | sources, download, codeobject, isa, manifest | what compilers share, and the form of a manifest |
@@ -14,7 +14,7 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/triton | units, tile_table, compiler, priorities, retarget, hazards | a code object of a Triton kernel |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
-| wheel | interpreters, combinations, launcher, sbom, assemble, repair, contents, numbering | a wheel |
+| wheel | interpreters, combinations, launcher, sbom, assemble, repair, pe, windows, contents, numbering | a wheel |
 | wheel | verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, forecast, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |

@@ -185,6 +185,18 @@ def test_a_build_through_cibuildwheel_has_the_same_stages(stages: Stages, tmp_pa
     assert "cibuildwheel" in made["--cibuildwheel",]
 
 
+def test_a_build_for_windows_ends_before_the_tests(
+    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["build", wheelhouse.NEWEST, "--platform", "windows", "--dist", str(tmp_path / "out")]) == 0
+    assert stages.calls == ["toolchain.check", "compile", "launcher for windows", "assemble", "repair for windows"]
+    lines = capsys.readouterr().out.splitlines()
+    wheel = f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-win_amd64.whl"
+    assert f"{wheel} is not verified: a machine with Windows has to do that" in lines
+    assert f"wheel    {tmp_path / 'out' / wheel}" in lines
+    assert not [line for line in lines if line.startswith("verdict")]
+
+
 def test_build_runs_the_stages_in_order(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_the_plan_of_the_readme(data: Versions) -> None:
         "toolchain": "pypi",
         "steps": ("check", "compile", "assemble", "repair", "verify"),
         "notes": (),
+        "platform": "linux",
     }
     assert json.loads(json.dumps(made.as_dict()))["targets"] == list(COMMON)
 

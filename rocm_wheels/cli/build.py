@@ -19,6 +19,7 @@ from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import known_backend
 from rocm_wheels.matrix.machine import survey
 from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan, parallel_jobs, toolchain_of, wants_triton_too
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
 from rocm_wheels.wheel import container
@@ -41,6 +42,10 @@ def add_verbs(verbs: Any) -> None:
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, nargs="?", help=text)
         verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
+        verb.add_argument(
+            "--platform", choices=tuple(PLATFORMS), default=DEFAULT,
+            help="the system of the universal wheel's users (linux); windows: made here and not tested here",
+        )  # fmt: skip
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
         verb.add_argument("--plan", action="store_true", help="print the plan as JSON and stop")
@@ -391,7 +396,19 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
                 f"--backend {arguments.backend} is for one combination; the universal wheel has every backend",
                 remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
             )
-        return make_universal_plan(versions.load(), flash_attn=arguments.flash_attn, env=os.environ)
+        if arguments.platform != DEFAULT and (arguments.docker or arguments.cibuildwheel):
+            raise DataError(
+                "--docker and --cibuildwheel run images of Linux, and the wheel is for another system",
+                remedy=f"Leave them out: ./build_rocm.sh {arguments.flash_attn} --platform {arguments.platform}",
+            )
+        return make_universal_plan(
+            versions.load(), flash_attn=arguments.flash_attn, env=os.environ, platform=arguments.platform
+        )
+    if arguments.platform != DEFAULT:
+        raise DataError(
+            f"--platform {arguments.platform} is for the universal wheel; the wheel of one combination is for Linux",
+            remedy=f"Name the version of flash-attn alone: {arguments.flash_attn} --platform {arguments.platform}",
+        )
     if missing:
         arguments.parser.error(
             f"{', '.join(missing)} missing: a combination has four versions, such as 2.8.3 3.11 2.5.1 6.2, "

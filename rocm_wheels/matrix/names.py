@@ -13,10 +13,11 @@ from functools import cache
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Claim, Universal
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.matrix.versions import Interface
 
 DISTRIBUTION = "flash_attn"
-BUILT_PLATFORM = "linux_x86_64"  # the platform before repair
+BUILT_PLATFORM = PLATFORMS[DEFAULT].tag  # the platform before repair
 VERDICT = ".verdict.json"  # suffix of the test report of a wheel
 EXAMPLE = f"{DISTRIBUTION}-2.8.3+rocm62torch2.5triton-cp311-cp311-{BUILT_PLATFORM}.whl"
 

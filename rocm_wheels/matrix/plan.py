@@ -13,18 +13,19 @@ from rocm_wheels.matrix import names
 from rocm_wheels.matrix import targets as gpu_targets
 from rocm_wheels.matrix.cells import Cell, Claim, Universal, known_backend, resolve, universal
 from rocm_wheels.matrix.machine import Machine, survey
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.matrix.requested import from_environment, from_machine
 from rocm_wheels.matrix.targets import has_kernels, known_targets, targets
 from rocm_wheels.matrix.versions import Versions
 
-STEPS = ("check", "compile", "assemble", "repair", "verify")
 # uv's --torch-backend knows the same directories.
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of one wheel. `image` is a container with its ROCm, `notes` are messages for the user.
+    """The plan of one wheel. `image` is a container with its ROCm, `notes` are messages for the user, `platform` is the
+    operating system of its users.
 
     The universal wheel has neither a container nor a `torch_index`, because it supports every torch.
     """
@@ -41,6 +42,7 @@ class Plan:
     toolchain: str
     steps: tuple[str, ...]
     notes: tuple[str, ...]
+    platform: str = DEFAULT
 
     @property
     def shorter(self) -> str:
@@ -137,17 +139,23 @@ def make_plan(
         image=rocm_of.image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, cell.backend),
-        steps=STEPS,
+        steps=PLATFORMS[DEFAULT].steps,
         notes=notes,
     )
 
 
 def make_universal_plan(
-    versions: Versions, *, flash_attn: str, env: Mapping[str, str], machine: Machine | None = None
+    versions: Versions,
+    *,
+    flash_attn: str,
+    env: Mapping[str, str],
+    machine: Machine | None = None,
+    platform: str = DEFAULT,
 ) -> Plan:
-    """The plan of the universal wheel of a flash-attn version, with every GPU target unless the environment names
-    targets.
+    """The plan of the universal wheel of a flash-attn version, with every GPU target of the platform unless the
+    environment names targets.
 
+    The wheel for Windows has Triton's kernels alone, because AMD's torch for Windows has no GPU of the other backends.
     Raises UnknownVersion, BadTarget, and DataError for a malformed variable or one that requests another wheel.
     """
     environment.source_date_epoch(env)
@@ -169,8 +177,8 @@ def make_universal_plan(
             "holds the kernels of every backend",
             remedy="Unset them, or name a whole combination: build_rocm.sh 2.8.3 3.11 2.5.1 6.2",
         )
-    built = gpu_targets.universal(versions, named)
-    if not any(has_kernels(versions, target, claim.backend) for target in built):
+    built = gpu_targets.universal(versions, named, platform=platform)
+    if platform != DEFAULT or not any(has_kernels(versions, target, claim.backend) for target in built):
         claim = replace(claim, backend="triton")  # such as for one Radeon: no Composable Kernel
     compiler = versions.backends[claim.backend].compiler
     return Plan(
@@ -179,13 +187,14 @@ def make_universal_plan(
         targets_from="every GPU target" if named is None else wanted.source,
         jobs=parallel_jobs(versions, env, machine, claim.backend),
         label=names.local_label(claim),
-        wheel=names.wheel_name(claim),
+        wheel=names.wheel_name(claim, PLATFORMS[platform].tag),
         torch_index=None,
         image=None,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, claim.backend),
-        steps=STEPS,
+        steps=PLATFORMS[platform].steps,
         notes=notes,
+        platform=platform,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rocm_wheels.errors import BadTarget
 from rocm_wheels.matrix.cells import Cell
+from rocm_wheels.matrix.platforms import DEFAULT
 from rocm_wheels.matrix.versions import GENERIC, Target, Versions
 from rocm_wheels.tables import version_key
 
@@ -55,14 +56,24 @@ def fit(versions: Versions, cell: Cell, requested: Iterable[str] | None) -> Fit:
     return Fit(targets=kept, refused=refused)
 
 
-def universal(versions: Versions, requested: Iterable[str] | None) -> tuple[str, ...]:
-    """The targets of the universal wheel: the requested ones, or all without those that a generic target stands for.
+def universal(versions: Versions, requested: Iterable[str] | None, *, platform: str = DEFAULT) -> tuple[str, ...]:
+    """The targets of the universal wheel of a platform: the requested ones, or all without those that a generic target
+    stands for.
 
-    Raises BadTarget for a target that does not exist.
+    Raises BadTarget for a target that does not exist, or that torch does not have on that platform.
     """
-    if requested is not None:
-        return known_targets(versions, requested)
-    return tuple(target.name for target in versions.targets.values() if target.universal is None)
+    served = [target for target in versions.targets.values() if platform == DEFAULT or target.windows]
+    if requested is None:
+        return tuple(target.name for target in served if target.universal is None)
+    built = known_targets(versions, requested)
+    if platform == DEFAULT:
+        return built
+    if lacking := [name for name in built if name not in [target.name for target in served]]:
+        raise BadTarget(
+            f"AMD's torch for {platform.capitalize()} does not serve {', '.join(lacking)}",
+            remedy=f"Name others: {', '.join(target.name for target in served)}.",
+        )
+    return built
 
 
 def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:

@@ -82,7 +82,9 @@ class Rocm:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A gfx target. backends: backend -> the oldest ROCm under which it has kernels for the target."""
+    """A gfx target. backends: backend -> the oldest ROCm under which it has kernels for the target. windows: whether
+    AMD's torch for Windows has kernels for it.
+    """
 
     name: str
     family: str
@@ -90,6 +92,7 @@ class Target:
     backends: Mapping[str, str]
     universal: str | None
     default: bool
+    windows: bool = False
 
     @property
     def is_generic(self) -> bool:
@@ -249,6 +252,7 @@ def _target(table: Table, backends: Mapping[str, Backend], rocm: Mapping[str, Ro
         backends={name: since.choice(since.check(name, name, backends), rocm) for name in since.names()},
         universal=table.optional("universal", table.text),
         default=table.get("default", bool),
+        windows="windows" in table.data and table.get("windows", bool),
     )
     table.finish()
     return target

@@ -126,7 +126,7 @@ def _check_inputs(plan: Plan, stores: Mapping[str, Path], libraries: Mapping[str
 
 
 def _build(plan: Plan, kernels: Path, libraries: Mapping[str, Path], dist: Path, source: Path) -> Path:
-    return _run_build(plan, source, dist, _environment(plan, kernels, libraries, source), names.wheel_name(plan.cell))
+    return _run_build(plan, source, dist, _environment(plan, kernels, libraries, source), plan.wheel)
 
 
 def _run_build(plan: Plan, project: Path, dist: Path, environment: dict[str, str], expected: str) -> Path:
@@ -167,6 +167,7 @@ def variables(plan: Plan, source: Path = FLASH_ATTN_SRC) -> dict[str, str]:
         "FLASH_ATTN_LOCAL_VERSION": names.local_label(cell),
         "FLASH_ATTN_BACKEND": cell.backend,
         "FLASH_ATTN_PYTHON": cell.python,
+        "FLASH_ATTN_PLATFORM": plan.platform,
         "FLASH_ATTN_REPOSITORY": repository(source),
         "FLASH_ATTN_COMMIT": commit(source),
         "SOURCE_DATE_EPOCH": str(wheel_date()),

@@ -15,6 +15,7 @@ from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell, has_interfaces
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import Verdict
 from rocm_wheels.wheel.workspace import work_directory
@@ -74,7 +75,8 @@ def run(
     cibuildwheel: bool = False,
     public: Sequence[PublicWheel] = (),
 ) -> Path:
-    """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it.
+    """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it, if the plan has the
+    step verify.
 
     without: names of compilers whose kernels the wheel does not get. cached_kernels: compile nothing; CompileFailed
     names the first kernel that is not in the cache. cibuildwheel: the wheel is assembled, repaired and tested in a
@@ -86,8 +88,22 @@ def run(
     # Imported here: a Python without the packages of the stages must be able to check a plan.
     from rocm_wheels.compile import kernels, toolchain
     from rocm_wheels.compile.ck import planner as ck_planner
-    from rocm_wheels.wheel import assemble, combinations, interpreters, launcher, manylinux, numbering, repair, verify
+    from rocm_wheels.wheel import (
+        assemble,
+        combinations,
+        interpreters,
+        launcher,
+        manylinux,
+        numbering,
+        repair,
+        verify,
+        windows,
+    )
 
+    build_launcher, mend = {
+        "linux": (launcher.build, repair.repair),
+        "windows": (launcher.build_for_windows, windows.repair),
+    }[plan.platform]
     check_writable(dist=dist, cache=cache)
     log = StageLog(say)
     with work_directory(cache) as work:
@@ -96,12 +112,15 @@ def run(
             directory.mkdir()
         with log.stage("check") as detail:
             toolchain.check(plan)
-            repair.check()
+            if plan.platform == DEFAULT:
+                repair.check()
             if cibuildwheel:
                 manylinux.check(plan)
-            (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
-            python = interpreters.find(tested.python)  # for verify: report it now, not after hours
-            detail += [plan.compiler, f"toolchain {plan.toolchain}", f"Python {tested.python} at {python}"]
+            detail += [plan.compiler, f"toolchain {plan.toolchain}"]
+            if "verify" in plan.steps:
+                (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
+                python = interpreters.find(tested.python)  # for verify: report it now, not after hours
+                detail.append(f"Python {tested.python} at {python}")
         with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
@@ -119,11 +138,17 @@ def run(
         with log.stage("assemble") as detail:
             planner = ck_planner.build(built, cache=cache) if plan.cell.backend == "ck" else None
             make = manylinux.assemble if cibuildwheel else assemble.assemble
-            raw = make(plan, stores, launcher.build(built, cache=cache), wheels, planner=planner)
+            compiled = build_launcher(built, cache=cache)
+            raw = make(plan, stores, compiled, wheels, planner=planner)
             detail.append(raw.name)
         with log.stage("repair") as detail:
-            repaired = numbering.assign(repair.repair(raw, dist), public)
+            repaired = numbering.assign(mend(raw, dist), public)
             detail.append(repaired.name)
+        if "verify" not in plan.steps:
+            say(f"\n{repaired.name} is not verified: a machine with {plan.platform.capitalize()} has to do that\n")
+            for line in _closing(plan, repaired, ()):
+                say(line)
+            return repaired
         beside = []
         for interface in versions.load().interfaces.values() if has_interfaces(versions.load(), plan.cell) else ():
             with log.stage(interface.name.replace("_", "-")) as detail:
@@ -149,6 +174,11 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
     from rocm_wheels.wheel import verdict, verify
 
     plan = plan_of(wheel)
+    if "verify" not in plan.steps:
+        raise DataError(
+            f"{wheel.name} is for {plan.platform.capitalize()}, this machine cannot test it",
+            remedy="Install it there and run: python -m flash_attn.selftest",
+        )
     check_writable(cache=cache, verdicts=wheel.absolute().parent)
     with work_directory(cache) as work:
         found = verify.verify(wheel, plan, work, beside=_beside(wheel, plan), require_gpu=require_gpu, every=every)
@@ -178,7 +208,8 @@ def plan_of(wheel: Path) -> Plan:
         raise DataError(f"{wheel.name} is not a wheel that was built with these sources: it names no GPU targets")
     env = {"PYTORCH_ROCM_ARCH": ";".join(targets)}
     if name is None:
-        return make_universal_plan(versions.load(), flash_attn=str(universal), env=env)
+        platform = next((each.name for each in PLATFORMS.values() if wheel.stem.endswith(f"-{each.tag}")), DEFAULT)
+        return make_universal_plan(versions.load(), flash_attn=str(universal), env=env, platform=platform)
     return make_plan(
         versions.load(),
         flash_attn=name.flash_attn,
@@ -203,7 +234,7 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
-        f"verdict  {wheel}{VERDICT}",
+        *((f"verdict  {wheel}{VERDICT}",) if "verify" in plan.steps else ()),
         f"python   {python}",
         f"torch    {torch}",
         f"install  pip install {shlex.quote(str(wheel))}",

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from rocm_wheels.compile.cache import put_library, read_library, write
 from rocm_wheels.errors import CompileFailed, MissingTool
+from rocm_wheels.matrix.platforms import PLATFORMS
 from rocm_wheels.packages import version_of
 from rocm_wheels.paths import FLASH_ATTN_SRC
 
 SOURCE = FLASH_ATTN_SRC / "csrc" / "launcher"
-FILE_NAME = "_launcher.abi3.so"
-WINDOWS_FILE_NAME = "_launcher.pyd"
+FILE_NAME = PLATFORMS["linux"].launcher
+WINDOWS_FILE_NAME = PLATFORMS["windows"].launcher
 
 # The oldest glibc that the manylinux tags of our wheels allow.
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}

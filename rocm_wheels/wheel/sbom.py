@@ -20,10 +20,11 @@ from rocm_wheels.compile.asm import package as asm_package
 from rocm_wheels.compile.ck import sources as ck_sources
 from rocm_wheels.environment import OLDEST_EPOCH
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.platforms import PLATFORMS
 
 FILE_NAME = "flash_attn.cdx.json"
 PLANNER = "flash_attn/_ck_planner.so"
-LAUNCHER = "flash_attn/_launcher.abi3.so"
+LAUNCHERS = frozenset(f"flash_attn/{platform.launcher}" for platform in PLATFORMS.values())
 # Compiler -> its licence. The ROCm of a machine has a clang of its own.
 _LICENCES = {
     "clang-tidy": "Apache-2.0 WITH LLVM-exception",
@@ -60,7 +61,7 @@ def document(subject: Subject, files: Mapping[str, Path]) -> dict[str, Any]:
     """
     version = subject.version
     compilers: dict[str, str] = {}
-    if LAUNCHER in files or PLANNER in files:
+    if PLANNER in files or LAUNCHERS & files.keys():
         compilers["ziglang"] = versions.load().compilers["ziglang"]
     parts = [_composable_kernel()] if PLANNER in files else []
     assembly = False

@@ -35,13 +35,14 @@ class Stages:
         modules: dict[str, dict[str, Callable[..., object]]] = {
             "compile.toolchain": {"check": self.note("toolchain.check")},
             "compile.kernels": {"compile_store": self.compile_store},
-            "wheel.launcher": {"build": self.launcher},
+            "wheel.launcher": {"build": self.launcher, "build_for_windows": self.launcher_for_windows},
             "compile.ck.planner": {"build": self.planner},
             "wheel.assemble": {"assemble": self.assemble, "assemble_interface": self.assemble_interface},
             "wheel.interpreters": {"find": self.find, "found": self.find},
             "wheel.manylinux": {"check": self.note("manylinux.check"), "assemble": self.in_an_image},
             "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
             "wheel.verify": {"verify": self.verify},
+            "wheel.windows": {"repair": self.repair_for_windows},
             "compile.inspect_store": {"report": self.report},
         }
         for module, functions in modules.items():
@@ -66,6 +67,11 @@ class Stages:
         assert cache.is_dir()
         self.calls.append("launcher")
         return self.file(output / "_launcher.abi3.so")
+
+    def launcher_for_windows(self, output: Path, *, cache: Path) -> Path:
+        assert cache.is_dir()
+        self.calls.append("launcher for windows")
+        return self.file(output / "_launcher.pyd")
 
     def planner(self, output: Path, *, cache: Path) -> Path:
         assert cache.is_dir()
@@ -94,6 +100,11 @@ class Stages:
         assert wheel.is_file()
         self.calls.append("repair")
         return self.file(output / wheel.name.replace("-linux_", "-manylinux_2_17_"))
+
+    def repair_for_windows(self, wheel: Path, output: Path) -> Path:
+        assert wheel.is_file()
+        self.calls.append("repair for windows")
+        return self.file(output / wheel.name)
 
     def verify(self, wheel: Path, plan: Plan, work: Path, *, beside: Sequence[Path]) -> Verdict:
         assert all(path.is_file() for path in (wheel, *beside))

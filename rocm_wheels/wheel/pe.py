@@ -1,0 +1,58 @@
+"""Reads the import tables of a Windows library, a PE32+ file for x86_64."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from rocm_wheels.errors import DataError
+
+_X86_64, _PE32_PLUS = 0x8664, 0x20B
+_FILE_HEADER, _SECTION = 24, 40  # bytes
+_DIRECTORIES = 112  # offset in the optional header
+# Index of a directory -> size of its descriptors, and where a descriptor has the address of the DLL's name.
+_IMPORTS = {1: (20, 12), 13: (32, 4)}  # 13: the DLLs that are loaded when they are first called
+
+
+def imported(content: bytes) -> tuple[str, ...]:
+    """The names of the DLLs that a library imports, in lower case, sorted. Raises DataError for another file."""
+    try:
+        return tuple(sorted({name.lower() for name in _names(content)}))
+    except (struct.error, ValueError, IndexError) as error:
+        raise DataError(f"not a Windows library for x86_64: {error}") from error
+
+
+def _names(content: bytes) -> Iterator[str]:
+    header = _number(content, 0x3C, "<I")
+    if content[:2] != b"MZ" or content[header : header + 4] != b"PE\0\0":
+        raise ValueError("it has no PE header")
+    machine, sections = struct.unpack_from("<HH", content, header + 4)
+    optional = header + _FILE_HEADER
+    magic = _number(content, optional, "<H")
+    if (machine, magic) != (_X86_64, _PE32_PLUS):
+        raise ValueError(f"machine {machine:#x}, format {magic:#x}")
+    table = optional + _number(content, header + 20, "<H")
+    ranges = [struct.unpack_from("<IIII", content, table + _SECTION * index + 8) for index in range(sections)]
+    for index, (size, name_at) in _IMPORTS.items():
+        if index >= _number(content, optional + 108, "<I"):
+            continue
+        address = _number(content, optional + _DIRECTORIES + 8 * index, "<I")
+        while address:
+            name = _number(content, _offset(address, ranges) + name_at, "<I")
+            if not name:
+                break
+            start = _offset(name, ranges)
+            yield content[start : content.index(b"\0", start)].decode("ascii")
+            address += size
+
+
+def _offset(address: int, ranges: list[tuple[int, ...]]) -> int:
+    """The place in the file of an address in memory. Raises ValueError for an address outside of every section."""
+    for _, start, size, place in ranges:
+        if start <= address < start + size:
+            return place + address - start
+    raise ValueError(f"address {address:#x} is in no section")
+
+
+def _number(content: bytes, place: int, form: str) -> int:
+    return int(struct.unpack_from(form, content, place)[0])

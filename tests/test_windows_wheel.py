@@ -1,0 +1,155 @@
+"""The universal wheel for Windows: its plan, its contents, what its repair step refuses, and who takes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import fake_parts
+import pytest
+
+from rocm_wheels import cli
+from rocm_wheels.errors import BadTarget, DataError, RepairFailed
+from rocm_wheels.matrix import names, plan, targets, versions
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import Plan, make_universal_plan
+from rocm_wheels.wheel import assemble, build, launcher, pe, windows
+from rocm_wheels.wheel.contents import Contents
+
+DATA = versions.load()
+MACHINE = Machine(cores=1, available_mib=4096)
+NAME = "flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl"
+
+
+def planned(**env: str) -> Plan:
+    return make_universal_plan(DATA, flash_attn="2.8.3", env=env, machine=MACHINE, platform="windows")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launcher.build_for_windows(tmp_path_factory.mktemp("launcher"), cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def wheel(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("wheel")
+    stores = {"gfx1030": fake_parts.store(root / "stores", "gfx1030")}
+    made = planned(PYTORCH_ROCM_ARCH="gfx1030")
+    return windows.repair(assemble.assemble(made, stores, library, root / "raw"), root / "dist")
+
+
+def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
+    made = planned()
+    assert made.wheel == NAME
+    assert made.targets == ("gfx1030", "gfx10-3-generic", "gfx1100", "gfx11-generic", "gfx12-generic")
+    assert not [name for name in made.targets if not DATA.targets[name].windows]
+    assert {*made.targets} < {*targets.universal(DATA, None)}
+    assert (made.cell.backend, made.steps[-1]) == ("triton", "repair")
+    assert plan.load(plan.dump([made])) == [made]
+    with pytest.raises(BadTarget, match="torch for Windows does not serve gfx942") as error:
+        planned(PYTORCH_ROCM_ARCH="gfx942;gfx1030")
+    assert "gfx1201" in str(error.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["2.8.3", "--docker"], "run images of Linux"),
+        (["2.8.3", "3.11", "2.5.1", "6.2"], "the wheel of one combination is for Linux"),
+    ],
+)
+def test_what_is_for_linux_alone_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *arguments, "--platform", "windows"]) == DataError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_its_contents(wheel: Path, library: Path) -> None:
+    assert wheel.name == NAME
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    binaries = {
+        name for name in members if not name.endswith((".py", ".pyi", ".typed", ".json")) and "info/" not in name
+    }
+    assert binaries == {"flash_attn/_launcher.pyd", "flash_attn/_kernels/gfx1030.zip"}
+    assert members["flash_attn/_launcher.pyd"] == library.read_bytes()
+    info = "flash_attn-2.8.3+rocm.dist-info"
+    assert b"Tag: cp310-abi3-win_amd64\n" in members[f"{info}/WHEEL"]
+    assert b"Requires-Dist: torch" not in members[f"{info}/METADATA"]
+    assert json.loads(members["flash_attn/_build_info.json"])["backend"] == "triton"
+    bill = json.loads(members[f"{info}/sboms/flash_attn.cdx.json"])
+    assert [tool["name"] for tool in bill["metadata"]["tools"]["components"]] == ["triton", "ziglang"]
+    assert "flash_attn/_launcher.pyd" in [part["name"] for part in bill["components"]]
+
+
+def test_the_same_parts_give_the_same_bytes(wheel: Path, library: Path, tmp_path: Path) -> None:
+    stores = {"gfx1030": fake_parts.store(tmp_path / "stores", "gfx1030")}
+    again = assemble.assemble(planned(PYTORCH_ROCM_ARCH="gfx1030"), stores, library, tmp_path / "raw")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_the_launcher_imports_python_and_the_system_alone(library: Path) -> None:
+    assert pe.imported(library.read_bytes()) == ("kernel32.dll", "python3.dll", "ucrtbase.dll")
+
+
+@pytest.mark.parametrize("damage", [b"", b"MZ", b"\x7fELF" + bytes(200)])
+def test_what_is_no_windows_library_is_refused(damage: bytes) -> None:
+    with pytest.raises(DataError, match="not a Windows library"):
+        pe.imported(damage)
+
+
+def test_a_library_that_is_cut_off_is_refused(library: Path) -> None:
+    content = library.read_bytes()
+    for length in (100, 300, 600):
+        with pytest.raises(DataError, match="not a Windows library"):
+            pe.imported(content[:length])
+
+
+def _changed(wheel: Path, directory: Path, change: dict[str, bytes | None]) -> Path:
+    """A copy of the wheel with other members; None takes a member away. RECORD stays as it is."""
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(directory / wheel.name, "w") as new:
+        for name in {**dict.fromkeys(old.namelist()), **change}:
+            content = change[name] if name in change else old.read(name)
+            if content is not None:
+                new.writestr(name, content)
+    return directory / wheel.name
+
+
+def test_what_another_machine_could_not_load_is_refused(wheel: Path, library: Path, tmp_path: Path) -> None:
+    linked = library.read_bytes().replace(b"ucrtbase.dll", b"amdhip64.dll")
+    changes: list[tuple[dict[str, bytes | None], str]] = [
+        ({"flash_attn/_launcher.pyd": linked}, r"_launcher\.pyd imports amdhip64\.dll"),
+        ({"flash_attn/_launcher.pyd": b"\x7fELF"}, "not a Windows library"),
+        ({"flash_attn/_launcher.pyd": None}, "has the libraries none"),
+        ({"flash_attn/other.dll": b""}, r"the libraries flash_attn/_launcher\.pyd, flash_attn/other\.dll"),
+        ({"flash_attn/__init__.py": b"1"}, r"RECORD .* is wrong: flash_attn/__init__\.py has another hash"),
+    ]
+    for change, message in changes:
+        with pytest.raises(RepairFailed, match=message):
+            windows.repair(_changed(wheel, tmp_path / "changed", change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_linux_does_not_verify_it(wheel: Path, tmp_path: Path) -> None:
+    assert build.plan_of(wheel).platform == "windows"
+    with pytest.raises(DataError, match=f"{re.escape(NAME)} is for Windows, this machine cannot test it"):
+        build.verify_again(wheel, cache=tmp_path, require_gpu=False)
+    assert names.parse(NAME).platforms == ("win_amd64",)
+    with Contents(wheel) as contents:
+        assert not contents.record_errors()
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
+@pytest.mark.parametrize(("platform", "taken"), [("win_amd64", True), ("manylinux_2_17_x86_64", False)])
+def test_who_takes_it(python: str, platform: str, taken: bool, wheel: Path, tmp_path: Path) -> None:
+    options = ["--no-deps", "--no-index", "--only-binary", ":all:", "--find-links", str(wheel.parent)]
+    pip = [sys.executable, "-m", "pip", "download", "-q", *options, "--platform", platform, "--python-version", python]
+    done = subprocess.run([*pip, "-d", str(tmp_path), "flash_attn"], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == taken, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [NAME] * taken
