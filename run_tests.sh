@@ -11,6 +11,7 @@ installed and tested for real.
 
   run_tests.sh -k cells                 the tests with that word in their names
   run_tests.sh tests/test_cells.py      those of a file
+  run_tests.sh -m long                  the tests that take about a minute or more each, which are left out otherwise
 USAGE
         exit 0
         ;;

@@ -133,6 +133,7 @@ def test_rocms_clang_brings_its_own_library(monkeypatch: pytest.MonkeyPatch, tmp
     assert clang.library("gfx942", tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_same_unit_gives_the_same_bytes(stores: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(stores["gfx950"]) as archive:
         (name,) = (name for name in archive.namelist() if name != "manifest.json")

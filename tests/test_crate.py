@@ -84,6 +84,7 @@ def test_amds_kernels_from_rust_to_the_packets(library: Path, tmp_path: Path) ->
     assert "2 calls on gfx942" in run("simulated_calls.py", library, "gfx942", tmp_path, "amd")
 
 
+@pytest.mark.long
 def test_tensors_of_a_rocm_device(tmp_path: Path) -> None:
     """Feature `rocm-device`, with a candle that has a stand-in for the device: candle's autograd, then as above."""
     package = ROOT / "build" / "rocm-candle"

@@ -347,6 +347,7 @@ class Pool:
         pass
 
 
+@pytest.mark.long
 def test_attention_of_an_mi300_spills_no_register_to_memory(tmp_path: Path) -> None:
     stores = kernels.compile_store(["gfx942"], cache=tmp_path, jobs=2, only="[fb]w*-bf16-d128*")
     archive = sources.module("runtime.store").Store(stores["gfx942"])

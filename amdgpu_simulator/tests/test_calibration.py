@@ -19,7 +19,13 @@ def whole(point: Point) -> calibration.Whole:
         tools.missing(str(problem))
 
 
-@pytest.mark.parametrize("order", dict.fromkeys(point.order for point in ORDERS))
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(order, marks=pytest.mark.long if "MI355X" in order else ())
+        for order in dict.fromkeys(point.order for point in ORDERS)
+    ],
+)
 def test_the_order_of_kernels_is_the_order_on_hardware(order: str) -> None:
     points = sorted((point for point in ORDERS if point.order == order), key=lambda point: -point.figure)
     useful = [whole(point).useful for point in points]

@@ -99,9 +99,14 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
 
 @pytest.mark.parametrize(
     ("version", "implementation", "models"),
-    [(4, "flash_attention_2", 3), (4, "flash_attention_3", 3), (5, "flash_attention_2", 7), (5, "flash_attention_3", 3),
-     (5, "flash_attention_4", 3)],
-)  # fmt: skip
+    [
+        pytest.param(4, "flash_attention_2", 3, marks=pytest.mark.long),
+        pytest.param(4, "flash_attention_3", 3, marks=pytest.mark.long),
+        (5, "flash_attention_2", 7),
+        (5, "flash_attention_3", 3),
+        (5, "flash_attention_4", 3),
+    ],
+)
 def test_transformers(clients: Clients, version: int, implementation: str, models: int) -> None:
     said = clients.run(f"clients-transformers-{version}", "with_transformers.py", implementation)
     assert f"{implementation}, cpu" in said
