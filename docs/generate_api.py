@@ -230,9 +230,10 @@ def table() -> str:
         ),
         "",
         *textwrap.wrap(
-            f"Targets of the CK backend: {', '.join(_targets('ck'))}, in fp16 and bf16, head dims up to 256. Every "
-            "other target and dtype, and what its column says is done by Triton, is done by the Triton kernels of the "
-            "same wheel, after a warning that says why; FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE makes it an error.",
+            f"Targets of the CK backend: {', '.join(_targets('ck'))}, in fp16 and bf16 (gfx90a: bf16), head dims up "
+            "to 256. Every other target and dtype, and what its column says is done by Triton, is done by the Triton "
+            "kernels of the same wheel, after a warning that says why; "
+            "FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE makes it an error.",
             width=118,
         ),
         "",

@@ -9,6 +9,7 @@ import pytest
 
 from rocm_wheels.compile.ck import compiler as ck_compiler
 from rocm_wheels.compile.ck import instances as ck_instances
+from rocm_wheels.compile.ck.units import ComposableKernel
 
 
 def test_the_table_is_what_the_axes_say() -> None:
@@ -65,6 +66,11 @@ def test_a_pattern_leaves_instances_out_of_the_same_units() -> None:
     for name, instances in some.items():
         assert set(instances) <= set(every[name])
     assert ck_instances.units("nothing") == ()
+
+
+@pytest.mark.parametrize(("target", "dtypes"), [("gfx90a", {"bf16"}), ("gfx942", {"bf16", "fp16"})])
+def test_a_target_has_no_units_of_a_dtype_whose_range_it_loses(target: str, dtypes: set[str]) -> None:
+    assert {instance.dtype for unit in ComposableKernel().units(target) for instance in unit.content} == dtypes
 
 
 def test_a_unit_has_a_line_for_each_instance() -> None:

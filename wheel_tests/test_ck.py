@@ -33,16 +33,19 @@ def stores(package: Path, build_info: dict[str, Any]) -> dict[str, dict[str, Any
 
 @pytest.fixture
 def kernels(stores: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The kernels of one target: all have the same."""
-    return next(iter(stores.values()))
+    """The kernels of the target that has most of them: gfx90a has none in fp16, the others have all."""
+    return max(stores.values(), key=len)
 
 
 def test_every_planned_kernel_is_there_with_its_argument(stores: dict[str, dict[str, Any]]) -> None:
+    from flash_attn.kernels import targets
     from flash_attn.runtime import ck_planner
 
-    planned = {name: f"B{size}" for name, size in ck_planner.kernels().items()}
-    assert planned
+    every = {name: f"B{size}" for name, size in ck_planner.kernels().items()}
+    assert every
     for target, kernels in stores.items():
+        row = targets.get(target)
+        planned = {name: params for name, params in every.items() if not row.loses_range(name.split("-")[1])}
         held = {name: entry["params"] for name, entry in kernels.items() if entry["params"].startswith("B")}
         assert held == planned, target
 
@@ -56,6 +59,8 @@ def test_forward_and_backward(
 ) -> None:
     from flash_attn.backends import recording
 
+    if not any(name.startswith(f"fwd-{'fp16' if dtype is torch.float16 else 'bf16'}-") for name in kernels):
+        pytest.skip(f"all targets of this wheel have Triton kernels for {dtype}")
     q = torch.randn(2, 33, 4, head_dim, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, 65, 2, head_dim, dtype=dtype, requires_grad=True) for _ in range(2))
     with recording.record("gfx942") as launches:

@@ -27,7 +27,10 @@ class ComposableKernel(Compiler):
         if not has_kernels(versions.load(), target, self.name):
             return
         made_by = self.version(toolchain)
+        row = sources.module("kernels.targets").get(target)
         for name, some in instances.units(only):
+            if row.loses_range(some[0].dtype):  # all of a unit have one dtype; Triton's kernels serve it
+                continue
             ingredients = {
                 "unit": compiler.source(some),
                 "target": target,
