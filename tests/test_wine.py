@@ -143,6 +143,7 @@ def test_the_doctor_without_torch(installed: Path) -> None:
     assert "No torch: torch is not installed" in done.stdout
     assert "lacks" not in done.stdout
     assert "Traceback" not in done.stdout
+    assert "kfd" not in done.stdout
     assert done.returncode == 1
 
 

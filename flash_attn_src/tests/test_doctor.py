@@ -106,6 +106,12 @@ CASES: list[tuple[str, Facts, str]] = [
         "`unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES`",
     ),
     ("no-device", probed(devices=[]), "dmesg"),
+    ("no-device-of-windows", replace(probed(devices=[]), kfd=None, has_kfd=False), "wsl --update"),
+    (
+        "gpu-hidden",
+        replace(probed(devices=[]), kfd=None, has_kfd=False, variables={"HIP_VISIBLE_DEVICES": "7"}),
+        "torch sees no GPU, and HIP_VISIBLE_DEVICES=7 is set",
+    ),
     ("no-permission", replace(probed(devices=[]), kfd=replace(_KFD, allowed=False)), "/dev/kfd (root:render 660)"),
     ("no-permission", replace(probed(devices=[]), render=(_DENIED,)), "D128"),
     (

@@ -23,6 +23,13 @@ def test_where_caches_lie(platform: Linux | Windows, variable: str, home: str) -
     assert platform.cache_directory({}) == platform.cache_directory({variable: ""}) == Path.home() / home / "flash_attn"
 
 
+def test_wsl_has_another_device_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_attn.runtime.platform.linux._WSL_GPU", tmp_path / "dxg")
+    assert (Linux().has_kfd, Windows().has_kfd) == (True, False)
+    (tmp_path / "dxg").touch()
+    assert not Linux().has_kfd
+
+
 def test_the_names_of_gpu_runtimes() -> None:
     linux = ["/a/libamdhip64.so.6", "/a b/libcuda.so.1", "/libcuda.so/libc.so"]
     assert [Linux().is_gpu_library(path) for path in linux] == [True, True, False]

@@ -46,7 +46,7 @@ def report(facts: Facts) -> str:
             for each in (facts.kfd, *facts.render)
             if each is not None
         ),
-        *(() if facts.kfd else ((str(survey.KFD), "not there"),)),
+        *(() if facts.kfd or not facts.has_kfd else ((str(survey.KFD), "not there"),)),
         ("user", facts.user),
         ("library", probe.get("info", {}).get("launcher") or "no driver library is used"),
         *(("HIP runtime", path) for path in hip_runtimes(probe.get("libraries", ()))),

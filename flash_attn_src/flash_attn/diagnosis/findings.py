@@ -91,11 +91,14 @@ def _machine(facts: Facts) -> _Found:
     if (hip or facts.build.for_rocm) and denied and not devices:
         named = ", ".join(f"{each.path} ({each.owner}:{each.group} {each.mode})" for each in denied)
         yield f"no-permission{where}", f"{facts.user} may not read and write {named}"
-    elif hip and not devices and not facts.kfd:
+    elif hip and not devices and facts.has_kfd and not facts.kfd:
         yield f"no-kfd{where}", "torch sees no GPU, and there is no /dev/kfd"
     elif hip and not devices and hidden:
         set_to = ", ".join(f"{name}={facts.variables[name]}" for name in hidden)
-        yield "gpu-hidden", f"torch sees no GPU, /dev/kfd is there, and {set_to} is set"
+        there = "/dev/kfd is there, " if facts.kfd else ""
+        yield "gpu-hidden", f"torch sees no GPU, {there}and {set_to} is set"
+    elif hip and not devices and not facts.has_kfd:
+        yield "no-device-of-windows", "torch sees no GPU, and the driver of Windows is the one that offers it"
     elif hip and not devices:
         yield "no-device", "torch sees no GPU, though /dev/kfd is there"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))

@@ -44,7 +44,8 @@ class Facts:
 
     died: how the probe ended where it did not end by itself. lacking: files that the wheel should have. origin: where
     the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
-    torch_triton: the Triton that the installed torch requires, as pip takes it.
+    torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
+    through /dev/kfd here.
     """
 
     python: str = ""
@@ -55,6 +56,7 @@ class Facts:
     origin: str = ""
     lacking: tuple[str, ...] = ()
     kfd: Access | None = None
+    has_kfd: bool = True
     render: tuple[Access, ...] = ()
     user: str = ""
     container: bool = False
@@ -89,6 +91,7 @@ def survey(log: str = "") -> Facts:
         origin=origin(),
         lacking=tuple(lacking(build, package)),
         kfd=access(KFD),
+        has_kfd=PLATFORM.has_kfd,
         render=tuple(filter(None, map(access, sorted(Path(RENDER_NODES).glob("renderD*"))))),
         user=PLATFORM.user(),
         container=any(path.exists() for path in CONTAINER_MARKS),

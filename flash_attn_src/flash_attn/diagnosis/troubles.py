@@ -109,6 +109,13 @@ TROUBLES = (
         remedy="The driver's own messages say why: `sudo dmesg | grep -i -e amdgpu -e kfd`.",
     ),
     Trouble(
+        key="no-device-of-windows",
+        title="The driver of Windows offers no GPU",
+        sign="`torch.cuda.is_available()` is False on Windows or in WSL, and no variable hides a GPU",
+        remedy="Install AMD's newest driver in Windows, https://www.amd.com/en/support, and restart Windows. For WSL, "
+        "run `wsl --update` in PowerShell too.",
+    ),
+    Trouble(
         key="no-permission",
         title="No permission on the GPU",
         sign="`torch.cuda.is_available()` is False, and `ls -l /dev/kfd` shows a group that you are not in",

@@ -37,6 +37,11 @@ class Platform(ABC):
         name = path.replace("\\", "/").rpartition("/")[2].lower()
         return any(part in name for part in self.gpu_libraries)
 
+    @property
+    @abstractmethod
+    def has_kfd(self) -> bool:
+        """Whether GPUs are reached through the device file /dev/kfd."""
+
     @abstractmethod
     def default_caches(self) -> Path:
         """The user's cache directory if the environment names none. Raises RuntimeError for a user without a home."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from flash_attn.runtime.platform.base import Platform
 
+_WSL_GPU = Path("/dev/dxg")  # what WSL, Linux in Windows, has in the place of /dev/kfd
 _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
 _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
@@ -19,6 +20,10 @@ class Linux(Platform):
     launcher = "_launcher*.so"
     gpu_libraries = ("libamdhip64", "libcuda.so")
     cache_variable = "XDG_CACHE_HOME"
+
+    @property
+    def has_kfd(self) -> bool:
+        return not _WSL_GPU.exists()
 
     def default_caches(self) -> Path:
         return Path.home() / ".cache"

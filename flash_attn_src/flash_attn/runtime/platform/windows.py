@@ -23,6 +23,7 @@ class Windows(Platform):
     launcher = "_launcher*.pyd"
     gpu_libraries = ("amdhip64", "nvcuda.dll")
     cache_variable = "LOCALAPPDATA"
+    has_kfd = False
 
     def default_caches(self) -> Path:
         return Path.home() / "AppData" / "Local"
