@@ -85,10 +85,10 @@ convert(char letter, PyObject *value, union slot *slot)
             slot->address = 0;
             return 1;
         }
-        slot->address = PyLong_AsUnsignedLongLong(value);
+        slot->address = UINT64_OF_PYTHON(value);
         return slot->address != UINT64_MAX || !PyErr_Occurred();
     case 'i': {
-        long long number = PyLong_AsLongLong(value);
+        long long number = INT64_OF_PYTHON(value);
         if (number == -1 && PyErr_Occurred())
             return 0;
         slot->i32 = (int32_t)number;
@@ -97,7 +97,7 @@ convert(char letter, PyObject *value, union slot *slot)
         PyErr_SetNone(PyExc_OverflowError);
         return 0;
     }
-    case 'I': slot->i64 = PyLong_AsLongLong(value); return slot->i64 != -1 || !PyErr_Occurred();
+    case 'I': slot->i64 = INT64_OF_PYTHON(value); return slot->i64 != -1 || !PyErr_Occurred();
     default: {
         double number = PyFloat_AsDouble(value);
         if (number == -1.0 && PyErr_Occurred())
@@ -128,7 +128,7 @@ pack_argument(const struct kernel *self, int index, PyObject *value, union slot 
 long long
 leading_argument(const struct kernel *self, const char *what, PyObject *value, long long limit)
 {
-    long long number = PyLong_AsLongLong(value);
+    long long number = INT64_OF_PYTHON(value);
     if (number >= 0 && number <= limit)
         return number;
     if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_OverflowError)) {

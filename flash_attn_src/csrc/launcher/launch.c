@@ -113,7 +113,7 @@ kernel_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
     long long device = leading_argument(self, "device", arguments[0], INT_MAX);
     if (device < 0)
         return NULL;
-    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[1]);
+    void *stream = (void *)(uintptr_t)UINT64_OF_PYTHON(arguments[1]);
     if (stream == (void *)UINTPTR_MAX && PyErr_Occurred()) {
         PyErr_Clear();
         return PyErr_Format(PyExc_TypeError, "kernel %s: stream is %R, wanted its address, or 0",

@@ -9,6 +9,10 @@
 
 enum { PATH_BYTES = PATH_MAX };
 
+/* How a Python int becomes a 64-bit value: long has 64 bits, and Python converts to it faster than to long long. */
+#define INT64_OF_PYTHON PyLong_AsLong
+#define UINT64_OF_PYTHON PyLong_AsUnsignedLong
+
 typedef pthread_mutex_t lock_type;
 #define LOCK_INITIALIZER PTHREAD_MUTEX_INITIALIZER
 

@@ -12,6 +12,10 @@ enum {
     PATH_BYTES = 3 * PATH_UNITS /* of the same path in UTF-8 */
 };
 
+/* How a Python int becomes a 64-bit value: long has 32 bits. */
+#define INT64_OF_PYTHON PyLong_AsLongLong
+#define UINT64_OF_PYTHON PyLong_AsUnsignedLongLong
+
 typedef SRWLOCK lock_type;
 #define LOCK_INITIALIZER SRWLOCK_INIT
 
