@@ -114,7 +114,7 @@ print(_launcher.devices())
     assert two.startswith("two HIP runtimes are loaded in this process")
     assert paths[0] in two
     assert paths[1] in two
-    assert two.endswith("import torch first, whose c10_hip.dll says which of them it uses")
+    assert two.endswith("import torch first: its c10_hip.dll names the runtime that torch uses")
     assert bound.removeprefix("\\\\?\\") == paths[1]
     assert len(paths[1]) > 260
     assert devices == "2"

@@ -202,7 +202,7 @@ def test_overflow_of_fp16() -> None:
     assert set(run(convert.format(0xC97423F0, on))) == {0xFBFF}
     assert set(run(convert.format(0xC97423F0, ""))) == {0xFC00}
     assert set(run(convert.format(INF, on))) == {0x7C00}
-    # -1e6 and infinity to two halves; packed halves are not overflows of theirs.
+    # -1e6 overflows and is saturated. An infinite operand stays infinite, also where halves are only packed.
     code = "v_mov_b32_e32 v8, 0xc9742400\n v_mov_b32_e32 v10, 0x7f800000\n {}v_cvt_pk_f16_f32 v9, v8, v10"
     assert set(run(code.format(on), "gfx950")) == {0x7C00FBFF}
     assert set(run(code.format(""), "gfx950")) == {0x7C00FC00}

@@ -11,8 +11,8 @@ static PyObject *kernel_type;
 PyDoc_STRVAR(bind_doc,
              "bind(platform, /)\n--\n\n"
              "Find the driver of platform 'hip' or 'cuda' and return its real path. The HIP runtime must be\n"
-             "loaded already, on Linux exactly one, on Windows the one that torch's c10_hip.dll imports;\n"
-             "the CUDA driver is loaded if it is not. Again: the same answer.\n"
+             "loaded already. On Linux only one may be loaded; on Windows torch's c10_hip.dll decides\n"
+             "between several. The CUDA driver is loaded if it is not. A second call returns the same path.\n"
              "Raises DriverError, ValueError for another platform.");
 
 static PyObject *

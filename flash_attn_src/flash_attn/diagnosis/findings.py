@@ -98,7 +98,7 @@ def _machine(facts: Facts) -> _Found:
         there = "/dev/kfd is there, " if facts.kfd else ""
         yield "gpu-hidden", f"torch sees no GPU, {there}and {set_to} is set"
     elif hip and not devices and not facts.has_kfd:
-        yield "no-device-of-windows", "torch sees no GPU, and the driver of Windows is the one that offers it"
+        yield "no-device-of-windows", "torch sees no GPU; here the driver of Windows has to offer it"
     elif hip and not devices:
         yield "no-device", "torch sees no GPU, though /dev/kfd is there"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))

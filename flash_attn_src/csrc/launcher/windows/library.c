@@ -1,7 +1,7 @@
 /* The HIP runtime or CUDA driver of a Windows process: nothing is linked, the loaded files are searched.
  *
- * A process may hold two HIP runtimes: the driver package has a copy in System32, torch's packages have another. Each
- * has its own memory and streams, so the one that torch itself is linked to decides. */
+ * A process may hold two HIP runtimes: AMD's driver has a copy in System32, and torch's packages bring another. Each has
+ * its own memory and streams. Kernels must use the runtime that torch is linked to. */
 #include "library.h"
 
 #include <psapi.h>
@@ -111,7 +111,7 @@ chosen_hip(wchar_t wide[PATH_UNITS], char path[PATH_BYTES])
         if (first != NULL)
             PyErr_Format(driver_error,
                          "two HIP runtimes are loaded in this process, and memory of one is unknown to the other: "
-                         "%U and %s; import torch first, whose c10_hip.dll says which of them it uses",
+                         "%U and %s; import torch first: its c10_hip.dll names the runtime that torch uses",
                          first, path);
         Py_DecRef(first);
     }
