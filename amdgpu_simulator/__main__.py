@@ -10,6 +10,7 @@
     python -m amdgpu_simulator cycles gfx942 dqdkdv-bf16-d128-batch    # Composable Kernel, backward
     python -m amdgpu_simulator cycles gfx942 fwd-bf16-d128 --store gfx942.zip
     python -m amdgpu_simulator table gfx942                            # all kernel providers side by side; an hour
+    python -m amdgpu_simulator table gfx1201 --peer aotriton DIR       # beside AOTriton's kernels, from a checkout
     python -m amdgpu_simulator calibrate                               # simulated cycles against published figures
     python -m amdgpu_simulator hazards                                 # wait states in AMD's assembly kernels
     python -m amdgpu_simulator wheel dist/flash_attn-*.whl             # a wheel's kernels, through AMD's HIP
@@ -83,6 +84,19 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("target", help="GPU target, such as gfx942")
     table.add_argument("--dim", type=int, action="append", help="only this head dim; may be repeated")
     table.add_argument("--dtype", action="append", choices=("bf16", "fp16"), help="only this dtype; may be repeated")
+    table.add_argument(
+        "--peer", nargs=2, metavar=("NAME", "DIR"), help="compare with the kernels of `aotriton` in this checkout"
+    )
+    peer = table.add_argument_group("with --peer")
+    peer.add_argument("--op", action="append", choices=("fwd", "bwd"), help="only this call; may be repeated")
+    peer.add_argument("--mask", choices=("full", "causal"), help="only this mask (default: both)")
+    peer.add_argument("--keys", type=int, help="mean over a call with this many keys (default: the loop; causal: 4096)")
+    peer.add_argument(
+        "--python",
+        action="append",
+        metavar="PATH",
+        help="a Python with the Triton that compiles the peer (default: this one); may be repeated, the best counts",
+    )
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")
     wheel = commands.add_parser("wheel", help="run attention from a wheel, through AMD's HIP, on a GPU of each family")

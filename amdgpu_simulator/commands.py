@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from flash_attn.runtime.store import KernelError, Store
 
-from amdgpu_simulator import assembly_hazards, calibration, coverage, measure, overview, wheel
+from amdgpu_simulator import assembly_hazards, calibration, comparison, coverage, measure, overview, wheel
 from amdgpu_simulator.clock.latencies import latencies
 from amdgpu_simulator.hip import process
+from amdgpu_simulator.peers import aotriton
 from amdgpu_simulator.workloads import Workload, assembly, composable, triton
 from rocm_wheels.errors import RocmWheelsError
 
@@ -40,8 +42,35 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
     if options.command == "calibrate":
         return calibration.report()
     if options.command == "table":
-        return overview.table(options.target, options.dim or overview.DIMS, options.dtype or overview.DTYPES)
+        return _beside(options)
     return _cycles(options)
+
+
+def _beside(options: argparse.Namespace) -> Iterator[str]:
+    """Kernel providers side by side, or this project beside another one."""
+    if not options.peer:
+        for name in ("op", "mask", "keys", "python"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} needs --peer: add --peer aotriton DIR")
+        return overview.table(options.target, options.dim or overview.DIMS, options.dtype or overview.DTYPES)
+    name, directory = options.peer
+    if name != "aotriton":
+        raise ValueError(f"--peer {name}: the known peer is aotriton")
+    if options.keys is not None and options.keys < 1:
+        raise ValueError(f"--keys {options.keys}: want 1 or more")
+    masks = comparison.MASKS if options.mask is None else (options.mask == "causal",)
+    return comparison.table(
+        comparison.Comparison(
+            target=options.target,
+            checkout=aotriton.Checkout(Path(directory)),
+            ops=tuple(options.op or comparison.OPS),
+            dims=tuple(options.dim or comparison.DIMS),
+            dtypes=tuple(options.dtype or comparison.DTYPES),
+            causal=masks,
+            keys=options.keys,
+            pythons=tuple(options.python or (sys.executable,)),
+        )
+    )
 
 
 def _cycles(options: argparse.Namespace) -> Iterator[str]:

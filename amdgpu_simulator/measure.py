@@ -65,7 +65,7 @@ class Line:
 def line(workload: Workload, latencies: Latencies | None = None) -> Line:
     """Runs a kernel with fewer and with more keys."""
     groups = resident(workload.target, workload.entry)
-    start, end = (_cycles(workload, length, groups, latencies) for length in workload.lengths)
+    start, end = (play(workload, length, groups, latencies) for length in workload.lengths)
     return Line(lengths=workload.lengths, start=start, end=end, groups=groups)
 
 
@@ -82,7 +82,8 @@ def measure(workload: Workload, latencies: Latencies | None = None) -> Taken:
     )  # fmt: skip
 
 
-def _cycles(workload: Workload, length: int, groups: int, latencies: Latencies | None) -> tuple[float, ...]:
+def play(workload: Workload, length: int, groups: int, latencies: Latencies | None = None) -> tuple[float, ...]:
+    """Cycles of one work group for a length: in total, then of each unit, as in `Taken`."""
     record = workload.run(length)
     found, rates = record.groups, cost.rates(workload.target)
     starts = _APART if groups > 1 else _APART[:1]

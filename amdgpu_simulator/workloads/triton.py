@@ -74,10 +74,12 @@ def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
     return [own, *(tuning.neighbours(target, own) if near else [])]
 
 
-def workload(target: str, variant: Variant, tile: Config, *, causal: bool = False) -> Workload:
-    """A kernel with a tile. Raises CompileFailed."""
+def workload(
+    target: str, variant: Variant, tile: Config, *, causal: bool = False, head_dim: int | None = None
+) -> Workload:
+    """A kernel with a tile. head_dim: of the calls (default: the largest of the kernel). Raises CompileFailed."""
     _, entry, _ = gpu.compiled(target, variant, tile)
-    return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal)
+    return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal, head_dim)
 
 
 def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
@@ -94,7 +96,13 @@ def stored(store: Store, variant: Variant, *, causal: bool = False) -> Workload:
 
 
 def _workload(
-    target: str, variant: Variant, configs: dict[str, Config], entry: dict[str, Any], code: gpu.Code, causal: bool
+    target: str,
+    variant: Variant,
+    configs: dict[str, Config],
+    entry: dict[str, Any],
+    code: gpu.Code,
+    causal: bool,
+    head_dim: int | None = None,
 ) -> Workload:
     op = variant.op.removesuffix("-v")
     of_keys, of_values = (_PRODUCTS | _CACHES)[op]
@@ -121,7 +129,7 @@ def _workload(
             elif op == "bwd-dbias":
                 _shared_bias(variant, rows, length // entry["constants"]["BLOCK_N"], entry["constants"]["BLOCK_N"])
             else:
-                _call(variant, rows, length, causal)
+                _call(variant, rows, length, causal, head_dim)
         assert variant.name in launched
         return records[id(measured[-1])]
 
@@ -139,9 +147,9 @@ def _value_dim(variant: Variant) -> int:
     return variant.operation.value_dims.get(variant.block_d, variant.block_d)
 
 
-def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
+def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int | None) -> None:
     lengths = (length, rows, rows) if variant.op.startswith("bwd-dkdv") else (rows, length, length)
-    widths = (variant.block_d, variant.block_d, _value_dim(variant))
+    widths = (head_dim or variant.block_d, head_dim or variant.block_d, head_dim or _value_dim(variant))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, n, 1, width, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
@@ -150,7 +158,9 @@ def _call(variant: Variant, rows: int, length: int, causal: bool) -> None:
     options = dict(_OPTIONS[variant.kind])
     if variant.kind == "bias":
         options["attn_bias"] = options["attn_bias"].to(q.dtype).expand(1, 1, q.shape[1], k.shape[1])
-    out = flash_attn_func(q, k, v, causal=causal, **options)
+    # All queries of a long call see the first keys. A causal mask of flash_attn would align the last query and key.
+    window = (-1, max(q.shape[1] - k.shape[1], 0) if causal else -1)
+    out = flash_attn_func(q, k, v, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     if variant.op.startswith("bwd"):
         torch.autograd.backward(out.sum())
