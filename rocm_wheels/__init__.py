@@ -14,11 +14,13 @@ Data flows downwards, and a stage imports only what stands above it:
 | compile/triton | units, tile_table, compiler, priorities, retarget, hazards | a code object of a Triton kernel |
 | compile/asm | units, package | code objects of AMD, taken from a package |
 | compile/ck | units, instances, sources, toolchain, compiler, planner | the same, and the planner |
-| wheel | interpreters, combinations, launcher, sbom, assemble, repair, pe, windows, contents, numbering | a wheel |
+| wheel | interpreters, combinations, launcher, sbom, assemble, repair, pe, windows | a wheel |
+| wheel | contents, rewrite, numbering | the same, read and renamed |
 | wheel | verdict, verify, container, manylinux | its verdict |
 | wheel | workspace, forecast, build, benchmark | the same by one call |
 | wheel | hub | a repository of the Hugging Face Hub |
-| publish | links, yanks, catalogue, admission, parts, assets, github, published, attestation | what may be published |
+| publish | links, yanks, catalogue, directory, github, published | the wheels of a directory and of releases |
+| publish | admission, parts, assets, attestation | what may be published |
 | publish | templates, notes, release, publishing | a release |
 | publish | home, coverage, report, hardware, index, which, measured | package indexes, the page to choose a wheel on |
 | publish | tryout, settings | whether the index serves, and the repository is set up |

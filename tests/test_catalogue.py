@@ -8,7 +8,7 @@ from fake_github import Hub
 from publishing import client, publish_as
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.publish import catalogue
+from rocm_wheels.publish import catalogue, directory
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.wheel import contents
 
@@ -23,7 +23,7 @@ def read(hub: Hub) -> Catalogue:
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none is not a directory\nGive the one that holds the wheels"):
-        catalogue.from_directory(tmp_path / "none")
+        directory.read(tmp_path / "none")
 
 
 def test_a_release_that_lacks_a_part_keeps_no_other_from_the_index(dist: Path, hub: Hub) -> None:
@@ -51,7 +51,7 @@ def test_a_wheel_that_failed_is_not_offered(hub: Hub, tmp_path: Path) -> None:
     release = hub.add_release("v1.0.0", draft=False)
     for beside in (path, path.with_name(f"{path.name}.verdict.json")):
         hub.add_asset(release, beside.name, beside.read_bytes())
-    hub.add_asset(release, f"{path.name}.metadata", catalogue.core_metadata(path))
+    hub.add_asset(release, f"{path.name}.metadata", contents.read(path).metadata)
     found = read(hub)
     assert (found.wheels, len(found.unverified)) == ((), 1)
     assert found.problems == (f"release v1.0.0: {path.name} did not pass its tests",)
@@ -81,7 +81,7 @@ def test_the_same_name_with_other_bytes_is_reported(hub: Hub, tmp_path: Path) ->
         release = hub.add_release(tag, draft=False)
         for beside in (path, path.with_name(f"{path.name}.verdict.json")):
             hub.add_asset(release, beside.name, beside.read_bytes())
-        hub.add_asset(release, f"{path.name}.metadata", catalogue.core_metadata(path))
+        hub.add_asset(release, f"{path.name}.metadata", contents.read(path).metadata)
     found = read(hub)
     assert found.problems == (f"{path.name} has other bytes in release v1.0.0 than in v1.1.0",)
     assert [wheel.sha256 for wheel in found.wheels] == [contents.file_sha256(path)]

@@ -18,7 +18,7 @@ import wheelhouse
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish import directory, index
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Wheel
@@ -54,8 +54,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
                     made_for = wheelhouse.cell(f"{flash_attn} {python} {torch} {rocm}", backend)
                     device = wheelhouse.MI300X if backend == "ck" else None
                     wheelhouse.write(dist, made_for, targets=targets, device=device)
-    wheels = catalogue.from_directory(dist)
-    wheels = [replace(wheel, yanked=HOSTILE) if wheel.version == "2.8.3+rocm71torch2.10" else wheel for wheel in wheels]
+    wheels = [
+        replace(wheel, yanked=HOSTILE) if wheel.version == "2.8.3+rocm71torch2.10" else wheel
+        for wheel in directory.read(dist).wheels
+    ]
     handler = functools.partial(_Handler, directory=root)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -13,7 +13,7 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import catalogue, coverage, index
+from rocm_wheels.publish import catalogue, coverage, directory, index
 from rocm_wheels.publish.coverage import Published
 from rocm_wheels.publish.home import Home
 
@@ -152,7 +152,7 @@ def test_after_a_release(root: Path, data: Versions) -> None:
     ):
         wheelhouse.write(dist, wheelhouse.cell(text, backend), device=device)
     home = Home(url="https://example.org/", repository="https://github.com/owner/name")
-    wheels = tuple(catalogue.from_directory(dist))
+    wheels = directory.read(dist).wheels
     index.build(catalogue.Catalogue(wheels=wheels), root / "site", versions=data, home=home)
     listed = coverage.from_site(root / "site" / "metadata.json")
     coverage.save(root / coverage.PUBLISHED, listed)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import json
 import re
-import zipfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wheelhouse
 from mutations import changed
 
 from rocm_wheels import cli
@@ -21,18 +23,23 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import coverage, hardware
 from rocm_wheels.publish import report as reports
+from rocm_wheels.wheel import contents
 
 TODAY = datetime.date(2026, 12, 24)
-RECORD = "flash_attn/__init__.py,sha256=AAA,10\nflash_attn-2.8.3+rocm62torch2.5.dist-info/RECORD,,\n"
 CASES = sources.module("diagnosis.selftest.cases")
+
+
+@functools.cache
+def record() -> str:
+    """RECORD of the wheel that `wheel` writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = wheelhouse.write(Path(directory), wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "ck"))
+        return contents.read(path).record.decode()
 
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    path = tmp_path / "flash_attn-2.8.3+rocm62torch2.5-cp311-cp311-manylinux_2_17_x86_64.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("flash_attn-2.8.3+rocm62torch2.5.dist-info/RECORD", RECORD)
-    return path
+    return wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2", "ck"))
 
 
 def report() -> dict[str, Any]:
@@ -55,7 +62,7 @@ def report() -> dict[str, Any]:
             "version": "2.8.3",
             "label": "rocm62torch2.5",
             "targets": ["gfx90a", "gfx942"],
-            "contents": sources.module("diagnosis.selftest.wheel").contents(RECORD),
+            "contents": sources.module("diagnosis.selftest.wheel").contents(record()),
             "sha256": "",
             "damaged": [],
         },

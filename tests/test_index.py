@@ -22,9 +22,10 @@ from sites import CELLS, HOME
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import cells, versions
-from rocm_wheels.publish import assets, catalogue, github, index, notes, yanks
+from rocm_wheels.publish import assets, directory, github, index, notes, yanks
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
+from rocm_wheels.publish.links import bare_link
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +98,11 @@ def test_the_index_at_the_root_lists_no_wheel_of_a_combination(site: Path) -> No
 
 
 def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None:
-    wheels = tuple(catalogue.from_directory(dist))
+    local = directory.read(dist)
     trees = []
-    for order in (Catalogue(wheels=wheels), Catalogue(wheels=wheels)):
+    for _ in range(2):
         out = tmp_path / "site"
-        index.build(order, out, versions=versions.load(), home=HOME, files=dist)
+        index.build(Catalogue(wheels=local.wheels), out, versions=versions.load(), home=HOME, files=local.files)
         trees.append({str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()})
     assert trees[0] == trees[1]
     assert {"index.html", "metadata.json", "which.py", "rocm7.1/torch2.10/metadata.json"} <= set(trees[0])
@@ -111,7 +112,7 @@ def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None
 def test_what_is_no_part_of_a_site_stays(dist: Path, tmp_path: Path) -> None:
     """A checked-out branch of GitHub Pages, with a domain of its own."""
     out = tmp_path / "site"
-    wheels = tuple(catalogue.from_directory(dist))
+    wheels = directory.read(dist).wheels
     index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=HOME)
     (out / ".git").mkdir()
     kept = [out / name for name in (".git/HEAD", ".nojekyll", "CNAME", "rocm.txt")]
@@ -209,7 +210,7 @@ class FullError(OSError):
 def test_killed_at_any_point_of_its_swap_it_starts_again_and_ends_the_same(
     dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: int
 ) -> None:
-    wheels = tuple(catalogue.from_directory(dist))
+    wheels = directory.read(dist).wheels
     earlier = Catalogue(wheels=tuple(wheel for wheel in wheels if wheel.rocm != "7.1"))
     out, fresh = tmp_path / "site", tmp_path / "fresh"
     index.build(Catalogue(wheels=wheels), fresh, versions=versions.load(), home=HOME)
@@ -250,10 +251,8 @@ def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
     for build in (0, 1):
         wheelhouse.write(tmp_path / "dist", cell, build=build, payload=f"build = {build}\n")
-    wheels = tuple(
-        replace(wheel, release=f"v1.{wheel.build}.0") for wheel in catalogue.from_directory(tmp_path / "dist")
-    )
-    bare = catalogue._bare(
+    wheels = tuple(replace(wheel, release=f"v1.{wheel.build}.0") for wheel in directory.read(tmp_path / "dist").wheels)
+    bare = bare_link(
         "flash_attn-2.8.3+rocm71torch2.10-cp310-cp310-manylinux_2_17_x86_64.whl",
         "0" * 64, b"", url="https://x/y.whl", release="v1.0.0", yanked="it is not known whether it passed its tests",
     )  # fmt: skip
@@ -275,9 +274,9 @@ def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None
     wheelhouse.write(dist, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     assert path.name.startswith(f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-")
     assert [asset.name for asset in assets.collect(dist)[1]][1] == fa3.name
-    wheels = tuple(catalogue.from_directory(dist))
-    found = Catalogue(wheels=wheels, interfaces=tuple(catalogue.interfaces_in(dist)))
-    index.build(found, out, versions=versions.load(), home=HOME, files=dist)
+    local = directory.read(dist)
+    found = Catalogue(wheels=local.wheels, interfaces=local.interfaces)
+    index.build(found, out, versions=versions.load(), home=HOME, files=local.files)
     (listed,) = anchors(out / "simple/flash-attn/index.html")
     assert f"/{quote(path.name)}#" in (listed["href"] or "")
     assert len(anchors(out / "simple/flash-attn-3/index.html")) == 1
@@ -287,6 +286,6 @@ def test_the_universal_wheel_is_in_the_index_at_the_root(tmp_path: Path) -> None
         ("", "", "3.10", "simple/"),
         ("2.5", "6.2", "3.11", "rocm6.2/torch2.5/simple/"),
     ]
-    page = notes.render(wheels, tag="v1.0.0", index_url=HOME.url, new="", repository="owner/name")
+    page = notes.render(local.wheels, tag="v1.0.0", index_url=HOME.url, new="", repository="owner/name")
     assert f'pip install "flash_attn=={wheelhouse.NEWEST}+rocm" --extra-index-url {HOME.url}simple/' in page
     assert page.index("### Every ROCm from 6.1 on, every torch from 2.5 on") < page.index("### ROCm 6.2, torch 2.5")

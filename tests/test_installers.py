@@ -18,7 +18,7 @@ from installing import Site, install, installed, pip, pure_wheel, served, uv, wi
 from sites import HOME
 
 from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish import directory, index
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.wheel import contents
 
@@ -145,8 +145,8 @@ def test_other_bytes_than_the_index_says_are_refused(serve: Site, tmp_path: Path
     wheelhouse.write(tmp_path / "dist", cell)
     out = serve.root / f"broken-{installer}"
     home = replace(HOME, url=f"{serve.url}{out.name}/")
-    wheels = tuple(catalogue.from_directory(tmp_path / "dist"))
-    index.build(Catalogue(wheels=wheels), out, versions=versions.load(), home=home, files=tmp_path / "dist")
+    local = directory.read(tmp_path / "dist")
+    index.build(Catalogue(wheels=local.wheels), out, versions=versions.load(), home=home, files=local.files)
     wheelhouse.write(out / "files", cell, payload="changed = 1\n")
     target = tmp_path / "target"
     url = f"{home.url}rocm6.2/torch2.5/simple/"

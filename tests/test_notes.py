@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rocm_wheels import cli
 from rocm_wheels.errors import DataError, PublishFailed
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Universal
-from rocm_wheels.publish import catalogue, hardware, index, notes, templates
+from rocm_wheels.publish import directory, hardware, index, notes, templates
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.wheel import contents
@@ -31,7 +32,7 @@ def dist(tmp_path: Path) -> Path:
     return directory
 
 
-def render(wheels: list[Wheel], new: str = "") -> str:
+def render(wheels: Sequence[Wheel], new: str = "") -> str:
     return notes.render(wheels, tag="v1.0", index_url=HOME.url, new=new, repository="owner/name")
 
 
@@ -42,7 +43,7 @@ def rows(page: str) -> list[list[str]]:
 
 
 def test_table(dist: Path) -> None:
-    page = render(catalogue.from_directory(dist))
+    page = render(directory.read(dist).wheels)
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == ["ROCm 7.1, torch 2.10", "ROCm 6.2, torch 2.5"]
     sizes = {path.name: templates.size(path.stat().st_size) for path in dist.glob("*.whl")}
     small = "gfx90a, gfx942"
@@ -69,7 +70,7 @@ def test_table(dist: Path) -> None:
 
 def test_flash_attn_3_accompanies_the_newest_flash_attn_alone(tmp_path: Path) -> None:
     wheelhouse.write(tmp_path, wheelhouse.cell("2.7.4 3.11 2.5.1 6.2"))
-    page = render(catalogue.from_directory(tmp_path))
+    page = render(directory.read(tmp_path).wheels)
     assert 'pip install "flash_attn==2.7.4+rocm62torch2.5triton"' in page
     assert "flash-attn-3" not in page
 
@@ -80,7 +81,7 @@ def test_the_universal_wheel_is_for_more_than_one_torch(tmp_path: Path) -> None:
         wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"),
     ):
         wheelhouse.write(tmp_path, made_for)
-    page = render(catalogue.from_directory(tmp_path))
+    page = render(directory.read(tmp_path).wheels)
     limits = page.partition("## Known limits")[2]
     assert 'pip install "flash_attn==2.8.3+rocm"' in page
     assert "- A wheel that names a torch supports only that torch minor version, one ROCm and one Python" in limits
@@ -91,7 +92,7 @@ def test_wheels_of_one_rocm_and_torch_stand_together(tmp_path: Path) -> None:
     """Whatever their flash-attn is; newest first: ROCm, torch (by number), flash-attn."""
     for text in ("2.8.3 3.12 2.9.1 6.4", "2.8.3 3.12 2.5.1 6.2", "2.7.4 3.12 2.10.0 7.1", "2.7.4 3.12 2.5.1 6.2"):
         wheelhouse.write(tmp_path, wheelhouse.cell(text))
-    page = render(catalogue.from_directory(tmp_path))
+    page = render(directory.read(tmp_path).wheels)
     headings = ["ROCm 7.1, torch 2.10", "ROCm 6.4, torch 2.9", "ROCm 6.2, torch 2.5"]
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == headings
     assert [row[0] for row in rows(page)] == ["2.7.4", "2.8.3", "2.8.3", "2.7.4"]
@@ -102,7 +103,7 @@ def names_of(dist: Path, tag: str) -> str:
 
 
 def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
-    wheels = catalogue.from_directory(dist)
+    wheels = directory.read(dist).wheels
     on_amd = [wheel for wheel in wheels if wheel.on_amd_gpu]
     assert [wheel.python for wheel in on_amd] == ["3.12"]
     assert "All of them passed their tests on an AMD GPU." in render(on_amd)
@@ -112,7 +113,7 @@ def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
 
 def test_a_selftest_on_somebodys_gpu_is_reported(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only for the wheel that it was run with, and only if it passed."""
-    mine, on_amd, failed = wheels = catalogue.from_directory(dist)
+    mine, on_amd, failed = wheels = directory.read(dist).wheels
     run = hardware.Run(
         date="2026-12-01", device="AMD Radeon PRO W7900", target="gfx1100", override="11.0.0", wheel=mine.name,
         sha256=mine.sha256, flash_attn="2.8.3", python="3.11", torch="2.5.1", hip="6.2", driver="6.8", passed=81,
@@ -131,7 +132,7 @@ def test_a_selftest_on_somebodys_gpu_is_reported(dist: Path, monkeypatch: pytest
 
 
 def test_what_was_tested_with_another_torch_is_reported(dist: Path) -> None:
-    pypi, *others = catalogue.from_directory(dist)
+    pypi, *others = directory.read(dist).wheels
     rocm = [
         replace(each, verdict=replace(each.verdict, torch_source="https://x/rocm6.2 2.5.1+rocm6.2")) for each in others
     ]
@@ -141,13 +142,13 @@ def test_what_was_tested_with_another_torch_is_reported(dist: Path) -> None:
 
 
 def test_what_is_new_is_markdown(dist: Path) -> None:
-    page = render(catalogue.from_directory(dist), new="* **faster** <kernels>\n")
+    page = render(directory.read(dist).wheels, new="* **faster** <kernels>\n")
     assert "## What is new\n\n* **faster** <kernels>\n" in page
-    assert "What is new" not in render(catalogue.from_directory(dist))
+    assert "What is new" not in render(directory.read(dist).wheels)
 
 
 def test_hostile_names_break_nothing(dist: Path) -> None:
-    wheel = catalogue.from_directory(dist)[1]
+    wheel = directory.read(dist).wheels[1]
     device = {**wheelhouse.MI300X, "name": HOSTILE}
     stages = {**wheel.verdict.stages, GPU: Stage(status=PASSED, details={"devices": [device]})}
     hostile = replace(
@@ -181,16 +182,16 @@ def test_a_missing_value_is_an_error() -> None:
 def test_notes_that_github_would_not_take(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MAX_CHARACTERS", 1000)
     with pytest.raises(PublishFailed, match="GitHub takes 1000\nPublish the wheels under two tags"):
-        render(catalogue.from_directory(dist))
+        render(directory.read(dist).wheels)
 
 
 def test_three_hundred_wheels_fit(dist: Path) -> None:
-    wheel = catalogue.from_directory(dist)[0]
+    wheel = directory.read(dist).wheels[0]
     assert len(render([wheel] * 333)) < notes.MAX_CHARACTERS
 
 
 def test_the_line_to_install_is_of_a_wheel_that_is_not_yanked(dist: Path) -> None:
-    first, *others = catalogue.from_directory(dist)
+    first, *others = directory.read(dist).wheels
     yanked = replace(first, yanked="wrong dQ")
     assert f'"flash_attn=={first.version}"' in render([first, *others])
     page = render([yanked, *others])
@@ -211,10 +212,10 @@ def test_command_line(
     (tmp_path / "new.md").write_text("* more\n")
     command = ["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]
     assert cli.main([*command, "--new", str(tmp_path / "new.md")]) == 0
-    assert capsys.readouterr().out == render(catalogue.from_directory(dist), new="* more")
+    assert capsys.readouterr().out == render(directory.read(dist).wheels, new="* more")
     monkeypatch.chdir(dist.parent)
     assert cli.main(["notes", "--tag", "v1.0", "--repo", "owner/name", "--url", HOME.url]) == 0
-    assert capsys.readouterr().out == render(catalogue.from_directory(dist)), "those of dist"
+    assert capsys.readouterr().out == render(directory.read(dist).wheels), "those of dist"
     assert cli.main(["notes", "--dist", str(dist), "--tag", "v1.0", "--repo", "name"]) == DataError.exit_code
     assert "the repository is 'name', not owner/name" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ import wheelhouse
 from rocm_wheels import cli
 from rocm_wheels.errors import DataError, VerifyFailed
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.publish import catalogue, measured, notes
+from rocm_wheels.publish import directory, measured, notes
 from rocm_wheels.wheel import benchmark, build, interpreters, verify
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "trend.py"
@@ -169,7 +169,7 @@ def test_the_summary_gets_into_the_verdict_and_the_notes(
     assert verdicts[0]["benchmarks"] == json.loads(summary.read_text())
     assert "benchmarks" not in verdicts[1]
 
-    wheels = catalogue.from_directory(dist)
+    wheels = directory.read(dist).wheels
     page = notes.render(wheels, tag="v1.0", index_url="https://example.org/", new="", repository="owner/name")
     assert page.count("## Measured") == 1
     assert "on AMD Instinct MI300X, with torch 2.5.1+rocm6.2: 2 figures against their baseline, 1 of them" in page

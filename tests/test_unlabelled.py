@@ -23,9 +23,9 @@ from rocm_wheels import cli
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import universal
-from rocm_wheels.publish import catalogue, github, index
+from rocm_wheels.publish import catalogue, directory, github, index
 from rocm_wheels.publish.catalogue import Catalogue
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import contents, rewrite
 from rocm_wheels.wheel.contents import Contents
 
 TAGS = f"cp310-abi3-{wheelhouse.PLATFORM}"
@@ -46,7 +46,7 @@ def write(directory: Path, version: str = "2.8.3", build: int = 0) -> Path:
 def test_it_differs_in_metadata_and_record_alone(tmp_path: Path, build: int) -> None:
     wheel = write(tmp_path, build=build)
     (tmp_path / "out").mkdir()
-    made = contents.without_label(wheel, tmp_path / "out")
+    made = rewrite.without_label(wheel, tmp_path / "out")
     assert made.name == wheel.name.replace("+rocm", "") == names.unlabelled(wheel.name)
     assert names.labelled(made.name) == wheel.name
     with Contents(made) as opened:
@@ -66,7 +66,7 @@ def test_every_zlib_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     made = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        made.append(contents.without_label(wheel, tmp_path / name).read_bytes())
+        made.append(rewrite.without_label(wheel, tmp_path / name).read_bytes())
         monkeypatch.setattr(zlib, "compressobj", lambda *_: pytest.fail("it compresses"))
     assert made[0] == made[1]
 
@@ -96,8 +96,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     pypi.write(root / "pypi", (*pypi.FLASH_ATTN, "2.8.4"))
     with served(root) as behind:
         home = replace(HOME, url=f"{behind.url}wheels/")
-        wheels = tuple(catalogue.from_directory(dist))
-        index.build(Catalogue(wheels=wheels), root / "wheels", versions=versions.load(), home=home, files=dist)
+        local = directory.read(dist)
+        site = Catalogue(wheels=local.wheels)
+        index.build(site, root / "wheels", versions=versions.load(), home=home, files=local.files)
         yield Site(url=behind.url, root=root, asked=behind.asked)
 
 
@@ -128,7 +129,7 @@ def test_it_is_published_with_its_wheel_and_withdrawn_with_it(tmp_path: Path) ->
         releases = list(hub.releases.values())
         (there,) = [asset["name"] for asset in releases[0]["assets"] if asset["name"] == plain]
         (tmp_path / "again").mkdir()
-        again = contents.without_label(wheel, tmp_path / "again")
+        again = rewrite.without_label(wheel, tmp_path / "again")
 
         def fetch(asset: Mapping[str, Any]) -> bytes:
             return api.download(asset["browser_download_url"])

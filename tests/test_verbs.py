@@ -54,7 +54,7 @@ def test_a_wheel_of_another_commit_and_time_has_the_same_contents(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     other = assemble.assemble(plan("gfx90a", "gfx942"), stores, launcher, tmp_path / "dist")
     assert contents.file_sha256(other) != contents.file_sha256(built)
-    assert contents.digest(other) == contents.digest(built)
+    assert contents.read(other).contents == contents.read(built).contents
 
 
 def test_the_plan_of_a_finished_wheel(built: Path, tmp_path: Path) -> None:

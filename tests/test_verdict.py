@@ -15,10 +15,10 @@ from mutations import changed
 
 from rocm_wheels.errors import DataError, PublishFailed, RocmWheelsError
 from rocm_wheels.matrix.versions import load
-from rocm_wheels.publish import admission, assets, catalogue, index, notes
+from rocm_wheels.publish import admission, assets, directory, index, notes
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
-from rocm_wheels.wheel import build, verdict, verify
+from rocm_wheels.wheel import build, contents, verdict, verify
 from rocm_wheels.wheel.verdict import Stage, Verdict
 
 HOME = Home.of(repository="owner/name", url="https://x.org/")
@@ -174,14 +174,15 @@ def test_any_change_of_a_verdict_is_read_or_is_an_error_of_ours(tmp_path: Path) 
     for seed in range(250):
         beside.write_text(json.dumps(changed(whole, seed)))
         try:
-            wheels = catalogue.from_directory(tmp_path)
+            local = directory.read(tmp_path)
             verdict.read(beside).write(path)
         except DataError as error:
             str(error).encode()
             continue
         read += 1
-        notes.render(wheels, tag="v1.0.0", index_url="https://x.org/", new="", repository="owner/name").encode()
-        index.build(Catalogue(wheels=tuple(wheels)), tmp_path / "site", versions=load(), home=HOME, files=tmp_path)
+        notes.render(local.wheels, tag="v1.0.0", index_url="https://x.org/", new="", repository="owner/name").encode()
+        site = Catalogue(wheels=local.wheels)
+        index.build(site, tmp_path / "site", versions=load(), home=HOME, files=local.files)
         shutil.rmtree(tmp_path / "site")
     assert read > 5
 
@@ -202,12 +203,12 @@ def test_any_change_of_what_a_wheel_says_is_an_error_of_ours(tmp_path: Path, mem
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    (wheel,) = catalogue.from_directory(tmp_path)
+    (wheel,) = directory.read(tmp_path).wheels
     for seed in range(100):
         with zipfile.ZipFile(path, "w") as archive:
             for name, content in members.items():
                 archive.writestr(name, content if name != member else _damaged(content, seed))
         with suppress(DataError, PublishFailed):
-            admission.check(path, wheel, commit=None)
+            admission.check(contents.read(path), wheel, commit=None)
         with suppress(RocmWheelsError):
             build.plan_of(path)

@@ -21,7 +21,7 @@ from rocm_wheels import packages
 from rocm_wheels.errors import VerifyFailed
 from rocm_wheels.matrix import cells, locks, plan, versions
 from rocm_wheels.matrix.machine import Machine
-from rocm_wheels.publish import catalogue
+from rocm_wheels.publish import directory
 from rocm_wheels.wheel import assemble, contents, interpreters, repair, verdict, verify
 from rocm_wheels.wheel.combinations import Combination
 
@@ -94,7 +94,7 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
     assert written["ok"] is True
     assert written["sha256"] == hashlib.sha256(repaired.read_bytes()).hexdigest()
     assert written["size"] == repaired.stat().st_size
-    assert written["contents"] == contents.digest(repaired)
+    assert written["contents"] == contents.read(repaired).contents
     assert written["commit"] == wheelhouse.COMMIT
     assert written["cell"] == {
         "flash_attn": "2.8.3",
@@ -165,7 +165,7 @@ def test_a_release_tells_what_the_verdict_says(tmp_path: Path, monkeypatch: pyte
     report = {**_report(*on_gpu), "devices": [wheelhouse.MI300X] * 2}
     _pretend(monkeypatch, report, _report(_test("test_smoke.py")))
     verify.verify(path, fake_parts.plan("gfx90a", "gfx942"), tmp_path)
-    found = catalogue.local_wheel(path)
+    (found,) = directory.read(tmp_path).wheels
     assert (found.gpus, found.on_amd_gpu) == (("AMD Instinct MI300X (gfx942)",), True)
     assert (found.verdict.gpu.status, found.worst_error, found.targets) == ("passed", 5e-3, ("gfx90a", "gfx942"))
     assert found.beside_pypis_torch

@@ -24,7 +24,7 @@ from rocm_wheels.errors import BadTarget, ImpossibleCell
 from rocm_wheels.matrix import machine as survey
 from rocm_wheels.matrix.plan import Plan, make_plan
 from rocm_wheels.matrix.versions import Versions
-from rocm_wheels.publish import catalogue, index, which
+from rocm_wheels.publish import directory, index, which
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
 from rocm_wheels.publish.templates import TEMPLATES
@@ -51,9 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for backend, targets in TARGETS.items():
             wheelhouse.write(dist, wheelhouse.cell(text, backend), targets=targets)
     home = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
-    index.build(
-        Catalogue(wheels=tuple(catalogue.from_directory(dist))), out, versions=versions_of_this_repository(), home=home
-    )
+    index.build(Catalogue(wheels=directory.read(dist).wheels), out, versions=versions_of_this_repository(), home=home)
     content = json.loads((out / "metadata.json").read_text())
     for wheel in content["wheels"]:
         if wheel["version"] == "2.8.3+rocm71torch2.10":

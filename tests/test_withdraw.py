@@ -25,6 +25,7 @@ from rocm_wheels.matrix.cells import universal
 from rocm_wheels.matrix.names import build_number
 from rocm_wheels.publish import catalogue, index, notes, yanks
 from rocm_wheels.publish.catalogue import Catalogue
+from rocm_wheels.wheel import contents
 
 INSTALLERS = ("pip", "uv")
 REASON = "dQ is wrong with ALiBi on gfx90a"
@@ -53,7 +54,7 @@ def publish(serve: Site) -> Publish:
             claim = universal(versions.load(), "2.8.3")
             wheel = wheelhouse.write(files, claim, build=build, payload=f"build = {build}\n")
             metadata = wheel.with_name(wheel.name + ".metadata")
-            metadata.write_bytes(catalogue.core_metadata(wheel))
+            metadata.write_bytes(contents.read(wheel).metadata)
             beside = [metadata] if build == lost else [metadata, wheel.with_name(wheel.name + ".verdict.json")]
             listed.append({"tag_name": tag, "id": len(listed), "assets": [asset(path) for path in (wheel, *beside)]})
         names = {build_number(path.name): path.name for path in files.glob("*.whl")}

@@ -318,7 +318,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _unlabelled(arguments: argparse.Namespace) -> int:
     from rocm_wheels.matrix import names
-    from rocm_wheels.wheel import contents
+    from rocm_wheels.wheel import rewrite
 
     if names.unlabelled(arguments.wheel.name) is None or not arguments.wheel.is_file():
         raise DataError(
@@ -326,7 +326,7 @@ def _unlabelled(arguments: argparse.Namespace) -> int:
             remedy="Give one: dist/flash_attn-2.8.3+rocm-cp310-abi3-*.whl",
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    print(contents.without_label(arguments.wheel, arguments.output))
+    print(rewrite.without_label(arguments.wheel, arguments.output))
     return 0
 
 

@@ -254,7 +254,7 @@ def _withdraw(arguments: argparse.Namespace) -> int:
 
 @packages_of("release")
 def _notes(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import catalogue, notes, publishing
+    from rocm_wheels.publish import directory, notes, publishing
 
     if arguments.update:
         api = _github(arguments, writes=True)
@@ -263,21 +263,20 @@ def _notes(arguments: argparse.Namespace) -> int:
         return 0
     home = Home.of(repository=arguments.repo, url=arguments.url)
     new = _read(arguments.new) if arguments.new else ""
-    wheels = catalogue.from_directory(arguments.dist)
+    wheels = directory.read(arguments.dist).wheels
     print(notes.render(wheels, tag=arguments.tag, index_url=home.url, new=new, repository=home.name), end="")
     return 0
 
 
 @packages_of("release")
 def _index(arguments: argparse.Namespace) -> int:
-    from rocm_wheels.publish import catalogue, index
+    from rocm_wheels.publish import catalogue, directory, index
 
     home = Home.of(repository=arguments.repo, url=arguments.url)
+    files = None
     if arguments.dir is not None:
-        found = catalogue.Catalogue(
-            wheels=tuple(catalogue.from_directory(arguments.dir)),
-            interfaces=tuple(catalogue.interfaces_in(arguments.dir)),
-        )
+        local = directory.read(arguments.dir)
+        found, files = catalogue.Catalogue(wheels=local.wheels, interfaces=local.interfaces), local.files
     else:
         # The JSON describes public files only, so no token is needed to fetch them.
         api = _github(arguments, writes=False)
@@ -289,7 +288,7 @@ def _index(arguments: argparse.Namespace) -> int:
         found = catalogue.from_releases(catalogue.final(releases), fetch, yanks.load(), yanks.withdrawn())
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)
-    index.build(found, arguments.out, versions=versions.load(), home=home, files=arguments.dir)
+    index.build(found, arguments.out, versions=versions.load(), home=home, files=files)
     count = len(found.wheels)
     print(f"{arguments.out}: {count} wheel{'s' * (count != 1)}, for {home.url}")
     return 0

@@ -16,8 +16,10 @@ from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.publish import admission, catalogue, parts
 from rocm_wheels.publish.catalogue import METADATA
-from rocm_wheels.publish.links import Wheel
-from rocm_wheels.wheel import contents
+from rocm_wheels.publish.directory import Directory
+from rocm_wheels.publish.directory import read as read_directory
+from rocm_wheels.wheel import contents, rewrite
+from rocm_wheels.wheel.contents import WheelFile
 from rocm_wheels.wheel.repair import MAX_BYTES
 
 SUMS = "SHA256SUMS"
@@ -59,8 +61,9 @@ class Asset:
         return there["state"] == "uploaded" and catalogue.asset_sha256(there) == self.sha256
 
 
-def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list[Asset]]:
-    """The wheels of a directory and the assets for them, in the order in which they are sent.
+def collect(dist: Path, *, commit: str | None = None) -> tuple[Directory, list[Asset]]:
+    """The wheels of a directory, and the assets for them, kernel stores and the crate, in the order in which they are
+    sent.
 
     The wheels of interfaces, a wheel's metadata and test report, and the same wheel without label come before the
     wheel. So a wheel in a release is complete. Raises PublishFailed or DataError, before anything is sent, for anything
@@ -69,33 +72,38 @@ def collect(dist: Path, *, commit: str | None = None) -> tuple[list[Wheel], list
     if not dist.is_dir():
         raise PublishFailed(f"{dist} is not a directory", remedy="Give --dist the directory with the wheels.")
     _check_regular(dist)
-    wheels = catalogue.from_directory(dist)
-    assets = []
-    for interface in catalogue.interfaces_in(dist):
-        path = dist / interface.name
-        admission.check_interface(path, wheels)
-        assets.append(of_bytes(interface.name + METADATA, catalogue.core_metadata(path), final=True))
-        assets.append(_of_file(path, final=True))
-    for wheel in wheels:
-        path = dist / wheel.name
-        admission.check(path, wheel, commit=commit)
+    directory = read_directory(dist)
+    assets: list[Asset] = []
+    for interface in directory.interfaces:
+        admission.check_interface(directory.files[interface.name], directory.wheels)
+        assets += _with_metadata(directory.files[interface.name])
+    for wheel in directory.wheels:
+        file = directory.files[wheel.name]
+        admission.check(file, wheel, commit=commit)
+        metadata, own = _with_metadata(file)
         assets += [
-            *_unlabelled(path),
-            of_bytes(wheel.name + METADATA, catalogue.core_metadata(path), final=True),
-            _of_file(path.with_name(wheel.name + VERDICT), final=False),
-            Asset(name=wheel.name, size=wheel.size, sha256=wheel.sha256, content=path, final=True),
+            *_unlabelled(file.path),
+            metadata,
+            _of_file(file.path.with_name(file.name + VERDICT), final=False),
+            own,
         ]
     others = sorted((*dist.glob("*.zip"), *dist.glob("*.crate")))
     assets += [_of_file(path, final=True) for path in others]
     _check_files(dist, {asset.name for asset in assets})
     _check_limits(assets)
-    known = parts.stores_of(dist / wheel.name for wheel in wheels) if any(dist.glob("*.zip")) else {}
+    stores = parts.stores_of(directory.files[wheel.name] for wheel in directory.wheels)
     for path in others:
         if path.suffix == ".crate":
             parts.check_crate(path, commit=commit)
         else:
-            parts.check_store(path, known)
-    return wheels, assets
+            parts.check_store(path, stores)
+    return directory, assets
+
+
+def _with_metadata(file: WheelFile) -> tuple[Asset, Asset]:
+    """The assets of a wheel's METADATA and of the wheel."""
+    wheel = Asset(name=file.name, size=file.size, sha256=file.sha256, content=file.path, final=True)
+    return of_bytes(file.name + METADATA, file.metadata, final=True), wheel
 
 
 def _unlabelled(wheel: Path) -> list[Asset]:
@@ -107,9 +115,9 @@ def _unlabelled(wheel: Path) -> list[Asset]:
     if names.unlabelled(wheel.name) is None:
         return []
     with tempfile.TemporaryDirectory() as scratch:
-        path = contents.without_label(wheel, Path(scratch))
-        metadata = of_bytes(path.name + METADATA, catalogue.core_metadata(path), final=True)
-        return [metadata, of_bytes(path.name, path.read_bytes(), final=True)]
+        path = rewrite.without_label(wheel, Path(scratch))
+        metadata, own = _with_metadata(contents.read(path))
+        return [metadata, replace(own, content=path.read_bytes())]
 
 
 def of_bytes(name: str, content: bytes, *, final: bool) -> Asset:

@@ -1,4 +1,4 @@
-"""The wheels of a directory or of GitHub releases, as values."""
+"""The wheels of GitHub releases, as values."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from packaging.version import InvalidVersion, Version
 
 from rocm_wheels.errors import DataError
-from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix import names
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.matrix.targets import gpus_of
-from rocm_wheels.publish.links import InterfaceWheel, Link, UnlabelledWheel, Wheel
-from rocm_wheels.wheel import contents, verdict
+from rocm_wheels.publish.links import (
+    InterfaceWheel,
+    Link,
+    UnlabelledWheel,
+    Wheel,
+    bare_link,
+    interface_link,
+    unlabelled_link,
+    wheel_link,
+)
+from rocm_wheels.wheel import verdict
 from rocm_wheels.wheel.verdict import Verdict
 
 METADATA = ".metadata"
@@ -42,57 +49,6 @@ class Catalogue:
     unlabelled: tuple[UnlabelledWheel, ...] = ()
     unverified: tuple[Link, ...] = ()
     problems: tuple[str, ...] = ()
-
-
-def from_directory(directory: Path) -> list[Wheel]:
-    """Lists the wheels in a directory, with the file name as the URL (for an index served beside them).
-
-    Raises DataError if a wheel is not one of ours, has no test report, failed, or if its report is about other bytes.
-    """
-    if not directory.is_dir():
-        raise DataError(f"{directory} is not a directory", remedy="Give the one that holds the wheels.")
-    found = [path for path in sorted(directory.glob("*.whl")) if not names.is_interface(path.name)]
-    wheels = [local_wheel(path) for path in found]
-    if not wheels:
-        raise DataError(f"{directory} holds no wheel", remedy="Build one: ./build_rocm.sh 2.8.3 3.11 2.5.1 6.2")
-    return sorted(wheels)
-
-
-def interfaces_in(directory: Path) -> list[InterfaceWheel]:
-    """Lists the wheels of interfaces in a directory, with the file name as the URL."""
-    found = [path for path in sorted(directory.glob("*.whl")) if names.is_interface(path.name)]
-    return [
-        _interface(path.name, contents.file_sha256(path), core_metadata(path), url=path.name, release="")
-        for path in found
-    ]
-
-
-def local_wheel(path: Path) -> Wheel:
-    """The wheel in a file, with the test report next to it."""
-    written = path.with_name(path.name + VERDICT)
-    if not written.is_file():
-        raise DataError(f"{path.name} has no verdict", remedy="`build` writes it beside the wheel: copy both.")
-    found = verdict.read(written)
-    if not found.ok:
-        raise DataError(f"{path.name} did not pass its tests", remedy=f"See {written.name}.")
-    sha256, size = contents.file_sha256(path), path.stat().st_size
-    return _wheel(path.name, sha256, size, core_metadata(path), found, url=path.name, release="")
-
-
-def unlabelled_in(wheels: Iterable[Wheel], directory: Path) -> list[UnlabelledWheel]:
-    """Lists the wheels without label in a directory, one for each universal wheel, with the file name as the URL."""
-    found = []
-    for wheel in wheels:
-        if name := names.unlabelled(wheel.name):
-            path = directory / name
-            found.append(_unlabelled_link(wheel, name, name, contents.file_sha256(path), core_metadata(path)))
-    return found
-
-
-def core_metadata(path: Path) -> bytes:
-    """The METADATA file of a wheel (PEP 658). Raises DataError if the file is not the wheel that its name says."""
-    with contents.Contents(path) as opened:
-        return opened.metadata()
 
 
 def final(releases: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -216,15 +172,17 @@ def _released(fetch: Fetch, one: _Released, yanked: Mapping[str, str], problems:
     try:
         metadata = _beside(fetch, one, METADATA)
         if names.is_interface(name):
-            return _interface(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
+            return interface_link(name, sha256 or _sha256(fetch(one.asset)), metadata, yanked=reason, **common)
         content = _beside(fetch, one, VERDICT)
         sha256 = sha256 or _sha256(fetch(one.asset))
         found = checked_verdict(name, sha256, content)
-        return _wheel(name, sha256, one.asset["size"], metadata, found, yanked=reason, **common)
+        return wheel_link(name, sha256, one.asset["size"], metadata, found, yanked=reason, **common)
     except DataError as error:
         problems.append(f"release {one.tag}: {error.message}")
         sha256 = sha256 or _sha256(fetch(one.asset))
-        return _bare(name, sha256, metadata, yanked=reason or "it is not known whether it passed its tests", **common)
+        return bare_link(
+            name, sha256, metadata, yanked=reason or "it is not known whether it passed its tests", **common
+        )
 
 
 def _unlabelled(fetch: Fetch, one: _Released, wheel: Wheel, problems: list[str]) -> UnlabelledWheel | None:
@@ -238,27 +196,10 @@ def _unlabelled(fetch: Fetch, one: _Released, wheel: Wheel, problems: list[str])
     try:
         metadata = _beside(fetch, replace(one, asset=asset), METADATA)
         sha256 = asset_sha256(asset) or _sha256(fetch(asset))
-        return _unlabelled_link(wheel, name, _address(asset["browser_download_url"], one.tag), sha256, metadata)
+        return unlabelled_link(wheel, name, _address(asset["browser_download_url"], one.tag), sha256, metadata)
     except DataError as error:
         problems.append(f"release {one.tag}: {error.message}")
         return None
-
-
-def _unlabelled_link(wheel: Wheel, name: str, url: str, sha256: str, metadata: bytes) -> UnlabelledWheel:
-    contents.headers(name, metadata)
-    return UnlabelledWheel(
-        name=name,
-        url=url,
-        sha256=sha256,
-        metadata_sha256=_sha256(metadata),
-        requires_python=wheel.requires_python,
-        yanked=wheel.yanked,
-        release=wheel.release,
-        torch="",
-        rocm="",
-        backend=wheel.backend,
-        listed=wheel.listed,
-    )
 
 
 def _beside(fetch: Fetch, one: _Released, suffix: str) -> bytes:
@@ -317,71 +258,3 @@ def _address(url: str, tag: str) -> str:
     # Until it is published, a draft has "untagged-59c9e54950e6d2824cb8" in place of the tag.
     base = re.sub(r"(?<=/download/)untagged-[0-9a-f]+$", lambda _: quote(tag), base)
     return f"{base}/{quote(unquote(name), safe='')}"
-
-
-def _wheel(
-    name: str,
-    sha256: str,
-    size: int,
-    metadata: bytes,
-    found: Verdict,
-    *,
-    url: str,
-    release: str,
-    yanked: str | None = None,
-) -> Wheel:
-    parsed = names.parse(name)
-    headers = contents.headers(name, metadata)
-    if found.sha256 != sha256:
-        raise DataError(f"the verdict beside {name} is about another file of that name", remedy="Build it again.")
-    return Wheel(
-        name=name,
-        url=url,
-        sha256=sha256,
-        size=size,
-        metadata_sha256=_sha256(metadata),
-        requires_python=headers["Requires-Python"] or "",
-        yanked=yanked,
-        release=release,
-        flash_attn=parsed.flash_attn,
-        python=parsed.python,
-        torch=parsed.torch_minor,
-        rocm=parsed.rocm,
-        backend=parsed.backend,
-        targets=gpus_of(versions.load(), found.targets),
-        verdict=found,
-    )
-
-
-def _interface(
-    name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str | None = None
-) -> InterfaceWheel:
-    _, rocm, torch, backend = names.parse_interface(name)
-    return InterfaceWheel(
-        name=name,
-        url=url,
-        sha256=sha256,
-        metadata_sha256=_sha256(metadata),
-        requires_python=contents.headers(name, metadata)["Requires-Python"] or "",
-        yanked=yanked,
-        release=release,
-        torch=torch,
-        rocm=rocm,
-        backend=backend,
-    )
-
-
-def _bare(name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str) -> Link:
-    rocm, torch, backend = names.parse_label(name.split("-")[1].partition("+")[2])
-    return Link(
-        name=name,
-        url=url,
-        sha256=sha256,
-        metadata_sha256=_sha256(metadata) if metadata else "",
-        requires_python="",
-        yanked=yanked,
-        release=release,
-        torch=torch,
-        rocm=rocm,
-        backend=backend,
-    )

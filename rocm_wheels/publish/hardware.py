@@ -22,6 +22,7 @@ from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import report as reports
 from rocm_wheels.publish.report import REMEDY
 from rocm_wheels.wheel import contents
+from rocm_wheels.wheel.contents import WheelFile
 
 RUNS = Path("docs/hardware.json")
 _FEWEST_CHECKS = 60  # checks in a run on a GPU
@@ -74,10 +75,10 @@ class Run:
 
 def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -> Run:
     """The run that a report describes. Raises DataError if it cannot be a run of this wheel on an AMD GPU."""
-    content = reports.read(report)
+    content, file = reports.read(report), _read_wheel(wheel)
     say = _Complaint(report.name)
     found, machine, checks, speed = (content[name] for name in ("wheel", "machine", "checks", "speed"))
-    _check_wheel(say, found, wheel)
+    _check_wheel(say, found, file)
     _check_machine(say, machine, found, versions)
     _check_date(say, content["date"], today)
     _check_checks(say, checks)
@@ -93,8 +94,8 @@ def check(report: Path, wheel: Path, versions: Versions, today: datetime.date) -
         device=machine["device"],
         target=machine["target"],
         override=machine["variables"].get("HSA_OVERRIDE_GFX_VERSION", ""),
-        wheel=wheel.name,
-        sha256=contents.file_sha256(wheel),
+        wheel=file.name,
+        sha256=file.sha256,
         flash_attn=found["version"],
         python=machine["python"],
         torch=machine["torch"],
@@ -163,14 +164,16 @@ class _Complaint:
         )
 
 
-def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: Path) -> None:
-    """Raises DataError unless the report's digest is the digest of the wheel's contents."""
+def _read_wheel(path: Path) -> WheelFile:
     try:
-        with contents.Contents(wheel) as opened:
-            record = opened.text(f"{opened.info}/RECORD").decode()
+        return contents.read(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{wheel} is no wheel: {error}", remedy="Give --wheel the published file.") from error
-    digest = sources.module("diagnosis.selftest.wheel").contents(record)
+        raise DataError(f"{path} is no wheel: {error}", remedy="Give --wheel the published file.") from error
+
+
+def _check_wheel(say: _Complaint, found: Mapping[str, Any], wheel: WheelFile) -> None:
+    """Raises DataError unless the report's digest is the digest of the wheel's contents."""
+    digest = sources.module("diagnosis.selftest.wheel").contents(wheel.record.decode())
     if found["contents"] != digest:
         raise say("wheel/contents", found["contents"], f"is not the digest of {wheel.name}, which is {digest}")
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -24,13 +24,14 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.paths import ROOT
-from rocm_wheels.publish import catalogue, hardware, which
+from rocm_wheels.publish import hardware, which
 from rocm_wheels.publish.catalogue import METADATA, Catalogue, newest
 from rocm_wheels.publish.home import Home
-from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel
+from rocm_wheels.publish.links import UNLABELLED, Link, UnlabelledWheel, Wheel, unlabelled_link
 from rocm_wheels.publish.templates import TEMPLATES, render
 from rocm_wheels.tables import version_key
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import contents, rewrite
+from rocm_wheels.wheel.contents import WheelFile
 
 PROJECT = canonicalize_name(names.DISTRIBUTION)
 FILES = "files"
@@ -53,13 +54,15 @@ class Anchor:
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Path | None = None) -> None:
+def build(
+    found: Catalogue, out: Path, *, versions: Versions, home: Home, files: Mapping[str, WheelFile] | None = None
+) -> None:
     """Writes the whole site into `out`, in place of an earlier one. The same wheels give the same bytes.
 
     The pages list every file that was ever public, except withdrawn files and backports. metadata.json and the page to
     choose on have the newest build of each wheel, of all directories. Files that are not part of a site, such as .git,
-    .nojekyll or CNAME, are not changed. files: the directory of the wheels, if wheels and their metadata become part of
-    the site. A run that is killed, or a full disk, leaves a directory that the next run accepts and completes.
+    .nojekyll or CNAME, are not changed. files: name -> wheel, if the wheels and their metadata become part of the site.
+    A run that is killed, or a full disk, leaves a directory that the next run accepts and completes.
     """
     _claim(out)
     site = out / _SCRATCH
@@ -68,13 +71,14 @@ def build(found: Catalogue, out: Path, *, versions: Versions, home: Home, files:
     site.mkdir()
     try:
         if files is not None:
-            _copy_files([*found.wheels, *found.interfaces], files, site / FILES)
-            unlabelled = _write_unlabelled(found.wheels, site / FILES)
+            _copy_files(files, site / FILES)
             found = replace(
                 found,
                 wheels=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.wheels),
                 interfaces=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in found.interfaces),
-                unlabelled=tuple(replace(wheel, url=_hosted(wheel, home)) for wheel in unlabelled),
+                unlabelled=tuple(
+                    replace(wheel, url=_hosted(wheel, home)) for wheel in _write_unlabelled(found.wheels, site / FILES)
+                ),
             )
         everything: list[Link] = [*found.wheels, *found.interfaces, *found.unlabelled, *found.unverified]
         for directory in sorted({"", *(link.directory for link in everything)}):
@@ -234,21 +238,20 @@ def _csp_hash(text: str) -> str:
     return f"sha256-{digest}"
 
 
-def _copy_files(links: Sequence[Link], files: Path, out: Path) -> None:
+def _copy_files(files: Mapping[str, WheelFile], out: Path) -> None:
     out.mkdir()
-    for link in links:
-        source = files / link.name
-        shutil.copyfile(source, out / link.name)
-        (out / (link.name + METADATA)).write_bytes(catalogue.core_metadata(source))
+    for name, file in files.items():
+        shutil.copyfile(file.path, out / name)
+        (out / (name + METADATA)).write_bytes(file.metadata)
 
 
-def _write_unlabelled(wheels: Sequence[Wheel], files: Path) -> list[UnlabelledWheel]:
-    """Writes the wheels without label, with their metadata, next to the universal wheels."""
+def _write_unlabelled(wheels: Sequence[Wheel], files: Path) -> Iterator[UnlabelledWheel]:
+    """Writes the wheels without label, with their metadata, next to the universal wheels. Yields their links."""
     for wheel in wheels:
         if names.unlabelled(wheel.name):
-            path = contents.without_label(files / wheel.name, files)
-            path.with_name(path.name + METADATA).write_bytes(catalogue.core_metadata(path))
-    return catalogue.unlabelled_in(wheels, files)
+            file = contents.read(rewrite.without_label(files / wheel.name, files))
+            (files / (file.name + METADATA)).write_bytes(file.metadata)
+            yield unlabelled_link(wheel, file.name, file.name, file.sha256, file.metadata)
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocm_wheels.matrix import names
+from rocm_wheels.errors import DataError
+from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.targets import gpus_of
 from rocm_wheels.tables import version_key
+from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import PASSED, Verdict
 
 UNLABELLED = "unlabelled/"  # the directory of the index of universal wheels without label
@@ -149,3 +153,101 @@ class Wheel(Link):
         versions = (release, self.rocm, self.torch)
         flash_attn, *others = [[-part for part in version_key(version)] if version else [] for version in versions]
         return flash_attn, int(post or 0), *others, self.backend, version_key(self.python), self.name
+
+
+def wheel_link(
+    name: str,
+    sha256: str,
+    size: int,
+    metadata: bytes,
+    verdict: Verdict,
+    *,
+    url: str,
+    release: str,
+    yanked: str | None = None,
+) -> Wheel:
+    """The link of a wheel of flash_attn. size: bytes. metadata: its METADATA.
+
+    Raises DataError if the test report is about other bytes, or if the metadata names another wheel.
+    """
+    parsed = names.parse(name)
+    headers = contents.headers(name, metadata)
+    if verdict.sha256 != sha256:
+        raise DataError(f"the verdict beside {name} is about another file of that name", remedy="Build it again.")
+    return Wheel(
+        name=name,
+        url=url,
+        sha256=sha256,
+        size=size,
+        metadata_sha256=_sha256(metadata),
+        requires_python=headers["Requires-Python"] or "",
+        yanked=yanked,
+        release=release,
+        flash_attn=parsed.flash_attn,
+        python=parsed.python,
+        torch=parsed.torch_minor,
+        rocm=parsed.rocm,
+        backend=parsed.backend,
+        targets=gpus_of(versions.load(), verdict.targets),
+        verdict=verdict,
+    )
+
+
+def interface_link(
+    name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str | None = None
+) -> InterfaceWheel:
+    """The link of the wheel of an interface. Raises DataError if the metadata names another wheel."""
+    _, rocm, torch, backend = names.parse_interface(name)
+    return InterfaceWheel(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=_sha256(metadata),
+        requires_python=contents.headers(name, metadata)["Requires-Python"] or "",
+        yanked=yanked,
+        release=release,
+        torch=torch,
+        rocm=rocm,
+        backend=backend,
+    )
+
+
+def bare_link(name: str, sha256: str, metadata: bytes, *, url: str, release: str, yanked: str) -> Link:
+    """The link of a wheel without a test report of success. metadata: b"" if it is unknown."""
+    rocm, torch, backend = names.parse_label(name.split("-")[1].partition("+")[2])
+    return Link(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=_sha256(metadata) if metadata else "",
+        requires_python="",
+        yanked=yanked,
+        release=release,
+        torch=torch,
+        rocm=rocm,
+        backend=backend,
+    )
+
+
+def unlabelled_link(wheel: Wheel, name: str, url: str, sha256: str, metadata: bytes) -> UnlabelledWheel:
+    """The link of the universal wheel `wheel` without its label. Raises DataError if the metadata names another
+    wheel.
+    """
+    contents.headers(name, metadata)
+    return UnlabelledWheel(
+        name=name,
+        url=url,
+        sha256=sha256,
+        metadata_sha256=_sha256(metadata),
+        requires_python=wheel.requires_python,
+        yanked=wheel.yanked,
+        release=wheel.release,
+        torch="",
+        rocm="",
+        backend=wheel.backend,
+        listed=wheel.listed,
+    )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

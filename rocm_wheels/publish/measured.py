@@ -8,8 +8,8 @@ from pathlib import Path
 from rocm_wheels import forms
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix.names import VERDICT
-from rocm_wheels.publish import catalogue
-from rocm_wheels.wheel import contents, verdict
+from rocm_wheels.publish import directory
+from rocm_wheels.wheel import verdict
 
 _MAX_BYTES = 1 << 20
 
@@ -24,12 +24,12 @@ def adopt(dist: Path, verdicts: Path) -> list[str]:
     for path in sorted(verdicts.glob(f"*{VERDICT}")) if verdicts.is_dir() else []:
         verdict_of_gpu = verdict.read(path)
         wheel = dist / path.name.removesuffix(VERDICT)
-        if not wheel.is_file() or verdict_of_gpu.sha256 != contents.file_sha256(wheel):
+        earlier = verdict.beside(wheel)
+        if earlier is None or verdict_of_gpu.sha256 != earlier.sha256:
             raise DataError(
                 f"{path} is not about {wheel}", remedy="Run the GPU job again on the wheels that are to be published."
             )
-        earlier = verdict.beside(wheel)
-        (verdict_of_gpu.with_gpu_of(earlier) if earlier else verdict_of_gpu).write(wheel)
+        verdict_of_gpu.with_gpu_of(earlier).write(wheel)
         found.append(wheel.name)
     return found
 
@@ -47,7 +47,7 @@ def attach(dist: Path, summary: Path) -> list[str]:
     version, python = found["environment"]["flash_attn"], found["environment"]["python"]
     measured = [
         wheel.name
-        for wheel in catalogue.from_directory(dist)
+        for wheel in directory.read(dist).wheels
         if wheel.version == version and python.startswith(f"{wheel.python}.")
     ]
     for name in measured:

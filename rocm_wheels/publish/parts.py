@@ -15,10 +15,10 @@ from rocm_wheels.errors import PublishFailed
 from rocm_wheels.matrix.targets import CUDA
 from rocm_wheels.publish.admission import COMMIT_REMEDY
 from rocm_wheels.wheel import contents
+from rocm_wheels.wheel.contents import WheelFile
 
 STORE = re.compile(r"(?:kernels-(?:ck|triton)-)?((?:gfx[0-9a-f-]+(?:generic)?|sm_\d+))\.zip")
 CRATE = re.compile(r"candle-flash-rocm-\d+\.\d+\.\d+(?:-[0-9A-Za-z.]+)?\.crate")
-_IN_A_WHEEL = "flash_attn/_kernels/"
 _MAX_MEMBERS = 5000
 _MAX_BYTES = 64 << 20  # limit of an unpacked crate in bytes
 _VCS = forms.Form({"git": forms.Form({"sha1": forms.text(40, r"[0-9a-f]{40}")}, {"dirty": forms.one_of(True, False)})},
@@ -26,14 +26,12 @@ _VCS = forms.Form({"git": forms.Form({"sha1": forms.text(40, r"[0-9a-f]{40}")}, 
 _AGAIN = "Pack it again: candle-flash-rocm/check.sh"
 
 
-def stores_of(wheels: Iterable[Path]) -> dict[str, set[str]]:
+def stores_of(wheels: Iterable[WheelFile]) -> dict[str, set[str]]:
     """GPU target -> the sha256 of its kernel stores in these wheels."""
     digests: dict[str, set[str]] = {}
     for wheel in wheels:
-        with contents.Contents(wheel) as opened:
-            for name in opened.names:
-                if name.startswith(_IN_A_WHEEL) and name.endswith(".zip"):
-                    digests.setdefault(Path(name).stem, set()).add(opened.sha256(name))
+        for target, sha256 in wheel.stores.items():
+            digests.setdefault(target, set()).add(sha256)
     return digests
 
 
@@ -57,7 +55,7 @@ def check_store(path: Path, known: Mapping[str, set[str]]) -> None:
     if contents.file_sha256(path) not in known.get(target, set()):
         raise PublishFailed(
             f"{path.name} is in none of the wheels, so nothing says which build made it",
-            remedy=f"Take it out of a wheel of this release: unzip -j WHEEL {_IN_A_WHEEL}{target}.zip",
+            remedy=f"Take it out of a wheel of this release: unzip -j WHEEL {contents.STORES}{target}.zip",
         )
     if "base" not in made:
         manifest.check_code(path)

@@ -13,11 +13,12 @@ from rocm_wheels.matrix import names
 from rocm_wheels.publish import assets, catalogue, notes, published, yanks
 from rocm_wheels.publish.assets import SUMS, Asset
 from rocm_wheels.publish.catalogue import METADATA
+from rocm_wheels.publish.directory import Directory
 from rocm_wheels.publish.github import GitHub
 from rocm_wheels.publish.links import Wheel
 from rocm_wheels.publish.release import Listing, Release, Say
 from rocm_wheels.publish.templates import size
-from rocm_wheels.wheel import contents, verdict
+from rocm_wheels.wheel import verdict
 from rocm_wheels.wheel.numbering import PublicWheel
 
 
@@ -28,9 +29,10 @@ def publish(api: GitHub, tag: str, dist: Path, *, commit: str, index_url: str, s
     of them, nothing is sent, no draft stays, and the result is "". Raises PublishFailed or DataError if something must
     not be published (nothing is sent then) or could not be published.
     """
-    wheels, wanted = assets.collect(dist, commit=commit)
+    directory, wanted = assets.collect(dist, commit=commit)
+    wheels = directory.wheels
     release = Release(api, tag, commit, say)
-    kept = _unchanged(dist, wheels, wanted, published.public_wheels(api, but=tag), say)
+    kept = _unchanged(directory, wanted, published.public_wheels(api, but=tag), say)
     listing = release.without_leftovers()
     if not release.draft:
         kept |= _public_packings(listing, wanted, say)
@@ -81,7 +83,8 @@ def update_notes(api: GitHub, tag: str, *, index_url: str, say: Say) -> None:
 
 def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) -> None:
     """All checks of `publish`, and a line for each wheel that would be sent; makes no request to GitHub."""
-    wheels, wanted = assets.collect(dist)
+    directory, wanted = assets.collect(dist)
+    wheels = directory.wheels
     commits = sorted({wheel.verdict.commit for wheel in wheels})
     if len(commits) > 1:
         raise PublishFailed(
@@ -98,22 +101,18 @@ def dry_run(dist: Path, tag: str, *, index_url: str, repository: str, say: Say) 
     say(f"dry run: release {tag} would hold these {len(wanted)} assets, {total}; nothing was sent")
 
 
-def _unchanged(
-    dist: Path, wheels: Sequence[Wheel], wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say
-) -> set[str]:
+def _unchanged(directory: Directory, wanted: Sequence[Asset], public: Sequence[PublicWheel], say: Say) -> set[str]:
     """The wheels whose contents a final release already has. Raises PublishFailed for a public name with other
     contents.
     """
-    digests = {wheel.name: wheel.verdict.contents for wheel in wheels}
     known = {wheel.name: wheel for wheel in public}
     kept = set()
     for asset in wanted:
-        if not asset.name.endswith(".whl") or (other := known.get(asset.name)) is None:
+        if (file := directory.files.get(asset.name)) is None or (other := known.get(asset.name)) is None:
             continue
-        if asset.sha256 == other.sha256 and not other.final:
+        if file.sha256 == other.sha256 and not other.final:
             continue
-        digest = digests.get(asset.name) or contents.digest(dist / asset.name)
-        if asset.sha256 == other.sha256 or (other.final and digest == other.contents):
+        if file.sha256 == other.sha256 or (other.final and file.contents == other.contents):
             say(f"{asset.name}: unchanged, it stays in the release that has it")
             kept.add(asset.name)
         else:

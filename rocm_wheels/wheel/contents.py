@@ -1,4 +1,4 @@
-"""The contents of a wheel: read with limits, checked against RECORD, hashed, renamed with a build number.
+"""The contents of a wheel: read once with limits, checked against RECORD, hashed.
 
 Two builds of the same sources differ in the commit that they name and in the version of the build backend. Their digest
 is the same, because it leaves out the provenance.
@@ -15,19 +15,66 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rocm_wheels.errors import DataError
 
 BUILD_INFO = "flash_attn/_build_info.json"
+STORES = "flash_attn/_kernels/"  # the directory of the kernel stores
 PROVENANCE = ("commit", "release")  # provenance in the build info: not part of the contents
 _MAX_TEXT = 1 << 20  # limit for METADATA, WHEEL and build info; real ones have a few KiB
 _MAX_MEMBERS = 10_000
 _CHUNK = 1 << 20
 _NO_WHEEL = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelFile:
+    """A wheel in a file, read once by `read`.
+
+    size: bytes. sha256: of the file. metadata, record: its METADATA and RECORD. build_info: None for the wheel of an
+    interface, which has none. contents: `Contents.digest`. stores: GPU target -> sha256 of its kernel store.
+    record_errors: empty for a valid wheel.
+    """
+
+    path: Path
+    size: int
+    sha256: str
+    metadata: bytes
+    record: bytes
+    build_info: Mapping[str, Any] | None
+    contents: str
+    stores: Mapping[str, str]
+    record_errors: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def commit(self) -> str:
+        """The commit that it was built from, "" if it names none."""
+        return str((self.build_info or {}).get("commit") or "")
+
+
+def read(path: Path) -> WheelFile:
+    """The wheel in a file. Raises DataError for a file that is not a wheel, or that would exhaust memory."""
+    with Contents(path) as opened:
+        return WheelFile(
+            path=path,
+            size=path.stat().st_size,
+            sha256=file_sha256(path),
+            metadata=opened.metadata(),
+            record=opened.text(f"{opened.info}/RECORD"),
+            build_info=opened.build_info() if BUILD_INFO in opened.names else None,
+            contents=opened.digest(),
+            stores={PurePosixPath(name).stem: opened.sha256(name) for name in opened.names if _is_store(name)},
+            record_errors=tuple(opened.record_errors()),
+        )
 
 
 class Contents:
@@ -47,6 +94,7 @@ class Contents:
             self.archive.close()
             raise DataError(f"{path.name} has a member outside of itself: {outside[0]}")
         self.names = sorted(names)
+        self._digests: dict[str, tuple[bytes, int]] = {}
         self.info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
 
     def __enter__(self) -> Contents:
@@ -127,6 +175,9 @@ class Contents:
         return None
 
     def _digest(self, name: str) -> tuple[bytes, int]:
+        """sha256 and size in bytes of a member, which is read once."""
+        if name in self._digests:
+            return self._digests[name]
         digest, size = hashlib.sha256(), 0
         try:
             for chunk in self._chunks(name):
@@ -134,7 +185,8 @@ class Contents:
                 size += len(chunk)
         except _NO_WHEEL as error:
             raise DataError(f"{self.path.name}: {name} cannot be read: {error}") from error
-        return digest.digest(), size
+        self._digests[name] = digest.digest(), size
+        return self._digests[name]
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         with self.archive.open(name) as file:
@@ -150,10 +202,8 @@ def file_sha256(path: Path) -> str:
     return total.hexdigest()
 
 
-def digest(path: Path) -> str:
-    """`Contents.digest` of the wheel in a file."""
-    with Contents(path) as contents:
-        return contents.digest()
+def _is_store(name: str) -> bool:
+    return name.startswith(STORES) and name.endswith(".zip")
 
 
 def headers(name: str, metadata: bytes) -> Message:
@@ -168,70 +218,6 @@ def headers(name: str, metadata: bytes) -> Message:
     if found["Version"] != version:
         raise DataError(f"the metadata in {name} is of version {found['Version']}")
     return found
-
-
-def numbered(wheel: Path, build: int) -> Path:
-    """Renames a wheel to have this build number (PEP 427), also in its WHEEL and RECORD."""
-    distribution, version, *rest = wheel.name.split("-")
-    name = f"{distribution}-{version}-{build}-{'-'.join(rest[-3:])}"
-    info = f"{distribution}-{version}.dist-info"
-    with zipfile.ZipFile(wheel) as archive:
-        members = [(entry, archive.read(entry)) for entry in archive.infolist()]
-    content = {entry.filename: data for entry, data in members}
-    lines = [line for line in content[f"{info}/WHEEL"].decode().splitlines() if not line.startswith("Build:")]
-    content[f"{info}/WHEEL"] = "\n".join([*lines[:1], f"Build: {build}", *lines[1:], ""]).encode()
-    content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
-    path = wheel.with_name(name)
-    scratch = path.with_name(f".{name}.part")
-    with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
-        for entry, _ in members:
-            archive.writestr(entry, content[entry.filename])
-    scratch.replace(path)
-    wheel.unlink()
-    return path
-
-
-def without_label(wheel: Path, directory: Path) -> Path:
-    """Writes a wheel into a directory under its version without the label. Returns the path.
-
-    METADATA and RECORD name the other version; every other member is the same. The members are not compressed, so that
-    every zlib gives the same bytes; the kernel stores, nearly all of a wheel, are compressed already.
-    """
-    distribution, version, *rest = wheel.name.split("-")
-    public = version.partition("+")[0]
-    before, after = (f"{distribution}-{each}.dist-info/" for each in (version, public))
-    content: dict[str, bytes] = {}
-    dates: dict[str, tuple[int, int, int, int, int, int]] = {}
-    with zipfile.ZipFile(wheel) as archive:
-        for entry in archive.infolist():
-            name = after + entry.filename.removeprefix(before) if entry.filename.startswith(before) else entry.filename
-            content[name], dates[name] = archive.read(entry), entry.date_time
-    headers_, blank, text = content[f"{after}METADATA"].partition(b"\n\n")
-    changed = headers_.replace(f"\nVersion: {version}".encode(), f"\nVersion: {public}".encode())
-    content[f"{after}METADATA"] = changed + blank + text
-    content[f"{after}RECORD"] = _record(content, f"{after}RECORD")
-    path = directory / "-".join((distribution, public, *rest))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in content.items():
-            archive.writestr(_entry(name, dates[name]), data)
-    return path
-
-
-def _entry(name: str, date: tuple[int, int, int, int, int, int]) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, date)
-    entry.create_system, entry.external_attr = 3, 0o100644 << 16
-    return entry
-
-
-def _record(content: Mapping[str, bytes], record: str) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for name, data in content.items():
-        if name != record:
-            encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            writer.writerow((name, f"sha256={encoded}", len(data)))
-    writer.writerow((record, "", ""))
-    return text.getvalue().encode()
 
 
 def _bill_without_provenance(name: str, text: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
-from rocm_wheels.wheel import contents
+from rocm_wheels.wheel import contents, rewrite
 
 REMEDY = "Make it with: python -m rocm_wheels published v1.2.3 --repo owner/name >published.json"
 
@@ -47,8 +47,9 @@ def assign(wheel: Path, public: Iterable[PublicWheel]) -> Path:
         return wheel
     newest = max(builds)
     if newest:
-        wheel = contents.numbered(wheel, newest)
+        wheel = rewrite.numbered(wheel, newest)
     same = builds[newest]
-    if contents.file_sha256(wheel) == same.sha256 or (same.final and contents.digest(wheel) == same.contents):
+    file = contents.read(wheel)
+    if file.sha256 == same.sha256 or (same.final and file.contents == same.contents):
         return wheel
-    return contents.numbered(wheel, newest + 1)
+    return rewrite.numbered(wheel, newest + 1)

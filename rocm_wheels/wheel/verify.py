@@ -103,15 +103,14 @@ def verify(
 
     tests = [test for each in reports for test in each["tests"]]
     failures = tuple(dict.fromkeys(test["name"] for test in tests if test["outcome"] == FAILED))
-    with contents.Contents(wheel) as opened:
-        digest, commit = opened.digest(), opened.build_info().get("commit") or ""
+    file = contents.read(wheel)
     verdict = Verdict(
-        wheel=wheel.name,
-        sha256=contents.file_sha256(wheel),
-        size=wheel.stat().st_size,
-        contents=digest,
-        commit=commit,
-        beside={path.name: contents.digest(path) for path in beside},
+        wheel=file.name,
+        sha256=file.sha256,
+        size=file.size,
+        contents=file.contents,
+        commit=file.commit,
+        beside={path.name: contents.read(path).contents for path in beside},
         cell={name: str(value) for name, value in asdict(plan.cell).items()},
         targets=plan.targets,
         torch_source=_torch_words(source, report or uv_report),

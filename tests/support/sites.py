@@ -8,7 +8,7 @@ from pathlib import Path
 import wheelhouse
 
 from rocm_wheels.matrix import versions
-from rocm_wheels.publish import catalogue, index
+from rocm_wheels.publish import directory, index
 from rocm_wheels.publish.catalogue import Catalogue
 from rocm_wheels.publish.home import Home
 
@@ -41,12 +41,13 @@ def wheels(directory: Path) -> Path:
 def build(dist: Path, out: Path, home: Home) -> Path:
     """Builds their site, with the wheels of one combination yanked."""
     yanked = wheelhouse.cell(YANKED)
+    local = directory.read(dist)
     wheels = tuple(
         replace(wheel, yanked="wrong gradients <b>")
         if (wheel.torch, wheel.flash_attn) == ("2.9", yanked.flash_attn)
         else wheel
-        for wheel in catalogue.from_directory(dist)
+        for wheel in local.wheels
     )
-    found = Catalogue(wheels=wheels, interfaces=tuple(catalogue.interfaces_in(dist)))
-    index.build(found, out, versions=versions.load(), home=home, files=dist)
+    found = Catalogue(wheels=wheels, interfaces=local.interfaces)
+    index.build(found, out, versions=versions.load(), home=home, files=local.files)
     return out
