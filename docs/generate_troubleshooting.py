@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +31,14 @@ EXAMPLE = Facts(
     torch_triton="pytorch-triton-rocm==3.2.0",
     probe={"torch": {"version": "2.6.0+rocm6.2.4", "hip": "6.2.41134"}, "devices": [{"target": "gfx1100"}]},
 )
+# The machine that the page's commands for Windows are for: a portable Python, and a wheel for every torch.
+ON_WINDOWS = Facts(
+    windows=True,
+    executable=r"C:\ComfyUI\python_embeded\python.exe",
+    build=replace(EXAMPLE.build, label="rocm", torch="", rocm="", targets=("gfx1100",)),
+    tritons={"triton": "3.7.1", "triton-windows": "3.7.1"},
+    probe={"torch": {"version": "2.12.0+rocm7.14.0", "hip": "7.14.60850"}, "devices": [{"target": "gfx1101"}]},
+)
 HEAD = """\
 # Troubleshooting
 
@@ -45,9 +54,10 @@ command for each thing that is wrong, and exits with 1 if there is one. It runs 
 | `python -m flash_attn.selftest` | checks every kind of call on your GPU against fp32, in some minutes |
 | `python wheel_tests/prove_fa3_mi300x.py` | in a clone: forward and backward of the Triton kernels on an MI300X |
 
-The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The doctor prints those for your
-machine. No AMD GPU was there when this was written: the doctor is tested with made-up machines. What is known of GPUs
-and of the newest stacks is in [hardware.md](hardware.md).
+The commands below are for torch 2.6, ROCm 6.2 and a Radeon RX 7900 XTX (gfx1100). The commands for Windows are for a
+Radeon RX 7800 XT (gfx1101) and ComfyUI's portable Python. The doctor prints the commands for your machine. No AMD GPU
+was there when this was written: the doctor is tested with made-up machines. What is known of GPUs and of the newest
+stacks is in [hardware.md](hardware.md).
 
 <!-- written by docs/generate_troubleshooting.py from flash_attn_src/flash_attn/diagnosis/troubles.py -->
 
@@ -55,7 +65,7 @@ and of the newest stacks is in [hardware.md](hardware.md).
 
 
 def main() -> int:
-    page = HEAD + troubles.page(commands(EXAMPLE))
+    page = HEAD + troubles.page(commands(EXAMPLE), commands(ON_WINDOWS))
     if PAGE.read_text(encoding="utf-8") == page:
         return 0
     if "--check" in sys.argv[1:]:

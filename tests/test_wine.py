@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tools
+import torch
 import wine
 from launcher_cases import CASES
 
@@ -135,16 +137,82 @@ def installed(built: Built, kernel_store: Path, tmp_path_factory: pytest.TempPat
     return root / "site"
 
 
-def test_the_doctor_without_torch(installed: Path) -> None:
-    done = wine.run("-m", "flash_attn.doctor", path=(installed,))
-    assert "torch           none that loads" in done.stdout
-    assert "targets         gfx1030" in done.stdout
-    assert wine.windows(installed / "flash_attn") in done.stdout
-    assert "No torch: torch is not installed" in done.stdout
-    assert "lacks" not in done.stdout
-    assert "Traceback" not in done.stdout
-    assert "kfd" not in done.stdout
-    assert done.returncode == 1
+@dataclass(frozen=True, kw_only=True)
+class MachineOfDoctor:
+    """A torch as its version.py describes it, its GPUs, which of the drivers it loads, and what the doctor says."""
+
+    version: str
+    hip: str | None = None
+    cuda: str | None = None
+    gpus: tuple[tuple[str, str, int], ...] = ()
+    loads: tuple[str, ...] = ()
+    says: tuple[str, ...]
+    exit_code: int = 1
+
+    def write(self, directory: Path, built: Built) -> None:
+        """Writes the torch into a directory. Without a version, the directory stays empty."""
+        directory.mkdir(parents=True)
+        if not self.version:
+            return
+        (directory / "torch").mkdir()
+        (directory / "torch/__init__.py").write_bytes((SUPPORT / "torch_stand_in.py").read_bytes())
+        facts = {
+            "__version__": self.version, "debug": False, "cuda": self.cuda, "git_version": "0" * 40, "hip": self.hip,
+            "rocm": None, "xpu": None, "GPUS": self.gpus,
+            "LIBRARIES": ["\\\\?\\" + wine.windows(getattr(built, name)) for name in self.loads],
+        }  # fmt: skip
+        lines = [f"{name} = {value!r}\n" for name, value in facts.items()]
+        (directory / "torch/version.py").write_text("".join(lines))
+
+
+_RX_6800 = ("AMD Radeon RX 6800 XT", "gfx1030", 16368)
+_AMD_TORCH = "torchaudio --index-url https://repo.amd.com/rocm/whl-multi-arch/`"
+MACHINES = {
+    "none": MachineOfDoctor(
+        version="", says=("torch           none that loads", "No torch: torch is not installed", _AMD_TORCH)
+    ),
+    "cuda": MachineOfDoctor(
+        version="2.12.0", cuda="13.0", says=("torch 2.12.0 (CUDA 13.0) is not", "uninstall -y torch", _AMD_TORCH)
+    ),
+    "cpu": MachineOfDoctor(version="2.12.0+cpu", says=("torch 2.12.0+cpu is not", "uninstall -y torch", _AMD_TORCH)),
+    "one-runtime": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(_RX_6800,), loads=("torch",), exit_code=0,
+        says=("device          AMD Radeon RX 6800 XT, gfx1030, 16368 MiB", "amdhip64_7.dll", "nothing is wrong"),
+    ),
+    "two-runtimes": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(_RX_6800,), loads=("hip", "torch"), exit_code=0,
+        says=("amdhip64_6.dll", "amdhip64_7.dll", "nothing is wrong"),
+    ),
+    "other-gpu": MachineOfDoctor(
+        version="2.12.0+rocm7.14.0", hip="7.14.60850", gpus=(("AMD Radeon VII", "gfx906", 16368),), loads=("torch",),
+        says=("a GPU here is a gfx906, the wheel is for gfx1030", "-m pip install triton-windows`"),
+    ),
+}  # fmt: skip
+
+
+def test_the_doctor(built: Built, installed: Path, tmp_path: Path) -> None:
+    for name, machine in MACHINES.items():
+        machine.write(tmp_path / name, built)
+    script = SUPPORT / "doctor_machines.py"
+    done = wine.run(*map(wine.windows, (script, *(tmp_path / name for name in MACHINES))), path=(installed,))
+    outputs = dict(part.split("\n", 1) for part in done.stdout.split("== ")[1:])
+    assert [*outputs] == [*MACHINES], done.stderr
+    for name, machine in MACHINES.items():
+        *lines, exit_code = outputs[name].splitlines()
+        text = "\n".join(lines)
+        for words in machine.says:
+            assert words in text, f"{name}: {text}"
+        assert int(exit_code) == machine.exit_code, text
+        assert "targets         gfx1030" in text
+        assert wine.windows(installed / "flash_attn") in text
+        assert not re.search(r"Traceback|lacks|kfd|\b(sudo|export|unset)\b", text), text
+    (library,) = (line for line in outputs["two-runtimes"].splitlines() if line.startswith("library"))
+    assert library.endswith("amdhip64_7.dll")  # torch's
+
+
+def test_the_stand_in_of_torch_has_the_names_of_torch() -> None:
+    names = set(re.findall(r"^(\w+)(?:: .*)? = ", (Path(torch.__path__[0]) / "version.py").read_text(), re.MULTILINE))
+    assert names == {"__all__", "__version__", "debug", "cuda", "git_version", "hip", "rocm", "xpu"}
 
 
 _CALLS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -284,6 +285,63 @@ def test_it_finds(key: str, facts: Facts, said: str) -> None:
     assert "{" not in found[0].remedy
 
 
+_FOREIGN = re.compile(r"\b(sudo|export|unset|modprobe|dmesg|docker|LD_\w+)\b|/dev/|/proc/|&&|(?<!-m )\bpip install")
+
+
+@pytest.mark.parametrize("executable", [r"C:\ComfyUI\python_embeded\python.exe", r"D:\My Programs\python.exe"])
+def test_windows_gets_no_command_of_linux(executable: str) -> None:
+    """In no trouble: each either has other words there or does not exist there."""
+    seen = set()
+    for _, facts, _ in CASES:
+        for finding in findings.examine(replace(facts, windows=True, executable=executable)):
+            seen.add(finding.key)
+            remedy = re.sub(r"on Linux or in WSL: `[^`]*`", "", finding.remedy)  # the build of a wheel
+            assert not _FOREIGN.search(remedy), finding
+            assert "{" not in remedy, finding
+    none_there = {trouble.key for trouble in TROUBLES if trouble.windows is None}
+    assert seen == {trouble.key for trouble in TROUBLES} - none_there - {"two-hip-runtimes"}
+    assert none_there >= {"no-kfd", "no-permission"}
+
+
+def test_commands_of_windows() -> None:
+    machine = replace(
+        HEALTHY,
+        windows=True,
+        executable=r"C:\ComfyUI\python_embeded\python.exe",
+        build=_UNIVERSAL,
+        probe={"torch_error": ""},
+    )
+    known = commands.commands(machine)
+    pip = r"C:\ComfyUI\python_embeded\python.exe -m pip"
+    index = "--index-url https://repo.amd.com/rocm/whl-multi-arch/"
+    assert known["torch"] == f'{pip} install "torch[device-all]" "torchvision[device-all]" torchaudio {index}'
+    card = [{"name": "RX 7800 XT", "target": "gfx1101", "memory_mib": 16368}]
+    known = commands.commands(replace(machine, probe={**_PROBE, "devices": card}))
+    assert known["torch"] == (
+        f"{pip} uninstall -y torch torchvision torchaudio`, then "
+        f'`{pip} install "torch[device-gfx1101]" "torchvision[device-gfx1101]" torchaudio {index}'
+    )
+    assert known["unset"] == "`Remove-Item Env:HIP_VISIBLE_DEVICES` (PowerShell) or `set HIP_VISIBLE_DEVICES=` (cmd)"
+    assert known["max_jobs"] == '`$env:MAX_JOBS = "45"` (PowerShell) or `set MAX_JOBS=45` (cmd)'
+    assert commands.commands(replace(machine, executable=r"C:\A b\python.exe"))["python"] == r'& "C:\A b\python.exe"'
+    named = replace(machine, build=replace(_UNIVERSAL, repository=""))
+    assert commands.commands(named)["reinstall"].endswith(" flash_attn-2.8.3+rocm-cp310-abi3-win_amd64.whl")
+    assert commands.amd_index("2.15.0+rocm10.0.0") == "https://stable.repo.amd.com/rocm/whl-next/"
+    assert commands.amd_index("2.12.0+rocm7.14.0") == commands.amd_index("2.9.0+rocmsdk20251116") == commands.AMD_INDEX
+
+
+def test_two_runtimes_are_no_trouble_on_windows_where_torch_names_one() -> None:
+    both = probed(libraries=[r"C:\Windows\System32\amdhip64_7.dll", r"C:\torch\amdhip64_7.dll"])
+    there = replace(both, windows=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(findings, "PLATFORM", SimpleNamespace(hip_library="amdhip64"))
+        assert findings.examine(there) == []
+        unbound = replace(there, probe={**there.probe, "info": {"launcher": None, "problems": []}})
+        (finding,) = findings.examine(unbound)
+    assert finding.key == "two-hip-runtimes"
+    assert not _FOREIGN.search(finding.remedy)
+
+
 def test_no_driver_is_missed_where_torch_is_not_for_rocm() -> None:
     info = {"problems": ["no GPU driver: libamdhip64 is not there"]}
     for facts in (torch("2.5.1", cuda="12.4", devices=[], info=info), torch("2.5.1+cpu", devices=[], info=info)):
@@ -340,6 +398,7 @@ def test_what_torch_requires_and_where_the_wheel_is_from(monkeypatch: pytest.Mon
     assert survey.torch_triton() == ""
     for written, origin in (
         ('{"url": "file:///tmp/a.whl"}', "/tmp/a.whl"),
+        ('{"url": "file:///tmp/my%20wheels/a.whl"}', "/tmp/my wheels/a.whl"),
         ('{"url": "https://x/a.whl"}', "https://x/a.whl"),
         ('{"url": "file:///src", "dir_info": {}}', ""),
         (None, ""),

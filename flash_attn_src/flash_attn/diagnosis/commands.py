@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from flash_attn.diagnosis.overrides import OVERRIDES
+from flash_attn.diagnosis.shells import Posix, Shell, Windows
 from flash_attn.diagnosis.survey import Facts
-from flash_attn.runtime.build_info import BuildInfo
+from flash_attn.runtime.build_info import BuildInfo, build_command
+from flash_attn.runtime.environment import TRITON_ENABLE
 
 INDEX = "https://download.pytorch.org/whl"
 FAMILIES = {"gfx11": "gfx11", "gfx12": "gfx12-0"}  # target -> its family's name among the packages of AMD's torch
 AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"
+AMD_NEXT_INDEX = "https://stable.repo.amd.com/rocm/whl-next/"  # from ROCm 10.0 on
 JOB_MIB = 1400  # of the largest compiler process, as rocm_wheels/versions.toml has it
 
 
 def commands(facts: Facts) -> dict[str, str]:
-    """The commands that a remedy may name in braces."""
+    """The commands that a remedy may name in braces. Those that set or remove a variable have their backticks."""
     target = next(iter(facts.unserved()), "gfx1100")
+    shell = _shell(facts)
     return {
-        "torch": install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts)),
+        "python": shell.python,
+        "pip": shell.pip,
+        "torch": _torch(facts),
         "triton": _install_triton(facts),
         "device_package": _device_package(facts),
         "family_package": _family_package(facts),
         "reinstall": _reinstall(facts),
-        "build": _build(facts.build, target),
-        "override": f"export HSA_OVERRIDE_GFX_VERSION={OVERRIDES.get(target, ('', '10.3.0'))[1]}",
-        "unset": f"unset {' '.join(_hiding(facts)) or 'HIP_VISIBLE_DEVICES'}",
+        "build": _build(facts.build, target, windows=facts.windows),
+        "override": shell.assign("HSA_OVERRIDE_GFX_VERSION", OVERRIDES.get(target, ("", "10.3.0"))[1]),
+        "unset": shell.remove(_hiding(facts) or ["HIP_VISIBLE_DEVICES"]),
+        "other_gpu": shell.assign("HIP_VISIBLE_DEVICES", "1"),
+        "unset_triton": shell.remove([TRITON_ENABLE]),
+        "set_triton": shell.assign(TRITON_ENABLE, "TRUE"),
+        "log_level": shell.assign("AMD_LOG_LEVEL", "3"),
+        "max_jobs": shell.assign("MAX_JOBS", str(max(1, facts.memory_mib // JOB_MIB) if facts.memory_mib else 2)),
         "groups": ",".join(sorted({each.group for each in (facts.kfd, *facts.render) if each and not each.allowed}))
         or "render,video",
-        "jobs": str(max(1, facts.memory_mib // JOB_MIB) if facts.memory_mib else 2),
         "issue": f"{facts.build.repository}/issues/new?template=report_bug.yml"
         if facts.build.repository
         else "the repository's issues",
     }
+
+
+def install_torch_on_windows(shell: Shell, *, targets: Sequence[str] = (), installed: bool = False) -> str:
+    """The lines that install AMD's torch for Windows, with kernels for these GPU targets, or for every GPU.
+
+    installed: whether another torch is there. pip would keep it.
+    """
+    extras = ",".join(f"device-{target}" for target in targets) or "device-all"
+    line = f'{shell.pip} install "torch[{extras}]" "torchvision[{extras}]" torchaudio --index-url {AMD_INDEX}'
+    gone = f"{shell.pip} uninstall -y torch torchvision torchaudio"
+    return shell.then([gone, line] if installed else [line])
 
 
 def install_torch(build: BuildInfo, *, torch: str = "", rocm: str = "") -> str:
@@ -61,49 +81,77 @@ def site(repository: str) -> str:
     return f"https://{owner.lower()}.github.io/{name}/" if parts.hostname == "github.com" and name else ""
 
 
+def _torch(facts: Facts) -> str:
+    """The lines that install torch for ROCm on this machine."""
+    if facts.windows:
+        installed = facts.probe.get("torch_error") != ""  # "" means that there is no torch
+        return install_torch_on_windows(_shell(facts), targets=_targets(facts), installed=installed)
+    return install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))
+
+
 def _reinstall(facts: Facts) -> str:
     """The line that installs the same wheel again: from its file where the installer wrote that down."""
-    build = facts.build
-    again = "pip install --force-reinstall --no-deps"
+    build, shell = facts.build, _shell(facts)
+    again = f"{shell.pip} install --force-reinstall --no-deps"
     if facts.origin:
-        return f"{again} {shlex.quote(facts.origin)}"
+        return f"{again} {shell.quote(facts.origin)}"
     index = site(build.repository)
     if not index or not build.label:
-        return f"{again} flash_attn-{build.version}{f'+{build.label}' if build.label else ''}-*.whl"
+        tag = "cp310-abi3-win_amd64" if facts.windows else "*"  # the shells of Windows expand no pattern
+        return f"{again} flash_attn-{build.version}{f'+{build.label}' if build.label else ''}-{tag}.whl"
     directory = f"rocm{build.rocm}/torch{build.torch_minor}/simple/" if build.torch else "simple/"
     return f'{again} "flash_attn=={build.version}+{build.label}" --extra-index-url {index}{directory}'
 
 
 def _install_triton(facts: Facts) -> str:
     """The lines that leave the one Triton that the installed torch requires."""
-    gone = f"pip uninstall -y {' '.join(facts.tritons) or 'triton pytorch-triton-rocm triton-rocm'}"
+    shell = _shell(facts)
+    gone = f"{shell.pip} uninstall -y {' '.join(facts.tritons) or 'triton pytorch-triton-rocm triton-rocm'}"
+    if facts.windows:
+        return shell.then([gone, f'{shell.pip} install "{facts.torch_triton or "triton-windows"}"'])
     directory = re.search(r"\+(rocm[\d.]+)", _installed(facts))
     if not facts.torch_triton or directory is None:
-        return f"{gone} && {install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))} --force-reinstall"
-    return f'{gone} && pip install "{facts.torch_triton}" --index-url {INDEX}/{directory[1]}'
+        return shell.then([gone, f"{_torch(facts)} --force-reinstall"])
+    return shell.then([gone, f'{shell.pip} install "{facts.torch_triton}" --index-url {INDEX}/{directory[1]}'])
 
 
 def _device_package(facts: Facts) -> str:
     """The line that adds the kernels of this machine's GPUs to the installed torch, from ROCm 10.0 on."""
-    targets = sorted({device["target"] for device in facts.probe.get("devices", [])}) or ["gfx942"]
-    extras, installed = ",".join(f"device-{target}" for target in targets), _installed(facts)
+    targets, installed = _targets(facts) or ["gfx942"], _installed(facts)
+    extras = ",".join(f"device-{target}" for target in targets)
     _, _, directory = installed.partition("+")
-    return f'pip install "torch[{extras}]=={installed}" --index-url {INDEX}/{directory or "rocm10.0"}'
+    index = amd_index(installed) if facts.windows else f"{INDEX}/{directory or 'rocm10.0'}"
+    return f'{_shell(facts).pip} install "torch[{extras}]=={installed}" --index-url {index}'
 
 
 def _family_package(facts: Facts) -> str:
     """The line that adds AOTriton's kernels, which lie in a package of the GPU's family, in AMD's index."""
-    targets = sorted({device["target"] for device in facts.probe.get("devices", [])}) or ["gfx1100"]
+    targets = _targets(facts) or ["gfx1100"]
     family = next((name for start, name in FAMILIES.items() if targets[0].startswith(start)), targets[0])
     version, _, label = _installed(facts).partition("+")
     pin = f"=={version}+{label}" if label else ""
-    return f'pip install "amd-torch-device-{family}{pin}" --index-url {AMD_INDEX}'
+    return f'{_shell(facts).pip} install "amd-torch-device-{family}{pin}" --index-url {amd_index(_installed(facts))}'
 
 
-def _build(build: BuildInfo, target: str) -> str:
-    """The line that builds a wheel for a GPU target, which runs beside every torch."""
+def amd_index(torch: str) -> str:
+    """AMD's index of torch that has a version such as 2.15.0+rocm10.0."""
+    major = re.search(r"\+rocm(?:sdk)?(\d+)\.", torch)
+    return AMD_NEXT_INDEX if major and int(major[1]) >= 10 else AMD_INDEX
+
+
+def _build(build: BuildInfo, target: str, *, windows: bool) -> str:
+    """The line that builds a wheel for a GPU target, which runs beside every torch. It is for a shell of Linux."""
     clone = f"git clone {build.repository} && cd {Path(build.repository).name} && " if build.repository else ""
-    return f"{clone}PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {build.version}"
+    return f"{clone}{build_command(build.version, target, windows=windows)}"
+
+
+def _shell(facts: Facts) -> Shell:
+    return Windows(facts.executable) if facts.windows else Posix()
+
+
+def _targets(facts: Facts) -> list[str]:
+    """The distinct targets of the GPUs here, sorted."""
+    return sorted({device["target"] for device in facts.probe.get("devices", [])})
 
 
 def _hiding(facts: Facts) -> list[str]:

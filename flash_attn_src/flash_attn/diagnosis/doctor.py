@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = json.dumps(content, indent=1)
     else:
         told = [f"{BY_KEY[finding.key].title}: {finding.what}\n  {finding.remedy}" for finding in findings]
+        if facts.windows and any('`& "' in finding.remedy for finding in findings):
+            told.append('The commands that begin with `& "` are for PowerShell. In cmd, type them without the &.')
         text = "\n\n".join([report(facts), *(told or ["nothing is wrong"])])
     try:
         print(text, flush=True)

@@ -40,9 +40,13 @@ def examine(facts: Facts) -> list[Finding]:
         found.pop("no-driver", None)  # it is torch for ROCm that brings the driver library
     known = commands(facts)
     return [
-        Finding(key=trouble.key, what=found[trouble.key], remedy=trouble.remedy.format(**known))
+        Finding(
+            key=trouble.key,
+            what=found[trouble.key],
+            remedy=trouble.advice(on_windows=facts.windows).format(**known),
+        )
         for trouble in TROUBLES
-        if trouble.key in found
+        if trouble.key in found and not (facts.windows and trouble.windows is None)
     ]
 
 
@@ -98,11 +102,14 @@ def _machine(facts: Facts) -> _Found:
         there = "/dev/kfd is there, " if facts.kfd else ""
         yield "gpu-hidden", f"torch sees no GPU, {there}and {set_to} is set"
     elif hip and not devices and not facts.has_kfd:
-        yield "no-device-of-windows", "torch sees no GPU; here the driver of Windows has to offer it"
+        driver = f", which is {facts.driver}," if facts.driver else ""
+        yield "no-device-of-windows", f"torch sees no GPU; here the driver of Windows{driver} has to offer it"
     elif hip and not devices:
         yield "no-device", "torch sees no GPU, though /dev/kfd is there"
     runtimes = hip_runtimes(facts.probe.get("libraries", ()))
-    if len(runtimes) > 1:
+    # On Windows the launcher takes the one that torch is linked to.
+    chosen = facts.windows and facts.probe.get("info", {}).get("launcher")
+    if len(runtimes) > 1 and not chosen:
         yield "two-hip-runtimes", f"one process has loaded {' and '.join(runtimes)}"
 
 
@@ -121,7 +128,8 @@ def _backend(facts: Facts) -> _Found:
     unserved = facts.unserved()
     if facts.build.targets and unserved:
         relative = OVERRIDES.get(unserved[0], ("", ""))[0]
-        key = "target-of-a-relative" if relative in facts.build.targets else "target-missing"
+        by_relative = relative in facts.build.targets and not facts.windows
+        key = "target-of-a-relative" if by_relative else "target-missing"
         yield key, f"a GPU here is a {unserved[0]}, the wheel is for {', '.join(facts.build.targets)}"
     problems = facts.probe.get("info", {}).get("problems", [])
     if drivers := [problem for problem in problems if "no GPU driver" in problem]:

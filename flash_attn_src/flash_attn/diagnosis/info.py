@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from flash_attn import backends
 from flash_attn.backends.sources import explain
 from flash_attn.calls import AttentionCall
-from flash_attn.diagnosis.commands import install_torch
+from flash_attn.diagnosis.commands import install_torch, install_torch_on_windows
 from flash_attn.diagnosis.overrides import OVERRIDES
+from flash_attn.diagnosis.shells import Windows
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import jit
-from flash_attn.runtime.build_info import BuildInfo, load
+from flash_attn.runtime.build_info import BuildInfo, build_command, load
+from flash_attn.runtime.platform import PLATFORM
 
 
 def backend_info(
@@ -68,7 +71,10 @@ def torch_problems(build: BuildInfo, running: str, hip: str | None) -> list[str]
     """What does not fit between the wheel and the torch that runs (its version, its HIP version or None)."""
     problems = []
     minor = ".".join(running.split(".")[:2])
-    line = install_torch(build, torch=running, rocm=hip or "")
+    if PLATFORM.is_windows:
+        line = install_torch_on_windows(Windows(sys.executable), installed=True)
+    else:
+        line = install_torch(build, torch=running, rocm=hip or "")
     if build.torch_minor and minor != build.torch_minor:
         problems.append(
             f"this wheel is for torch {build.torch_minor}, torch {running} is running: `{line}`, or install the "
@@ -111,9 +117,9 @@ def _target_problems(build: BuildInfo, device_targets: list[str]) -> list[str]:
 
 def _remedy(build: BuildInfo, target: str) -> str:
     relative, version = OVERRIDES.get(target, ("", ""))
-    if relative in build.targets:
+    if relative in build.targets and not PLATFORM.is_windows:
         return f"`export HSA_OVERRIDE_GFX_VERSION={version}` runs the kernels of {relative}"
-    return f"`PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {build.version}` builds a wheel that has them"
+    return f"`{build_command(build.version, target)}` builds a wheel that has them"
 
 
 def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:

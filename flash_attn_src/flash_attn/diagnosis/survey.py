@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime import build_info, store
@@ -21,7 +23,7 @@ from flash_attn.runtime.platform import PLATFORM
 KFD = Path("/dev/kfd")
 RENDER_NODES = "/dev/dri"
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
-TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm")
+TRITONS = ("triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows")  # distributions of one module
 # What changes how torch, the driver, Triton or this package behave; nothing else of the environment is shown.
 _SHOWN = ("FLASH_ATT", "TRITON_", "HIP_", "ROCR_", "HSA_", "CUDA_VISIBLE", "PYTORCH_", "GPU_ARCHS", "MAX_JOBS", "LD_")
 _PROBE_SECONDS = 300
@@ -45,10 +47,12 @@ class Facts:
     died: how the probe ended where it did not end by itself. lacking: files that the wheel should have. origin: where
     the wheel was installed from, "" for a package index. rocm: version of the ROCm on this machine, "" for none.
     torch_triton: the Triton that the installed torch requires, as pip takes it. has_kfd: whether GPUs are reached
-    through /dev/kfd here.
+    through /dev/kfd here. windows: whether the system is Windows, outside of WSL. executable: path of the Python.
     """
 
     python: str = ""
+    executable: str = ""
+    windows: bool = False
     system: str = ""
     build: build_info.BuildInfo = field(default_factory=build_info.BuildInfo)
     location: str = ""
@@ -84,6 +88,8 @@ def survey(log: str = "") -> Facts:
     answers, died = run_probe()
     return Facts(
         python=f"{platform.python_version()} ({sys.executable})",
+        executable=sys.executable,
+        windows=PLATFORM.is_windows,
         system=platform.platform(),
         build=build,
         location=str(package),
@@ -124,7 +130,12 @@ def origin() -> str:
     except (metadata.PackageNotFoundError, ValueError):
         return ""
     url = str(written.get("url", ""))
-    return url.removeprefix("file://") if url.endswith(".whl") else ""
+    parts = urlsplit(url)
+    if not parts.path.endswith(".whl"):
+        return ""
+    return (
+        url2pathname(f"//{parts.netloc}{parts.path}" if parts.netloc else parts.path) if parts.scheme == "file" else url
+    )
 
 
 def torch_triton() -> str:

@@ -15,6 +15,7 @@ from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
 class Trouble:
     """`sign` is what a user meets. `remedy` may name the commands of commands.py in braces.
 
+    `windows` is the remedy on Windows: "" where `remedy` holds there too, None where the trouble does not exist there.
     `log` is a regular expression for the line of a build's log that gives the trouble away; "" for none.
     """
 
@@ -22,7 +23,12 @@ class Trouble:
     title: str
     sign: str
     remedy: str
+    windows: str | None = ""
     log: str = ""
+
+    def advice(self, *, on_windows: bool) -> str:
+        """The remedy for a system, with the names of commands in braces."""
+        return (on_windows and self.windows) or self.remedy
 
 
 TROUBLES = (
@@ -39,6 +45,8 @@ TROUBLES = (
         sign="`import torch` itself fails, often with the name of a library that is not found",
         remedy="Install torch again: `{torch} --force-reinstall`. If that changes nothing: `unset LD_LIBRARY_PATH "
         "LD_PRELOAD`, because they can lead torch to another library of the same name.",
+        windows="Install torch again: `{torch}`. torch also needs Microsoft's Visual C++ Redistributable: "
+        "https://aka.ms/vs/17/release/vc_redist.x64.exe",
     ),
     Trouble(
         key="torch-cpu",
@@ -80,13 +88,14 @@ TROUBLES = (
         title="Another flash_attn is imported than the installed one",
         sign="`flash_attn.__file__` is not where pip put the wheel",
         remedy="Run Python elsewhere and without PYTHONPATH: `cd / && env -u PYTHONPATH python -m flash_attn.doctor`.",
+        windows="Run Python elsewhere and without PYTHONPATH: `cd /`, then `{python} -E -m flash_attn.doctor`.",
     ),
     Trouble(
         key="gpu-hidden",
         title="A variable hides the GPU",
         sign="`torch.cuda.is_available()` is False, /dev/kfd is there, and HIP_VISIBLE_DEVICES or "
         "ROCR_VISIBLE_DEVICES is set",
-        remedy="`{unset}`, then start Python again. The first GPU has the number 0.",
+        remedy="{unset}, then start Python again. The first GPU has the number 0.",
     ),
     Trouble(
         key="no-kfd",
@@ -94,6 +103,7 @@ TROUBLES = (
         sign="`torch.cuda.is_available()` is False, and there is no /dev/kfd",
         remedy="Load the driver: `sudo modprobe amdgpu && ls -l /dev/kfd`. If modprobe finds no such module, install "
         "AMD's driver: https://rocm.docs.amd.com/projects/install-on-linux/",
+        windows=None,
     ),
     Trouble(
         key="no-kfd-in-container",
@@ -101,12 +111,14 @@ TROUBLES = (
         sign="`torch.cuda.is_available()` is False in a container, and there is no /dev/kfd in it",
         remedy="Start the container with the devices: `docker run --device=/dev/kfd --device=/dev/dri --group-add "
         'video --group-add "$(stat -c %g /dev/kfd)" ...`.',
+        windows=None,
     ),
     Trouble(
         key="no-device",
         title="The driver offers no GPU",
         sign="`torch.cuda.is_available()` is False, /dev/kfd is there, and no variable hides a GPU",
         remedy="The driver's own messages say why: `sudo dmesg | grep -i -e amdgpu -e kfd`.",
+        windows=None,
     ),
     Trouble(
         key="no-device-of-windows",
@@ -120,6 +132,7 @@ TROUBLES = (
         title="No permission on the GPU",
         sign="`torch.cuda.is_available()` is False, and `ls -l /dev/kfd` shows a group that you are not in",
         remedy="Join the groups that own the devices, `sudo usermod -aG {groups} $USER`, then log out and in again.",
+        windows=None,
         log=r"/dev/(kfd|dri).*([Pp]ermission denied|not permitted)",
     ),
     Trouble(
@@ -129,6 +142,7 @@ TROUBLES = (
         "not in",
         remedy="Start the container with the group that owns the device: `docker run --device=/dev/kfd "
         '--device=/dev/dri --group-add video --group-add "$(stat -c %g /dev/kfd)" ...`, with stat on the host.',
+        windows=None,
     ),
     Trouble(
         key="no-driver",
@@ -136,6 +150,7 @@ TROUBLES = (
         sign="`no GPU driver: ...`",
         remedy="The HIP runtime comes with torch. Install torch again: `{torch} --force-reinstall`. If that changes "
         "nothing: `unset LD_LIBRARY_PATH`.",
+        windows="The HIP runtime comes with torch. Install torch again: `{torch}`.",
     ),
     Trouble(
         key="two-hip-runtimes",
@@ -143,6 +158,7 @@ TROUBLES = (
         sign="crashes, `invalid device function` or wrong results; `/proc/self/maps` names two libamdhip64",
         remedy="Keep the one of torch: `unset LD_LIBRARY_PATH LD_PRELOAD`, and import torch before other GPU "
         "libraries.",
+        windows="Keep the one of torch: import torch before other GPU libraries.",
     ),
     Trouble(
         key="two-tritons",
@@ -157,6 +173,7 @@ TROUBLES = (
         remedy="That torch has two empty files which HIP takes for its kernels (ROCm/TheRock#7081). Delete them: "
         '`find "$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')" -name '
         "'torch_gfx90a:xnack*.kpack' -delete`, or install torch 2.11.",
+        windows=None,
     ),
     Trouble(
         key="device-package-missing",
@@ -173,7 +190,10 @@ TROUBLES = (
         sign="`this flash_attn has no kernels for gfx...`, or seconds at each first call",
         remedy="Build a wheel that has them: `{build}`. Until then Triton compiles them at their first call: "
         f"Triton {OLDEST_TRITON} or newer, which torch {OLDEST_TORCH} and newer for ROCm require. To use another GPU "
-        "of this machine instead: `export HIP_VISIBLE_DEVICES=1`, or its number.",
+        "of this machine instead: {other_gpu}, or its number.",
+        windows="The wheel for Windows has kernels for the Radeon RX 6000 series and newer. For such a GPU, build a "
+        "wheel with its kernels on Linux or in WSL: `{build}`. For another GPU, Triton may compile them at their first "
+        "call: `{pip} install triton-windows`. To use another GPU of this machine instead: {other_gpu}, or its number.",
         log=r"has no kernels? |invalid device function|hipErrorNoBinaryForGpu|no kernel image is available",
     ),
     Trouble(
@@ -181,15 +201,16 @@ TROUBLES = (
         title="The GPU runs the kernels of a relative",
         sign="`this flash_attn has no kernels for gfx1031`, or another of gfx1031 to gfx1036, gfx1103, gfx1152, "
         "gfx1153",
-        remedy="`{override}` before Python starts: HIP then loads the kernels of the relative. AMD does not support "
+        remedy="{override} before Python starts: HIP then loads the kernels of the relative. AMD does not support "
         "it, and `python -m flash_attn.selftest` says whether the results are right.",
+        windows=None,
     ),
     Trouble(
         key="triton-not-selected",
         title="The wanted backend is not selected",
         sign="`FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE asks for the CK backend, which this wheel does not have`",
-        remedy="`unset FLASH_ATTENTION_TRITON_AMD_ENABLE`: the wheel knows its backend. For the Triton kernels of "
-        "any wheel: `export FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE` before Python starts.",
+        remedy="{unset_triton}: the wheel knows its backend. For the Triton kernels of any wheel: {set_triton} before "
+        "Python starts.",
         log=r"asks for the CK backend|No module named 'flash_attn_2_cuda'",
     ),
     Trouble(
@@ -198,7 +219,7 @@ TROUBLES = (
         sign="`FLASH_ATTENTION_KERNEL_SOURCE=... is none of asm, ck, triton`, or a variable without an effect",
         remedy="These are read: FLASH_ATTENTION_TRITON_AMD_ENABLE and FLASH_ATTENTION_TRITON_AMD_AUTOTUNE, TRUE or "
         "FALSE, and FLASH_ATTENTION_KERNEL_SOURCE, asm, ck or triton; a wheel of Triton kernels alone has no asm and "
-        "no ck. Set them before Python starts, or unset them.",
+        "no ck. Set them before Python starts, or remove them.",
     ),
     Trouble(
         key="call-failed",
@@ -206,13 +227,16 @@ TROUBLES = (
         sign="the doctor's own forward and backward",
         remedy="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
         "died without a message, `sudo dmesg | grep amdgpu` may have one.",
+        windows="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
+        "died without a message, the log of Windows may have one: "
+        "`wevtutil qe System /c:5 /rd:true /f:text /q:\"*[System[Provider[@Name='Display']]]\"`.",
     ),
     Trouble(
         key="nothing-launched",
         title="A launch that does nothing",
         sign="results that are zeros, NaN or old values, without an error",
-        remedy="The driver accepted the launch and did not run it. See what it says: `AMD_LOG_LEVEL=3 python -m "
-        "flash_attn.doctor`, and report it with all of that: {issue}.",
+        remedy="The driver accepted the launch and did not run it. See what it says: {log_level}, then "
+        "`{python} -m flash_attn.doctor`, and report it with all of that: {issue}.",
     ),
     Trouble(
         key="torch-attention",
@@ -227,8 +251,7 @@ TROUBLES = (
         key="build-memory",
         title="A build runs out of memory",
         sign="`Killed`, `signal 9`, exit code 137, or a machine that swaps",
-        remedy="Run fewer compilers at once: `export MAX_JOBS={jobs}`, then build again. Unset, it is chosen from "
-        "cores and memory.",
+        remedy="Run fewer compilers at once: {max_jobs}, then build again. Unset, it is chosen from cores and memory.",
         log=r"\bKilled\b|signal 9\b|SIGKILL|(code|status) 137|[Cc]annot allocate memory|bad_alloc|MemoryError"
         r"|most likely for want of memory",
     ),
@@ -236,7 +259,7 @@ TROUBLES = (
         key="wheel-module",
         title="The Python module wheel is missing in a build",
         sign="`No module named 'wheel'`, `invalid command 'bdist_wheel'`",
-        remedy="`pip install wheel setuptools`, or build without `--no-build-isolation`. `./build_rocm.sh` makes an "
+        remedy="`{pip} install wheel setuptools`, or build without `--no-build-isolation`. `./build_rocm.sh` makes an "
         "environment of its own.",
         log=r"No module named '?wheel'?|invalid command 'bdist_wheel'",
     ),
@@ -244,10 +267,18 @@ TROUBLES = (
 BY_KEY = {trouble.key: trouble for trouble in TROUBLES}
 
 
-def page(commands: Mapping[str, str]) -> str:
-    """The table as Markdown, with the commands of an example."""
-    parts = [
-        f"## {each.title}\n\n**It shows as** {each.sign}.\n\n{each.remedy.format(**commands)} (`{each.key}`)\n"
-        for each in TROUBLES
+def page(commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
+    """The table as Markdown, with the commands of an example of each system."""
+    return "\n".join(_section(trouble, commands, on_windows) for trouble in TROUBLES)
+
+
+def _section(trouble: Trouble, commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
+    paragraphs = [
+        f"## {trouble.title}",
+        f"**It shows as** {trouble.sign}.",
+        f"{trouble.remedy.format(**commands)} (`{trouble.key}`)",
     ]
-    return "\n".join(parts)
+    there = trouble.advice(on_windows=True).format(**on_windows)
+    if trouble.windows is not None and there != trouble.remedy.format(**commands):
+        paragraphs.append(f"On Windows: {there}")
+    return "\n\n".join(paragraphs) + "\n"

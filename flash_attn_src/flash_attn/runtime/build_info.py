@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from flash_attn.runtime.platform import PLATFORM
+
 _PATH = Path(__file__).resolve().parent.parent / "_build_info.json"
 _VERSIONS = Path("rocm_wheels") / "versions.toml"
 
@@ -72,6 +74,11 @@ def read(path: Path) -> BuildInfo:
         raise ImportError(f"{path} cannot be read ({error!r}): reinstall the wheel") from error
     known["targets"] = tuple(known.get("targets", ()))
     return BuildInfo(**known)
+
+
+def build_command(version: str, target: str, *, windows: bool = PLATFORM.is_windows) -> str:
+    """The line that builds a wheel with kernels for a GPU target, in a shell of Linux. windows: for which system."""
+    return f"PYTORCH_ROCM_ARCH={target} ./build_rocm.sh {version}{' --platform windows' if windows else ''}"
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import device, jit, store
-from flash_attn.runtime.build_info import VERSION
+from flash_attn.runtime.build_info import VERSION, build_command
 from flash_attn.runtime.ck_planner import Launch
 from flash_attn.runtime.store import KernelError
 from flash_attn.runtime.stored import StoreKernel
@@ -48,7 +48,7 @@ class Driver:
         if reason is not None:
             raise KernelError(
                 f"{lack}, and {reason}. Install the Triton that your torch requires, or build a wheel that has it: "
-                f"PYTORCH_ROCM_ARCH={self.target} ./build_rocm.sh {VERSION}"
+                f"{build_command(VERSION, self.target)}"
             )
         if self.target not in _warned:
             _warned.add(self.target)
@@ -79,7 +79,7 @@ class Driver:
             if archive is None or name not in archive.kernels:
                 raise KernelError(
                     f"this flash_attn has no kernel {name} for {self.target} (device {self.index}). Build a wheel that "
-                    f"has it: PYTORCH_ROCM_ARCH={self.target} ./build_rocm.sh {VERSION}"
+                    f"has it: {build_command(VERSION, self.target)}"
                 )
             found = device.kernels.setdefault((self.index, name), StoreKernel(archive, name, self.index))
         return found

@@ -12,9 +12,10 @@ class Platform(ABC):
 
     planner: file name of the library that plans launches of Composable Kernel. launcher: pattern of the file names that
     the launcher module can have. gpu_libraries: parts of the file names of the GPU runtimes, HIP's first.
-    cache_variable: environment variable with the user's cache directory.
+    cache_variable: environment variable with the user's cache directory. is_windows: for texts that name commands.
     """
 
+    is_windows = False
     planner: str
     launcher: str
     gpu_libraries: tuple[str, ...]
@@ -69,4 +70,4 @@ class Platform(ABC):
 
     @abstractmethod
     def gpu_driver(self) -> str:
-        """The version of the GPU's driver; "" if the system does not tell."""
+        """The version of the GPU's driver, with the GPU's name if the system tells it; "" if it tells neither."""

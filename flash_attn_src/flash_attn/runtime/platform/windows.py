@@ -19,6 +19,7 @@ _MAKERS = ("Advanced Micro Devices", "AMD", "ATI", "NVIDIA")
 
 
 class Windows(Platform):
+    is_windows = True
     planner = "_ck_planner.dll"
     launcher = "_launcher*.pyd"
     gpu_libraries = ("amdhip64", "nvcuda.dll")
@@ -59,7 +60,10 @@ class Windows(Platform):
             for index in range(registry.QueryInfoKey(adapters)[0]):
                 with suppress(OSError), registry.OpenKey(adapters, registry.EnumKey(adapters, index)) as adapter:
                     if str(registry.QueryValueEx(adapter, "ProviderName")[0]).startswith(_MAKERS):
-                        return str(registry.QueryValueEx(adapter, "DriverVersion")[0])
+                        version, name = (
+                            registry.QueryValueEx(adapter, value)[0] for value in ("DriverVersion", "DriverDesc")
+                        )
+                        return f"{version} ({name})"
         return ""
 
 
