@@ -174,6 +174,11 @@ CASES: list[tuple[str, Facts, str]] = [
     ),
     (
         "variable",
+        replace(HEALTHY, variables={environment.MAX_LAUNCH_SECONDS: "long"}),
+        "SECONDS=long is no number of seconds",
+    ),
+    (
+        "variable",
         replace(HEALTHY, variables={"FLASH_ATTN_TRITON_AMD_ENABLE": "TRUE"}),
         "nothing reads FLASH_ATTN_TRITON_AMD_ENABLE=TRUE, what is read is FLASH_ATTENTION_TRITON_AMD_ENABLE",
     ),

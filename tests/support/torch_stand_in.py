@@ -44,10 +44,10 @@ def _end(*_: object, **__: object) -> NoReturn:
 
 
 class _Apply:
-    apply = classmethod(_end)
+    apply: Any = classmethod(_end)
 
 
-sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _Finder())
 sys.modules[__name__].__class__ = _Module
 
 import torch.autograd  # noqa: E402
@@ -60,7 +60,7 @@ _gpus = [
     for name, target, mib in torch.version.GPUS  # type: ignore[attr-defined]
 ]
 __version__ = torch.version.__version__
-torch.autograd.Function = type("Function", (_Apply,), {})  # type: ignore[misc]
+torch.autograd.Function = type("Function", (_Apply,), {})  # type: ignore[assignment,misc]
 torch.cuda.is_available = lambda: bool(_gpus)
 torch.cuda.device_count = lambda: len(_gpus)
 torch.cuda.get_device_properties = _gpus.__getitem__  # type: ignore[assignment]

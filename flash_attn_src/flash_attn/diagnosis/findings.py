@@ -12,7 +12,14 @@ from flash_attn.diagnosis.overrides import OVERRIDES
 from flash_attn.diagnosis.survey import Facts
 from flash_attn.diagnosis.troubles import TROUBLES
 from flash_attn.kernels.providers import SOURCES
-from flash_attn.runtime.environment import KERNEL_SOURCE, TRITON_AUTOTUNE, TRITON_ENABLE, switch
+from flash_attn.runtime.environment import (
+    KERNEL_SOURCE,
+    MAX_LAUNCH_SECONDS,
+    TRITON_AUTOTUNE,
+    TRITON_ENABLE,
+    seconds,
+    switch,
+)
 from flash_attn.runtime.platform import PLATFORM
 
 # The first ROCm whose torch has the kernels of each GPU in a package of their own.
@@ -147,9 +154,10 @@ def _variables(facts: Facts) -> _Found:
         yield "variable", f"{KERNEL_SOURCE}={source} asks for kernels that this wheel does not have"
     try:
         switch(given, TRITON_AUTOTUNE)
+        seconds(given, MAX_LAUNCH_SECONDS)
     except ValueError as error:
         yield "variable", str(error)
-    read = (TRITON_ENABLE, KERNEL_SOURCE, TRITON_AUTOTUNE)
+    read = (TRITON_ENABLE, KERNEL_SOURCE, TRITON_AUTOTUNE, MAX_LAUNCH_SECONDS)
     for name, value in given.items():
         whole = name.replace("FLASH_ATTN_", "FLASH_ATTENTION_")
         if name not in read and (meant := difflib.get_close_matches(whole, read, 1, _ALIKE)):

@@ -218,8 +218,8 @@ TROUBLES = (
         title="A variable has a wrong name or value",
         sign="`FLASH_ATTENTION_KERNEL_SOURCE=... is none of asm, ck, triton`, or a variable without an effect",
         remedy="These are read: FLASH_ATTENTION_TRITON_AMD_ENABLE and FLASH_ATTENTION_TRITON_AMD_AUTOTUNE, TRUE or "
-        "FALSE, and FLASH_ATTENTION_KERNEL_SOURCE, asm, ck or triton; a wheel of Triton kernels alone has no asm and "
-        "no ck. Set them before Python starts, or remove them.",
+        "FALSE, FLASH_ATTENTION_KERNEL_SOURCE, asm, ck or triton, and FLASH_ATTENTION_MAX_LAUNCH_SECONDS, a number; a "
+        "wheel of Triton kernels alone has no asm and no ck. Set them before Python starts, or remove them.",
     ),
     Trouble(
         key="call-failed",

@@ -20,6 +20,8 @@ HAS_SINKS = tl.constexpr(flags.HAS_SINKS)
 SINKS_LIKE_OUT = tl.constexpr(flags.SINKS_LIKE_OUT)
 BIAS_IS_FP32 = tl.constexpr(flags.BIAS_IS_FP32)
 PACKED_BLOCKS = tl.constexpr(flags.PACKED_BLOCKS)
+CHUNK_BITS = tl.constexpr(flags.CHUNK_BITS)
+CHUNK_MASK = tl.constexpr(flags.CHUNK_MASK)
 ROTARY_INTERLEAVED = tl.constexpr(flags.ROTARY_INTERLEAVED)
 ROTARY_MOVES = tl.constexpr(flags.ROTARY_MOVES)
 
@@ -61,8 +63,10 @@ def program_order(blocks, planes, chunk, NUM_XCDS: tl.constexpr):
     chunks the keys of the programs that run together stay in the cache. With large chunks all heavy blocks start first.
     XCD swizzle: the hardware deals programs to the NUM_XCDS compute dies in turn, and each die has a cache of its own.
     So the order keeps neighbouring planes on one die.
+    chunk: of the planes in its lower CHUNK_BITS bits, and above them the number of the first program of this launch.
     """
-    pid = tl.program_id(0)
+    pid = tl.program_id(0) + (chunk >> CHUNK_BITS)
+    chunk = chunk & CHUNK_MASK
     first = pid // (blocks * chunk) * chunk
     rest = pid - first * blocks
     here = tl.minimum(chunk, planes - first)

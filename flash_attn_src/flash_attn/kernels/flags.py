@@ -22,6 +22,11 @@ BIAS_IS_FP32 = 16384
 # The grid has the blocks of the packed rows. Without it every sequence has as many blocks as the longest.
 PACKED_BLOCKS = 2048
 
+# The lower bits of the argument `chunk` of `common.program_order`. The bits above them hold the first program of a
+# launch, for a grid that is launched in pieces.
+CHUNK_BITS = 4
+CHUNK_MASK = (1 << CHUNK_BITS) - 1
+
 # The constant PAGE_MODE: how a kernel finds the page of a key, 0 where keys do not lie in pages. Per block: no block of
 # BLOCK_N keys crosses a page.
 PAGE_PER_KEY = 1

@@ -30,6 +30,8 @@ class Target:
     fp8: Triton's name for the FP8 format of the matrix unit, None where the unit takes no FP8.
     num_xcds: compute dies with a level-2 cache each. The hardware deals consecutive programs to them in turn.
     half_up: whether kernels round fp32 to bf16 by integer arithmetic, because the GPU has no instruction for it.
+    flops_per_cycle: 16-bit operations of a compute unit in a cycle, by its maker's tables of peak rates. Without a
+    matrix unit, fp32 ones.
     dropout_bits: the bits of a column number in which the columns of one thread differ, by the layout of the matrix
     unit's results. See `dropout.keep_mask`.
     shared_memory: bytes that one program can have.
@@ -49,6 +51,7 @@ class Target:
     fp8: Literal["fp8e4nv", "fp8e4b8"] | None
     num_xcds: int = 1
     half_up: bool
+    flops_per_cycle: int
     dropout_bits: int
     shared_memory: int
     registers: int
@@ -73,24 +76,24 @@ class Target:
 
 # MFMA of 32 x 32: a thread has four neighbouring columns, and the ones 8 and 16 further on.
 _CDNA = Target(
-    name="", family="cdna", wavefront=64, matrix_unit="mfma", fp8=None, half_up=True,
+    name="", family="cdna", wavefront=64, matrix_unit="mfma", fp8=None, half_up=True, flops_per_cycle=1024,
     dropout_bits=0b11011, shared_memory=64 * KIB, registers=512,
 )  # fmt: skip
 # No matrix unit: a thread has neighbouring columns.
 _RDNA2 = Target(
-    name="", family="rdna2", wavefront=32, matrix_unit=None, fp8=None, half_up=True,
+    name="", family="rdna2", wavefront=32, matrix_unit=None, fp8=None, half_up=True, flops_per_cycle=128,
     dropout_bits=0b1111, shared_memory=64 * KIB, registers=1024,
 )  # fmt: skip
 # WMMA of gfx11: a thread has every second column.
 _RDNA3 = Target(
-    name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True,
+    name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True, flops_per_cycle=512,
     dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536, vopd_hazard=True,
 )  # fmt: skip
 # WMMA of gfx12: a thread has 8 columns, and the ones 16 further on.
-_RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", dropout_bits=0b10111, vopd_hazard=False)
+_RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", flops_per_cycle=1024, dropout_bits=0b10111, vopd_hazard=False)
 # mma from sm_80 on: a thread has columns 8 apart, and rows.
 _NVIDIA = Target(
-    name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False,
+    name="", family="nvidia", wavefront=32, matrix_unit="mma", fp8=None, half_up=False, flops_per_cycle=4096,
     dropout_bits=0b111000, shared_memory=227 * KIB, registers=0,
 )  # fmt: skip
 
@@ -118,12 +121,12 @@ _GFX10_3 = ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "g
 
 # For targets that versions.toml does not have, Triton compiles kernels when they are first called.
 TARGETS: dict[str, Target] = {
-    **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, registers=256),
+    **_rows(_CDNA, "gfx900", "gfx906", matrix_unit=None, flops_per_cycle=128, registers=256),
     **_rows(_CDNA, "gfx908", registers=256),
     # MI200 alone flushes: ROCm, "MI200 MFMA behavior specifics"; PyTorch, "Numerical accuracy". gfx908 does not.
     **_rows(_CDNA, "gfx90a", flushes_subnormals=True),
-    **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8),
-    **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, shared_memory=160 * KIB),
+    **_rows(_CDNA, "gfx942", fp8="fp8e4b8", num_xcds=8, flops_per_cycle=2048),
+    **_rows(_CDNA, "gfx950", fp8="fp8e4nv", num_xcds=8, half_up=False, flops_per_cycle=4096, shared_memory=160 * KIB),
     **_rows(_RDNA2, "gfx1010", "gfx1011", "gfx1012"),
     **_rows(_RDNA2, *_GFX10_3, generic="gfx10-3-generic"),
     **_rows(_RDNA3, "gfx1100", "gfx1101", "gfx1151", generic="gfx11-generic"),

@@ -101,8 +101,14 @@ def kernel(index: int, variant: Variant) -> Kernel:
         with _lock:
             found = kernels.get((index, variant))
             if found is None:
-                found = kernels[index, variant] = of(index).kernel(variant)
+                found = kernels[index, variant] = _watched(of(index), variant)
     return found
+
+
+def _watched(device: Device, variant: Variant) -> Kernel:
+    from flash_attn.runtime import watchdog
+
+    return watchdog.watched(device.kernel(variant), variant, device)
 
 
 def loses_range(index: int, dtype: torch.dtype) -> bool:

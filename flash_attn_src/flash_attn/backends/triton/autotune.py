@@ -35,7 +35,7 @@ from flash_attn.calls import AttentionCall, ForwardResult, GradientCall, replace
 from flash_attn.kernels import launches
 from flash_attn.kernels.tuning import Config
 from flash_attn.kernels.variants import Variant
-from flash_attn.runtime import device, jit
+from flash_attn.runtime import device, jit, watchdog
 from flash_attn.runtime.device import Kernel
 from flash_attn.runtime.environment import TRITON_AUTOTUNE, switch
 from flash_attn.runtime.files import write_whole
@@ -107,8 +107,7 @@ def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]
             wanted = variants(ops, dtype, head_dim, kind)
             standing = tuple(device.kernel(index, variant) for variant in wanted)
             # All of one call are of one kind, which take their arguments in the same form.
-            target = device.of(index).target
-            own = tuple(jit.JitKernel(variant, target, index=index) for variant in wanted)
+            own = tuple(_compiled(variant, index) for variant in wanted)
             best = tuple(_best(place, variant, own, key, shape, run) for place, variant in enumerate(wanted))
             device.kernels[tuned] = standing if best == own else best
         remember(key, device.kernels[tuned])
@@ -132,7 +131,7 @@ def _best(
     except (KeyError, TypeError, ValueError):
         pass  # not searched for yet, or not what this module writes
     else:
-        return standing[place] if kept is None else jit.JitKernel(variant, target, kept, index=index)
+        return standing[place] if kept is None else _compiled(variant, index, kept)
 
     candidates = launches.candidates(variant, target)[1:]
     remember(key, standing)
@@ -141,7 +140,7 @@ def _best(
     best_ms = _milliseconds(run, index)
     for number, config in enumerate(candidates, 1):
         print(f"flash_attn: tuning {entry}: {number}/{len(candidates)}, best {best_ms:.3f} ms", file=sys.stderr)
-        kernel = jit.JitKernel(variant, target, config, index=index)
+        kernel = _compiled(variant, index, config)
         remember(key, (*standing[:place], kernel, *standing[place + 1 :]))
         try:
             taken = _milliseconds(run, index)
@@ -153,6 +152,12 @@ def _best(
     remember(key, standing)
     _write(store, entry, {"config": best_config, "milliseconds": round(best_ms, 4)})
     return best
+
+
+def _compiled(variant: Variant, index: int, config: Config | None = None) -> Kernel:
+    """A variant's kernel with a launch configuration of its own, or the tuning table's."""
+    there = device.of(index)
+    return watchdog.watched(jit.JitKernel(variant, there.target, config, index=index), variant, there)
 
 
 def _config(fields: list[Any] | None) -> Config | None:

@@ -43,6 +43,12 @@ class Platform(ABC):
     def has_kfd(self) -> bool:
         """Whether GPUs are reached through the device file /dev/kfd."""
 
+    @property
+    def launch_seconds(self) -> float | None:
+        """The longest time that one launch should take, None for any. Windows resets a GPU whose kernel runs for two
+        seconds, also for a program in WSL."""
+        return None if self.has_kfd else 0.5
+
     @abstractmethod
     def default_caches(self) -> Path:
         """The user's cache directory if the environment names none. Raises RuntimeError for a user without a home."""

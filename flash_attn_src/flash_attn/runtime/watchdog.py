@@ -1,0 +1,109 @@
+"""Long launches in pieces, for systems that reset a GPU whose kernel runs too long, as Windows does after two seconds.
+
+A piece is a range of the programs of one grid, so the results are the same bit for bit. The time of a launch is
+estimated from the shapes of the call and from the GPU: see `programs_within`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flash_attn.kernels import targets
+from flash_attn.kernels.flags import CHUNK_BITS
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import environment
+from flash_attn.runtime.device import Device, Grid, Kernel, Tensors
+from flash_attn.runtime.platform import PLATFORM
+
+# Cycles of full speed that every compute unit is supposed to reach in a second: a quarter of 2 GHz, because small GPUs
+# are slowed down by heat and memory.
+CYCLES_PER_SECOND = 0.5e9
+FP32_FLOPS_PER_CYCLE = 128  # of one compute unit without a matrix unit for the type
+
+_SHAPE = ("seqlen_q", "seqlen_k", "head_dim", "window_left", "window_right")
+_FORWARD = ("nheads", "group", *_SHAPE, "m_blocks", "planes", "chunk", "flags")
+_DKDV = ("nheads", "group", "parts", "seqlen_q", "seqlen_k", "total_k", *_SHAPE[2:], "n_blocks", *_FORWARD[-3:])
+# The last numbers of a launch that are no strides of a bias, by the kernel's function.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "attn_fwd": _FORWARD,
+    "attn_bwd_dq": _FORWARD,
+    "attn_bwd_dkdv": _DKDV,
+    "fp8_fwd": (*_FORWARD[:-1], "kind", "flags"),
+}
+BIAS_ARGUMENTS = ("stride_sb", "stride_sh", "stride_sm")
+# Products of a tile of scores: 2 * queries * keys * head_dim operations each.
+_PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2}
+_MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the estimate needs to know: the operations of one compute unit in a second, and how many there are."""
+
+    flops: float
+    compute_units: int
+
+
+class PiecewiseKernel:
+    """A kernel whose launches take at most about `seconds` each. Otherwise it is the kernel that it is made from."""
+
+    def __init__(self, kernel: Kernel, variant: Variant, gpu: Gpu, seconds: float) -> None:
+        function = variant.operation.function
+        names = (*ARGUMENTS[function], *(BIAS_ARGUMENTS if variant.takes("stride_sb") else ()))
+        self._kernel, self._gpu, self._seconds = kernel, gpu, seconds
+        self._function = function
+        self._unit = 16 // {"fp32": 4, "fp16": 2, "bf16": 2}.get(variant.dtype, 1)  # elements in 16 bytes
+        self._places = {name: place - len(names) for place, name in enumerate(names)}
+        self.block_m, self.block_n = kernel.block_m, kernel.block_n
+        self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
+
+    @property
+    def follows_pages(self) -> bool:
+        """See `device.Kernel.follows_pages`."""
+        return self._kernel.follows_pages
+
+    def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
+        """See `device.Kernel.launch`."""
+        programs, size = grid[0], self.programs_within(numbers)
+        if programs <= size or programs > _MAX_PROGRAMS:
+            self._kernel.launch(grid, tensors, numbers)
+            return
+        place = len(numbers) + self._places["chunk"]
+        for first in range(0, programs, size):
+            chunk = int(numbers[place]) | first << CHUNK_BITS
+            piece = (*numbers[:place], chunk, *numbers[place + 1 :])
+            self._kernel.launch((min(size, programs - first), *grid[1:]), tensors, piece)
+
+    def programs_within(self, numbers: Sequence[int | float]) -> int:
+        """How many programs a launch may have. Their time is estimated as if every program had the longest sequence.
+
+        It is a multiple of the compute units, which run side by side: fewer programs would end no earlier.
+        """
+        seqlen_q, seqlen_k, head_dim, left, right = (int(numbers[self._places[name]]) for name in _SHAPE)
+        if self._function == "attn_bwd_dkdv":
+            rows = min(seqlen_q, left + right + self.block_n) * int(numbers[self._places["group"]])
+            pairs = self.block_n * rows
+        else:
+            pairs = self.block_m * min(seqlen_k, left + right + self.block_m)
+        flops = 2 * _PRODUCTS[self._function] * max(pairs, 1) * head_dim * self._unit
+        return self._gpu.compute_units * max(int(self._seconds * self._gpu.flops / flops), 1)
+
+
+def watched(kernel: Kernel, variant: Variant, device: Device) -> Kernel:
+    """The kernel itself where nothing limits a launch, or where its launches are short whatever the call.
+
+    Otherwise the same kernel with its launches in pieces. Raises RuntimeError for a limit that is no number of seconds.
+    """
+    if variant.operation.function not in ARGUMENTS:
+        return kernel
+    try:
+        limit = environment.seconds(os.environ, environment.MAX_LAUNCH_SECONDS)
+    except ValueError as error:
+        raise RuntimeError(f"{error}: set it to a number of seconds, or to 0 for no limit") from None
+    seconds = PLATFORM.launch_seconds if limit is None else limit
+    if not seconds:
+        return kernel
+    rate = FP32_FLOPS_PER_CYCLE if variant.dtype == "fp32" else targets.get(device.target).flops_per_cycle
+    return PiecewiseKernel(kernel, variant, Gpu(rate * CYCLES_PER_SECOND, device.compute_units), seconds)

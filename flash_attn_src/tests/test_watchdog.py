@@ -1,0 +1,190 @@
+"""Launches in pieces: the same results bit for bit, how many launches a limit makes, and the variable of the limit."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from flash_attn.backends import triton as backend
+from flash_attn.calls import AttentionCall, GradientCall
+from flash_attn.kernels import targets
+from flash_attn.kernels.operations import OPERATIONS
+from flash_attn.kernels.variants import Variant
+from flash_attn.runtime import device, environment, jit, watchdog
+from flash_attn.runtime.platform import linux, windows
+from triton_calls import DEVICE
+
+_LIMIT = environment.MAX_LAUNCH_SECONDS
+_interpreted = pytest.mark.skipif(DEVICE != "cpu", reason="counts the launches of Triton's interpreter")
+
+
+pytestmark = pytest.mark.usefixtures("fresh_kernels")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(operation, programs) of each launch of an interpreted kernel."""
+    launched: list[tuple[str, int]] = []
+    launch = jit.JitKernel.launch
+
+    def recorded(kernel: jit.JitKernel, grid: device.Grid, tensors: device.Tensors, numbers: list[float]) -> None:
+        launched.append((kernel.variant.op, grid[0]))
+        launch(kernel, grid, tensors, numbers)
+
+    monkeypatch.setattr(jit.JitKernel, "launch", recorded)
+    return launched
+
+
+def _packed(*lengths: int) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def _call(name: str) -> AttentionCall:
+    """A call of 2 sequences and 2 query heads of 16, by what is special about it."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 20, 2, 16), torch.randn(2, 40, 1, 16), torch.randn(2, 40, 1, 16)
+    call = AttentionCall(q, k, v, 0.25, causal=name == "causal")
+    if name == "window":
+        call.window_size = (9, 3)
+    if name == "alibi":
+        call.alibi_slopes = torch.rand(2, 2)
+    if name == "dropout":
+        call.dropout_p, call.rng_state = 0.3, torch.tensor([7, 5])
+    if name == "bias":
+        call.attn_bias = torch.randn(1, 2, 20, 40)
+    if name in ("varlen", "packed blocks"):
+        lengths_q, lengths_k = ((15, 25), (35, 45)) if name == "varlen" else ((1, 2, 37), (3, 1, 76))
+        call.q, call.k, call.v = (x.flatten(0, 1) for x in (q, k, v))
+        call.cu_seqlens_q, call.cu_seqlens_k = _packed(*lengths_q), _packed(*lengths_k)
+        call.max_seqlen_q, call.max_seqlen_k = max(lengths_q), max(lengths_k)
+    if name == "paged":
+        call.k, call.v = (x.reshape(8, 10, 1, 16) for x in (k, v))
+        call.block_table = torch.randperm(8).to(torch.int32).reshape(2, 4)
+        call.max_seqlen_k = 40
+        call.causal = True
+    return call
+
+
+def _results(name: str) -> list[torch.Tensor]:
+    call = _call(name)
+    done = backend.forward(call)
+    results = [done.out, done.softmax_lse]
+    if call.block_table is None:
+        gradients = [torch.empty_like(x) for x in (call.q, call.k, call.v)]
+        backend.backward(GradientCall(call, torch.ones_like(done.out), done.out, done.softmax_lse, *gradients))
+        results += gradients
+    return results
+
+
+@_interpreted
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("name", ["causal", "window", "alibi", "dropout", "bias", "varlen", "packed blocks", "paged"])
+def test_pieces_give_the_same_bits(name: str, programs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_LIMIT, "0")
+    wanted = _results(name)
+    whole = list(programs)
+    programs.clear()
+    device.clear_kernels()
+    monkeypatch.setenv(_LIMIT, "1e-9")  # a piece has at least one program for each compute unit
+    monkeypatch.setattr(jit.Interpreter, "compute_units", 3)
+    results = _results(name)
+    for got, right in zip(results, wanted, strict=True):
+        assert torch.equal(got, right)
+    for op, count in whole:
+        pieces = [size for other, size in programs if other == op]
+        if op.startswith(("fwd", "bwd-dq", "bwd-dkdv")):
+            assert count > 3
+            assert pieces == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
+        else:
+            assert pieces == [size for other, size in whole if other == op]
+
+
+@_interpreted
+@pytest.mark.usefixtures("_tiles")
+def test_no_limit_cuts_nothing(programs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_LIMIT, "60")
+    _results("causal")
+    assert [op for op, _ in programs] == ["fwd", "bwd-dq", "bwd-dkdv"]
+
+
+class _Kernel:
+    """Keeps the programs of its launches, and the number of the first one."""
+
+    block_m, block_n, num_xcds, takes_sinks, follows_pages = 64, 64, 1, False, True
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[int, int]] = []
+
+    def launch(self, grid: device.Grid, _tensors: device.Tensors, numbers: tuple[int, ...]) -> None:
+        chunk = numbers[-2]
+        assert chunk & 15 == 8
+        self.launches.append((chunk >> 4, grid[0]))
+
+
+class _Radeon780M:
+    target, compute_units = "gfx1103", 6  # HIP counts pairs of compute units
+
+    def __init__(self) -> None:
+        self.made = _Kernel()
+
+    def kernel(self, _variant: Variant) -> _Kernel:
+        return self.made
+
+
+def _forward_numbers(tokens: int, heads: int) -> tuple[int, ...]:
+    return (heads, 1, tokens, tokens, 128 // 8, 1 << 29, 0, tokens // 64, heads, 8, 0)
+
+
+def test_a_radeon_780m_at_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 heads of 128: 7.0e13 operations, at 7.7e11 in half a second."""
+    monkeypatch.setattr(watchdog, "PLATFORM", windows.Windows())
+    monkeypatch.delenv(_LIMIT, raising=False)
+    gpu = _Radeon780M()
+    kernel = watchdog.watched(gpu.made, Variant("fwd", "bf16", 128, "plain"), gpu)
+    kernel.launch((1024 * 32, 1, 1), (), _forward_numbers(65536, 32))
+    launches = gpu.made.launches
+    assert len(launches) == 93
+    assert [first for first, _ in launches] == [place * launches[0][1] for place in range(93)]
+    assert sum(size for _, size in launches) == 1024 * 32
+    assert {size % 6 for _, size in launches[:-1]} == {0}
+    launches.clear()
+    kernel.launch((64 * 32, 1, 1), (), _forward_numbers(4096, 32))
+    assert launches == [(0, 64 * 32)]
+
+
+def test_only_windows_has_a_limit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(_LIMIT, raising=False)
+    gpu = _Radeon780M()
+    fwd = Variant("fwd", "bf16", 128, "plain")
+    monkeypatch.setattr(watchdog, "PLATFORM", linux.Linux())
+    assert watchdog.watched(gpu.made, fwd, gpu) is gpu.made
+    monkeypatch.setattr(linux.Linux, "has_kfd", False)  # WSL
+    assert watchdog.watched(gpu.made, fwd, gpu) is not gpu.made
+    assert windows.Windows().launch_seconds == 0.5
+    monkeypatch.setenv(_LIMIT, "0")
+    assert watchdog.watched(gpu.made, fwd, gpu) is gpu.made
+    monkeypatch.setenv(_LIMIT, "0.1")
+    assert watchdog.watched(gpu.made, Variant("combine", "bf16", 128, "plain"), gpu) is gpu.made
+    for wrong in ("soon", "-1", "nan", "inf"):
+        monkeypatch.setenv(_LIMIT, wrong)
+        with pytest.raises(RuntimeError, match=f"{_LIMIT}={wrong} is no number of seconds: set it to"):
+            watchdog.watched(gpu.made, fwd, gpu)
+
+
+def test_the_arguments_are_those_of_the_kernels() -> None:
+    rows = [row for row in OPERATIONS.values() if row.function in watchdog.ARGUMENTS]
+    assert {row.function for row in rows} == watchdog.ARGUMENTS.keys()
+    for row in rows:
+        function = getattr(importlib.import_module(f"flash_attn.kernels.{row.module}"), row.function)
+        constants = {*row.constants, *row.fixed}
+        names = [name for name in function.arg_names if name not in constants]
+        bias = watchdog.BIAS_ARGUMENTS if "stride_sb" in row.kinds_of_argument else ()
+        wanted = (*watchdog.ARGUMENTS[row.function], *bias)
+        assert tuple(names[-len(wanted) :]) == wanted, row.name
+
+
+def test_every_target_says_its_rate() -> None:
+    assert {row.flops_per_cycle for row in targets.TARGETS.values()} <= {128, 512, 1024, 2048, 4096}
+    assert targets.get("gfx1103").flops_per_cycle == 512
