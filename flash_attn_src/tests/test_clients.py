@@ -79,17 +79,17 @@ class Clients:
         (site,) = (venv / "lib").glob("python3.*/site-packages")
         (site / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
         python = venv / "bin" / "python"
-        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
-        _run(*install, "--require-hashes", "-r", _ROOT / f"locks/{group}.txt")
         # Without dependencies: uv does not see the torch that the .pth file adds.
-        _run(*install, "--no-deps", self.wheel(VERSIONS[-1]), *map(self.interface, INTERFACES))
+        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", python)
+        _run(*install, "--require-hashes", "-r", _ROOT / f"locks/{group}.txt")
+        _run(*install, self.wheel(VERSIONS[-1]), *map(self.interface, INTERFACES))
         return python
 
-    def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1]) -> str:
+    def run(self, group: str, script: str, *arguments: str, version: str = VERSIONS[-1], **environment: str) -> str:
         """A script of clients/ under one version of flash_attn."""
         python = self.environment(group)
         path = {} if version == VERSIONS[-1] else {"PYTHONPATH": str(self.unpacked(version))}
-        return _run(python, _TESTS / "clients" / script, *arguments, **path)
+        return _run(python, _TESTS / "clients" / script, *arguments, **path, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Clients:
         (5, "flash_attention_2", 7),
         (5, "flash_attention_3", 3),
         (5, "flash_attention_4", 3),
+        pytest.param(5, "sdpa", 4, marks=pytest.mark.long),
     ],
 )
 def test_transformers(clients: Clients, version: int, implementation: str, models: int) -> None:
@@ -137,6 +138,25 @@ print(path, loaded.flash_attn_func(*torch.ones(3, 1, 4, 2, 8)).sum().item())
 @pytest.mark.parametrize("version", ["2.6.3", "2.8.3"])
 def test_diffusers(clients: Clients, version: str) -> None:
     assert f"flash_attn {version}, cpu" in clients.run("clients-transformers-5", "with_diffusers.py", version=version)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "triton"])
+def test_diffusers_pipelines(clients: Clients, kernels: bool) -> None:
+    """Triton's interpreter runs the kernels where `kernels` is true."""
+    said = clients.run(
+        "clients-transformers-5", "with_diffusers_pipelines.py", *["--kernels"] * kernels,
+        TRITON_INTERPRET=str(int(kernels)),
+    )  # fmt: skip
+    assert said.count("SDPA: ") == 4
+    assert said.count("flash: ") == said.count("flash_varlen: ") == 2
+
+
+@pytest.mark.long
+def test_training(clients: Clients) -> None:
+    said = clients.run("clients-transformers-5", "with_training.py")
+    assert said.count("LoRA, ") == 2
+    assert said.count("FSDP2, ") == 6
 
 
 def test_diffusers_on_two_ranks(clients: Clients) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ _NEWER = dict.fromkeys(
     ("benchmarks", "cibuildwheel", "test", "clients-kernels", "clients-transformers-4", "clients-transformers-5"),
     "3.11",
 )
+
+# The environments of clients take torch from the test group, so nothing may require another torch.
+_CLIENTS = "clients-"
+_WITHOUT_TORCH = 'torch ; python_version < "3"'
 
 Groups = dict[str, list[str | dict[str, str]]]
 
@@ -76,9 +81,14 @@ def _compile(lock: Lock, *, before: datetime.date) -> None:
     command += ["--exclude-newer", before.isoformat(), "--custom-compile-command", COMMAND]
     command += ["--output-file", str(lock.path), "-"]
     lock.path.parent.mkdir(exist_ok=True)
-    done = subprocess.run(
-        command, input="\n".join(lock.requirements), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as directory:
+        if lock.name.startswith(_CLIENTS):
+            overrides = Path(directory) / "overrides.txt"
+            overrides.write_text(_WITHOUT_TORCH, encoding="utf-8")
+            command += ["--overrides", str(overrides)]
+        done = subprocess.run(
+            command, input="\n".join(lock.requirements), cwd=ROOT, capture_output=True, text=True, check=False
+        )
     if done.returncode != 0:
         raise DataError(
             f"uv could not lock {lock.name}: {done.stderr.strip()}",

@@ -1,10 +1,11 @@
 """Small random models of transformers by flash_attn against eager attention: logits, gradients, generation.
 
-    python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4]
+    python with_transformers.py [flash_attention_2 | flash_attention_3 | flash_attention_4 | sdpa]
     python with_transformers.py OWNER/NAME=DIRECTORY [--hip 6.2.41133]
 
 With a GPU, in bf16 and through transformers' own checks. Without, in fp32 on the CPU: transformers' question whether
-there is a GPU is answered yes, everything else is its own code.
+there is a GPU is answered yes, everything else is its own code. sdpa: PyTorch's scaled_dot_product_attention under
+`flash_attn.use_for_sdpa()`.
 
 The second form takes a repository for the package `kernels` from a directory, in the place of one on the Hub. Without a
 GPU torch says that it is for CPUs, or with --hip for that version of HIP: `kernels` chooses the variant by it.
@@ -18,8 +19,10 @@ import os
 from typing import Any
 from unittest import mock
 
+import flash_attn
 import torch
 import transformers
+from flash_attn.sdpa import attention as door
 from transformers import modeling_flash_attention_utils as dispatch
 from transformers.utils import import_utils
 
@@ -78,11 +81,15 @@ if MAJOR >= 5:
     }  # fmt: skip
 # transformers refuses these for flash_attention_2 and 3, because upstream's have no sinks.
 WITH_SINKS = ("gpt-oss, sinks, window of 6", "Granite SWA, sinks, window of 6")
+# transformers' sdpa ignores softcap and refuses sinks.
+WITHOUT_SDPA = ("Gemma 2, softcap 2, window of 6", *WITH_SINKS)
 PACKAGES = {"2": "flash_attn.flash_attn_interface", "3": "flash_attn_interface", "4": "flash_attn.cute.interface"}
 
 
 def chosen(implementation: str, every: bool) -> list[str]:
     """The models for an implementation: by flash_attention_2 all, by the others those that differ there."""
+    if implementation == "sdpa":
+        return [name for name in MODELS if name not in WITHOUT_SDPA]
     if every or implementation == "flash_attention_2":
         return list(MODELS)
     older = list(MODELS)[:4]
@@ -99,14 +106,14 @@ def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module
     for kind, parameter in model.named_parameters():  # scores far from 0, so that softcap, windows and sinks matter
         parameter.data.mul_(4.0 if parameter.dim() > 1 else 50.0 if kind.endswith("sinks") else 1.0)
     model = model.to(DEVICE, dtype).eval()
-    if GPU or implementation == "eager" or "/" in implementation:
+    if GPU or implementation in ("eager", "sdpa") or "/" in implementation:
         model.set_attn_implementation(implementation)
     else:
         for module in model.modules():
             if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
                 module.config._attn_implementation = implementation
     assert model.config._attn_implementation == implementation
-    if implementation != "eager":  # transformers takes the functions anew for each model
+    if implementation not in ("eager", "sdpa"):  # transformers takes the functions anew for each model
         count_calls(implementation)
     return model
 
@@ -141,6 +148,8 @@ def compare(label: str, got: dict[str, Any], rough: dict[str, Any], exact: dict[
 
 def check_package(implementation: str) -> None:
     """What transformers asks about the installed package, apart from the GPU."""
+    if implementation == "sdpa":
+        return
     if "/" in implementation:
         assert import_utils.is_kernels_available()
     elif MAJOR >= 5:
@@ -181,6 +190,22 @@ def count_calls(implementation: str) -> None:
         setattr(dispatch, name, counted)
 
 
+def serve_sdpa() -> None:
+    """PyTorch's scaled_dot_product_attention by flash_attn. Without a GPU, tensors of the CPU count as those of one."""
+    if not GPU:
+        door.is_on_gpu = lambda _: True
+    flash_attn.use_for_sdpa()
+
+
+def calls_of(implementation: str, kind: str) -> int:
+    """How often flash_attn was called so far. Raises AssertionError if PyTorch computed a call of SDPA."""
+    if implementation != "sdpa":
+        return calls[kind]
+    report = flash_attn.sdpa_report()
+    assert not report.passed_on, str(report)
+    return report.served
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("implementation", nargs="?", default="flash_attention_2")
@@ -189,7 +214,9 @@ def main() -> None:
     options = parser.parse_args()
     implementation, _, directory = options.implementation.partition("=")
     check_package(implementation)
-    if directory:
+    if implementation == "sdpa":
+        serve_sdpa()
+    elif directory:
         os.environ["LOCAL_KERNELS"] = options.implementation
         if not GPU:
             torch.version.cuda, torch.version.hip = None, options.hip
@@ -210,30 +237,32 @@ def main() -> None:
         for padding, mask in (("", None), (", padded", right), (", padded left", right.flip(1))):
             if name == "BERT" and padding == ", padded left":
                 continue
-            before = dict(calls)
+            kind = "dense" if mask is None else "varlen"
+            before = calls_of(implementation, kind)
             given = tokens if mask is None else tokens * mask
             got, rough, exact = (
                 results(build(name, attention, dtype), given, mask)
                 for attention, dtype in ((implementation, DTYPE), ("eager", DTYPE), ("eager", torch.float32))
             )
             compare(name + padding, got, rough, exact)
-            kind = "dense" if mask is None else "varlen"
-            assert calls[kind] - before[kind] == 2, f"{name}{padding}: {calls} after {before}"
+            made = calls_of(implementation, kind) - before
+            assert made == 2, f"{name}{padding}: {made} calls of flash_attn"
         if name == "BERT":
             continue
         prompt, mask = tokens[:, :7] * right.flip(1)[:, -7:], right.flip(1)[:, -7:]
         length = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
         # In fp32 on a CPU, so that no tie is broken by rounding; transformers takes none of it on a GPU.
-        made = [
+        generated = [
             copy.deepcopy(build(name, attention, DTYPE)).generate(prompt, attention_mask=mask, **length)
             for attention in (implementation, "eager")
         ]
-        assert made[0].shape == (3, 19)
+        assert generated[0].shape == (3, 19)
         alike = 4 if GPU else 12  # bf16 has ties among the logits of random weights
-        ours, eager = (tokens_made[:, : 7 + alike] for tokens_made in made)
+        ours, eager = (tokens_made[:, : 7 + alike] for tokens_made in generated)
         assert torch.equal(ours, eager), f"{name}: generated {ours.tolist()}, eager {eager.tolist()}"
         print(f"{name}: {alike} tokens generated as by eager attention")
-    print(f"transformers {transformers.__version__}, {implementation}, {DEVICE}, {DTYPE}: {calls} calls")
+    counted = calls_of(implementation, "dense") if implementation == "sdpa" else calls
+    print(f"transformers {transformers.__version__}, {implementation}, {DEVICE}, {DTYPE}: {counted} calls")
 
 
 if __name__ == "__main__":
