@@ -213,6 +213,7 @@ def test_build_runs_the_stages_in_order(
         "repair",
         "interface",
         "interface",
+        "interface",
         "verify",
     ]
     targets = ("gfx90a", "gfx942")
@@ -252,6 +253,8 @@ def test_build_runs_the_stages_in_order(
         "  # flash-attn-3: the module flash_attn_interface",
         f"beside   pip install {tmp_path / 'out/flash_attn_4-4.0.0+rocm62torch2.5-py3-none-any.whl'}"
         "  # flash-attn-4: the module flash_attn.cute",
+        f"beside   pip install {tmp_path / 'out/sageattention-2.2.0+rocm62torch2.5-py3-none-any.whl'}"
+        "  # sageattention: the module sageattention",
     ]
     assert not list((tmp_path / "cache").glob("work-*"))
 

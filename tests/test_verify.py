@@ -383,7 +383,8 @@ def test_a_requirement_that_is_not_met_fails_the_installation(
         verify.install(Path("python"), [Path(NAME)], env)
     first = asked.read_text().splitlines()[0]
     assert first.endswith(
-        f" --refresh-package flash-attn --refresh-package flash-attn-3 --refresh-package flash-attn-4 {tmp_path / NAME}"
+        " --refresh-package flash-attn --refresh-package flash-attn-3 --refresh-package flash-attn-4"
+        f" --refresh-package sageattention {tmp_path / NAME}"
     )
 
 

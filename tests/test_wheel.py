@@ -224,7 +224,7 @@ def test_build_requirements_are_pinned_as_in_the_tool_package() -> None:
 
 
 def test_both_licenses_are_the_same() -> None:
-    for copy in ("LICENSE", "flash_attn_3/LICENSE", "flash_attn_4/LICENSE"):
+    for copy in ("LICENSE", "flash_attn_3/LICENSE", "flash_attn_4/LICENSE", "sageattention/LICENSE"):
         assert (ROOT / "LICENSE").read_bytes() == (FLASH_ATTN_SRC / copy).read_bytes()
 
 
@@ -353,6 +353,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
             ["flash_attn_interface.py", "flash_attn_3/__init__.py", "flash_attn_3/flash_attn_interface.py"],
         ),
         ("flash_attn_4", ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]),
+        ("sageattention", ["sageattention/__init__.py"]),
     ],
 )
 def test_the_interface_beside_a_wheel(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from amdgpu_simulator.isa import (
     dual,
     fp8,
+    integer_matrix,
     lanes,
     matrix,
     memory,
@@ -62,7 +63,7 @@ class _Decoder:
         self.refused: list[str] = []
         self._allocation = Allocation(kernel)
         target, at_start = targets.get(kernel.target), Mode(kernel.descriptor)
-        of_target = (matrix.decode, fp8.decode, memory.decode, shared.decode)
+        of_target = (matrix.decode, integer_matrix.decode, fp8.decode, memory.decode, shared.decode)
         self._vector_decoders: tuple[Callable[[Instruction], Execute | None], ...] = (
             *(partial(_with_target, decode, target) for decode in of_target),
             partial(lanes.decode, target=target, mode=at_start),

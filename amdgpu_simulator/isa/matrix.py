@@ -48,7 +48,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
         lanes, registers = _mfma_places(rows)
     else:
         read = [_wmma_operand(text, kind, target) for text, kind in zip((a, b), kinds, strict=True)]
-        lanes, registers = _wmma_places(target)
+        lanes, registers = wmma_places(target)
     flush = target.flushes_subnormals and not {"f16", "bf16"}.isdisjoint(kinds)
     first = place(destination)
     accumulator = place(c) if register(c) else None
@@ -83,7 +83,8 @@ def _mfma_places(rows: int) -> tuple[Array, Array]:
     return row // 4 % groups * rows + column, row // (4 * groups) * 4 + row % 4
 
 
-def _wmma_places(target: Target) -> tuple[Array, Array]:
+def wmma_places(target: Target) -> tuple[Array, Array]:
+    """Lane and register of D[row, column]."""
     row, column = np.meshgrid(np.arange(16), np.arange(16), indexing="ij")
     if target.generation.matrix == "mirrored":
         return row % 2 * 16 + column, row // 2

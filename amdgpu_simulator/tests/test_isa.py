@@ -414,6 +414,8 @@ def taken(code: str, target: str) -> dict[str, float]:
         ("v_mfma_f32_32x32x2_f32 v[16:31], v4, v5, 0", "gfx942", {"matrix": 64}),
         ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx1100", {"matrix": 32}),
         ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:7], v[8:11], 0", "gfx1201", {"matrix": 16}),
+        ("v_wmma_i32_16x16x16_iu8 v[16:23], v[4:7], v[4:7], 0 neg_lo:[1,1,0]", "gfx1100", {"matrix": 32}),
+        ("v_wmma_i32_16x16x16_iu8 v[16:23], v[4:5], v[6:7], 0 neg_lo:[1,1,0]", "gfx1201", {"matrix": 8}),
     ],
 )
 def test_cycles(code: str, target: str, wanted: dict[str, int]) -> None:
@@ -474,12 +476,25 @@ def test_waves_of_another_size_are_refused(target: str, is_32: int) -> None:
         ("v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[4:5], 0", "gfx1100"),
         ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx942"),
         ("v_wmma_f32_16x16x16_f16 v[16:23], v[4:11], v[4:11], 0", "gfx1030"),
+        ("v_wmma_i32_16x16x16_iu8 v[16:23], v[4:7], v[4:7], 0", "gfx1030"),
     ],
 )
 def test_matrix_instructions_of_another_generation_are_refused(instruction: str, target: str) -> None:
     program = machine.Program(kernel(instruction, target))
     with pytest.raises(NotImplementedError, match=f"{target} has no such instruction"):
         run("", target, threads=64 if target == "gfx942" else 32, program=program)
+
+
+@pytest.mark.parametrize(("target", "words"), [("gfx1100", 4), ("gfx1201", 2)])
+@pytest.mark.parametrize(
+    ("signs", "wanted"), [("[1,1,0]", 40 + 64), ("[0,0,0]", 518184 + 64), ("[1,0,0]", (-3032 + 64) % 2**32)]
+)
+def test_products_of_8_bit_integers(target: str, words: int, signs: str, wanted: int) -> None:
+    """16 values of k: four times the bytes fe 02 ff 01, which are signed, or not, in each operand."""
+    set_up = "".join(f"v_mov_b32_e32 v{index}, 0x01ff02fe\n " for index in range(4, 4 + words))
+    code = f"v_wmma_i32_16x16x16_iu8 v[16:23], v[4:{3 + words}], v[4:{3 + words}], 64 neg_lo:{signs}"
+    found = run(f"{set_up}{code}\n v_mov_b32_e32 v9, v21", target, threads=32)
+    assert set(found.view(np.uint32).ravel()[:32].tolist()) == {wanted}
 
 
 def test_rowsare_packed_by_the_descriptor() -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
+from flash_attn.backends.triton.kernels import FP8_TYPES
+from flash_attn.fp8 import flash_attn_fp8_func
+from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels import tuning
 from flash_attn.kernels.operations import OPERATIONS
 from flash_attn.kernels.tuning import Config
@@ -21,7 +24,11 @@ from amdgpu_simulator.workloads import Workload, every_tile
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # Matrix products per tile: over the columns of q and k, and over the columns of v.
-_PRODUCTS = {"fwd": (1, 1), "bwd-dq": (2, 1), "bwd-dkdv": (2, 2), "bwd-dbias": (1, 1)}
+_PRODUCTS = {
+    **dict.fromkeys(("fwd", "fp8-fwd", "int8-fwd", "bwd-dbias"), (1, 1)),
+    "bwd-dq": (2, 1),
+    "bwd-dkdv": (2, 2),
+}
 # Over a cache: one query with as many heads as rows, which share the keys.
 _CACHES = {"decode": (1, 1), "extend": (1, 1), "latent": (1, 1), "latent-extend": (1, 1)}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -38,7 +45,7 @@ def parse_kernel(name: str) -> Variant:
     """The variant of a name. Raises ValueError for a variant without a call here."""
     ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *_CACHES)
     for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
-        for dtype in DTYPES:
+        for dtype in (*DTYPES, *FP8_TYPES.values()):
             for kind in row.kinds_of(dtype):
                 for head_dim in row.sizes_for(kind) if kind in _OPTIONS else ():
                     if (variant := Variant(row.name, dtype, head_dim, kind)).name == name:
@@ -152,7 +159,9 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
     widths = (head_dim or variant.block_d, head_dim or variant.block_d, head_dim or _value_dim(variant))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(1, n, 1, width, generator=generator).to(DTYPES[variant.dtype]).requires_grad_()
+        torch.randn(1, n, 1, width, generator=generator)
+        .to(DTYPES.get(variant.dtype, torch.bfloat16))
+        .requires_grad_(variant.op.startswith("bwd"))
         for n, width in zip(lengths, widths, strict=True)
     )
     options = dict(_OPTIONS[variant.kind])
@@ -160,7 +169,11 @@ def _call(variant: Variant, rows: int, length: int, causal: bool, head_dim: int 
         options["attn_bias"] = options["attn_bias"].to(q.dtype).expand(1, 1, q.shape[1], k.shape[1])
     # All queries of a long call see the first keys. A causal mask of flash_attn would align the last query and key.
     window = (-1, max(q.shape[1] - k.shape[1], 0) if causal else -1)
-    out = flash_attn_func(q, k, v, window_size=window, **options)
+    if variant.op == "int8-fwd":
+        flash_attn_int8_func(q, k, v, causal=causal)
+        return
+    function = flash_attn_fp8_func if variant.op == "fp8-fwd" else flash_attn_func
+    out = function(q, k, v, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     if variant.op.startswith("bwd"):
         torch.autograd.backward(out.sum())

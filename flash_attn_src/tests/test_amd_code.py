@@ -18,6 +18,7 @@ from assert_close import assert_close
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from flash_attn.backends import recording
 from flash_attn.fp8 import flash_attn_fp8_func
+from flash_attn.int8 import flash_attn_int8_func
 from flash_attn.kernels.tuning.config import ASYNC_COPY, Config
 from flash_attn.kernels.variants import Variant
 from flash_attn.runtime import ck_planner
@@ -173,6 +174,16 @@ def test_fp8(target: str, form: str) -> None:
     assert launched == [*cast, *cast, cast[0], "fp8-cast-v-fp16-d64", f"fp8-fwd-{form}-d64"]
     exact = attention(*inputs, causal=True)[0]
     assert float((out.float() - exact).square().mean() / exact.square().mean()) ** 0.5 < 0.08
+
+
+@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+def test_int8(target: str) -> None:
+    inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.bfloat16)
+    with gpu.pretend(target) as launched, torch.no_grad():
+        out = flash_attn_int8_func(*inputs, causal=True)
+    assert launched == ["int8-cast-q-bf16-d64", "int8-cast-k-bf16-d64", "int8-fwd-bf16-d64"]
+    exact = attention(*inputs, causal=True)[0]
+    assert float((out.float() - exact).square().mean() / exact.square().mean()) ** 0.5 < 0.02
 
 
 @pytest.mark.parametrize(("page_size", "op"), [(128, "decode"), (16, "decode-paged")])

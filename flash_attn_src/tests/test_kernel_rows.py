@@ -40,7 +40,7 @@ def test_every_size_and_kind_of_a_row_has_a_variant(row: Operation) -> None:
     assert list(row.sizes) == sorted(set(row.sizes))
     assert all(set(row.sizes_for(kind)) <= set(row.sizes) for kind in row.kinds)
     assert row.tile_of is None or OPERATIONS[row.tile_of].tuning == "table"
-    assert row.dtypes_for(targets.get("gfx90a" if row.needs_range else "gfx942"))
+    assert row.dtypes_for(targets.get("gfx90a" if row.needs_range else "gfx1201"))
 
 
 def test_the_digest_of_a_row_changes_with_each_fact_that_shapes_the_object() -> None:

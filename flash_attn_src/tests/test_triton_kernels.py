@@ -134,10 +134,11 @@ def test_what_is_there_ahead_of_time() -> None:
     wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
     wanted |= dict.fromkeys([op for op in wanted if op.endswith(("-t32", "-w32", "-r32", "-whole", "-whole-v"))], small)
-    wanted |= dict.fromkeys([op for op in wanted if op.startswith("fp8-")], ()) | {"bwd-norms": ("fp16",)}
+    wanted |= dict.fromkeys([op for op in wanted if op.startswith(("fp8-", "int8-"))], ()) | {"bwd-norms": ("fp16",)}
     assert {op: row.dtypes_for(targets.get("gfx90a")) for op, row in OPERATIONS.items()} == wanted
     wanted |= dict.fromkeys((*of_a_cache, "fp8-cast-v"), (*small, "fp32", "fp8e4nv"))
     wanted |= dict.fromkeys(("fp8-amax", "fp8-cast"), (*small, "fp32")) | {"fp8-fwd": ("fp8e4nv",), "bwd-norms": ()}
+    wanted |= dict.fromkeys([op for op in wanted if op.startswith("int8-")], small)
     assert {op: row.dtypes_for(targets.get("gfx1201")) for op, row in OPERATIONS.items()} == wanted
 
     some = {op: [] for op in ("fwd", "fwd-paged", "bwd-dq-v", "norm-bwd", "combine", "probabilities")}

@@ -24,7 +24,13 @@ GPU = "gpu"
 # Stage -> the test files that belong to it.
 TESTED = {
     "code objects": ("test_contents.py", "test_ck.py"),
-    "import": ("test_install.py", "test_import.py", "test_flash_attn_3.py", "test_flash_attn_4.py"),
+    "import": (
+        "test_install.py",
+        "test_import.py",
+        "test_flash_attn_3.py",
+        "test_flash_attn_4.py",
+        "test_sageattention.py",
+    ),
     "cpu numerics": ("test_numerics_cpu.py",),
     GPU: ("test_gpu.py", "test_fa3.py"),
 }

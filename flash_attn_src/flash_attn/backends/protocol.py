@@ -45,6 +45,12 @@ class Backend(Protocol):
     def fp8_format(self, x: torch.Tensor) -> torch.dtype:
         """The FP8 type of x's device. NotImplementedError where its matrix units have none."""
 
+    def int8_forward(self, call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, softmax_lse) with INT8 queries and keys: flash_attn.int8. fp16 or bf16, head_dim a multiple of 16.
+
+        mean: fp32 (batch, heads of k, head_dim), subtracted from the keys. softmax_lse is of the keys without it.
+        """
+
     def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Joins attention over splits of the keys: fills out (batch, seqlen, heads, head_dim), returns the whole lse.
 

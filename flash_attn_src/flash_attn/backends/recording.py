@@ -56,6 +56,10 @@ class _Fallback:
     def fp8_format(self, x: torch.Tensor) -> torch.dtype:
         return torch_backend.fp8_format(x)
 
+    def int8_forward(self, call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        self._note("int8_forward")
+        return torch_backend.int8_forward(call, mean)
+
     def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         self._note("combine")
         return torch_backend.combine(partial, partial_lse, out)

@@ -87,6 +87,9 @@ class Sources:
     def fp8_format(self, x: torch.Tensor) -> torch.dtype:
         return self._ck.fp8_format(x)
 
+    def int8_forward(self, call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._ck.int8_forward(call, mean)
+
     def combine(self, partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return self._ck.combine(partial, partial_lse, out)
 

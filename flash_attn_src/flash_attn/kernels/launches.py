@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flash_attn.kernels import targets, tuning
+from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
 from flash_attn.kernels.targets import Target
 from flash_attn.kernels.tuning import Config, layers
 from flash_attn.kernels.variants import Variant
@@ -30,9 +31,9 @@ def candidates(variant: Variant, target: str) -> list[Config]:
     if not variant.operation.searched:
         return []
     own = tuning.config(target, variant)
-    # A block of FP8 keys must end with the padding of its sequence: fp8_cast.COLUMNS.
-    most = 128 if variant.op == "fp8-fwd" else 256
-    return [own, *(one for one in tuning.neighbours(target, own) if one.block_n <= most)]
+    # A block of FP8 keys must end with the padding of its sequence: fp8_cast.COLUMNS. INT8 rows share scales.
+    rows, keys = {"fp8-fwd": (256, 128), "int8-fwd": (QUERY_ROWS, KEY_ROWS)}.get(variant.op, (256, 256))
+    return [own, *(one for one in tuning.neighbours(target, own) if one.block_m <= rows and one.block_n <= keys)]
 
 
 def specification(variant: Variant, target: str, config: Config | None = None) -> Specification:

@@ -30,6 +30,9 @@ FORWARD_KINDS = ("plain", "sink", "alibi", "dropout", "softcap", "bias", "any")
 # Larger blocks have too few registers for that, and uneven norms are rare.
 LAYER_KINDS = ("plain", "uneven")
 
+# The families whose INT8 attention has tiles. Kernels of NVIDIA GPUs are for tests.
+INT8_FAMILIES = ("rdna3", "rdna4", "nvidia")
+
 LAUNCH_LETTERS = {"i32": "i", "fp32": "f"}
 
 
@@ -141,6 +144,13 @@ class Operation:
         letters = {type_: launch_letter(type_) for type_ in (*types.values(), "i32")}
         row = json.dumps([dataclasses.asdict(self), types, letters], sort_keys=True)
         return hashlib.sha256(row.encode()).hexdigest()
+
+
+class Int8Operation(Operation):
+    """An operation of attention with INT8 queries and keys. dtypes: of values and result."""
+
+    def dtypes_for(self, target: Target) -> tuple[str, ...]:
+        return self.dtypes if target.family in INT8_FAMILIES else ()
 
 
 def launch_letter(type_: str) -> str:

@@ -16,6 +16,7 @@ from flash_attn.kernels.operation import (
     KINDS,
     LAYER_KINDS,
     SIZES_OF_KINDS,
+    Int8Operation,
     Operation,
 )
 from flash_attn.kernels.value_dims import LATENT_DIM, VALUE_DIMS
@@ -268,6 +269,32 @@ _FP8_FORWARD = Operation(
     tuning="table",
 )
 
+_INT8_CAST_Q = Int8Operation(
+    name="int8-cast-q",
+    module="int8_cast",
+    function="int8_cast",
+    types={"*T": "x", "*fp32": "mean scales", "*i8": "y"},
+    aligned=("x", "y"),
+    constants=("VEC", "BLOCK_M", "BLOCK_D"),
+    dtypes=HALVES,
+    sizes=(64, 128),
+    kinds=("plain",),
+    tuning="fixed",
+)
+_INT8_CAST_K = replace(_INT8_CAST_Q, name="int8-cast-k")
+_INT8_FORWARD = Int8Operation(
+    name="int8-fwd",
+    module="int8",
+    function="int8_fwd",
+    types={"*i8": "q k", "*T": "v out", "*fp32": "lse q_scales k_scales", "fp32": "scale"},
+    aligned=("q", "k", "v", "out", "lse"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "NUM_XCDS", "ROUND_HALF_UP"),
+    dtypes=HALVES,
+    sizes=(64, 128),
+    kinds=("plain",),
+    tuning="table",
+)
+
 # With fp32 elements these operations are the plain ones, so they do not exist for fp32: tables of cosines in fp32
 # (t32), weights in fp32 (w32), weights and residual in fp32 (r32).
 _ROTARY = Operation(
@@ -356,6 +383,9 @@ OPERATIONS: dict[str, Operation] = {
         _FP8_CAST,
         _FP8_CAST_V,
         _FP8_FORWARD,
+        _INT8_CAST_Q,
+        _INT8_CAST_K,
+        _INT8_FORWARD,
         _ROTARY,
         _ROTARY_INTERLEAVED,
         replace(_ROTARY, name="rotary-t32", **_TABLES_32),

@@ -7,7 +7,8 @@ host: it synchronises with a GPU.
 from flash_attn.backends.torch.attention import backward, forward
 from flash_attn.backends.torch.cache import combine, kvcache, rotate
 from flash_attn.backends.torch.fp8 import fp8_format, fp8_forward
+from flash_attn.backends.torch.int8 import int8_forward
 
 name = "flash_attn.backends.torch"
 
-__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "kvcache", "name", "rotate"]
+__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "int8_forward", "kvcache", "name", "rotate"]

@@ -5,7 +5,8 @@ from flash_attn.backends.triton.cache import kvcache
 from flash_attn.backends.triton.decode import combine
 from flash_attn.backends.triton.fp8 import fp8_format, fp8_forward
 from flash_attn.backends.triton.gradients import backward
+from flash_attn.backends.triton.int8 import int8_forward
 
 name = "flash_attn.backends.triton"
 
-__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "kvcache", "name"]
+__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "int8_forward", "kvcache", "name"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flash_attn.kernels.int8_rows import KEY_ROWS, QUERY_ROWS
 from flash_attn.kernels.tuning.config import C
 
 # (operation, kind) -> its configuration on every target.
@@ -16,4 +17,6 @@ CONFIGS: dict[tuple[str, str], C] = {
     ("fp8-amax", "plain"): C(128, 256, 4),
     ("fp8-cast", "plain"): C(128, 256, 4),
     ("fp8-cast-v", "plain"): C(128, 256, 4),
+    ("int8-cast-q", "plain"): C(QUERY_ROWS, 0, 4),
+    ("int8-cast-k", "plain"): C(KEY_ROWS, 0, 4),
 }

@@ -13,6 +13,9 @@ from flash_attn.kernels.tuning.config import C, Options, Rows, tiles
 OPTIONS: Options = (("maxnreg", 128), ("maxnreg", 168))
 
 ROWS: Rows = {
+    # For tests alone.
+    ("int8-fwd", 16, 64): tiles(C(64, 64, 4, 2)),
+    ("int8-fwd", 16, 128): tiles(C(64, 64, 4, 2)),
     # fwd, 16 bits: measured, 2026-11-22.
     ("fwd", 16, 32): tiles(C(64, 64, 4, 3)),
     ("fwd", 16, 64): tiles(

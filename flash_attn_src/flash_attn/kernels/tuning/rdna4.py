@@ -16,6 +16,10 @@ ROWS: Rows = {
     # and they read K and V twice as often. Transposed within threads, 2026-11-25: 8024 and 13727.
     ("fwd", 16, 64): tiles({"plain": C(128, 64, 8, options=TRANSPOSES)}, base=rdna3.ROWS["fwd", 16, 64]),
     ("fwd", 16, 128): tiles({"plain": C(128, 32, 8, 2, options=TRANSPOSES)}, base=rdna3.ROWS["fwd", 16, 128]),
+    # int8-fwd, 16 bits: clock on gfx1201, 2026-11-26: 6458 and 10546 cycles. 128 with 32 keys and two stages: 13315,
+    # with 64 rows: 12391.
+    ("int8-fwd", 16, 64): tiles(C(128, 64, 8, options=TRANSPOSES)),
+    ("int8-fwd", 16, 128): tiles(C(128, 64, 8, options=TRANSPOSES)),
     # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 16789 cycles, by RDNA 3's tile 19570. Other kinds spill.
     ("bwd-dkdv", 16, 64): tiles({"plain": C(32, 64, 4, options=TRANSPOSES)}, base=rdna3.ROWS["bwd-dkdv", 16, 64]),
     # bwd-dkdv, 16 bits: clock on gfx1201, 2026-11-25. Plain: 49042 cycles, by pieces of 16 columns 68000. Larger pieces

@@ -1,0 +1,73 @@
+"""The Triton backend with INT8 queries and keys: casts, with one scale for a block of rows, and the forward."""
+
+from __future__ import annotations
+
+import torch
+
+from flash_attn.backends.triton.kernels import VEC, chunk_of, find_one, is_even, lse_of, rows, strides_of, window_of
+from flash_attn.calls import AttentionCall
+from flash_attn.kernels import targets
+from flash_attn.kernels.operation import INT8_FAMILIES
+from flash_attn.runtime import device
+
+
+def int8_forward(call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `protocol.Backend.int8_forward`."""
+    q, k, v = call.q, call.k, call.v
+    index, head_dim, vec = q.get_device(), q.shape[-1], VEC[q.dtype]
+    _check_target(device.of(index).target)
+    batch, seqlen_q, nheads, _ = q.shape
+    seqlen_k, nheads_k = k.shape[1:3]
+    q8, q_scales = _cast("int8-cast-q", q, None)
+    k8, k_scales = _cast("int8-cast-k", k, mean)
+    v, v_strides = rows(v, vec)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse, lse_b, lse_h = lse_of(call)
+    kernel = find_one("int8-fwd", index, q.dtype, head_dim)
+    left, right = window_of(call)
+    m_blocks, planes = -(-seqlen_q // kernel.block_m), batch * nheads
+    kernel.launch(
+        (m_blocks * planes, 1, 1),
+        (
+            q8, k8, v,  # inputs
+            out, lse,  # outputs
+            q_scales, k_scales,
+        ),
+        (
+            call.scale,  # option
+            *v_strides, *strides_of(out, vec), lse_b, lse_h,  # strides
+            nheads, nheads // nheads_k, seqlen_q, seqlen_k, head_dim // vec,  # shapes
+            left, right,  # mask
+            m_blocks, planes, chunk_of(planes, is_even(call), kernel),  # grid
+        ),
+    )  # fmt: skip
+    return out, lse
+
+
+def _check_target(target: str) -> None:
+    """Raises NotImplementedError for a GPU without these kernels."""
+    if targets.get(target).family not in INT8_FAMILIES:
+        wanted = [row.name for row in targets.TARGETS.values() if row.family in INT8_FAMILIES[:-1] and not row.made_for]
+        raise NotImplementedError(
+            f"attention with INT8 queries and keys has no kernels for {target}, only for {', '.join(wanted)}: call "
+            "flash_attn_func"
+        )
+
+
+def _cast(op: str, x: torch.Tensor, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (batch, seqlen, heads, head_dim) in INT8, dense (batch, heads, seqlen, head_dim); its scales.
+
+    mean: fp32 (batch, heads, head_dim), subtracted from each row.
+    """
+    x, strides = rows(x, VEC[x.dtype])
+    batch, seqlen, nheads, head_dim = x.shape
+    kernel = find_one(op, x.get_device(), x.dtype, head_dim)
+    blocks = -(-seqlen // kernel.block_m)
+    y = torch.empty((batch, nheads, seqlen, head_dim), dtype=torch.int8, device=x.device)
+    scales = torch.empty((batch, nheads, blocks), dtype=torch.float32, device=x.device)
+    kernel.launch(
+        (blocks * nheads * batch, 1, 1),
+        (x, mean, y, scales),
+        (*strides, nheads, seqlen, head_dim // VEC[x.dtype], blocks, int(mean is not None)),
+    )
+    return y, scales
