@@ -64,8 +64,6 @@ _parsed = lru_cache(32)(assembly.parse)  # calls of one kernel share the decoded
 class Kernel:
     """Implements the kernel interface of `runtime.device`: a launch runs on the simulator."""
 
-    follows_pages = True
-
     def __init__(self, gpu: SimulatedGpu, variant: Variant) -> None:
         image, entry, kernel = gpu.code(gpu.target, variant, gpu.configs.get(variant.op))
         self.variant = variant

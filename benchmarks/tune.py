@@ -106,7 +106,7 @@ def check_taken(variant: Any, tile: Tile, timed: dict[str, Call]) -> None:
     def refuse(*_: object) -> None:
         raise _TakenError
 
-    parts = ("block_m", "block_n", "num_xcds", "follows_pages", "takes_sinks")
+    parts = ("block_m", "block_n", "num_xcds", "takes_sinks")
     kernel = SimpleNamespace(launch=refuse, **{part: getattr(tile.kernel, part) for part in parts})
     install(variant, tile._replace(kernel=kernel))
     for name, call in timed.items():

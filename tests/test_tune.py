@@ -93,9 +93,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def kernel(*_: object, takes_sinks: bool) -> SimpleNamespace:
     """The kernel for a code object of the archive."""
-    return SimpleNamespace(
-        block_m=64, block_n=64, num_xcds=1, follows_pages=True, takes_sinks=takes_sinks, launch=lambda: None
-    )
+    return SimpleNamespace(block_m=64, block_n=64, num_xcds=1, takes_sinks=takes_sinks, launch=lambda: None)
 
 
 def run(

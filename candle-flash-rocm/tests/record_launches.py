@@ -121,8 +121,6 @@ def cases() -> Iterator[Case]:
 class Kernel:
     """A kernel that keeps its launches."""
 
-    follows_pages = True
-
     def __init__(self, variant: Variant, constants: dict[str, Any], kept: list[tuple[str, Any, Any, Any]]) -> None:
         self.name = variant.name
         self.takes_sinks = variant.takes("sinks")

@@ -252,18 +252,6 @@ def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch
     _call((*options, "whole keys", "causal"), torch.float32, 24, 4, 2)
 
 
-@pytest.mark.parametrize("option", ["append", "lines", "pages of 32", "many queries"])
-def test_without_reading_numbers_in_the_main_loop(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where such kernels do not compile, each key looks for its page, or line."""
-    asked = []
-    for op in ("decode", "extend"):
-        kernel = triton_kernels.find_one(op, DEVICE_INDEX, torch.float32, 24)
-        monkeypatch.setattr(type(kernel), "follows_pages", False)
-    monkeypatch.setattr(triton_decode, "find_one", lambda *key: asked.append(key[0]) or triton_kernels.find_one(*key))
-    _call((option, "leftpad", "splits", "causal"), torch.float32, 24, 4, 2)
-    assert asked[-2:] == ["extend-paged" if option == "many queries" else "decode-paged", "combine"]
-
-
 @pytest.mark.parametrize("queries", [4, 70])
 def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""

@@ -114,7 +114,6 @@ def test_a_variant_comes_from_the_store(launched: list[Any]) -> None:
     tensor = torch.zeros(1)
     kernel.launch((1, 2, 3), (tensor, None), (4, 0.5))
     assert (kernel.block_m, kernel.block_n, kernel.num_xcds) == (128, 64, 8)
-    assert kernel.follows_pages
     assert device.kernel(0, VARIANT) is kernel
     given = (IMAGE, "attn_fwd", "PPif0", 64, 256, VARIANT.name)
     assert launched == ["hip", (given, (0, 7, 1, 2, 3, tensor.data_ptr(), None, 4, 0.5))]

@@ -30,10 +30,6 @@ class Kernel(Protocol):
     num_xcds: int
     takes_sinks: bool
 
-    @property
-    def follows_pages(self) -> bool:
-        """Whether it can read a number, such as the next page, within its main loop."""
-
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """Launches on torch's current stream. Every tensor lives until the launch is made.
 

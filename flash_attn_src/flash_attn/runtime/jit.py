@@ -28,8 +28,6 @@ _POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "
 class JitKernel:
     """A variant's kernel, compiled by Triton at its first call. index: torch's of the device, -1 of CPU tensors."""
 
-    follows_pages = True
-
     def __init__(self, variant: Variant, target: str, config: Config | None = None, *, index: int = -1) -> None:
         """With a launch configuration of the caller's, or the tuning table's."""
         from flash_attn.kernels import launches, targets

@@ -17,7 +17,6 @@ class StoreKernel:
     """A kernel of the store for the device with torch's index."""
 
     __slots__ = ("_index", "_launch", "block_m", "block_n", "num_xcds", "takes_sinks")
-    follows_pages = True
 
     def __init__(self, archive: store.Store, name: str, index: int, *, takes_sinks: bool = False) -> None:
         try:

@@ -40,7 +40,7 @@ def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
         return _FORWARD[own]
     if call.leftpad_k is None and q.dtype is not torch.float32:
         (kernel,) = find(_PAGED_BY_BLOCK[own], q.get_device(), q.dtype, q.shape[-1], kind)
-        if call.k.shape[1] % kernel.block_n == 0 and kernel.follows_pages:
+        if call.k.shape[1] % kernel.block_n == 0:
             return _PAGED_BY_BLOCK[own]
     return _PAGED[own]
 

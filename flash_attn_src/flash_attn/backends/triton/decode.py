@@ -164,7 +164,7 @@ def _kernel(call: CacheCall, m_rows: int) -> tuple[Kernel, torch.Tensor | None, 
     if m_rows > kernel.block_m:
         op = many
         kernel = find_one(op, *key, kind)
-    if page_size % kernel.block_n or padded or not kernel.follows_pages:
+    if page_size % kernel.block_n or padded:
         kernel = find_one(f"{op}-paged", *key, kind)
         if table is None:
             table = torch.arange(call.batch, dtype=torch.int32, device=call.q.device)
