@@ -164,7 +164,7 @@ def test_the_order_of_waves_changes_nothing() -> None:
     check(runs[0], lambda *x, dtype: attention(*x, dtype=dtype)[0], inputs)
 
 
-@pytest.mark.parametrize(("target", "form"), [("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv")])
+@pytest.mark.parametrize(("target", "form"), [("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv"), ("gfx1201", "fp8e4nv")])
 def test_fp8(target: str, form: str) -> None:
     """The two formats, which differ in their exponent's bias."""
     inputs = tensors(*[(1, 90, 1, 64)] * 3, dtype=torch.float16)

@@ -180,7 +180,8 @@ def _specified(target: str, name: str) -> launches.Specification:
         ("gfx942", "combine-fp16-d128-wide", {"BLOCK_N": 32, "BLOCK_D": 128}),
         ("gfx942", "fp8-amax-fp32-d64", {"VEC": 4, "BLOCK_M": 128, "BLOCK_D": 64}),
         ("gfx942", "fp8-cast-v-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "USE_FNUZ": True, "USE_TRANSPOSE": True}),
-        ("gfx950", "fp8-cast-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "USE_FNUZ": False, "USE_TRANSPOSE": False}),
+        ("gfx950", "fp8-cast-bf16-d64", {"BLOCK_M": 128, "BLOCK_N": 256, "USE_FNUZ": False, "HAS_CAST": False}),
+        ("gfx12-generic", "fp8-fwd-fp8e4nv-d128", {"BLOCK_N": 64, "HAS_CAST": True}),
         (
             "gfx942",
             "fp8-fwd-fp8e4b8-d128",

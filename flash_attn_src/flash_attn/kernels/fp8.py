@@ -17,7 +17,7 @@ from flash_attn.kernels.common import (
     schedule,
 )
 from flash_attn.kernels.dropout import apply_dropout, keep_mask
-from flash_attn.kernels.fp8_cast import first_column
+from flash_attn.kernels.fp8_cast import first_column, to_fp8
 from flash_attn.kernels.groups import Bounds, Rows, Scores
 from flash_attn.kernels.scores import alibi_bias, apply_mask, apply_softcap
 from flash_attn.kernels.tiles import clamped_columns, load_tile, load_unmasked, store_tile
@@ -31,7 +31,7 @@ _SHIFT = tl.constexpr(7.0)
 def _attend_block(
     b_acc, b_m, b_l, b_q, k, v, n, first, pos_m, bounds, scores,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    USE_MASK: tl.constexpr, HAS_SCORE_MOD: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
+    USE_MASK: tl.constexpr, HAS_SCORE_MOD: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr, HAS_CAST: tl.constexpr,
 ):  # fmt: skip
     """Like `forward._attend_block`, with v transposed: the matrix unit reads both FP8 operands along the sum."""
     offs_n = tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -81,7 +81,7 @@ def _attend_block(
                 False,
             )  # [BLOCK_M, BLOCK_N]
             b_p = apply_dropout(b_p, b_keep, scores.p_dropout)
-    b_acc = tl.dot(b_p.to(b_k.dtype), b_v, b_acc)
+    b_acc = tl.dot(to_fp8(b_p, b_k.dtype, HAS_CAST), b_v, b_acc)
     return b_acc, b_m_new, b_l
 
 
@@ -94,7 +94,7 @@ def fp8_fwd(
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh, stride_ab,
     nheads, group, seqlen_q, seqlen_k, head_dim, window_left, window_right, m_blocks, planes, chunk, kind, flags,
     VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_SCORE_MOD: tl.constexpr, NUM_XCDS: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr,
+    HAS_SCORE_MOD: tl.constexpr, NUM_XCDS: tl.constexpr, DROPOUT_BITS_SHARED: tl.constexpr, HAS_CAST: tl.constexpr,
 ):  # fmt: skip
     """`forward.attn_fwd` for FP8 numbers. v is (batch, heads, head_dim, columns), as `fp8_cast.fp8_cast` transposes it.
 
@@ -147,14 +147,14 @@ def fp8_fwd(
     for n in tl.range(full_lo, full_hi, BLOCK_N):
         b_acc, b_m, b_l = _attend_block(
             b_acc, b_m, b_l, b_q, rows_k, rows_v, n, first, pos_m, bounds, scores,
-            BLOCK_M, BLOCK_N, BLOCK_D, False, HAS_SCORE_MOD, DROPOUT_BITS_SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, False, HAS_SCORE_MOD, DROPOUT_BITS_SHARED, HAS_CAST,
         )  # fmt: skip
     skipped = full_hi - full_lo
     for i in tl.range(lo, hi - skipped, BLOCK_N):
         n = tl.where(i < full_lo, i, i + skipped)
         b_acc, b_m, b_l = _attend_block(
             b_acc, b_m, b_l, b_q, rows_k, rows_v, n, first, pos_m, bounds, scores,
-            BLOCK_M, BLOCK_N, BLOCK_D, True, HAS_SCORE_MOD, DROPOUT_BITS_SHARED,
+            BLOCK_M, BLOCK_N, BLOCK_D, True, HAS_SCORE_MOD, DROPOUT_BITS_SHARED, HAS_CAST,
         )  # fmt: skip
 
     b_empty = b_l == 0.0  # [BLOCK_M]

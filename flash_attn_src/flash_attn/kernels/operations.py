@@ -246,7 +246,7 @@ _FP8_CAST = replace(
     function="fp8_cast",
     types={"*T": "x", "*u8": "y", "*fp32": "amax descale", "*i32": "cu_seqlens_q", "fp32": "limit"},
     aligned=("x", "y"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "USE_FNUZ"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "USE_FNUZ", "HAS_CAST"),
     fixed={"USE_TRANSPOSE": False},
 )
 _FP8_CAST_V = replace(_FP8_CAST, name="fp8-cast-v", fixed={"USE_TRANSPOSE": True}, dtypes=(*DTYPES, "fp8"))
@@ -261,7 +261,7 @@ _FP8_FORWARD = Operation(
         **_SCORES,
     },
     aligned=("q", "k", "v", "out", "lse"),
-    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "HAS_SCORE_MOD", "NUM_XCDS", "DROPOUT_BITS_SHARED"),
+    constants=("VEC", "BLOCK_M", "BLOCK_N", "BLOCK_D", "HAS_SCORE_MOD", "NUM_XCDS", "DROPOUT_BITS_SHARED", "HAS_CAST"),
     dtypes=("fp8",),
     needs_fp8=True,
     sizes=(64, 128, 256),
