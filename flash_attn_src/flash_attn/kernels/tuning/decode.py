@@ -164,7 +164,7 @@ _RDNA3: Rows = {
 # RDNA 4 takes the tiles of RDNA 3 (2026-11-21).
 _RDNA4: Rows = {
     **_RDNA3,
-    # fp8-fwd, 8 bits: registers, 2026-11-22. Plain, 64 and 128: clock on gfx1201, 2026-11-26: 5153 and 8631 cycles, with
+    # fp8-fwd: registers, 2026-11-22. Plain, 64 and 128: clock on gfx1201, 2026-11-26: 5153 and 8631 cycles; with
     # 32 keys 5773 and 9486; 128 with 64 rows 8758, with two stages 9391.
     ("fp8-fwd", 8, 64): tiles({"plain": C(128, 64, 8), "others": C(128, 32, 8)}),
     ("fp8-fwd", 8, 128): tiles({"plain": C(128, 64, 8), "others": C(64, 32, 8)}),
