@@ -32,7 +32,7 @@ from amdgpu_simulator.debian import UnavailableError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints a table. Raises SystemExit with a message for an invalid argument and for a missing package."""
+    """Prints a table. Raises SystemExit with a message if an argument is invalid or a package is missing."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "coverage" and not any(path.suffix == ".zip" for path in options.files):
@@ -88,14 +88,16 @@ def _parser() -> argparse.ArgumentParser:
         "--peer", nargs=2, metavar=("NAME", "DIR"), help="compare with the kernels of `aotriton` in this checkout"
     )
     peer = table.add_argument_group("with --peer")
-    peer.add_argument("--op", action="append", choices=("fwd", "bwd"), help="only this call; may be repeated")
+    peer.add_argument("--op", action="append", choices=("fwd", "bwd"), help="only this operation; may be repeated")
     peer.add_argument("--mask", choices=("full", "causal"), help="only this mask (default: both)")
-    peer.add_argument("--keys", type=int, help="mean over a call with this many keys (default: the loop; causal: 4096)")
+    peer.add_argument(
+        "--keys", type=int, help="average over a whole call with this many keys (default: the loop alone; causal: 4096)"
+    )
     peer.add_argument(
         "--python",
         action="append",
         metavar="PATH",
-        help="a Python with the Triton that compiles the peer (default: this one); may be repeated, the best counts",
+        help="a Python whose Triton compiles the peer (default: this Python); may be repeated, the fewest cycles count",
     )
     commands.add_parser("calibrate", help="compare simulated cycles with published figures of hardware")
     commands.add_parser("hazards", help="check the wait states of AMD's assembly kernels against the data file")

@@ -1,4 +1,4 @@
-"""The check of instructions on AMD's assembly kernels, which come without assembly texts: a disassembler reads them."""
+"""Checks AMD's assembly kernels for hazards. Their text comes from a disassembler, because AMD publishes none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def counts(one: package.CodeObject) -> dict[str, int]:
 
 
 def read(one: package.CodeObject) -> instructions.Kernel:
-    """The instructions of a code object. Raises as `counts`."""
+    """The instructions of a code object. Raises the errors of `counts`, except ValueError."""
     found = disassembly.kernel(assembly_kernels.image(one.target, one.kernel), target=one.target)
     labels: dict[int, list[str]] = {}
     for label, index in found.labels.items():
@@ -35,9 +35,9 @@ def read(one: package.CodeObject) -> instructions.Kernel:
 
 
 def table() -> Iterator[str]:
-    """A line for each code object with its habits, and the sums by target.
+    """Yields a line for each code object with its habits, then the sums for each target.
 
-    Raises ValueError as `counts`, and for other counts than the data file has.
+    Raises ValueError for a hazard that no habit explains, and for counts that differ from the data file.
     """
     totals: dict[str, Counter[str]] = {}
     for one in package.load().objects:

@@ -36,7 +36,7 @@ def image(target: str, name: str) -> bytes:
 
 @cache
 def program(target: str, name: str) -> machine.Program:
-    """The kernel as a program. Raises as `image`, and debian.UnavailableError."""
+    """The kernel as a program. Raises the errors of `image`, and debian.UnavailableError."""
     return machine.Program(disassembly.kernel(image(target, name), target=target))
 
 

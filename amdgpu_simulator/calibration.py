@@ -1,8 +1,8 @@
 """Compares simulated cycles with published figures of kernels that can run on the simulator.
 
-MfmaUtil, a hardware counter, is the part of the cycles in which the matrix units are busy, in percent. It is compared
-as it is. TFLOP/s are not: an MI300X under these loads is limited by its power, at 1.1 to 1.6 GHz. They give an order,
-which the clock must have too.
+MfmaUtil, a hardware counter, is the share of cycles in which the matrix units are busy, in percent. It is compared
+directly. TFLOP/s are not, because power limits an MI300X under these loads to 1.1 to 1.6 GHz. They rank kernels, and
+simulated cycles must give the same ranking.
 
 Sources: midiareshadi/attn-dsl-bench (counters on an MI300X, ROCm 7.2.2, batch 16, 16 heads, causal forward); AITER,
 op_tests/cpp/mha/README.md (MI300X, batch 8, 32 heads, 8192 tokens, head dim 128); moonmath.ai/cdna3attention (MI300X,
@@ -27,9 +27,9 @@ _UNITS = {"gfx942": 304, "gfx950": 256}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A published figure. kernel: a key of `KERNELS`. heads: over all batches. figure: MfmaUtil in %, or TFLOP/s.
+    """A published figure. kernel: a key of `KERNELS`. heads: summed over the batch. figure: MfmaUtil in %, or TFLOP/s.
 
-    order: the name of a comparison. All its points come from one machine and one source.
+    order: the name of a ranking, whose points all come from one machine and one source.
     """
 
     kernel: str
@@ -105,8 +105,8 @@ def _line(kernel: str) -> tuple[Workload, Line]:
 
 
 def whole(point: Point) -> Whole:
-    """Simulates a whole call: each work group takes the cycles for its number of keys, on the first free compute
-    unit.
+    """Simulates a whole call: each work group runs on the first free compute unit, for as long as its number of keys
+    needs.
     """
     workload, found = _line(point.kernel)
     units, rates = _UNITS[workload.target], cost.rates(workload.target)

@@ -22,7 +22,10 @@ Workloads = dict[str, Callable[[], Workload]]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command of the options. Raises ValueError for what is unknown, UnavailableError without a package."""
+    """Runs the command of the options.
+
+    Raises ValueError for an unknown name, UnavailableError if a package is missing.
+    """
     try:
         if options.command == "wheel":
             _wheel(options)
@@ -47,7 +50,7 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _beside(options: argparse.Namespace) -> Iterator[str]:
-    """Kernel providers side by side, or this project beside another one."""
+    """Compares the kernel providers with each other, or this project with another one."""
     if not options.peer:
         for name in ("op", "mask", "keys", "python"):
             if getattr(options, name) is not None:

@@ -24,7 +24,7 @@ from rocm_wheels.errors import CompileFailed
 OPS, DIMS, DTYPES, MASKS = ("fwd", "bwd"), (64, 128), ("bf16",), (False, True)
 _PEERS = {"fwd": (aotriton.FORWARD,), "bwd": (aotriton.DQ, aotriton.DKDV)}
 _OWN = {"fwd": ("fwd",), "bwd": ("bwd-dq", "bwd-dkdv")}
-# The length of a call whose tile is looked up and, with a causal mask, whose mean is printed.
+# Sequence length for which the tile is looked up, and over which a causal call is averaged.
 _KEYS = 4096
 
 
@@ -46,10 +46,15 @@ class Comparison:
 
 
 def table(asked: Comparison) -> Iterator[str]:
-    """Yields the lines of a Markdown table when they are measured. Raises ValueError for what the checkout lacks."""
+    """Yields the lines of a Markdown table when they are measured.
+
+    Raises ValueError if the checkout lacks a file or a row.
+    """
     short = asked.keys is not None and asked.keys < Workload.lengths[0]
     if short and (asked.ops != ("fwd",) or any(asked.causal)):
-        raise ValueError(f"{asked.keys} keys are measured for a forward without a mask alone: add --op fwd --mask full")
+        raise ValueError(
+            f"{asked.keys} keys: only a forward without a mask can be measured so: add --op fwd --mask full"
+        )
     yield f"| {asked.target} | this project | AOTriton | by Triton | ratio | error of the clock | this project is |"
     yield "|-|-|-|-|-|-|-|"
     for op in asked.ops:
@@ -78,7 +83,7 @@ def _row(asked: Comparison, op: str, head_dim: int, dtype: str, causal: bool) ->
 
 @contextmanager
 def _noting(reasons: list[str]) -> Iterator[None]:
-    """Adds the reason of a failed compilation to a list."""
+    """Appends the reason to a list if a compilation fails."""
     try:
         yield
     except CompileFailed as error:
@@ -104,7 +109,7 @@ def _peer(asked: Comparison, op: str, head_dim: int, dtype: str, causal: bool, p
 
 
 def cycles(workload: Workload, keys: int | None, causal: bool) -> float:
-    """Cycles for 128 queries and 128 keys, by the rule of this module."""
+    """Cycles for 128 queries and 128 keys, as the top of this module defines them."""
     scale = measure.ROWS / workload.rows
     if keys is not None and keys < workload.lengths[0] and not causal:
         groups = measure.resident(workload.target, workload.entry)

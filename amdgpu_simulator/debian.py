@@ -35,7 +35,7 @@ class Package(NamedTuple):
 
 
 class UnavailableError(Exception):
-    """The reason why a package cannot be fetched on this machine."""
+    """A package cannot be fetched on this machine. The message is the reason."""
 
 
 def unpack(package: Package, base: Path) -> Path:

@@ -2,7 +2,7 @@
 
     with gpu.pretend("gfx942"):  # by Triton
         out = flash_attn_func(q, k, v)
-    gpu.run("gfx942", launches, tensors)  # recorded ones, of Composable Kernel
+    gpu.run("gfx942", launches, tensors) # recorded launches of Composable Kernel
 
 Everything above the driver is the code that a user runs: the public API, the backend, grids and arguments. The
 simulator replaces only the launch. In a process of `amdgpu_simulator/hip/process.py`, the launcher and AMD's runtime
@@ -91,7 +91,7 @@ class Kernel:
             form = _FORMS[letter]
             if struct.calcsize(form) != size:
                 raise ValueError(
-                    f"{self.variant.name}: argument at {offset} takes {size} bytes, the launcher passes {form}"
+                    f"{self.variant.name}: the argument at byte {offset} has {size} bytes, the launcher passes {form}"
                 )
             struct.pack_into(form, content, offset, value or 0)
         machine.launch(
@@ -231,7 +231,7 @@ def _through_hip(target: str, name: str) -> through_hip.Kernel:
 
 @cache
 def _composable(target: str, name: str) -> tuple[machine.Program, int]:
-    """A kernel of Composable Kernel and the number of threads of its blocks."""
+    """Returns a kernel of Composable Kernel and the number of threads of its blocks."""
     text, threads = composable(target, name)
     return machine.Program(assembly.parse(text)), threads
 

@@ -84,7 +84,7 @@ class _Driver:
         content, ranges = bytearray(program.kernel.descriptor["kernarg_size"]), []
         places = iter(program.kernel.arguments)
         for (name, type_), value in zip(source.signature.items(), arguments, strict=True):
-            if type_ == "constexpr" or name in source.constants:  # compiled in
+            if type_ == "constexpr" or name in source.constants:  # a constant in the compiled code
                 continue
             offset, _, _ = next(places)
             if type_.startswith("*"):
@@ -103,7 +103,7 @@ def active(target: str, program: Callable[[assembly.Kernel], machine.Program], b
     """Lets Triton compile for the target and launch on the simulator. program, backwards: see `gpu.pretend`."""
     if packets.running():
         raise ValueError(
-            "Triton's JIT launches on the simulator alone, not through AMD's runtime: leave out --jit or hip.py"
+            "kernels of Triton's JIT cannot be launched through AMD's runtime: leave out --jit or hip/process.py"
         )
     with (
         tempfile.TemporaryDirectory(prefix="jit-") as directory,

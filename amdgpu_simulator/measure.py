@@ -1,7 +1,7 @@
 """The simulated cycles of a kernel on a compute unit, as a table.
 
 A kernel runs twice on the simulator, with fewer and with more keys. The difference is its loop without masks. The
-values are cycles for KEYS more keys and 128 rows: of a compute unit that is full of resident work groups
+values are cycles for KEYS more keys and 128 rows: of a compute unit with as many resident work groups as fit
 (`clock.timeline`), and of each of its units alone (`clock.cost`). Matrix and vector units belong to a SIMD. `util %` is
 the share of cycles in which the matrix units are busy (MfmaUtil among hardware counters). The values show which tiles
 to try on a GPU and what limits a kernel. They do not show how long a call takes.
@@ -20,9 +20,9 @@ from amdgpu_simulator.clock.latencies import Latencies
 from amdgpu_simulator.workloads import Workload
 from rocm_wheels.errors import CompileFailed
 
-# The rows and keys that the values are for.
+# The values are normalised to this many rows and keys.
 ROWS, KEYS = 128, 128
-# Cycles between the starts of two work groups. The values are means over these.
+# Offsets in cycles between the starts of two work groups. The printed values are averages over these offsets.
 _APART = 0, 300, 700
 
 

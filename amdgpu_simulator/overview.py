@@ -1,4 +1,5 @@
-"""Simulated cycles and matrix utilisation of every kernel provider on a target, and the provider that calls use.
+"""Simulated cycles and matrix utilisation of every kernel provider on a target, and the provider that flash_attn
+chooses.
 
 An entry is "cycles (utilisation in %)" for 128 queries and 128 keys (see `measure`), forward and backward without a
 mask. A backward of this project is two kernels, whose cycles are added. Of AMD's backwards only the main kernel counts.
@@ -42,7 +43,7 @@ def kernels(target: str, source: str, op: str, dtype: str, head_dim: int) -> tup
 
 
 def taken(target: str, source: str, name: str) -> Taken:
-    """The cycles and resources of one kernel. Raises CompileFailed."""
+    """The cycles and resources of one kernel. Raises CompileFailed if it does not compile."""
     if source == ASM:
         return measure(assembly.workload(target, name))
     if source == CK:

@@ -66,12 +66,15 @@ class Kernel:
         backwards: bool = False,
         in_step: bool = False,
     ) -> None:
-        """ranges, backwards, in_step: as in `machine.launch`. Raises ValueError for the packet of another launch."""
+        """Launches the kernel. ranges, backwards, in_step: as in `machine.launch`.
+
+        Raises ValueError if the packet does not belong to this launch.
+        """
 
         def run(packet: packets.Packet) -> None:
             asked = (grid, (self._entry["threads"], 1, 1), self._code)
             if (packet.blocks, packet.block, packet.code(len(self._code))) != asked:
-                raise ValueError(f"{self._name}: {packet} is not what was launched, in blocks of {asked[:2]}")
+                raise ValueError(f"{self._name}: {packet} is not the packet of the launch with blocks of {asked[:2]}")
             threads, shared = packet.block[0], packet.shared
             content = packet.content(len(arguments[0]) if self._entry["params"].startswith("K") else 0)
             machine.launch(

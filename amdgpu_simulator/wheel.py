@@ -93,7 +93,7 @@ def check(store: Path, *, all_sources: bool) -> str:
         allowed = 2 * (near - right).abs().max().item() + _TINY
         shares.append((one - right).abs().max().item() / allowed)
         if not shares[-1] <= 1:
-            raise ValueError(f"{name} is wrong by {shares[-1]:.2f} of what is allowed: {', '.join(pretended.launched)}")
+            raise ValueError(f"{name} has {shares[-1]:.2f} times the allowed error: {', '.join(pretended.launched)}")
     return f"{max(shares):.2f} of the allowed error: {', '.join(dict.fromkeys(pretended.launched))}"
 
 

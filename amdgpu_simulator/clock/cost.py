@@ -1,10 +1,10 @@
-"""The cycles that an instruction takes of a unit of a compute unit: a function of two tables and of what it touched.
+"""For how many cycles an instruction occupies its unit of a compute unit. Two tables and its addresses determine them.
 
-A cycle is one of the clock that the compute unit runs at. `matrix` and `vector` are units of a SIMD; `shared` (LDS) and
+A cycle is a cycle of the compute unit's clock. `matrix` and `vector` are units of a SIMD; `shared` (LDS) and
 `memory` (the path to the first-level cache) serve the whole compute unit. A bank of shared memory gives one word in a
-cycle. Where the lanes of an instruction want more words of one bank than of the others, the instruction takes as long
-as that bank. The cycles beyond an even spread over all banks are `conflicts`. Global memory is charged for each line
-that an instruction touches.
+cycle. If the lanes of an instruction want more words from one bank than from the others, the instruction takes as long
+as that bank needs. The cycles beyond an even spread over all banks are `conflicts`. Global memory is charged for each
+line that an instruction touches.
 
 Sources: AMD, "CDNA 3" and "CDNA 4" white papers (operations a cycle, banks of shared memory), "RDNA Architecture" and
 the guides to RDNA 3 and 4 (caches); for transcendentals and integer products, a quarter of the rate, the instruction
@@ -55,9 +55,9 @@ class Rates:
 
 
 _RDNA = Rates(units=2, simds=2, lanes=32, passes=1, cache=32 << 10, fill=32)
-# By the name of the target, else of its generation. Fill rates: the level-2 cache of a CDNA die gives 2048 bytes per
-# cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array of RDNA 2 and 3 gives
-# 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
+# The key is a target, or a generation if its targets have equal rates. Fill rates: the level-2 cache of a CDNA die
+# gives 2048 bytes per cycle to 32 compute units of gfx950, 38 of gfx942 and 104 of gfx90a. The cache of a shader array
+# of RDNA 2 and 3 gives 256 bytes per cycle to ten and to eight compute units. RDNA 4 fills from its level-2 cache.
 RATES = {
     "gfx950": Rates(banks=64, by_8=2048, by_16=1024, by_32=64, cache=32 << 10, fill=64),
     "gfx942": Rates(by_8=1024, by_16=512, by_32=64, cache=32 << 10, fill=54),

@@ -12,8 +12,8 @@ class Latencies:
     """Cycles from the end of an instruction in its unit until its result can be used.
 
     memory: a load that misses the first-level cache. cached: a load that hits it. constant: a scalar load. shared: an
-    access of shared memory. matrix, vector: between two instructions of a wave if the second needs the result of the
-    first.
+    access of shared memory. matrix, vector: between two instructions of a wave, if the second one needs the result of
+    the first one.
     """
 
     memory: int

@@ -23,9 +23,10 @@ class Executed(NamedTuple):
     """An instruction that a wave executed.
 
     unit: the unit that it occupies, "end" or "barrier" if the wave stops, "" for none. cycles: how long it occupies the
-    unit; without a unit, the number of issue slots. reads, writes: the rows of vector registers. left: operations of
-    global, shared and constant memory that are outstanding after it. lines: the cache lines that it accesses; private
-    memory has negative numbers. loads: whether it reads them. priority: the wave's new priority, -1 if unchanged.
+    unit; without a unit, the number of issue slots. reads, writes: the rows of vector registers. left: the number of
+    outstanding operations of global, shared and constant memory after it. lines: the cache lines that it accesses;
+    private memory has negative numbers. loads: whether it reads these lines. priority: the wave's new priority, -1 if
+    unchanged.
     """
 
     unit: str

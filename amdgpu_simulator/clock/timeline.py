@@ -1,4 +1,5 @@
-"""How long work groups hold a compute unit: what their waves executed, played against the clock.
+"""For how many cycles work groups occupy a compute unit. The recorded instructions of their waves are scheduled on its
+units.
 
     timeline.play(record.groups[0], resident=2, target="gfx942")  # cycles until the last of two work groups ends
 

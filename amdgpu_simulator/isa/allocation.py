@@ -31,4 +31,4 @@ class Allocation:
                 continue
             kind, first, count = found
             if first + count > self._room[kind]:
-                raise NotImplementedError(f"{kind}{first + count - 1} of {self._room[kind]} that the kernel asks for")
+                raise NotImplementedError(f"{kind}{first + count - 1}: the kernel allocates {self._room[kind]}")

@@ -1,4 +1,4 @@
-"""The arguments of a kernel as the bytes that a launch passes."""
+"""Converts the arguments of a kernel to the bytes that a launch passes."""
 
 from __future__ import annotations
 

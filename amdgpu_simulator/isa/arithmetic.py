@@ -34,7 +34,10 @@ def _signed_field(x: Array, start: Array, width: Array) -> Array:
 
 
 def _permute(a: Array, b: Array, selector: Array) -> Array:
-    """The selector picks bytes: 4 to 7 from a, 0 to 3 from b. 12 is zero, larger numbers are 255."""
+    """Each byte of the selector picks a byte of the result.
+
+    0 to 3 pick a byte of b, 4 to 7 a byte of a, 12 the value 0, a larger number the value 255.
+    """
     whole = _u64(a) << _U64(32) | _u64(b)
     result = np.zeros(np.broadcast_shapes(whole.shape, selector.shape), np.uint32)
     for byte in range(4):
@@ -53,7 +56,7 @@ def _to_int(x: Array, low: int, high: int) -> Array:
 
 
 def _distance16(a: Array, b: Array) -> Array:
-    """The sum of the distances of both halves."""
+    """The sum of the absolute differences of the lower and of the upper halves."""
     return sum(
         abs((a >> _U32(s) & _U32(0xFFFF)).astype(np.int64) - (b >> _U32(s) & _U32(0xFFFF))) for s in (0, 16)
     ).astype(_U32)
@@ -65,7 +68,7 @@ def _reverse(x: Array) -> Array:
 
 
 def _round_bf16(x: Array) -> Array:
-    """To nearest even, as the upper 16 bits."""
+    """Rounds float32 to bf16, to nearest even. Returns the upper 16 bits."""
     raw = x.astype(np.float32).view(np.uint32)
     rounded = (raw + _U32(0x7FFF) + (raw >> _U32(16) & _U32(1))) >> _U32(16)
     return np.where(np.isnan(x), raw >> _U32(16) | _U32(0x40), rounded).astype(np.uint32)
@@ -101,7 +104,7 @@ def _dot2(a: Array, b: Array, c: Array) -> Array:
     return (a0 * b0 + a1 * b1 + c).astype(np.float32)
 
 
-# name -> (kinds of the result and of the operands as in `wave.source`, what it computes)
+# name -> (kinds, function). The kinds are letters of `wave.source`: the result's, then the operands'.
 OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "mov_b32": ("uu", lambda a: a.copy()),
     "mov_b64": ("UU", lambda a: a.copy()),
@@ -171,7 +174,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "mul_f32": ("fff", lambda a, b: a * b),
     "fma_f32": ("ffff", floats.fma),
     "fmac_f32": ("fffd", floats.fma),
-    # The product is rounded before the sum: of gfx90a and before.
+    # Before gfx942, these round the product before they add.
     "mac_f32": ("fffd", lambda a, b, c: a * b + c),
     "mad_f32": ("ffff", lambda a, b, c: a * b + c),
     "madmk_f32": ("ffff", lambda a, k, b: a * k + b),
@@ -220,7 +223,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Array]]] = {
     "dot2acc_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
     "dot2c_f32_f16": ("fuud", lambda a, b, c: _dot2(a, b, c)),
 }
-# Operations that treat a signalling NaN as `floats.maximum` says.
+# Operations that treat a signalling NaN as described in `floats.maximum`.
 EXTREMES: dict[str, tuple[str, Callable[..., Array]]] = {
     "max_f32": ("fff", floats.maximum),
     "min_f32": ("fff", floats.minimum),
@@ -233,10 +236,10 @@ EXTREMES: dict[str, tuple[str, Callable[..., Array]]] = {
     "min_f16": ("hhh", floats.minimum),
     "max3_f16": ("hhhh", lambda a, b, c, ieee: floats.maximum(floats.maximum(a, b, ieee), c, ieee)),
 }
-# Operations that take fp32 subnormals as zero and give none, whatever MODE says: LLVM's "do not support denormals".
+# Operations that flush fp32 subnormals of inputs and results, whatever MODE says: LLVM's "do not support denormals".
 FLUSHING = {"exp_f32", "log_f32", "rcp_f32", "rcp_iflag_f32", "rsq_f32", "sqrt_f32", "mac_f32", "mad_f32", "madmk_f32",
             "madak_f32"}  # fmt: skip
-# Operations whose result is a word of two fp16, or whose operands are.
+# Operations whose result or operands are a word of two fp16 numbers.
 PAIRS_OF_HALVES = {"cvt_pkrtz_f16_f32", "cvt_pk_rtz_f16_f32", "cvt_pk_f16_f32", "pack_b32_f16"}
 HALVES_IN_A_WORD = PAIRS_OF_HALVES | {"dot2_f32_f16", "dot2acc_f32_f16", "dot2c_f32_f16"}
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {

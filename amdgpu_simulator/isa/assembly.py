@@ -30,7 +30,7 @@ class Instruction:
         self.modifiers.forget()
 
     def unread(self) -> str:
-        """The operands or modifiers that no implementation has read since."""
+        """The operands and modifiers that no implementation has read since `forget`."""
         if left := self.modifiers.unread():
             return f"modifiers {', '.join(left)}"
         return f"operands {', '.join(left)}" if (left := self.operands.unread()) else ""
@@ -66,7 +66,7 @@ _ADDRESS = re.compile(r"([\w$.]+)@rel32@(lo|hi)\+\d+$")
 
 
 def parse(text: str) -> Kernel:
-    """The only kernel in an assembly text. Raises ValueError if there is none."""
+    """The kernel in an assembly text, which must be the only one. Raises ValueError if the text has no kernel."""
     found = re.search(r"\.amdhsa_kernel\s+(\S+)(.*?)\.end_amdhsa_kernel", text, re.DOTALL)
     target = re.search(r"\.amdgcn_target\s+\"amdg[\w.]+-amd-amdhsa-[\w-]*-(gfx[\w-]+)", text)
     if found is None or target is None:

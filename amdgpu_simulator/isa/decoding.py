@@ -126,8 +126,8 @@ class _Decoder:
         return found or _unknown(problem)
 
     def _find(self, instruction: Instruction) -> Execute | None:
-        """The function for an instruction. Raises NotImplementedError for a modifier or operand that it has not
-        read.
+        """The function for an instruction. Raises NotImplementedError if the implementation has not read a modifier or
+        operand.
         """
         for decode in self._decoders(instruction.mnemonic):
             instruction.forget()

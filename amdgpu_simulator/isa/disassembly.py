@@ -62,13 +62,13 @@ def kernel(image: bytes, symbol: str | None = None, *, target: str | None = None
     if named and target not in (None, named):
         raise ValueError(f"the code object is for {named}, not for {target}")
     if not (target := named or target):
-        raise ValueError("the code object does not name its GPU target: give the target")
+        raise ValueError("the code object does not name its GPU target: pass `target`")
     targets.get(target)
     descriptor = _descriptor(elf, described[".symbol"])
     descriptor["kernarg_size"] = max(descriptor["kernarg_size"], described[".kernarg_segment_size"])
     instructions, labels = _code(image, described[".name"])
     if any(part.mnemonic == "s_getpc_b64" for parts in instructions for part in parts):
-        raise ValueError(f"{described['.name']} reads data beside its code: run it from its assembly text")
+        raise ValueError(f"{described['.name']} reads data stored with its code: run it from its assembly text")
     arguments = [(one[".offset"], one[".size"], one[".value_kind"]) for one in described.get(".args", ())]
     return Kernel(described[".name"], target, instructions, labels, descriptor, arguments, {})
 
@@ -83,7 +83,9 @@ def _metadata(elf: ELFFile, symbol: str | None) -> tuple[dict[str, Any], str]:
                 if len(named) == 1:
                     target = described.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
                     return dict(named[0]), target
-    raise ValueError("the file holds no AMD kernel, or several" if symbol is None else f"the file holds no {symbol}")
+    raise ValueError(
+        "the file holds no AMD kernel, or several kernels" if symbol is None else f"the file holds no {symbol}"
+    )
 
 
 def _descriptor(elf: ELFFile, symbol: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from amdgpu_simulator.isa.assembly import Array
 
 _TINY32 = np.finfo(np.float32).tiny
-# The bits of a float64 beyond the 24 of a float32, and the pattern of a tie between two float32.
+# Mask of the mantissa bits that float64 has and float32 has not, and their pattern at a tie between two float32.
 _BEYOND, _TIE = np.int64((1 << 29) - 1), np.int64(1 << 28)
 _INTEGERS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -66,7 +66,7 @@ def _odd_sum(left: Array, right: Array) -> Array:
 
 
 def maximum(a: Array, b: Array, ieee: bool | None) -> Array:
-    """The larger value; a number rather than NaN, +0 rather than -0.
+    """The larger value. Prefers a number to NaN and +0 to -0.
 
     ieee: whether a signalling NaN gives a quiet NaN (MODE.IEEE before gfx12); None for gfx12, which treats it as any
     NaN.
@@ -76,7 +76,7 @@ def maximum(a: Array, b: Array, ieee: bool | None) -> Array:
 
 
 def minimum(a: Array, b: Array, ieee: bool | None) -> Array:
-    """The smaller value, as `maximum`; -0 rather than +0."""
+    """The smaller value, with the rules of `maximum`. Prefers -0 to +0."""
     result = np.minimum(a, b)
     return result if _ordinary(result) else _extreme(a, b, ieee, larger=False)
 
@@ -116,7 +116,7 @@ def _quiet_bit(x: Array) -> Array:
 
 
 def quiet(x: Array) -> Array:
-    """NaN as a quiet NaN; only for NaN."""
+    """Quiets NaN. All values must be NaN."""
     return (np.ascontiguousarray(x).view(_INTEGERS[x.itemsize]) | _quiet_bit(x)).view(x.dtype)
 
 
@@ -147,23 +147,25 @@ def classes(x: Array, wanted: Array) -> Array:
     return result
 
 
-# A division is v_div_scale of both operands, steps with products, v_div_fmas, v_div_fixup. By bytes of the type: the
-# exponent that scales, and the distances of exponents from which on an operand is scaled or the quotient underflows.
+# A division is v_div_scale of both operands, steps with products, v_div_fmas, v_div_fixup. Key: bytes of the type.
+# Values: the exponent by which operands are scaled, and the differences of exponents from which on an operand is scaled
+# or the quotient underflows.
 _SCALES = {4: (64, 96, 23, 150), 8: (128, 768, 53, 1075)}
 
 
 def exponent(x: Array) -> Array:
-    """The exponent as it is stored: 0 of zeros and subnormals."""
+    """The biased exponent, as it is stored: 0 for zeros and subnormals."""
     bits = np.finfo(x.dtype).nmant
     mask = (1 << 8 * x.itemsize - 1 - bits) - 1
     return (np.ascontiguousarray(x).view(_INTEGERS[x.itemsize]) >> _INTEGERS[x.itemsize](bits)).astype(np.int64) & mask
 
 
 def div_scale(which: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """One operand of a division, scaled where a step would overflow or underflow, and where v_div_fmas scales back.
+    """Scales one operand of a division if a step would overflow or underflow. Returns it, and whether v_div_fmas must
+    scale back.
 
-    tinygrad's tests, which ran on RDNA3, say more than the guides: a zero operand asks for scaling back, and exponents
-    tell whether a quotient counts as subnormal. Raises NotImplementedError where both say too little.
+    The guides leave gaps that tinygrad's tests, which ran on RDNA3, fill: a zero operand requests scaling back, and the
+    exponents decide whether a quotient counts as subnormal. Raises NotImplementedError for cases that neither covers.
     """
     which, denominator, numerator = np.broadcast_arrays(which, denominator, numerator)
     scale, far, small, _ = _SCALES[which.itemsize]
@@ -173,7 +175,7 @@ def div_scale(which: Array, denominator: Array, numerator: Array) -> tuple[Array
     def subnormal(x: Array) -> Array:
         return (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)
 
-    # A quotient that may be subnormal, as far as exponents tell.
+    # Judged by the exponents alone, the quotient may be subnormal.
     quotient = exponent(numerator) - exponent(denominator) <= np.finfo(which.dtype).minexp
     inverse = subnormal(which.dtype.type(1) / denominator)
     special = (numerator == 0) | (denominator == 0) | ~np.isfinite(numerator) | ~np.isfinite(denominator)
@@ -202,7 +204,7 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """A quotient with its sign, or the quotient of special operands."""
+    """Sets the sign of the quotient. For NaN, zero and infinite operands, returns their quotient."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     dtype = quotient.dtype.type
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), dtype(-1), dtype(1))

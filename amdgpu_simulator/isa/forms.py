@@ -15,13 +15,13 @@ from amdgpu_simulator.isa.assembly import Instruction, Kernel
 from amdgpu_simulator.isa.wave import register
 
 VARIABLE = "AMDGPU_SIMULATOR_FORMS"
-# Modifiers whose number does not select another implementation.
+# Modifiers whose value does not change how the instruction is implemented.
 _NUMBERS = {"offset", "offset0", "offset1", "row_mask", "bank_mask"}
 _executed: dict[int, tuple[Kernel, bytearray]] = {}
 
 
 def form(instruction: Instruction) -> str:
-    """The form of an instruction; operands keep `-` and `|`."""
+    """The form of an instruction. Its operands keep their sign modifiers (`-`, `|`)."""
     operands = ",".join(map(_operand, tuple(instruction.operands)))
     modifiers = " ".join(
         name if name in _NUMBERS or not value else f"{name}:{value}"

@@ -1,4 +1,4 @@
-"""Conversions of 8-bit floating point: e4m3fnuz or the e4m3fn of OCP, as the target has it."""
+"""Conversions of 8-bit floating point: e4m3fnuz or OCP's e4m3fn, depending on the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _U32 = np.uint32
 
 @cache
 def _values(target: Target) -> Array:
-    """What each of the 256 bytes means: a sign, four bits of the exponent, three bits of the mantissa."""
+    """The value of each of the 256 bytes: a sign, four bits of exponent, three bits of mantissa."""
     magnitudes = np.arange(128)
     exponents, mantissas = magnitudes >> 3, magnitudes & 7
     normal = exponents > 0
@@ -43,12 +43,15 @@ def _largest(target: Target) -> int:
 
 
 def widen(content: Array, target: Target) -> Array:
-    """Bytes as float32."""
+    """Converts bytes to float32."""
     return _values(target)[content]
 
 
 def narrow(values: Array, target: Target, saturates: bool = False) -> Array:
-    """float32 as bytes, to nearest even. saturates: what is too large becomes the largest number, not NaN."""
+    """Converts float32 to bytes, rounding to nearest even.
+
+    saturates: whether too large values become the largest number, not NaN.
+    """
     values = np.asarray(values, np.float32)
     midpoints = _midpoints(target)
     with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -79,7 +82,7 @@ def _scale(instruction: Instruction, index: int) -> Callable[[Wave], Array]:
 
 
 def _to_fp8(instruction: Instruction, target: Target) -> Execute:
-    """Two float32 into one half of a register."""
+    """Converts two float32 to one half of a register."""
     index = place(instruction.operands[0])
     read, scale = [source(text, "f") for text in instruction.operands[1:3]], _scale(instruction, 3)
     *others, high = instruction.modifiers.switches("op_sel")
@@ -96,7 +99,7 @@ def _to_fp8(instruction: Instruction, target: Target) -> Execute:
 
 
 def _from_fp8(instruction: Instruction, target: Target) -> Execute:
-    """Two bytes of a register into two float32, or two float16 in one register."""
+    """Converts two bytes of a register to two float32, or to two float16 in one register."""
     index, read, scale = place(instruction.operands[0]), source(instruction.operands[1], "u"), _scale(instruction, 2)
     modifiers = instruction.modifiers
     high = _half(modifiers) or modifiers.switches("op_sel")[0]
@@ -126,7 +129,7 @@ def _one(instruction: Instruction, target: Target) -> Execute:
 
 
 def _half(modifiers: Modifiers) -> int:
-    """The half of a register that SDWA names, as gfx942 has it; 0 without SDWA."""
+    """The half of a register that SDWA (gfx942) selects; 0 without SDWA."""
     if "sdwa" not in modifiers:
         return 0
     _whole_result(modifiers)
@@ -134,7 +137,7 @@ def _half(modifiers: Modifiers) -> int:
 
 
 def _byte(modifiers: Modifiers) -> int:
-    """The byte of a register: by SDWA, byte_sel of gfx12, or two switches."""
+    """Which byte of a register is read: SDWA, gfx12's byte_sel, or two bits of op_sel select it."""
     if "sdwa" in modifiers:
         _whole_result(modifiers)
         return {f"BYTE_{byte}": byte for byte in range(4)}[modifiers.get("src0_sel", "BYTE_0")]

@@ -36,10 +36,10 @@ class Memory:
         index = bisect.bisect_right(self._starts, address) - 1
         if index >= 0 and address + size <= self._starts[index] + len(self._content[index]):
             return self._starts[index], self._content[index]
-        raise MemoryFaultError(f"{size} bytes at {address:#x} belong to no tensor")
+        raise MemoryFaultError(f"the {size} bytes at {address:#x} belong to no tensor")
 
     def load(self, addresses: Array, size: int, wave: int | None = None) -> Array:
-        """(n, size) bytes at n addresses. wave: the number of the reading wave, None to skip the race check."""
+        """Reads (n, size) bytes from n addresses. wave: the number of the reading wave, None to skip the race check."""
         found = np.empty((len(addresses), size), np.uint8)
         for lanes, start, content, offsets in self._parts(addresses, size):
             places = offsets[:, None] + np.arange(size)
@@ -49,7 +49,10 @@ class Memory:
         return found
 
     def store(self, addresses: Array, data: Array, wave: int) -> list[Store]:
-        """Writes (n, size) bytes at n addresses. Returns the stores, which end when the wave waits for them."""
+        """Writes (n, size) bytes at n addresses.
+
+        Returns the stores, which are complete when the wave waits for them.
+        """
         stores = []
         for lanes, start, content, offsets in self._parts(addresses, data.shape[1]):
             places = offsets[:, None] + np.arange(data.shape[1])

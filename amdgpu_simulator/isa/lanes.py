@@ -111,7 +111,7 @@ def _half_swap(instruction: Instruction) -> Execute:
 
 
 def _below(instruction: Instruction) -> Execute:
-    """v_mbcnt_lo (hi): how many of a mask's bits lie below the lane, in its lower (upper) word."""
+    """v_mbcnt_lo (hi): the number of bits of the mask's lower (upper) word that belong to lanes below this lane."""
     index, read = place(instruction.operands[0]), source(instruction.operands[1], "u")
     before = source(instruction.operands[2], "u")
     word = 32 if "_hi" in instruction.mnemonic else 0
@@ -125,7 +125,7 @@ def _below(instruction: Instruction) -> Execute:
 
 
 def _carry(instruction: Instruction) -> Execute:
-    """Additions and subtractions of 32 bits that give and take a carry for each lane."""
+    """32-bit additions and subtractions with a carry in and a carry out for each lane."""
     name, operands = instruction.mnemonic, instruction.operands
     read = [source(text, "u") for text in operands[2:4]]
     if "subrev" in name:
@@ -148,7 +148,7 @@ def _carry(instruction: Instruction) -> Execute:
 
 
 def _mad_wide(instruction: Instruction) -> Execute:
-    """v_mad_u64_u32 (i64_i32): a product of 64 bits and a sum, and its carry."""
+    """v_mad_u64_u32 (i64_i32): a 64-bit product plus an addend, and the carry of the sum."""
     operands, signed = instruction.operands, "i64" in instruction.mnemonic
     left, right = (source(text, "i" if signed else "u") for text in operands[2:4])
     more, write = source(operands[4], "I" if signed else "U"), target(operands[0], "I" if signed else "U")
@@ -233,7 +233,8 @@ def _mixed(instruction: Instruction) -> Execute:
     return execute
 
 
-# What v_pk_* compute of each of two values, by the kind of a value as in `wave.source`; extremes take MODE.IEEE too.
+# What v_pk_* compute for each of the two values. The key is a kind of `wave.source`. Minimum and maximum also take
+# MODE.IEEE.
 _PACKED: dict[str, tuple[str, Callable[..., Array]]] = {
     "mul_f32": ("f", lambda a, b: a * b),
     "add_f32": ("f", lambda a, b: a + b),
@@ -278,7 +279,7 @@ def _packed(instruction: Instruction, ieee: bool | None) -> Execute:
         raise NotImplementedError("not known")
     wide, inputs = kind == "f", operands[1:]
     halves = modifiers.switches("op_sel"), modifiers.switches("op_sel_hi", 1)
-    # Both are read for floating point alone.
+    # Only floating-point kinds use these two.
     signs = [modifiers.switches(f"neg_{part}") if kind in "fh" else [0] * 4 for part in ("lo", "hi")]
     take = _word if wide else source
     read = [
@@ -306,7 +307,7 @@ def _packed(instruction: Instruction, ieee: bool | None) -> Execute:
 def _packed_move(instruction: Instruction) -> Execute:
     """v_pk_mov_b32: the low word from the first operand, the high word from the second.
 
-    op_sel alone says which word of an operand.
+    Only op_sel selects the word of an operand.
     """
     operands, chosen = instruction.operands, instruction.modifiers.switches("op_sel")
     instruction.modifiers.get("op_sel_hi")
@@ -321,7 +322,7 @@ def _packed_move(instruction: Instruction) -> Execute:
 
 
 def _word(text: str, kind: str, half: int) -> Callable[[Wave], Array]:
-    """One of the two words of a register pair; a constant is both."""
+    """One of the two words of a register pair. For a constant, both words are the constant."""
     negative, text = text.startswith("-v"), text.removeprefix("-") if text.startswith("-v") else text
     if found := register(text):
         text = f"{found[0]}{found[1] + half}"

@@ -18,7 +18,7 @@ _LOADING = 64  # added to the number of a wave whose load from global memory is 
 class Shared:
     """The shared memory of a work group, and which wave read or wrote which byte since the last barrier.
 
-    A race: two waves touch the same byte between two barriers and one of them writes it, so nobody knows the order.
+    A race: two waves touch the same byte between two barriers and one of them writes it, so their order is undefined.
     """
 
     def __init__(self, size: int, *, looks_for_races: bool = True) -> None:
@@ -68,8 +68,8 @@ class Shared:
         """Writes bytes that a load of a wave brings from global memory to LDS. Raises as `load`.
 
         The wave must not access these bytes before it has waited for the load, and other waves not before the next
-        barrier. Its own outstanding reads of the old bytes (under_way) must have ended, because nothing orders them and
-        the load. Without race checks, the bytes arrive when the wave waits for them.
+        barrier. Its own outstanding reads of the old bytes (under_way) must have ended, because nothing orders the load
+        after them. Without race checks, the bytes arrive when the wave waits for them.
         """
         if not self._looks_for_races:
             return Operation(lambda: self.store(wave, places, data))
@@ -100,7 +100,7 @@ class Shared:
         if self.accesses is not None:
             self.accesses.append(places)
         if int(places.max()) >= len(self.content) or int(places.min()) < 0:
-            raise MemoryFaultError(f"byte {int(places.max())} of {len(self.content)} of shared memory")
+            raise MemoryFaultError(f"byte {int(places.max())} is past the {len(self.content)} bytes of shared memory")
 
     def _written_by_others(self, wave: int, places: Array) -> Array:
         writers = self._writers[places]
@@ -112,4 +112,4 @@ class Shared:
         where = int(places[0])
         if self._writers[where] >= _LOADING:
             raise MemoryFaultError(f"wave {wave} {does} a load still brings: no wait for it, at byte {where}")
-        raise MemoryFaultError(f"a race: wave {wave} {does} another one {did} since the last barrier, at byte {where}")
+        raise MemoryFaultError(f"a race: wave {wave} {does} another wave {did} since the last barrier, at byte {where}")

@@ -27,7 +27,7 @@ class Program:
     """
 
     def __init__(self, kernel: Kernel, observer: Observer | None = None) -> None:
-        """Raises ValueError for a target that the simulator does not know, and for another number of lanes per wave."""
+        """Raises ValueError for an unknown target, and for a kernel whose wave size is not the target's."""
         self.kernel = kernel
         self._target = targets.get(kernel.target)
         described = 32 if kernel.descriptor.get("wavefront_size32", self._target.wave == 32) else 64

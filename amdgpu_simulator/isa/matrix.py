@@ -1,13 +1,14 @@
 """Matrix instructions: MFMA of CDNA, WMMA of RDNA.
 
-Where an element of an operand lies, by AMD's matrix instruction calculator and the guides: lane and register of
-A[row, k], B[k, column] and of D[row, column].
+The layout of operands (lane and register of A[row, k], B[k, column] and D[row, column]) follows AMD's matrix
+instruction calculator and the guides.
 
 MI200 flushes subnormals in its products of fp16 and bf16: "MI200 MFMA behavior specifics" in ROCm's documentation of
-MIOpen says "input/output data", PyTorch's "Numerical accuracy" says the same of MFMA and V_DOT2 and excepts fp32, fp64
-and every other GPU. MMA-Sim, which was compared with hardware bit by bit, has the details that this file follows:
-inputs and the accumulator become +0. An fp32 accumulator or result is subnormal below 1.2e-38. Here a result is flushed
-once, in MI200 every product and partial sum is: only bf16 has products so small.
+MIOpen says "input/output data", PyTorch's "Numerical accuracy" says the same about MFMA and V_DOT2, for MI200 alone and
+not for fp32 and fp64. MMA-Sim, which was compared with hardware bit by bit, has the details that this file follows:
+inputs and the accumulator become +0. An fp32 accumulator or result is subnormal below 1.2e-38. MI200 flushes every
+product and partial sum. This file flushes only the result, which differs for bf16 alone, because only bf16 has such
+small products.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAME = re.compile(
     r"v_(mfma|wmma)_f32_(\d+)x(\d+)x(\d+)_?(f16|bf16|f32|fp8_fp8|bf8_bf8|fp8_bf8|bf8_fp8|f8f6f4)(?:_1k)?$"
 )
 
-# Layouts of `targets.Generation.matrix` by the kind of instruction.
+# Kind of instruction -> the values of `targets.Generation.matrix` that have it.
 _LAYOUTS = {"mfma": ("mfma",), "wmma": ("mirrored", "split")}
 
 
@@ -55,7 +56,7 @@ def decode(instruction: Instruction, target: Target) -> Callable[[Wave], None] |
     start = np.array([number(c)], np.uint32).view(np.float32) if accumulator is None else None
 
     def execute(wave: Wave) -> None:
-        # A wave executes a matrix instruction with all its lanes, whatever EXEC is.
+        # All lanes of a wave take part in a matrix instruction, whatever EXEC is.
         if accumulator is None:
             total = np.broadcast_to(start, (rows, rows)).astype(np.float32)  # type: ignore[arg-type]
         else:
@@ -92,7 +93,7 @@ def wmma_places(target: Target) -> tuple[Array, Array]:
 
 
 def _mfma_operand(text: str, kind: str, rows: int, depth: int, target: Target) -> Callable[[Wave], Array]:
-    """A or B as (rows, depth). Lane l holds row l % rows, and its values of k start at l // rows times their number."""
+    """A or B as (rows, depth). Lane l holds n consecutive values of row l % rows, starting at k = l // rows * n."""
     groups = 64 // rows
     each = depth // groups
     index = place(text)
@@ -142,4 +143,4 @@ def _floats(content: Array, kind: str, target: Target) -> Array:
         return (content.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind == "fp8":
         return fp8.widen(content.view(np.uint8), target)
-    raise NotImplementedError(f"matrix operands of type {kind}")
+    raise NotImplementedError(f"matrix operands of type {kind} are not implemented")

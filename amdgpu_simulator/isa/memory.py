@@ -117,7 +117,7 @@ def _buffer_address(instruction: Instruction, _action: str, to_shared: bool) -> 
         if read is not None:
             places = places + read(wave)
         start = more(wave)
-        if stride == PRIVATE:  # words of all lanes are interleaved, and this offset counts them all
+        if stride == PRIVATE:  # the words of all lanes are interleaved, so this offset is in bytes of all lanes
             return places[lanes] + start // wave.count, None
         places = places[lanes] + start
         return (places + (words & 0xFFFFFFFFFFFF)).astype(np.uint64), (words >> 64 & 0xFFFFFFFF) - places
@@ -181,7 +181,9 @@ def _access(
         addresses, room = address(wave, lanes)
         if space == "scratch" or (resource is not None and resource(wave) >> 48 & 0x3FFF == PRIVATE):
             if int(addresses.max()) + size > wave.private.shape[1]:
-                raise MemoryFaultError(f"{instruction.text}: private memory has {wave.private.shape[1]} bytes")
+                raise MemoryFaultError(
+                    f"{instruction.text}: outside of the {wave.private.shape[1]} bytes of private memory"
+                )
             if wave.memory.accesses is not None:
                 for word in range(0, size, 4):
                     wave.memory.accesses.append((_private_addresses(wave, addresses + word, lanes), min(size, 4)))

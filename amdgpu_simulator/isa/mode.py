@@ -1,6 +1,6 @@
 """The MODE register of a wave: how its floating-point instructions round and treat subnormals.
 
-A kernel starts with what its descriptor says, or else with LLVM's defaults ("Kernel Descriptor" in LLVM's guide to
+A kernel starts with the values in its descriptor, or with LLVM's defaults ("Kernel Descriptor" in LLVM's guide to
 AMDGPU). s_setreg_b32, s_setreg_imm32_b32, s_denorm_mode and s_round_mode change it.
 """
 
@@ -14,11 +14,12 @@ import numpy as np
 from amdgpu_simulator.isa.assembly import Instruction
 from amdgpu_simulator.isa.wave import Array, Wave, scalar
 
-# First bits of the fields. A field of subnormals has a bit that keeps those of inputs and one that keeps those of
-# results; the fields of fp32 come before the fields of fp16 and fp64.
+# First bits of the fields. A subnormal field has two bits: one keeps subnormal inputs, the other subnormal results. The
+# fp32 field comes first, then the field of fp16 and fp64.
 _ROUND, _SUBNORMALS, _DX10_CLAMP, _IEEE, _FP16_OVERFLOW = 0, 4, 8, 9, 23
 _KEEPS_ALL = 0xF << _SUBNORMALS
-# What an instruction may write here: rounding, subnormals, FP16_OVFL. The rest decides how code is decoded.
+# The bits that an instruction may change here: rounding, subnormals, FP16_OVFL. The simulator reads the other bits when
+# it decodes the kernel, so they must not change later.
 _WRITABLE = 0xFF | 1 << _FP16_OVERFLOW
 _DEFAULTS = {
     "float_round_mode_32": 0,
@@ -33,10 +34,13 @@ _TINY = {"f": np.finfo(np.float32).tiny, "h": np.finfo(np.float16).tiny, "F": np
 
 
 class Mode:
-    """The register. plain: fp16 overflows to infinity and subnormals stay, as the arithmetic of numpy has it."""
+    """The MODE register.
+
+    plain: whether arithmetic is numpy's, in which fp16 overflows to infinity and subnormals are kept.
+    """
 
     def __init__(self, descriptor: Mapping[str, int]) -> None:
-        """By a kernel descriptor. Raises NotImplementedError for another rounding than to nearest even."""
+        """The initial value, from a kernel descriptor. Raises NotImplementedError unless it rounds to nearest even."""
         fields = _DEFAULTS | {name: value for name, value in descriptor.items() if name in _DEFAULTS}
         self.write(
             fields["float_round_mode_32"] << _ROUND
@@ -59,11 +63,11 @@ class Mode:
         self.clamp_keeps_nan = not value >> _DX10_CLAMP & 1
 
     def input(self, kind: str, value: Array) -> Array:
-        """An operand of a kind as in `wave.source`, zero where it is a subnormal that the mode does not keep."""
+        """An operand of a kind of `wave.source`, with zero in place of subnormal inputs if the mode flushes them."""
         return value if self._keeps(kind, 0) else flushed(kind, value)
 
     def result(self, kind: str, value: Array, inputs: tuple[Array, ...] = ()) -> Array:
-        """A result, its subnormals flushed, its overflow of fp16 saturated, as the mode says."""
+        """A result, with subnormals flushed and fp16 overflow saturated if the mode says so."""
         if kind == "h" and self.saturates_fp16:
             exact = np.isinf(inputs[0]) if inputs else False
             for other in inputs[1:]:
@@ -73,7 +77,10 @@ class Mode:
         return value if self._keeps(kind, 1) else flushed(kind, value)
 
     def pair(self, word: Array, inputs: tuple[Array, ...]) -> Array:
-        """A word of two fp16 results of one operand each, their overflow saturated as the mode says."""
+        """A word of two fp16 results, with overflow saturated if the mode says so.
+
+        inputs: the operand of each result.
+        """
         low, high = (self.result("h", np.ascontiguousarray(half).astype(np.uint16).view(np.float16), (one,))
                      for half, one in zip((word, word >> np.uint32(16)), inputs, strict=True))  # fmt: skip
         return low.view(np.uint16) | high.view(np.uint16).astype(np.uint32) << np.uint32(16)
@@ -85,7 +92,7 @@ class Mode:
 
 
 def flushed(kind: str, value: Array) -> Array:
-    """A floating-point value, a zero of its sign where it is subnormal."""
+    """Replaces subnormal values by zeros of the same sign."""
     return np.where(np.abs(value) < _TINY[kind], value * value.dtype.type(0), value)
 
 

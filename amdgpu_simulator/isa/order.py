@@ -46,7 +46,7 @@ class Order:
         self._group, self._stores = (group + 1) << 6, []
 
     def barrier(self) -> None:
-        """All waves of the group have met: each sees the stores that are complete."""
+        """All waves of the group have reached a barrier, so each wave sees the completed stores."""
         left = []
         for store in self._stores:
             if store.done:
@@ -58,13 +58,13 @@ class Order:
         self._stores = left
 
     def store(self, wave: int, start: int, content: Array, places: Array, data: Array) -> Store:
-        """Records a store of a wave. Raises ValueError if another wave may write another value."""
+        """Records a store of a wave. Raises ValueError if another wave may write a different value to the same byte."""
         writers = self._writers.get(start)
         if writers is None:
             writers = self._writers[start] = np.zeros(len(content), np.int32)
         others = self._unordered(wave, writers[places])
         if others.any() and (changed := others & (content[places] != data)).any():
-            self._complain(wave, "writes another value than", start, places[changed], writers)
+            self._complain(wave, "writes a different value than", start, places[changed], writers)
         writers[places] = self._group + wave
         store = Store(self._group + wave, start, places)
         self._stores.append(store)

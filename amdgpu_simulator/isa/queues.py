@@ -24,12 +24,15 @@ class Operation(NamedTuple):
     reads: Array | None = None
 
 
-# As far as the counter of vector memory counts.
+# The largest value of the counter of vector memory.
 _MOST = 63
 
 
 class Counted(deque[Operation]):
-    """Operations that a counter counts. Where it can count no further, what is begun waits for the oldest."""
+    """Outstanding operations of one wait counter.
+
+    At the counter's largest value, a new operation first waits for the oldest.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -46,8 +49,8 @@ class Counted(deque[Operation]):
 class Queues:
     """The operations of a wave that have not ended.
 
-    The operations of `vector` (global and private memory) end in their order, and so do the operations of `shared`.
-    Scalar loads end in any order, so only a wait for all of them is a wait for one.
+    The operations of `vector` (global and private memory) end in order, and so do the operations of `shared`. Scalar
+    loads end in any order, so waiting for a certain scalar load means waiting for all of them.
     """
 
     def __init__(self, max_shared: int, *, counts_stores: bool) -> None:
@@ -55,7 +58,7 @@ class Queues:
         self.vector = Counted(_MOST)
         self.shared = Counted(max_shared)
         self.scalar: deque[Operation] = deque()
-        # Stores to global memory, where they have a counter of their own.
+        # Stores to global memory, on GPUs that count them separately.
         self.stores = self.vector if counts_stores else Counted(_MOST)
 
     def touch(self) -> None:

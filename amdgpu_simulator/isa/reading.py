@@ -38,7 +38,7 @@ class Modifiers(Mapping[str, str]):
         return int(self[name], 0) if name in self else default
 
     def switches(self, name: str, default: int = 0) -> list[int]:
-        """The bits of a modifier such as op_sel:[0,1]; four times the default without the modifier."""
+        """The bits of a modifier such as op_sel:[0,1]. Without the modifier, four bits with the default value."""
         return [int(bit) for bit in self[name].strip("[]").split(",")] if name in self else [default] * 4
 
 

@@ -17,7 +17,7 @@ def signed(value: int, size: int = 32) -> int:
     return value - (value >> size - 1 << size)
 
 
-# name -> (result, scc or None to leave it), of values of `n` bits
+# name -> function of operands of `n` bits that returns (result, new SCC, or None if SCC stays)
 _LOGIC: dict[str, Callable[[int, int, int], int]] = {
     "and": lambda a, b, _n: a & b,
     "or": lambda a, b, _n: a | b,

@@ -77,7 +77,10 @@ def _read(wave: Wave, text: str, index: int, places: Array, lanes: Array, form: 
 
 
 def _exchange(wave: Wave, text: str, index: int, values: Array) -> None:
-    """ds_bpermute_b32 and similar: each lane reads a word of another lane through the hardware of shared memory."""
+    """ds_bpermute_b32 and similar: each lane reads a word of another lane.
+
+    The unit of shared memory moves the words, and accesses no memory.
+    """
     lanes = np.flatnonzero(wave.lanes)
     data = np.ascontiguousarray(values[lanes]).view(np.uint8).reshape(-1, 4)
     arrive(wave, (wave.queues.shared,), text, index, data, lanes, FORMS["b32"])
@@ -101,7 +104,7 @@ def _permute(instruction: Instruction, name: str) -> Execute:
 
 
 def _transposed(instruction: Instruction) -> Execute:
-    """ds_read_b64_tr_b16 (b8): sixteen lanes read four (eight) rows of sixteen; each gets a column."""
+    """ds_read_b64_tr_b16 (b8): 16 lanes read 4 (8) rows of 16 elements, and each lane gets a column."""
     index, address, offset = (
         place(instruction.operands[0]),
         source(instruction.operands[1], "u"),

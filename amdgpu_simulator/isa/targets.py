@@ -1,7 +1,7 @@
 """The GPUs whose instructions the simulator knows, and how their generations differ.
 
 A target is here once somebody has taught its instructions. Every other name is refused, because a GPU that runs by the
-rules of a relative gives wrong results in silence. What a target's code needs of a compiler and a launch stands in
+rules of a relative gives wrong results in silence. What a compiler and a launch must know about a target is in
 `flash_attn/kernels/targets.py`; a test compares the columns that both tables have.
 
 Sources: the guides that `amdgpu_simulator` names; LLVM, "User Guide for AMDGPU Backend".

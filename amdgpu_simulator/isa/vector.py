@@ -1,4 +1,4 @@
-"""Vector instructions (VOP1, VOP2, VOP3, VOPC) that work lane by lane, with what SDWA and DPP add to them."""
+"""Vector instructions (VOP1, VOP2, VOP3, VOPC) that work lane by lane, and their SDWA and DPP forms."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def decode(instruction: Instruction, gpu: Target, mode: Mode) -> Execute | None:
 
 
 def _name(instruction: Instruction) -> str:
-    """The operation by its name in gfx9. Later targets have names that say: an integer has no carry, a float ignores
-    NaN.
+    """Maps the names of later targets to gfx9's. Later names add that an integer operation has no carry ("_nc") or that
+    a float operation ignores NaN ("_num").
     """
     name = instruction.mnemonic.removeprefix("v_").removeprefix("dual_")
     return name.replace("_nc_", "_").replace("_num_", "_")
@@ -82,7 +82,7 @@ def _operation(name: str, gpu: Target, mode: Mode) -> tuple[str, Compute]:
     """The kinds and the computation of an operation; see `arithmetic`."""
     if name in EXTREMES:
         kinds, extreme = EXTREMES[name]
-        ieee = None if not gpu.generation.has_ieee_mode else mode.ieee  # gfx12 has no such bit
+        ieee = None if not gpu.generation.has_ieee_mode else mode.ieee  # gfx12 has no IEEE bit
         return kinds, lambda *values: extreme(*values, ieee)
     kinds, compute = OPERATIONS[name]
     if name in FLUSHING:
@@ -94,7 +94,7 @@ def _operation(name: str, gpu: Target, mode: Mode) -> tuple[str, Compute]:
 def _tabled(instruction: Instruction, gpu: Target, mode: Mode) -> Execute:
     name, modifiers, operands = _name(instruction), instruction.modifiers, instruction.operands
     if name.startswith("dot2") and gpu.flushes_subnormals:
-        raise NotImplementedError(f"{gpu.name} flushes subnormals here, which is not modelled")
+        raise NotImplementedError(f"{gpu.name} flushes subnormals in this instruction, which is not implemented")
     kinds, compute = _operation(name, gpu, mode)
     halves = modifiers.switches("op_sel")
     inputs = operands[1:]
@@ -103,10 +103,10 @@ def _tabled(instruction: Instruction, gpu: Target, mode: Mode) -> Execute:
         inputs = (*inputs, operands[0])
     if len(inputs) != len(kinds) - 1:
         raise NotImplementedError(f"{len(inputs)} operands")
-    # The last of VOP3's switches names the half that a result of 16 bits goes to.
+    # The last op_sel bit of VOP3 selects the half of the register that a 16-bit result is written to.
     upper = bool(halves[len(inputs)]) if len(halves) > len(inputs) else False
     if upper and kinds[0] not in "hws":
-        raise NotImplementedError("op_sel of a result of 32 bits")
+        raise NotImplementedError("op_sel for a 32-bit result is not implemented")
     read = _readers(modifiers, inputs, kinds[1:], halves)
     if "clamp" in modifiers:
         if kinds[0] not in "fhF":
@@ -127,7 +127,7 @@ def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, n
     """Returns the function that executes an operation. Under a MODE that flushes fp16 subnormals, an operation on
     two fp16 numbers in one word raises NotImplementedError when it is executed.
     """
-    if set(kinds).isdisjoint("fhF"):  # MODE says nothing
+    if set(kinds).isdisjoint("fhF"):  # no floating-point kind: MODE has no effect
         if len(read) == 2:
             left, right = read
             return lambda wave: write(wave, compute(left(wave), right(wave)))
@@ -138,7 +138,7 @@ def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, n
         if wave.mode.plain:
             write(wave, compute(*values))
         elif name in HALVES_IN_A_WORD and not wave.mode.keeps_subnormal_halves:
-            raise NotImplementedError("a word of halves, with MODE to flush their subnormals")
+            raise NotImplementedError("a MODE that flushes fp16 subnormals is not implemented for two fp16 in one word")
         elif name in PAIRS_OF_HALVES:
             inputs = tuple(wave.mode.input(kind, value) for kind, value in zip(kinds[1:], values, strict=True))
             write(wave, wave.mode.pair(compute(*inputs), inputs))
@@ -149,13 +149,13 @@ def _execute(read: Sequence[Read], write: Write, compute: Compute, kinds: str, n
 
 
 def moded(mode: Mode, compute: Compute, kinds: str, values: Sequence[Array]) -> Array:
-    """A computation under a MODE that is not numpy's."""
+    """The computation under a MODE that differs from numpy's arithmetic."""
     inputs = tuple(mode.input(kind, value) for kind, value in zip(kinds[1:], values, strict=True))
     return mode.result(kinds[0], compute(*inputs), inputs)
 
 
 def _of_scalars(instruction: Instruction, name: str) -> Execute:
-    """v_s_exp_f32 and the like of gfx12: from a scalar register into a scalar register."""
+    """gfx12's v_s_exp_f32 and similar: the operand and the result are scalar registers."""
     destination, read = _mask_register(instruction.operands[0])[0], source(instruction.operands[1], "f")
     kinds, plain = OPERATIONS[name]
     compute = (lambda x: flushed("f", plain(flushed("f", x)))) if name in FLUSHING else plain
@@ -168,7 +168,10 @@ def _of_scalars(instruction: Instruction, name: str) -> Execute:
 
 
 def _readers(modifiers: Modifiers, operands: Sequence[str], kinds: str, halves: Sequence[int]) -> list[Read]:
-    """The operands by their kinds. An SDWA instruction takes a byte or a half of a register, others may take a half."""
+    """A function for each operand that reads it as its kind.
+
+    SDWA selects a byte or a half of a register, op_sel a half.
+    """
     if "sdwa" not in modifiers:
         return [source(text, kind, half) for text, kind, half in zip(operands, kinds, halves, strict=False)]
     found = []
@@ -179,7 +182,7 @@ def _readers(modifiers: Modifiers, operands: Sequence[str], kinds: str, halves: 
             found.append(source(text, kind))
             continue
         if kind not in _DTYPES or (kind == "f" and choice != "DWORD"):
-            raise NotImplementedError(f"{choice} of an operand of kind {kind}")
+            raise NotImplementedError(f"{choice} is not implemented for an operand of kind {kind}")
         start, width = _SELECTIONS.get(choice, (0, 32))
         chosen = _selection(source(_bare(text), "u"), start, width, extend, kind)
         found.append(signs(chosen, text) if kind in "fh" else chosen)
@@ -203,7 +206,7 @@ def _selection(whole: Read, start: int, width: int, extend: bool, kind: str) -> 
 
 
 def _part(text: str, kind: str, part: str, rest: str) -> Write:
-    """Writes a byte or half of a register; the rest of it is zero, or kept."""
+    """Writes a byte or half of a register. The other bits become zero or are kept."""
     start, width = _SELECTIONS[part]
     index = place(text)
     if kind not in "uihws" or rest not in ("UNUSED_PAD", "UNUSED_PRESERVE"):
@@ -225,12 +228,12 @@ _CONTROLS = ("quad_perm", "row_ror", "row_shr", "row_shl", "row_mirror", "row_ha
 def _moved(modifiers: Modifiers, destination: str, read: list[Read], compute: Compute, kinds: str) -> Execute:
     """A DPP instruction: its first operand comes from another lane of a row of 16."""
     if set(kinds) - set("fiu"):
-        raise NotImplementedError("DPP of operands that have not 32 bits")
+        raise NotImplementedError("DPP is implemented for 32-bit operands only")
     rows, banks = (modifiers.integer(name, 0xF) for name in ("row_mask", "bank_mask"))
-    bound = "bound_ctrl" in modifiers  # its number says nothing
+    bound = "bound_ctrl" in modifiers  # its value is ignored
     controls = [name for name in _CONTROLS if name in modifiers]
     if len(controls) != 1:
-        raise NotImplementedError("DPP without one control that is known")
+        raise NotImplementedError("DPP without exactly one known control")
     control, value = controls[0], modifiers[controls[0]]
     write_index, dtype = place(destination), _DTYPES[kinds[0]]
 
@@ -238,7 +241,7 @@ def _moved(modifiers: Modifiers, destination: str, read: list[Read], compute: Co
         lane = np.arange(wave.count)
         origin = _origin(control, value, lane)
         inside = (origin >= 0) & (origin < wave.count)
-        inside &= wave.lanes[np.where(inside, origin, 0)]  # a lane that is not active cannot be read either
+        inside &= wave.lanes[np.where(inside, origin, 0)]  # an inactive lane cannot be read either
         active = wave.lanes & (np.array(rows) >> lane // 16 & 1 > 0) & (np.array(banks) >> lane % 16 // 4 & 1 > 0)
         if not bound:
             active &= inside
@@ -251,7 +254,7 @@ def _moved(modifiers: Modifiers, destination: str, read: list[Read], compute: Co
 
 
 def _origin(control: str, value: str, lane: Array) -> Array:
-    """The lane that a lane reads, outside of the wave where there is none."""
+    """For each lane, the number of the lane that it reads. A number outside of the wave means that it reads none."""
     row, inside = lane // 16 * 16, lane % 16
     if control == "quad_perm":
         chosen = np.array([int(number) for number in value.strip("[]").split(",")])
@@ -305,7 +308,7 @@ def _comparison(instruction: Instruction, order: str, kind: str, to_exec: bool) 
 
 def _choice(instruction: Instruction) -> Execute:
     modifiers, operands = instruction.modifiers, instruction.operands
-    # In a dual instruction the mask is not written down: it is VCC.
+    # A dual instruction does not name the mask, which is always VCC.
     lanes_of = operands[3] if len(operands) > 3 else "vcc_lo"
     chosen, wide = scalar(lanes_of, 1), scalar(lanes_of, 2)
     inputs = operands[1:3]

@@ -1,7 +1,7 @@
 """The state of a wave, and how instructions read and write it.
 
 Operands are resolved once, when a program is decoded, to functions of the wave. Vector values are numpy arrays with an
-element for each lane, or with a single one where all lanes have the same; scalars are Python's integers.
+element for each lane, or with one element if all lanes have the same value. Scalars are Python integers.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Wave:
     """The registers of one wave.
 
     v, f and i are the vector registers as uint32, float32 and int32, (512, lanes), with the accumulators from 256 on.
-    s: the scalar registers. lanes: which lanes are active. full: whether all are. index: the number of the wave in its
-    work group. queues: what the wave waits for. mode: the MODE register, a
-    `mode.Mode`, whose module imports this one.
+    s: the scalar registers. lanes: which lanes are active. full: whether all lanes are active. index: the number of the
+    wave in its work group. queues: what the wave waits for. mode: the MODE register, a `mode.Mode`, whose module
+    imports this one.
     """
 
     def __init__(self, lanes: int, memory: Memory, shared: Shared, index: int, queues: Queues, mode: Any) -> None:
@@ -68,7 +68,8 @@ class Wave:
         self.private: Array = np.zeros((lanes, 0), np.uint8)
         self.queues = queues
         self.mode = mode
-        # For `arrivals`: number of loads so far, and the newest outstanding load of each register (of its upper half).
+        # For `arrivals`: the number of loads so far, and the newest outstanding load of each register and of its upper
+        # half.
         self.loads = 0
         self.newest_load: Array = np.zeros((2, 512, lanes), np.int32)
         self.set_exec((1 << lanes) - 1)
@@ -108,7 +109,7 @@ def mask(lanes: Array) -> int:
 
 
 def register(text: str) -> tuple[str, int, int] | None:
-    """("v", first, count) of a vector register, "a" for an accumulator, "s" for a scalar register; None for other
+    """Parses a register: ("v", first, count), with "a" for accumulators and "s" for scalar registers. None for other
     text.
     """
     if text in _NAMES:
@@ -145,14 +146,14 @@ def number(text: str, kind: str = "u") -> int:
         value = int(text, 0)
     except ValueError:
         if kind in "ws" or text.lstrip("-") not in _INLINE_FLOATS:
-            raise NotImplementedError(f"{text} as a constant of kind {kind}") from None
+            raise NotImplementedError(f"the constant {text} is not implemented for operands of kind {kind}") from None
         form = {"h": "<e", "F": "<d", "U": "<d", "I": "<d"}.get(kind, "<f")
         return int.from_bytes(struct.pack(form, float(text)), "little")
     if kind not in "UIF":
         return value & WORD
     if value not in _INLINE_INTEGERS:
         if not 0 <= value <= WORD:
-            raise NotImplementedError(f"{text} as a literal of an operand of 64 bits")
+            raise NotImplementedError(f"the literal {text} is not implemented for 64-bit operands")
         if kind == "F":
             value <<= 32
         elif kind == "I" and value >> 31:
@@ -199,7 +200,7 @@ def signs(read: Read, text: str) -> Read:
 def _plain(text: str, kind: str, half: int) -> Read:
     found = register(text)
     if (half and kind not in "hws") or (text.endswith((".l", ".h")) and (half or kind not in "hws")):
-        raise NotImplementedError(f"{text}: a half of a register as an operand of kind {kind}")
+        raise NotImplementedError(f"{text}: a half of a register cannot be an operand of kind {kind}")
     if found and found[0] in "va":
         index = place(text)
         if text.endswith(".h"):
@@ -236,7 +237,7 @@ def target(text: str, kind: str, keep: bool = False) -> Write:
     index = place(text)
     high = text.endswith(".h")
     if text.endswith((".l", ".h")) and kind not in "hws":
-        raise NotImplementedError(f"{text}: a half of a register as a result of kind {kind}")
+        raise NotImplementedError(f"{text}: a half of a register cannot be a result of kind {kind}")
 
     def write(wave: Wave, value: Array) -> None:
         if kind in "UIF":

@@ -1,7 +1,7 @@
 """A checkout of ROCm/aotriton: where its kernels are, and which tile its tuning database has for a call.
 
-The database is a SQLite file in an archive for each GPU and kernel. A row is a call; its lengths are bins: a call takes
-the first bin that is not shorter, else the last bin.
+The database is a SQLite file in an archive for each GPU and kernel. A row describes a call. Its sequence lengths are
+bins: a call uses the first bin that is not shorter than it, or else the last bin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 FORWARD, DKDV, DQ = "attn_fwd", "bwd_kernel_dk_dv", "bwd_kernel_dq"
-# The file of each kernel; kernel and file of a backward share a name.
+# The file of each kernel. A backward kernel has the name of its file.
 _FILES = {FORWARD: "fwd_kernel"}
 # The head dims that kernels are compiled for. Another head dim is padded to the next one.
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 512)
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-# The database's number for a window, which a causal mask is.
+# The database's number for a window. AOTriton treats a causal mask as a window.
 WINDOWED = 3
 
 

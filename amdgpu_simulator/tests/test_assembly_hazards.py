@@ -1,4 +1,4 @@
-"""The check of instructions on AMD's assembly kernels: what is accepted is counted, everything else is refused."""
+"""The hazard check on AMD's assembly kernels counts accepted habits and refuses every other hazard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kernel(code: str) -> instructions.Kernel:
 
 
 @pytest.mark.parametrize("one", SAMPLE.values(), ids=lambda one: f"{one.target}-{one.kernel}")
-def test_the_data_file_counts_what_the_check_finds(one: package.CodeObject) -> None:
+def test_the_counts_in_the_data_file_are_current(one: package.CodeObject) -> None:
     assert assembly_hazards.counts(one) == one.places
 
 
@@ -80,7 +80,7 @@ def test_an_accepted_habit_is_counted(target: str, code: str, expected: dict[str
         ("gfx942", LOAD, "reads M0, which nothing has written"),
     ],
 )
-def test_what_no_habit_explains_is_refused(target: str, code: str, problem: str) -> None:
+def test_a_hazard_that_no_habit_explains_is_refused(target: str, code: str, problem: str) -> None:
     with pytest.raises(ValueError, match=f"^it: .*{problem}"):
         habits.counts(kernel(code), target)
 
@@ -95,7 +95,7 @@ def test_a_kernel_without_its_barriers_is_refused() -> None:
         habits.counts(replace(code, instructions=without), one.target)
 
 
-def test_other_counts_than_the_data_file_has_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_differ_from_the_data_file_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     one = next(iter(SAMPLE.values()))
     changed = replace(package.load(), objects=(replace(one, places={"mask": 7}),))
     monkeypatch.setattr(assembly_hazards, "counts", lambda _: {"mask": 8})
@@ -105,7 +105,7 @@ def test_other_counts_than_the_data_file_has_end_the_command(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("places", ["", "places = 3\n", "places = { unheard = 1 }\n"])
-def test_a_code_object_that_nobody_checked_is_refused(places: str, tmp_path: Path) -> None:
+def test_a_code_object_without_counts_in_the_data_file_is_refused(places: str, tmp_path: Path) -> None:
     text = package.DATA_FILE.read_text(encoding="utf-8")
     first = next(line for line in text.splitlines(keepends=True) if line.startswith("places = "))
     changed = tmp_path / "other.toml"

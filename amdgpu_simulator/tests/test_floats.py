@@ -18,7 +18,7 @@ MINUS = 0x80000000
 
 
 def rounded(exact: Fraction, dtype: type[np.floating]) -> float:
-    """To nearest even, as a type: by integers."""
+    """Rounds an exact fraction to a floating-point type, to nearest even. Uses integers only."""
     facts = np.finfo(dtype)
     if exact == 0:
         return 0.0
@@ -90,7 +90,7 @@ def two(name: str, a: int, b: int, target: str = "gfx942", more: str = "") -> in
         ("max_num_f32", MINUS, 0, "gfx1201", 0),
     ],
 )  # fmt: skip
-def test_the_larger_and_the_smaller_value(name: str, a: int, b: int, target: str, wanted: int) -> None:
+def test_maximum_and_minimum(name: str, a: int, b: int, target: str, wanted: int) -> None:
     assert two(name, a, b, target) == wanted
 
 
@@ -132,7 +132,7 @@ def test_clamp(value: int, clamp: int, wanted: int) -> None:
 
 
 def moded(code: str, target: str = "gfx942", **descriptor: int) -> Array:
-    """What `run` gives of a kernel whose descriptor says more."""
+    """Runs code in a kernel with additional descriptor directives. Returns the results of `run`."""
     lines = "".join(f"\t\t.amdhsa_{name} {value}\n" for name, value in descriptor.items())
     text = "\n".join("\t" + line.strip() for line in (LOAD + code + STORE).splitlines() if line.strip())
     text = KERNEL.format(target=target, code=text).replace("\t.end_amdhsa", lines + "\t.end_amdhsa")
@@ -154,7 +154,7 @@ def moded(code: str, target: str = "gfx942", **descriptor: int) -> Array:
     ],
 )
 def test_subnormals_of_fp32(code: str, value: int, kept: str) -> None:
-    """float_denorm_mode_32: bit 0 keeps those of inputs, bit 1 those of results."""
+    """float_denorm_mode_32: bit 0 keeps subnormal inputs, bit 1 subnormal results."""
     code = f"v_mov_b32_e32 v9, 0\n v_mov_b32_e32 v8, {value:#x}\n {code}"
     wanted = value if kept != "results" else value >> 1
     for mode in range(4):
@@ -162,18 +162,18 @@ def test_subnormals_of_fp32(code: str, value: int, kept: str) -> None:
         assert set(moded(code, float_denorm_mode_32=mode)) == {wanted if keeps else 0}, mode
 
 
-def test_subnormals_of_fp16_have_a_mode_of_their_own() -> None:
+def test_fp16_subnormals_have_a_separate_mode() -> None:
     code = "v_mov_b32_e32 v8, 0x3ff\n v_add_f16_e32 v9, 0, v8"
     assert set(moded(code, float_denorm_mode_32=0)) == {0x3FF}
     assert set(moded(code, float_denorm_mode_32=3, float_denorm_mode_16_64=0)) == {0}
     code = "v_mov_b32_e32 v8, 0x3ff\n v_cvt_f32_f16_e32 v9, v8"
     assert set(moded(code, float_denorm_mode_16_64=0)) == {0}
-    with pytest.raises(NotImplementedError, match="a word of halves"):
+    with pytest.raises(NotImplementedError, match="a MODE that flushes fp16 subnormals"):
         moded("v_mov_b32_e32 v8, 1.0\n v_cvt_pkrtz_f16_f32 v9, v8, v8", float_denorm_mode_16_64=0)
 
 
 @pytest.mark.parametrize("name", ["rcp", "rsq", "log", "sqrt"])
-def test_what_never_takes_subnormals(name: str) -> None:
+def test_operations_that_always_flush_subnormals(name: str) -> None:
     code = f"v_mov_b32_e32 v8, 0x7fffff\n v_{name}_f32_e32 v9, {{}}"
     plain = moded(code.format("v8"), float_denorm_mode_32=3)
     assert np.array_equal(plain, moded(code.format("0"), float_denorm_mode_32=3))
@@ -196,7 +196,7 @@ def test_code_changes_the_mode() -> None:
 
 
 def test_overflow_of_fp16() -> None:
-    """FP16_OVFL: the largest number instead of infinity, unless an operand is infinite; FP8 likewise."""
+    """FP16_OVFL gives the largest number instead of infinity, unless an operand is infinite. It applies to FP8 too."""
     on = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
     convert = "v_mov_b32_e32 v8, {:#x}\n {}v_cvt_f16_f32_e32 v9, v8"
     assert set(run(convert.format(0xC97423F0, on))) == {0xFBFF}
@@ -214,7 +214,7 @@ def test_overflow_of_fp16() -> None:
 
 
 def constant(code: str, register: int) -> int:
-    """A word of what `code` leaves in v[8:9]."""
+    """Runs `code` and returns one of the two words of v[8:9]."""
     (result,) = set(run(f"{code}\n v_mov_b32_e32 v9, v{register}"))
     return int(result)
 
@@ -301,7 +301,7 @@ def test_exponentials_are_rounded_correctly() -> None:
 
 
 def divide(numerator: float, denominator: float, *, keep: bool) -> float:
-    """LLVM's division of fp32 by the steps that kernels have."""
+    """Divides two fp32 numbers by the instructions that LLVM emits."""
     a, b = (np.float32(x).view(np.uint32) for x in (numerator, denominator))
     code = f"""v_mov_b32_e32 v4, {a:#x}
     v_mov_b32_e32 v5, {b:#x}
@@ -331,7 +331,7 @@ def test_divisions_are_rounded_correctly(numerator: float, denominator: float) -
     assert divide(numerator, denominator, keep=True) == wanted
 
 
-def test_divisions_of_what_is_not_known_are_refused() -> None:
+def test_divisions_with_unknown_scaling_are_refused() -> None:
     assert np.isnan(divide(0, 0, keep=True))
     assert np.isnan(divide(np.nan, 1, keep=True))
     with pytest.raises(NotImplementedError, match="v_div_scale of a denominator"):

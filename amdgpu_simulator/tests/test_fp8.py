@@ -1,4 +1,4 @@
-"""Conversions of FP8 against torch's, and their overflow."""
+"""FP8 conversions give the same bits as torch's. Also tests overflow."""
 
 from __future__ import annotations
 

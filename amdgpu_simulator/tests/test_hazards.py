@@ -100,7 +100,7 @@ def test_stores_have_a_counter_of_their_own_from_gfx10_on(target: str, wait: str
 def test_two_waves_must_not_write_different_values_to_a_word() -> None:
     same = "v_mov_b32_e32 v8, {}\n v_mov_b32_e32 v7, 0\n global_store_dword v7, v8, s[4:5]\n"
     run(same.format(7) + "s_waitcnt vmcnt(0)\n s_barrier\n v_mov_b32_e32 v9, 7", threads=128, room=2)
-    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes another value than wave 0 writes"):
+    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes a different value than wave 0 writes"):
         run("v_lshrrev_b32_e32 v6, 6, v0\n" + same.format("v6"), threads=128)
     after = "s_waitcnt vmcnt(0)\n s_barrier\n" + same.format("v6")
     run(
@@ -118,17 +118,17 @@ def test_a_load_to_shared_memory_must_not_overtake_a_read() -> None:
 @pytest.mark.parametrize(
     ("target", "code", "problem"),
     [
-        ("gfx942", "v_mov_b32_e32 v16, 0", "v16 of 16"),
-        ("gfx942", "v_mov_b64_e32 v[15:16], 0", "v16 of 16"),
-        ("gfx942", "v_accvgpr_write_b32 a8, v0", "a8 of 8"),
-        ("gfx942", "s_mov_b32 s20, 0", "s20 of 20"),
-        ("gfx908", "v_accvgpr_write_b32 a24, v0", "a24 of 24"),
-        ("gfx1100", "v_mov_b32_e32 v24, 0", "v24 of 24"),
-        ("gfx1100", "s_mov_b64 s[106:107], 0", "s107 of 106"),
+        ("gfx942", "v_mov_b32_e32 v16, 0", "v16: the kernel allocates 16"),
+        ("gfx942", "v_mov_b64_e32 v[15:16], 0", "v16: the kernel allocates 16"),
+        ("gfx942", "v_accvgpr_write_b32 a8, v0", "a8: the kernel allocates 8"),
+        ("gfx942", "s_mov_b32 s20, 0", "s20: the kernel allocates 20"),
+        ("gfx908", "v_accvgpr_write_b32 a24, v0", "a24: the kernel allocates 24"),
+        ("gfx1100", "v_mov_b32_e32 v24, 0", "v24: the kernel allocates 24"),
+        ("gfx1100", "s_mov_b64 s[106:107], 0", "s107: the kernel allocates 106"),
         ("gfx942", "v_mov_b32_e32 v15, 0\n v_accvgpr_write_b32 a7, v0\n s_mov_b32 s19, 0", ""),
     ],
 )
-def test_registers_that_a_kernel_has_not_asked_for(target: str, code: str, problem: str) -> None:
+def test_registers_that_a_kernel_does_not_have_are_refused(target: str, code: str, problem: str) -> None:
     limits = {"next_free_vgpr": 24, "next_free_sgpr": 20}
     if target == "gfx942":
         limits["accum_offset"] = 16

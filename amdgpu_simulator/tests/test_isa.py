@@ -1,4 +1,4 @@
-"""Single instructions: their results, by AMD's guides, and the instructions that are refused."""
+"""Single instructions: their results, as AMD's guides define them, and the instructions that are refused."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_both_halves_of_a_dual_instruction_read_first() -> None:
 
 
 def test_matrices() -> None:
-    """A[row, k] is in lane row + 32 * (k // 4), B likewise. A lane holds 16 rows of its column of D."""
+    """A[row, k] and B[k, row] are in lane row + 32 * (k // 4). A lane holds 16 rows of its column of D."""
     code = "v_cvt_f32_u32_e32 v8, v0\n v_cvt_f16_f32_e32 v10, v8\n v_mov_b32_e32 v11, 0\n"
     code += "v_mov_b32_e32 v12, 0x3c00\n v_mov_b32_e32 v13, 0\n"  # 1.0 if k is 0 or 4
     code += "v_mfma_f32_32x32x8_f16 v[16:31], v[10:11], v[12:13], 1.0\n v_mov_b32_e32 v9, v21"
@@ -176,7 +176,7 @@ def test_subnormals_of_matrices(kind: str, a: int, b: int, c: int, exact: float 
     else:
         assert plain["gfx942"] == {np.float32(exact)}
         assert flushed == {1.0 if c == 0x3F800000 else 0.0}
-    with pytest.raises(NotImplementedError, match="gfx90a flushes subnormals here"):
+    with pytest.raises(NotImplementedError, match="gfx90a flushes subnormals in this instruction"):
         floats("v_dot2_f32_f16 v9, v8, v8, v8", "gfx90a")
 
 
@@ -186,23 +186,23 @@ def test_shared_memory_and_barriers() -> None:
     for backwards in (False, True):
         whole = run(f"{write} s_barrier\n {read}", threads=128, backwards=backwards)
         assert list(whole) == [lane ^ 64 for lane in range(128)]
-    with pytest.raises(MemoryFaultError, match="ds_read_b32 v9, v8: a race: wave 1 reads what another one wrote"):
+    with pytest.raises(MemoryFaultError, match="ds_read_b32 v9, v8: a race: wave 1 reads what another wave wrote"):
         run(f"{write} v_and_b32_e32 v8, 0xff, v1\n ds_read_b32 v9, v8", threads=128)
-    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one read since the last barrier"):
+    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another wave read since the last barrier"):
         run(write + read, threads=128)
-    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another one wrote"):
+    with pytest.raises(MemoryFaultError, match="a race: wave 1 writes what another wave wrote"):
         run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v0", threads=128)
     run("v_mov_b32_e32 v8, 0\n ds_write_b32 v8, v8\n v_mov_b32_e32 v9, 0", threads=128)  # the same value
-    # By lanes, of which the last one counts: sums that differ in their rounding.
+    # If lanes of one wave write different values to one address, the last lane wins.
     run("v_mov_b32_e32 v8, 0\n v_and_b32_e32 v9, 63, v0\n ds_write_b32 v8, v9", threads=128)
 
 
-def test_what_it_refuses() -> None:
+def test_invalid_accesses_and_instructions_are_refused() -> None:
     with pytest.raises(
-        MemoryFaultError, match=r"global_load_dword v9, v\[2:3\], off offset:4: 4 bytes at 0x\w+ belong"
+        MemoryFaultError, match=r"global_load_dword v9, v\[2:3\], off offset:4: the 4 bytes at 0x\w+ belong"
     ):
         run("global_load_dword v9, v[2:3], off offset:4")
-    with pytest.raises(MemoryFaultError, match="byte 1027 of 1024 of shared memory"):
+    with pytest.raises(MemoryFaultError, match="byte 1027 is past the 1024 bytes of shared memory"):
         run("v_mov_b32_e32 v8, 0\n ds_read_b32 v9, v8 offset:1024")
     with pytest.raises(NotImplementedError, match="v_frobnicate_f32 v9, v0: not known"):
         run("v_frobnicate_f32 v9, v0")
@@ -222,14 +222,14 @@ def test_the_counter_of_shared_memory_ends_at_fifteen() -> None:
     assert 0 not in run(f"{reads} v_mov_b32_e32 v9, v20", "gfx1030", threads=32)
 
 
-def test_buffers_end_where_they_say() -> None:
+def test_accesses_past_a_buffer() -> None:
     """Past its last byte, a buffer reads zero and ignores writes."""
     code = "s_mov_b32 s6, 16\n s_mov_b32 s7, 0x27000\n s_mov_b32 s4, s4\n"
     code += "s_and_b32 s5, s5, 0xffff\n buffer_load_dword v9, v1, s[4:7], 0 offen\n s_waitcnt vmcnt(0)"
     assert list(run(code)) == [0xABABABAB] * 4 + [0] * 60
 
 
-def test_buffers_of_records_end_by_the_index() -> None:
+def test_a_buffer_of_records_checks_the_index() -> None:
     """Records of 4 bytes: past the fifth record, a buffer reads zero and ignores writes."""
     resource = "s_mov_b32 s6, 5\n s_mov_b32 s7, 0x20000\n s_and_b32 s5, s5, 0xffff\n s_or_b32 s5, s5, 0x40000\n"
     load = "buffer_load_dword v9, v0, s[4:7], 0 idxen\n s_waitcnt vmcnt(0)"
@@ -255,11 +255,11 @@ def test_wide_loads_to_shared_memory() -> None:
     ranges = [(out.ctypes.data, out.nbytes)]
     machine.launch(program, (1, 1, 1), 64, struct.pack("<Q", out.ctypes.data), ranges)
     assert list(out[:64]) == list(range(63, -1, -1))
-    with pytest.raises(MemoryFaultError, match="of 1024 of shared memory"):
+    with pytest.raises(MemoryFaultError, match="past the 1024 bytes of shared memory"):
         run(code.replace("m0, s8", "m0, 0x10000"), "gfx950", room=4)
 
 
-def test_waves_in_step() -> None:
+def test_waves_in_lockstep() -> None:
     """Both waves read the first bytes of shared memory before wave 0 overwrites them, without a barrier."""
     code = """
     v_mov_b32_e32 v6, 0
@@ -276,7 +276,7 @@ def test_waves_in_step() -> None:
         run(code, threads=128)
 
 
-def test_a_direct_load_in_step_arrives_when_it_is_waited_for() -> None:
+def test_a_direct_load_in_lockstep_arrives_at_its_wait() -> None:
     before = "v_mov_b32_e32 v8, 5\n ds_write_b32 v1, v8\n s_waitcnt lgkmcnt(0)\n"
     code = before + BRING + "ds_read_b32 v9, v1\n s_waitcnt {}"
     assert set(run(code.format("lgkmcnt(0)"), in_step=True)) == {5}
@@ -290,9 +290,9 @@ def test_a_scalar_offset_of_private_memory_counts_all_lanes() -> None:
     assert list(run(code, "gfx1030", threads=32)) == list(range(32))
 
 
-def test_what_a_wave_is_given_beside_its_arguments() -> None:
-    """The dispatch packet, whose word 3 is the size of the grid, and preloaded arguments. A wave begins after the trap
-    for firmware that does not preload.
+def test_initial_state_of_a_wave() -> None:
+    """A wave has the address of the dispatch packet, whose word 3 is the grid size, and preloaded arguments. It begins
+    after the trap for firmware that does not preload.
     """
     code = KERNEL.replace("{code}", "\ts_trap 2\n\ts_load_dword s10, s[0:1], 0xc\n\ts_waitcnt lgkmcnt(0)\n{code}")
     code = code.replace("user_sgpr_count 2", "user_sgpr_count 6").replace(
@@ -338,18 +338,18 @@ BRING_GLOBAL = BRING.replace("buffer_load_dword v1, s[4:7], 0 offen lds", "globa
         ("ds_read_b32 v9, v1 offset:512\n" + BRING_GLOBAL + "s_waitcnt lgkmcnt(1)", NOT_THERE),
     ],
 )  # fmt: skip
-def test_a_load_is_there_when_a_wait_says_so(code: str, wanted: int | None) -> None:
-    """Reads four times the lane's number. With None, no value is expected."""
+def test_a_load_arrives_at_its_wait(code: str, wanted: int | None) -> None:
+    """The load reads 4 * lane. expected is None: the register still holds NaN."""
     assert list(run(code)) == [4 * lane if wanted is None else wanted for lane in range(64)]
 
 
-def test_shared_memory_is_touched_until_a_wait_says_that_it_is_not() -> None:
+def test_shared_memory_is_in_use_until_a_wait() -> None:
     write, read = "ds_write_b32 v1, v0\n", "v_xor_b32_e32 v8, 0x100, v1\n ds_read_b32 v9, v8\n"
     wait, barrier = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
     run(write + wait + barrier + read + wait + barrier + write, threads=128)
-    with pytest.raises(MemoryFaultError, match="a race: wave 0 reads what another one wrote"):
+    with pytest.raises(MemoryFaultError, match="a race: wave 0 reads what another wave wrote"):
         run(write + barrier + read, threads=128)
-    with pytest.raises(MemoryFaultError, match="a race: wave 0 writes what another one read"):
+    with pytest.raises(MemoryFaultError, match="a race: wave 0 writes what another wave read"):
         run(read + barrier + write, threads=128)
     with pytest.raises(MemoryFaultError, match="wave 0 reads what a load still brings: no wait for it, at byte 0"):
         run(BRING + "ds_read_b32 v9, v1")
@@ -378,7 +378,7 @@ def test_shared_memory_is_touched_until_a_wait_says_that_it_is_not() -> None:
         ("s_wait_idle", (0, 0, 0)),
     ],
 )
-def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) -> None:
+def test_a_wait_leaves_the_newest_operations_outstanding(text: str, left: tuple[int, int, int]) -> None:
     program = machine.Program(assembly.parse(KERNEL.format(target="gfx1201", code="\t" + text)))
     wave = machine._wave(program.kernel, Memory([]), Shared(4), 0, (0, 0, 0), 0)
     queues = (wave.queues.vector, wave.queues.shared, wave.queues.scalar)
@@ -389,7 +389,7 @@ def test_waits_leave_so_many_under_way(text: str, left: tuple[int, int, int]) ->
 
 
 def taken(code: str, target: str) -> dict[str, float]:
-    """Cycles of each unit, minus those of a kernel that only stores its result."""
+    """Cycles of each unit, minus the cycles of a kernel that only stores its result."""
     records = [Record(kernel(part, target)) for part in (code, "")]
     for record in records:
         run("", threads=record.kernel.wave, program=machine.Program(record.kernel, record), room=16)
@@ -449,7 +449,7 @@ def test_cycles_of_global_memory() -> None:
 
 
 @pytest.mark.parametrize("target", ["gfx1300", "gfx900", "gfx1250", "gfx13-generic"])
-def test_a_gpu_that_nobody_taught_is_refused_by_name(target: str) -> None:
+def test_an_unknown_gpu_is_refused_by_name(target: str) -> None:
     wanted = f"does not know the instructions of {target}, only those of gfx908"
     code = kernel("v_mov_b32_e32 v9, v0", target)
     with pytest.raises(ValueError, match=wanted):
@@ -497,7 +497,7 @@ def test_products_of_8_bit_integers(target: str, words: int, signs: str, wanted:
     assert set(found.view(np.uint32).ravel()[:32].tolist()) == {wanted}
 
 
-def test_rowsare_packed_by_the_descriptor() -> None:
+def test_arguments_are_packed_by_the_descriptor() -> None:
     rows = [(0, 8, "global_buffer"), (8, 4, "by_value"), (12, 4, "by_value"), (16, 8, "global_buffer")]
     parsed = assembly.parse(KERNEL.format(target="gfx942", code="\ts_nop 0"))
     kernel = replace(parsed, arguments=[*rows, (24, 4, "hidden_grid_dims")], descriptor={"kernarg_size": 28})

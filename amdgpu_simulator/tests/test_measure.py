@@ -15,7 +15,7 @@ from amdgpu_simulator.workloads import composable, triton
 from rocm_wheels.compile import kernels
 
 
-def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_prints_one_line_per_tile(capsys: pytest.CaptureFixture[str]) -> None:
     options = "matrix_instr_nonkdim=16,schedule_hint=attention+memory-bound-attention"
     tiles = ["64,64,4,1,0", f"64,64,4,1,0,{options}", "64,64,3,1,0"]
     command.main(["cycles", "gfx942", "fwd-bf16-d32", *tiles])
@@ -31,7 +31,7 @@ def test_a_line_for_each_tile(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_kernel_of_a_cache() -> None:
-    """A tile has 16 rows. For 128 rows: as many products of 128 x 64 keys and columns, at 512 operations per cycle."""
+    """A tile has 16 rows. For 128 rows, its products with 128 keys and 64 columns run at 512 operations per cycle."""
     variant = triton.parse_kernel("decode-bf16-d64-sink")
     found = measure.measure(triton.workload("gfx942", variant, triton.tiles("gfx942", variant)[0]))
     assert found.matrix % 1024 == 0
@@ -46,14 +46,15 @@ def test_kernels_with_a_bias(name: str) -> None:
     assert record.cycles["memory"] > 0
 
 
-def test_loads_that_take_longer() -> None:
+def test_longer_load_latency_adds_cycles() -> None:
     variant, tile = triton.parse_kernel("fwd-bf16-d32"), triton.parse_tile("64,64,4,1")
     workload = triton.workload("gfx942", variant, tile)
     soon, late = (
         measure.measure(workload, replace(latencies("gfx942"), memory=cycles, cached=cycles)) for cycles in (0, 20000)
     )
     assert late._replace(cycles=soon.cycles) == soon
-    # Of 128 keys in two steps, for two blocks of rows: each waits for K, and where that is late for V.
+    # 128 keys take two steps, and there are two blocks of rows. Each step waits for K, and also for V if K arrives
+    # late.
     waits = (late.cycles - soon.cycles) / 20000 * soon.groups / 2
     assert 2 <= waits <= 4
 
@@ -84,7 +85,7 @@ def test_a_kernel_of_a_store() -> None:
         (129, 0, 512, "gfx90a", 1),
         (256, 1 << 10, 256, "gfx1100", 3),  # two waves of 32 on each of four SIMDs
         (192, 1 << 10, 256, "gfx1100", 4),
-        (192, 48 << 10, 256, "gfx1100", 2),  # of 128 KiB that two compute units share
+        (192, 48 << 10, 256, "gfx1100", 2),  # two compute units share 128 KiB
         (256, 1 << 10, 128, "gfx1030", 4),
     ],
 )
@@ -106,19 +107,22 @@ def test_groups_on_a_compute_unit(registers: int, shared: int, threads: int, tar
             "error: asm-fwd-bf16-d64-plain: for gfx942 there are asm-fwd-bf16-d128-plain, ",
         ),
         ("gfx1100 asm-fwd-bf16-d128-plain", "error: asm-fwd-bf16-d128-plain: for gfx1100 there are no such kernels"),
-        ("gfx942 splitkv-bf16-d64-batch", "error: splitkv-bf16-d64-batch: of Composable Kernel, want a forward"),
+        (
+            "gfx942 splitkv-bf16-d64-batch",
+            "error: splitkv-bf16-d64-batch: of Composable Kernel, only the forward and backward",
+        ),
         ("gfx942 fwd-bf16-d64 --code kernel.co", "error: --code replaces the code of an asm- kernel"),
         ("gfx942 fwd-bf16-d64 --store gfx90a.zip", "error: the kernel store gfx90a.zip cannot be read"),
         ("gfx803 fwd-bf16-d64", "error: unknown GPU target 'gfx803'"),
     ],
 )
-def test_what_is_refused(arguments: str, said: str) -> None:
+def test_invalid_options_are_refused(arguments: str, said: str) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(["cycles", *arguments.split()])
     assert str(caught.value).startswith(said)
 
 
-def test_a_table_of_every_source(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_every_kernel_provider(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every entry is a kernel of `workloads`. The cycles of a backward with two kernels are added."""
     asked = []
 

@@ -19,7 +19,7 @@ from amdgpu_simulator.peers.aotriton import DKDV, DQ, FORWARD, Checkout, Tile
 from amdgpu_simulator.workloads import Workload, aotriton
 from rocm_wheels.errors import CompileFailed
 
-# The columns of the real databases that are not lengths. The forward has some more.
+# The columns of the real databases, without the sequence lengths. The forward has more columns.
 INPUTS = ("Q_dtype", "CAUSAL_TYPE", "BLOCK_DMODEL", "ENABLE_DROPOUT", "PADDED_HEAD", "BIAS_TYPE")
 TUNED = ("tuned_kernel$BLOCK_M", "tuned_kernel$BLOCK_N")
 OPTIONS = ("compiler_options$waves_per_eu", "compiler_options$num_warps", "compiler_options$num_stages")
@@ -94,7 +94,7 @@ def checkout(tmp_path: Path) -> Checkout:
 @pytest.mark.parametrize(
     ("kernel", "head_dim", "tokens", "causal", "tile"),
     [
-        (FORWARD, 40, 512, False, Tile(32, 16, 4, 1, 1, True)),  # head dim 48 serves 40
+        (FORWARD, 40, 512, False, Tile(32, 16, 4, 1, 1, True)),  # the kernel for head dim 48 serves head dim 40
         (FORWARD, 48, 513, False, Tile(64, 32, 4, 1, 2, False)),  # the first bin that is not shorter
         (FORWARD, 48, 4096, False, Tile(64, 32, 4, 1, 2, False)),  # longer than the last bin
         (FORWARD, 48, 77, True, Tile(128, 64, 8, 2, 3, True)),
@@ -107,7 +107,7 @@ def test_tiles_of_the_database(
     assert checkout.tile("gfx1201", kernel, "bf16", head_dim, tokens, causal=causal) == tile
 
 
-def test_what_a_checkout_lacks(checkout: Checkout) -> None:
+def test_errors_name_the_file_that_a_checkout_lacks(checkout: Checkout) -> None:
     """Each error names the file."""
     with pytest.raises(ValueError, match=r"gfx1030/attn_fwd\.sqlite3\.tar\.xz does not exist: .* GPUs gfx1201$"):
         checkout.tile("gfx1030", FORWARD, "bf16", 64, 4096, causal=False)
@@ -140,7 +140,7 @@ def test_a_kernel_of_a_checkout_runs(checkout: Checkout) -> None:
     assert records[1].cycles["memory"] - records[0].cycles["memory"] == 64 * 2 * 2
 
 
-def test_an_argument_or_a_triton_that_does_not_fit(checkout: Checkout, tmp_path: Path) -> None:
+def test_unknown_arguments_and_unusable_interpreters_are_refused(checkout: Checkout, tmp_path: Path) -> None:
     path = checkout.kernels / "fwd_kernel.py"
     path.write_text(KERNEL.replace("Hdim_qk", "Hdim_new"), encoding="utf-8")
     with pytest.raises(ValueError, match="argument Hdim_new of attn_fwd is unknown"):
@@ -164,10 +164,10 @@ def _workload(target: str, rows: int, **entry: object) -> Workload:
     )  # fmt: skip
 
 
-def test_a_row_takes_the_best_triton(
+def test_a_row_shows_the_best_triton(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two interpreters, the peer's fewest cycles count; one whose Triton fails does not."""
+    """The row shows the fewest cycles over all interpreters. An interpreter whose Triton fails is ignored."""
 
     def compiled(*_arguments: object, python: str, **_: object) -> Workload:
         if python == "bad":
@@ -197,7 +197,7 @@ def test_a_row_takes_the_best_triton(
         (1.2, "gfx942", "faster"),
     ],
 )
-def test_a_difference_inside_the_error_is_none(ratio: float, target: str, said: str) -> None:
+def test_a_ratio_within_the_error_is_no_difference(ratio: float, target: str, said: str) -> None:
     assert accuracy.judge(ratio, target) == said
 
 
@@ -223,10 +223,10 @@ def test_cycles_of_a_whole_call(monkeypatch: pytest.MonkeyPatch, keys: int | Non
         ("gfx1201 --op fwd", "error: --op needs --peer: add --peer aotriton DIR"),
         ("gfx1201 --keys 77", "error: --keys needs --peer"),
         ("gfx1201 --peer aotriton DIR --keys 0", "error: --keys 0: want 1 or more"),
-        ("gfx1201 --peer aotriton DIR --keys 77", "error: 77 keys are measured for a forward without a mask alone"),
+        ("gfx1201 --peer aotriton DIR --keys 77", "error: 77 keys: only a forward without a mask can be measured so"),
     ],
 )
-def test_what_is_refused(arguments: str, said: str) -> None:
+def test_invalid_options_are_refused(arguments: str, said: str) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(["table", *arguments.split()])
     assert str(caught.value).startswith(said)

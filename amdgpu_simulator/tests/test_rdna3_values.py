@@ -4,8 +4,8 @@ Instructions and results are those of tinygrad's tests (tinygrad/tinygrad, test/
 which pass on RDNA 3 GPUs. Cases with instructions that the simulator refuses are left out.
 
 A line is a case: lanes | instructions | results. A result is REGISTER[FIRST:LAST], lanes of a register, then a shift
-and a mask, then = bits or ~ a float / its tolerance (~h: of fp16). All registers are 0 at the start, but v255 is the
-lane.
+and a mask, then = bits or ~ a float / its tolerance (~h: of fp16). At the start, v255 holds the lane number and all
+other registers are 0.
 """
 
 from __future__ import annotations

@@ -37,28 +37,31 @@ def play(*waves: list[Executed], resident: int = 1, target: str = "gfx942", late
     ("wave", "taken"),
     [
         ([vector(0, 1), vector(2, 3), vector(4, 5)], 12),
-        ([vector(0, 1), vector(1, 2), vector(2, 3)], 4 + 8 + 8),  # each needs the result of the one before
+        # each instruction needs the result of the previous one
+        ([vector(0, 1), vector(1, 2), vector(2, 3)], 4 + 8 + 8),
         ([vector(0, 1, 16), vector(2, 3)], 16 + 4),  # an exponential occupies the unit
         ([matrix((0, 1), 2), matrix((0, 1), 3), vector(4, 5)], 32 + 4 + 4),  # the matrix unit works in the background
-        ([matrix((0, 1), 2), matrix((0, 1), 2), vector(4, 5)], 32 + 4 + 4),  # with an accumulator it need not wait
-        ([matrix((0, 1), 2), matrix((2, 1), 3), vector(4, 5)], 32 + 12 + 4 + 4),  # but with another operand it must
+        # a product need not wait for its accumulator
+        ([matrix((0, 1), 2), matrix((0, 1), 2), vector(4, 5)], 32 + 4 + 4),
+        # but it must wait for its other operands
+        ([matrix((0, 1), 2), matrix((2, 1), 3), vector(4, 5)], 32 + 12 + 4 + 4),
         ([matrix((0, 1), 2), vector(2, 3)], 32 + 12 + 4),
         ([Executed("", 7, (), (), NOTHING)], 32),  # s_nop 7
     ],
 )
-def test_a_wave_alone(wave: list[Executed], taken: int) -> None:
+def test_cycles_of_a_single_wave(wave: list[Executed], taken: int) -> None:
     assert play(wave) == taken
 
 
 def test_waves_of_a_simd_take_turns() -> None:
-    """Four waves have a SIMD each. More waves fill the idle cycles of the others, until the unit is busy."""
+    """Each of four waves has its own SIMD. More waves fill the idle cycles, until the unit is always busy."""
     chain = [vector(register, register + 1) for register in range(100)]
     assert play(chain, resident=1) == play(chain, resident=4) == 8 * 100 - 4
     assert play(chain, resident=8) == 8 * 100
     assert play(chain, resident=16) == pytest.approx(4 * 4 * 100, abs=8)
 
 
-def test_shared_memory_is_the_compute_units() -> None:
+def test_simds_share_the_shared_memory_of_their_compute_unit() -> None:
     read = [Executed("shared", 16, (), (), (0, left, 0)) for left in range(1, 5)]
     assert play(read) == 4 * 16 - 12
     assert play(read, read, read, read) == 16 * 16 - 12
@@ -83,7 +86,7 @@ def test_a_barrier_waits_for_the_last_wave() -> None:
     assert play([BARRIER, vector(0, 1)], [BARRIER, vector(0, 1)], resident=2) == 8
 
 
-def test_a_barrier_that_a_wave_never_comes_to() -> None:
+def test_a_barrier_that_a_wave_never_reaches_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 of 2 waves wait at a barrier"):
         play([BARRIER], [])
 
@@ -110,7 +113,7 @@ def cached(*wave: Executed, resident: int = 1, target: str = "gfx942", apart: in
     return timeline.play([[*wave, WAIT, END]], resident, target, replace(PLAIN, cached=100), apart=apart) - 8
 
 
-def test_a_line_in_the_cache_is_there_sooner() -> None:
+def test_a_cached_line_arrives_sooner() -> None:
     far, near = 16 + 500, 16 + 100
     assert cached(load(1)) == far
     assert cached(load(1), WAIT, load(1)) == far + 4 + near
@@ -123,21 +126,24 @@ def test_a_line_in_the_cache_is_there_sooner() -> None:
 
 
 @pytest.mark.parametrize(("others", "last"), [(511, 100), (512, 500)])
-def test_the_cache_holds_the_lines_that_were_loaded_last(others: int, last: int) -> None:
+def test_the_cache_evicts_the_least_recently_used_line(others: int, last: int) -> None:
     """The cache has 32 KiB in lines of 64 bytes."""
     rest = [one for line in range(2, 2 + others) for one in (load(line), WAIT)]
     before = cached(load(1), WAIT, *rest[:-1])
     assert cached(load(1), WAIT, *rest, load(1)) == before + 4 + 16 + last
 
 
-def test_what_is_not_in_the_cache_comes_at_a_rate() -> None:
+def test_cache_misses_are_limited_by_bandwidth() -> None:
     lines = range(1000)
     assert cached(load(*lines)) == pytest.approx(len(lines) * 64 / 54 + 500)
     assert cached(load(*lines), target="gfx950") == pytest.approx(len(lines) + 500)
 
 
 def test_a_work_group_processor_is_two_compute_units() -> None:
-    """Waves 0 and 1 run on the first one, 2 and 3 on the second. Each has its own path to shared memory."""
+    """Waves 0 and 1 run on the first compute unit, waves 2 and 3 on the second.
+
+    Each unit has its own path to shared memory.
+    """
     read = [Executed("shared", 16, (), (), (0, left, 0)) for left in range(1, 5)]
     assert play(read, target="gfx1100") == 4 * 16 - 15
     assert play(*[read] * 4, target="gfx1100") == 8 * 16 - 15
@@ -146,7 +152,7 @@ def test_a_work_group_processor_is_two_compute_units() -> None:
 
 
 def test_registers_in_private_memory() -> None:
-    """Spills access cache lines as other accesses do: four bytes of 64 lanes are four lines."""
+    """A spill of four bytes per lane accesses four cache lines for 64 lanes."""
     code = "scratch_store_dwordx2 off, v[0:1], off\n scratch_load_dword v9, off, off offset:4\n s_waitcnt vmcnt(0)"
     record = Record(kernel(code, "gfx942"))
     run("", program=machine.Program(record.kernel, record))
@@ -170,7 +176,7 @@ s_waitcnt vmcnt(0)
 """
 
 
-def test_what_is_written_down() -> None:
+def test_the_record_of_each_instruction() -> None:
     record = Record(kernel(CODE, "gfx942"))
     run("", threads=128, program=machine.Program(record.kernel, record))
     (group,) = record.groups

@@ -2,7 +2,7 @@
 
 A causal forward of AOTriton is persistent: its work groups take tiles by an atomic counter. Here each work group has
 one tile, because the simulator knows no atomic that returns a value. AOTriton's kernel that prepares a backward is not
-counted. Both are in its favour.
+counted. Both simplifications favour AOTriton.
 """
 
 from __future__ import annotations

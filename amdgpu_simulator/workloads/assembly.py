@@ -23,8 +23,8 @@ _UNITS = {"gfx942": 304, "gfx950": 256}
 def workload(target: str, name: str, *, image: bytes | None = None) -> Workload:
     """A kernel by its name, asm-fwd-bf16-d128-plain, for sequences of one length.
 
-    image: another code object of the same arguments. Raises ValueError for an unknown name, MissingTool where the
-    package cannot be fetched, `debian.UnavailableError` without a disassembler.
+    image: another code object of the same arguments. Raises ValueError for an unknown name, MissingTool if the package
+    cannot be fetched, `debian.UnavailableError` if there is no disassembler.
     """
     known = [row for row in KERNELS if row.target == target and not row.packed and row.mask in (PLAIN, CAUSAL)]
     kernel = next((row for row in known if row.name == name), None)
@@ -66,20 +66,26 @@ def _operations(kernel: Kernel) -> int:
 def _pairs(rows: int) -> Programs:
     def lengths(seqlen: int, causal: bool) -> list[int]:
         if not causal:
-            raise ValueError("a causal kernel was asked for a call without a mask")
+            raise ValueError("a causal kernel cannot run a call without a mask")
         return [seqlen] * -(-seqlen // (2 * rows))
 
     return lengths
 
 
 def another(target: str, kernel: str, file: str, sha256: str) -> bytes:
-    """A code object of the package that wheels do not contain. Raises MissingTool, and DataError for another digest."""
+    """A code object of AMD's package that wheels do not contain.
+
+    Raises MissingTool, and DataError for a wrong digest.
+    """
     one = package.CodeObject(target=target, kernel=kernel, file=file, sha256=sha256, places={})
     return (package.directory(gpu.CACHE, replace(package.load(), objects=(one,))) / one.place).read_bytes()
 
 
 def _plan(kernel: Kernel, rows: int, length: int) -> tuple[Launch, list[torch.Tensor]]:
-    """A launch whose first work group has `rows` against `length`. A causal launch has `length` queries and keys."""
+    """A launch whose first work group processes `rows` queries and `length` keys.
+
+    A causal launch has `length` queries and keys.
+    """
     causal = kernel.mask == CAUSAL
     seqlen_q, seqlen_k = (
         (length if causal else rows, length) if kernel.op == "fwd" else (length, length if causal else rows)

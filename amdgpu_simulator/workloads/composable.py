@@ -85,8 +85,8 @@ def _parse(name: str) -> _Parsed:
     found = _NAME.match(name)
     if found is None or (found["mask"] and not found["op"]):
         raise ValueError(
-            f"{name}: of Composable Kernel, want a forward or backward of batches such as fwd-bf16-d64-batch-mask, "
-            "dqdkdv-bf16-d64-batch"
+            f"{name}: of Composable Kernel, only the forward and backward of batches can be measured, such as "
+            "fwd-bf16-d64-batch-mask, dqdkdv-bf16-d64-batch"
         )
     return _Parsed(bool(found["op"]), _DTYPES[found["dtype"]], int(found["dim"]), bool(found["mask"]))
 
@@ -116,7 +116,7 @@ def _workload(target: str, name: str, kernel: assembly.Kernel, entry: dict[str, 
             if not is_forward:
                 torch.autograd.backward(out, torch.ones_like(out))
         if not record.groups:
-            raise ValueError(f"{name} was to run on {target}, and a call takes another kernel")
+            raise ValueError(f"{name} was requested for {target}, but the call launches another kernel")
         return record
 
     return Workload(

@@ -29,7 +29,7 @@ _PRODUCTS = {
     "bwd-dq": (2, 1),
     "bwd-dkdv": (2, 2),
 }
-# Over a cache: one query with as many heads as rows, which share the keys.
+# Kernels that read a KV cache: one query whose heads, one per row, share the keys.
 _CACHES = {"decode": (1, 1), "extend": (1, 1), "latent": (1, 1), "latent-extend": (1, 1)}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -42,7 +42,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parse_kernel(name: str) -> Variant:
-    """The variant of a name. Raises ValueError for a variant without a call here."""
+    """The kernel variant with this name. Raises ValueError if this module has no call that runs it."""
     ops = (*_PRODUCTS, *(f"{op}-v" for op in _PRODUCTS), *_CACHES)
     for row in (OPERATIONS[op] for op in ops if op in OPERATIONS):
         for dtype in (*DTYPES, *FP8_TYPES.values()):
@@ -57,7 +57,7 @@ def parse_kernel(name: str) -> Variant:
 
 
 def parse_tile(text: str) -> Config:
-    """128,64,4,2,0,waves_per_eu=2 as a launch configuration. Raises ValueError for something else."""
+    """Parses a launch configuration such as 128,64,4,2,0,waves_per_eu=2. Raises ValueError for text of another form."""
     numbers = [part for part in text.split(",") if "=" not in part]
     options = [part.split("=") for part in text.split(",") if "=" in part]
     if len(numbers) == 4:
@@ -71,7 +71,7 @@ def parse_tile(text: str) -> Config:
 
 
 def write_tile(tile: Config) -> str:
-    """A launch configuration as `parse_tile` reads it."""
+    """A launch configuration as text that `parse_tile` accepts."""
     return ",".join([*map(str, tile[:5]), *(f"{name}={value}".replace(",", "+") for name, value in tile.options)])
 
 
@@ -84,7 +84,10 @@ def tiles(target: str, variant: Variant, *, near: bool = False) -> list[Config]:
 def workload(
     target: str, variant: Variant, tile: Config, *, causal: bool = False, head_dim: int | None = None
 ) -> Workload:
-    """A kernel with a tile. head_dim: of the calls (default: the largest of the kernel). Raises CompileFailed."""
+    """A kernel with a tile.
+
+    head_dim: head dim of the calls (default: the largest that the kernel serves). Raises CompileFailed.
+    """
     _, entry, _ = gpu.compiled(target, variant, tile)
     return _workload(target, variant, {variant.op: tile}, entry, gpu.compiled_code, causal, head_dim)
 
@@ -119,7 +122,7 @@ def _workload(
 
     def run(length: int) -> Record:
         records: dict[int, Record] = {}
-        measured: list[assembly.Kernel] = []  # other kernels of that symbol may be loaded and not launched
+        measured: list[assembly.Kernel] = []  # other kernels with this symbol may be loaded and not launched
 
         def noted(target: str, asked: Variant, config: Config | None) -> gpu.Found:
             found = code(target, asked, config)
