@@ -90,7 +90,7 @@ make_venv() {
     fi
 }
 
-# Makes the environment of a dependency group anew when what it is made from has changed; the stamp is written last.
+# Recreates the environment of a dependency group if its lock file or its Python has changed; the stamp is written last.
 environment() {
     local group=$1 base stamp detail start=$SECONDS
     # The same Python has the same path inside and outside an activated environment: a build may be running in $venv.
@@ -106,7 +106,7 @@ environment() {
         echo "environment is made, in ${venv#"$PWD"/}: what it downloads may take minutes"
         : >"$venv.log"
         make_venv "$base"
-        # Of byte code, which pip writes with one core, only what is imported is needed.
+        # pip would compile all byte code on one core, but only imported modules need it.
         logged "$venv/bin/python" -I -m pip "${locked[@]}" "$root/locks/$group.txt" --no-compile
         # $root, from build/env*/lib/python*/site-packages: a path in ASCII is read in every locale.
         echo ../../../../.. >"$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rocm_wheels.pth"
@@ -135,8 +135,8 @@ setup() {
     exec {lock}>&- # the build that follows holds nobody up
 }
 
-# Plans and containers need nothing but the standard library: what cannot be built is refused before anything is
-# installed. -I keeps the directory and the Python settings of the caller out.
+# Plans and containers need only the standard library, so an impossible build is refused before anything is installed.
+# -I keeps the directory and the Python settings of the caller out.
 bare() {
     "$python" -I -c '
 import sys

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""What the release builds. Prints the rows of the workflow's jobs as JSON; `--list` shows them to people.
+"""Defines which wheels a release contains. Prints the rows of the workflow's jobs as JSON, or with `--list` as a table.
 
-Needs the standard library alone. `--missing FILE` reads what `python -m rocm_wheels published TAG >FILE` has asked
-GitHub.
-What exists at all is in rocm_wheels/versions.toml.
+Needs the standard library alone. `--missing FILE` reads the list that `python -m rocm_wheels published TAG >FILE`
+wrote. rocm_wheels/versions.toml has all versions that exist.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ _AGAIN = "Run the jobs that upload it again, all of one commit."
 def unpacked(directory: Path) -> list[Path]:
     """The directories of the artifacts that were downloaded into `directory`; empty if it does not exist.
 
-    Raises DataError for a file or link beside the directories: its artifact does not hold one directory of its name.
+    Raises DataError for a file or link next to the directories, because each artifact must hold one directory with its
+    name.
     """
     _refuse_links(directory)
     if not directory.exists():

@@ -58,7 +58,7 @@ def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["2.8.3", "--docker"], "run images of Linux"),
+        (["2.8.3", "--docker"], "run Linux containers"),
         (["2.8.3", "3.11", "2.5.1", "6.2"], "the wheel of one combination is for Linux"),
     ],
 )

@@ -33,18 +33,22 @@ CELL = (
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds them to the subparsers of the command line."""
+    """Adds the verbs of this module to the command line."""
     plan = verbs.add_parser("plan", help="print what a build would do, as JSON")
-    check = verbs.add_parser("check", help="refuse what cannot be built or written; print the plans, for --planned")
+    check = verbs.add_parser(
+        "check", help="check that the wheels can be built and written; print their plans, for --planned"
+    )
     build = verbs.add_parser("build", help="build the universal wheel, or the wheel of one combination")
     for verb in (plan, check, build):
         verb.add_argument(FLASH_ATTN[1], metavar=FLASH_ATTN[0], help=FLASH_ATTN[2])
         for name, dest, text in CELL:
             verb.add_argument(dest, metavar=name, nargs="?", help=text)
-        verb.add_argument("--backend", metavar="NAME", help="ck or triton (default: ck where it has kernels)")
+        verb.add_argument(
+            "--backend", metavar="NAME", help="ck or triton (default: ck if it has kernels for the targets)"
+        )
         verb.add_argument(
             "--platform", choices=tuple(PLATFORMS), default=DEFAULT,
-            help="the system of the universal wheel's users (linux); windows: made here and not tested here",
+            help="system that the universal wheel is for (linux); a wheel for windows is built but not tested here",
         )  # fmt: skip
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
@@ -56,11 +60,18 @@ def add_verbs(verbs: Any) -> None:
         )
         _add_without(verb)
         verb.add_argument(
-            "--published", type=Path, metavar="FILE", help="what `published` printed: changed wheels get a build number"
+            "--published",
+            type=Path,
+            metavar="FILE",
+            help="output of the verb `published`: wheels that differ from the published ones get a build number",
         )
-        verb.add_argument("--cached-kernels", action="store_true", help="refuse to compile: the cache has the kernels")
+        verb.add_argument(
+            "--cached-kernels", action="store_true", help="fail instead of compiling a kernel that is not in the cache"
+        )
         _add_cache(verb)
-    build.add_argument("--planned", metavar="JSON", help="what `check` printed: build that, without planning again")
+    build.add_argument(
+        "--planned", metavar="JSON", help="output of the verb `check`: build these plans without planning again"
+    )
     plan.set_defaults(run=_plan)
     check.set_defaults(run=_check)
     build.set_defaults(run=_build)
@@ -69,7 +80,9 @@ def add_verbs(verbs: Any) -> None:
     compile_.add_argument(
         "--target", action="append", required=True, metavar="GFX", help="gfx942, sm_90, ...; may be repeated"
     )
-    compile_.add_argument("--backend", default="triton", metavar="NAME", help="whose kernels: ck or triton (triton)")
+    compile_.add_argument(
+        "--backend", default="triton", metavar="NAME", help="backend of the kernels: ck or triton (triton)"
+    )
     compile_.add_argument(
         "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts, counted from 1"
     )
@@ -77,7 +90,7 @@ def add_verbs(verbs: Any) -> None:
     _add_without(compile_)
     compile_.add_argument(
         "--tiles", action="store_true",
-        help="every tile that benchmarks/tune.py compares on a GPU, of Triton's kernels: the archive for it",
+        help="compile every tile of Triton's kernels that benchmarks/tune.py compares on a GPU",
     )  # fmt: skip
     compile_.add_argument(
         "--jobs",
@@ -87,20 +100,26 @@ def add_verbs(verbs: Any) -> None:
     )
     _add_cache(compile_)
     compile_.add_argument(
-        "--prune", action="store_true", help="delete every other kernel of the cache, which this job has for itself"
+        "--prune",
+        action="store_true",
+        help="delete all other kernels from the cache; only for a cache that no other job uses",
     )
     compile_.set_defaults(run=_compile)
 
     store = verbs.add_parser("store", help="write the kernel stores of GPU targets, for programs without Python")
     store.add_argument("target", nargs="+", metavar="GFX", help="gfx942, sm_90, ...")
-    store.add_argument("--backend", default="triton", metavar="NAME", help="whose kernels: ck or triton (triton)")
+    store.add_argument(
+        "--backend", default="triton", metavar="NAME", help="backend of the kernels: ck or triton (triton)"
+    )
     store.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: '*-bf16-d128*'")
     store.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the stores (dist)")
     _add_without(store)
     _add_cache(store)
     store.set_defaults(run=_store, shard=(1, 1), tiles=False, jobs=None, prune=False)
 
-    hazards = verbs.add_parser("hazards", help="compile Triton's kernels of a GPU target, print what their check finds")
+    hazards = verbs.add_parser(
+        "hazards", help="compile Triton's kernels for a GPU target and print the hazards found in them"
+    )
     hazards.add_argument("target", metavar="GFX", help="gfx1100, gfx942, ...")
     hazards.add_argument("--only", metavar="GLOB", help="only the kernels whose name matches: 'fwd-bf16-*'")
     hazards.set_defaults(run=_hazards)
@@ -111,15 +130,17 @@ def add_verbs(verbs: Any) -> None:
     tiles.add_argument("size", metavar="SIZE", help="the largest head dim of the kernel: d128")
     tiles.set_defaults(run=_tiles)
 
-    repair = verbs.add_parser("repair", help="make a wheel a manylinux wheel")
+    repair = verbs.add_parser("repair", help="turn a wheel into a manylinux wheel")
     repair.add_argument("wheel", type=Path, help="a wheel that was built with these sources")
     repair.add_argument("--output", type=Path, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
     repair.set_defaults(run=_repair)
 
-    verify = verbs.add_parser("verify", help="install finished wheels, run their tests, write their verdicts anew")
-    verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its verdict goes beside it")
+    verify = verbs.add_parser("verify", help="install finished wheels, run their tests, replace their test reports")
+    verify.add_argument("wheel", type=Path, nargs="+", help="a repaired wheel; its test report is written next to it")
     verify.add_argument(
-        "--every-torch", action="store_true", help="test the universal wheel with each torch and each Python found here"
+        "--every-torch",
+        action="store_true",
+        help="test the universal wheel with every supported torch and every Python on this machine",
     )
     verify.add_argument("--require-gpu", action="store_true", help="fail unless the tests ran on a GPU and passed")
     _add_cache(verify)
@@ -132,12 +153,14 @@ def add_verbs(verbs: Any) -> None:
     unlabelled.add_argument("--output", type=_directory, required=True, metavar="DIR", help="for the wheel")
     unlabelled.set_defaults(run=_unlabelled)
 
-    hub = verbs.add_parser("hub", help="write a wheel as a repository for Hugging Face's package kernels")
-    hub.add_argument("wheel", type=Path, help="a repaired wheel, best the universal one")
+    hub = verbs.add_parser("hub", help="convert a wheel to a repository for Hugging Face's package `kernels`")
+    hub.add_argument("wheel", type=Path, help="a repaired wheel, preferably the universal wheel")
     hub.add_argument("--output", type=_directory, required=True, metavar="DIR", help="a new directory")
     hub.set_defaults(run=_hub)
 
-    benchmark = verbs.add_parser("benchmark", help="measure a finished wheel on the GPU here, in a clean environment")
+    benchmark = verbs.add_parser(
+        "benchmark", help="benchmark a finished wheel on this machine's GPU, in a clean environment"
+    )
     benchmark.add_argument("wheel", type=Path, help="a repaired wheel")
     benchmark.add_argument(
         "--out", type=Path, default=Path("build/results"), metavar="DIR", help="for the JSON results"
@@ -146,21 +169,25 @@ def add_verbs(verbs: Any) -> None:
     benchmark.set_defaults(run=_benchmark)
 
     merge = verbs.add_parser("merge", help="move the files of several artifacts into one directory")
-    merge.add_argument("source", type=Path, help="a directory with a directory for each artifact")
-    merge.add_argument("target", type=Path, help="where the files go; different files of one name are refused")
+    merge.add_argument("source", type=Path, help="directory that contains one directory per artifact")
+    merge.add_argument(
+        "target", type=Path, help="directory for the files; two different files with one name are an error"
+    )
     merge.add_argument("--count", type=int, metavar="N", help="fail unless there are N artifacts")
     merge.set_defaults(run=_merge)
 
-    lock = verbs.add_parser("lock", help="make the lock files again from pyproject.toml, with uv")
+    lock = verbs.add_parser("lock", help="regenerate the lock files from pyproject.toml with uv")
     lock.set_defaults(run=_lock)
 
-    refresh = verbs.add_parser("refresh", help="bring pinned packages and image digests up to date")
+    refresh = verbs.add_parser("refresh", help="update pinned packages and image digests")
     refresh.add_argument("--dry-run", action="store_true", help="print the changes and write nothing")
     refresh.set_defaults(run=_refresh)
 
     inspect = verbs.add_parser("inspect", help="show what is in a wheel or a kernel store")
     inspect.add_argument("file", type=Path, nargs="+", help="a wheel, or the zip file of one target")
-    inspect.add_argument("--sizes", action="store_true", help="KiB of each operation and target instead")
+    inspect.add_argument(
+        "--sizes", action="store_true", help="print the compressed size of each operation and target in KiB instead"
+    )
     inspect.set_defaults(run=_inspect)
 
 
@@ -398,7 +425,7 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
             )
         if arguments.platform != DEFAULT and (arguments.docker or arguments.cibuildwheel):
             raise DataError(
-                "--docker and --cibuildwheel run images of Linux, and the wheel is for another system",
+                "--docker and --cibuildwheel run Linux containers, but the wheel is for another system",
                 remedy=f"Leave them out: ./build_rocm.sh {arguments.flash_attn} --platform {arguments.platform}",
             )
         return make_universal_plan(
@@ -424,7 +451,7 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """The plan of the wheel. If BUILD_TRITON_BACKEND asks for the triton wheel too, its plan follows."""
+    """The plan of the wheel. If BUILD_TRITON_BACKEND is true, the plan of the triton wheel follows."""
     plan = _planned(arguments)
     return [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
 
@@ -459,7 +486,7 @@ def _add_without(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=("asm",),
         default=[],
-        help="leave out kernels of another origin: asm, AMD's assembly kernels, which the ck backend has",
+        help="leave out a kernel provider of the ck backend: asm (AMD's assembly kernels)",
     )
 
 

@@ -96,27 +96,27 @@ def _parser() -> argparse.ArgumentParser:
         "--event",
         choices=EVENTS,
         default="push",
-        help="what started the run: a pull_request gets the oldest and the newest combination",
+        help="event that started the run; for pull_request, only the oldest and the newest combination",
     )
     parser.add_argument(
         "--missing",
         type=_file,
         metavar="FILE",
-        help="leave out what the release has: what `python -m rocm_wheels published TAG` printed",
+        help="leave out the wheels listed in FILE, the output of `python -m rocm_wheels published TAG`",
     )
     parser.add_argument(
-        "--tag", type=_tag, default="", metavar="vX.Y.Z", help="the release it is for; checked, printed"
+        "--tag", type=_tag, default="", metavar="vX.Y.Z", help="tag of the release; checked and printed"
     )
     parser.add_argument(
         "--target",
         action="append",
         metavar="GFX",
-        help="these GPU targets alone; may be repeated (default: PYTORCH_ROCM_ARCH or GPU_ARCHS, else all common ones)",
+        help="only these GPU targets; may be repeated (default: PYTORCH_ROCM_ARCH or GPU_ARCHS, else all common ones)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--list", dest="form", action="store_const", const="list", help="a line for each row, for people")
+    form.add_argument("--list", dest="form", action="store_const", const="list", help="print one readable line per row")
     form.add_argument(
-        "--github-output", dest="form", action="store_const", const="github", help="lines for $GITHUB_OUTPUT"
+        "--github-output", dest="form", action="store_const", const="github", help="print lines for $GITHUB_OUTPUT"
     )
     parser.set_defaults(form="json")
     return parser

@@ -29,65 +29,88 @@ if TYPE_CHECKING:
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds them to the subparsers of the command line."""
-    publish = verbs.add_parser("publish", help="make a GitHub release hold a directory of wheels, and make it public")
+    """Adds the verbs of this module to the command line."""
+    publish = verbs.add_parser(
+        "publish", help="upload a directory of wheels to a GitHub release, and publish the release"
+    )
     some = publish.add_mutually_exclusive_group()
-    some.add_argument("--dry-run", action="store_true", help="check everything, show it, and send nothing")
     some.add_argument(
-        "--draft-only", action="store_true", help="create or find the draft, print commit=SHA for $GITHUB_OUTPUT, stop"
+        "--dry-run", action="store_true", help="check everything and print what would be uploaded; upload nothing"
+    )
+    some.add_argument(
+        "--draft-only",
+        action="store_true",
+        help="create or find the draft release, print commit=SHA for $GITHUB_OUTPUT, and stop",
     )
     publish.add_argument(
-        "--benchmarks", type=Path, metavar="FILE", help="what benchmarks/trend.py wrote: part of the wheel's verdict"
+        "--benchmarks",
+        type=Path,
+        metavar="FILE",
+        help="output of benchmarks/trend.py, to add to the wheel's test report",
     )
     publish.add_argument(
         "--attested-by",
         metavar="WORKFLOW",
         help="refuse wheels without an attestation of this workflow file at the commit, as `gh` verifies it",
     )
-    publish.add_argument("--crate-attested-by", metavar="WORKFLOW", help="the same for the crate, with --attested-by")
     publish.add_argument(
-        "--verdicts", type=Path, metavar="DIR", help="verdicts of the GPU job, which take the place of those in --dist"
+        "--crate-attested-by",
+        metavar="WORKFLOW",
+        help="refuse a crate without an attestation of this workflow file; needs --attested-by",
+    )
+    publish.add_argument(
+        "--verdicts", type=Path, metavar="DIR", help="test reports of the GPU job; they replace the reports in --dist"
     )
     publish.set_defaults(run=_publish)
 
-    notes = verbs.add_parser("notes", help="print the release notes of a directory of wheels, or renew a release's")
-    notes.add_argument("--update", action="store_true", help="write them into the release, over all that it holds")
-    notes.add_argument("--new", type=Path, metavar="FILE", help="Markdown: what is new")
+    notes = verbs.add_parser(
+        "notes", help="print the release notes for a directory of wheels, or update the notes of a release"
+    )
+    notes.add_argument(
+        "--update", action="store_true", help="write the notes into the release, for everything that it holds"
+    )
+    notes.add_argument("--new", type=Path, metavar="FILE", help="Markdown file that describes what is new")
     notes.set_defaults(run=_notes)
 
-    yank = verbs.add_parser("yank", help="mark a published wheel so that installers pass it over")
+    yank = verbs.add_parser("yank", help="yank a published wheel, so that installers skip it")
     yank.add_argument("wheel", help="its file name")
     why = yank.add_mutually_exclusive_group(required=True)
-    why.add_argument("--reason", help="shown by installers that were told to take it all the same")
-    why.add_argument("--undo", action="store_true", help="take the mark away")
+    why.add_argument("--reason", help="shown by installers when a user requests exactly this wheel")
+    why.add_argument("--undo", action="store_true", help="undo the yank")
     yank.set_defaults(run=_yank)
 
-    withdraw = verbs.add_parser("withdraw", help="take published wheels with wrong results out of the index")
+    withdraw = verbs.add_parser("withdraw", help="remove published wheels with wrong results from the index")
     withdraw.add_argument("wheel", nargs="+", help="file names")
     why = withdraw.add_mutually_exclusive_group(required=True)
-    why.add_argument("--reason", help="shown in the release notes and on the page to choose a wheel on")
-    why.add_argument("--undo", action="store_true", help="put them into the index again")
+    why.add_argument("--reason", help="shown in the release notes and on the page for choosing a wheel")
+    why.add_argument("--undo", action="store_true", help="add the wheels to the index again")
     withdraw.set_defaults(run=_withdraw)
 
-    index = verbs.add_parser("index", help="write the site: package indexes and the page to choose a wheel on")
+    index = verbs.add_parser("index", help="write the site: package indexes and the page for choosing a wheel")
     source = index.add_mutually_exclusive_group()
     source.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
-    source.add_argument("--dir", type=Path, metavar="DIR", help="wheels and verdicts; they become part of the site")
+    source.add_argument("--dir", type=Path, metavar="DIR", help="wheels and test reports; they become part of the site")
     index.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the site; an earlier one is replaced, other files stay"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of the site; an earlier site is replaced, other files stay",
     )
     index.set_defaults(run=_index)
 
-    coverage = verbs.add_parser("coverage", help="wanted wheels against published ones")
+    coverage = verbs.add_parser("coverage", help="compare the wanted wheels with the published wheels")
     coverage.add_argument("--release", metavar="TAG", help="count this release only (default: all)")
     coverage.add_argument("--release-json", type=Path, metavar="FILE", help="releases as GitHub's API lists them")
     coverage.add_argument("--metadata", type=Path, metavar="FILE", help="metadata.json of a site")
-    coverage.add_argument("--readme", action="store_true", help="write the README's tables and badges instead")
+    coverage.add_argument("--readme", action="store_true", help="update the tables and badges of the README instead")
     coverage.set_defaults(run=_coverage)
 
-    hardware = verbs.add_parser("hardware", help="check a report of the selftest, and add it to docs/hardware.json")
-    hardware.add_argument("report", type=Path, help="what `python -m flash_attn.selftest` wrote on somebody's GPU")
-    hardware.add_argument("--wheel", type=Path, required=True, metavar="FILE", help="the wheel that it is about")
+    hardware = verbs.add_parser("hardware", help="check a selftest report and add it to docs/hardware.json")
+    hardware.add_argument("report", type=Path, help="output file of `python -m flash_attn.selftest` from a user's GPU")
+    hardware.add_argument(
+        "--wheel", type=Path, required=True, metavar="FILE", help="the wheel that the report is about"
+    )
     hardware.set_defaults(run=_hardware)
 
     directory: dict[str, Any] = {"dest": "dist", "type": Path, "default": Path("dist"), "metavar": "DIR"}
@@ -101,9 +124,11 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
 
     there = verbs.add_parser(
-        "published", help="list what is public, for create_matrix.py --missing and for build --published"
+        "published", help="list the public wheels, for create_matrix.py --missing and build --published"
     )
-    there.add_argument("tag", help="the release to be made; $GITHUB_REPOSITORY and $GITHUB_TOKEN say where and who")
+    there.add_argument(
+        "tag", help="tag of the release; $GITHUB_REPOSITORY and $GITHUB_TOKEN name the repository and the token"
+    )
     there.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
     there.set_defaults(run=_published)
     for verb in (publish, there):
@@ -111,13 +136,18 @@ def add_verbs(verbs: Any) -> None:
             "--commit", metavar="SHA", help="of the release (default: the tag's, else GITHUB_SHA, else git's)"
         )
 
-    ready = verbs.add_parser("ready", help="check a GitHub repository for all that the workflows need")
+    ready = verbs.add_parser("ready", help="check that the settings of a GitHub repository suit the workflows")
     ready.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
     ready.set_defaults(run=_ready)
 
     tried = verbs.add_parser("tryout", help="install from the public index in a clean environment, run the selftest")
     tried.add_argument("--installer", choices=("pip", "uv"), default="pip", help="(pip)")
-    tried.add_argument("--python", default="newest", metavar="X.Y", help="or oldest, newest (default) of versions.toml")
+    tried.add_argument(
+        "--python",
+        default="newest",
+        metavar="X.Y",
+        help="a version, or `oldest` or `newest` (default) in versions.toml",
+    )
     tried.add_argument("--repo", metavar="OWNER/NAME", help="default: GITHUB_REPOSITORY")
     tried.add_argument("--url", help="of the site (default: the repository's GitHub Pages)")
     tried.set_defaults(run=_tryout)
@@ -208,7 +238,7 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _check_tag(api: GitHub, tag: str) -> None:
-    """Raises PublishFailed in the first job of a release for whatever would stop the last job, after all builds."""
+    """Raises PublishFailed for anything that would make the last job of a release fail, after all builds."""
     start = f"gh workflow run build.yml --ref {tag} -f tag={tag} -f dry-run=false"
     if api.tag_commit(tag) is None:
         raise PublishFailed(

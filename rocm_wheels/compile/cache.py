@@ -44,7 +44,8 @@ def prune(wanted: Iterable[Unit], cache: Path) -> int:
     """Deletes all other units of the cache, and unfinished files of killed processes. Returns the number of deleted
     files.
 
-    Only for a cache that no other job uses at the same time: it keeps a cache that is carried from run to run small.
+    Only for a cache that no other job uses at the same time: this keeps a cache small that CI saves and restores
+    between runs.
     """
     kept = {path for unit in wanted for path in (unit.path(cache), unit.path(cache).with_suffix(".json"))}
     others = [path for path in (cache / "kernels").glob("*/*") if path not in kept]

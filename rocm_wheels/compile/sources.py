@@ -1,4 +1,4 @@
-"""The kernel sources in flash_attn_src/: found, imported without torch, hashed."""
+"""Finds the kernel sources in flash_attn_src/, imports them without torch, and hashes them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ def _done(futures: set[Future[None]], progress: Progress) -> Iterator[Future[Non
 
 
 def _told(error: Exception, unit: Unit, cache: Path, scratch: str) -> Exception:
-    """The error to raise for an exception of a worker; the exception itself if its message is sufficient."""
+    """Converts an exception of a worker to the error to raise.
+
+    Returns the exception itself if its message is sufficient.
+    """
     what = f"compiling {unit.name} for {unit.target}"
     # Each compiler has its own message for a full disk.
     if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):

@@ -27,7 +27,10 @@ _COPIED = ("flash_attn_src", "locks", "rocm_wheels", "wheel_tests")
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises DataError for the wheel of a cell, MissingTool without Docker. Needs only the standard library."""
+    """Raises DataError unless the plan is of the universal wheel, MissingTool without Docker.
+
+    Needs only the standard library.
+    """
     if not isinstance(plan.cell, Universal):
         raise DataError(
             f"{OPTION} builds the universal wheel, {plan.wheel} is for one Python",

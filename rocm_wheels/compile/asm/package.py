@@ -81,7 +81,7 @@ def load(path: Path = DATA_FILE) -> Package:
 
 
 def _checked(row: dict[str, Any], where: str) -> CodeObject:
-    """A code object by its row. DataError for a row that does not say what the check of instructions found."""
+    """The code object of a row. Raises DataError if the row lacks the findings of the hazard check."""
     places = row.get("places")
     if not isinstance(places, dict) or not set(places) <= set(habits.NAMES):
         raise DataError(
