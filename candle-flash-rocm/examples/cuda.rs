@@ -38,7 +38,7 @@ fn error(got: &Tensor, wanted: &Tensor) -> Result<f32> {
     Ok(largest(&(got - &wanted)?)? / largest(&wanted)?.max(1e-3))
 }
 
-/// Whether a call gives on the GPU what it gives on the CPU. Says so.
+/// Compares the results of a call on the GPU and on the CPU. Prints and returns whether they agree.
 fn compare(
     gpu: &Device,
     what: &str,

@@ -91,7 +91,7 @@ fn numerics(rocm: &RocmContext) -> Result<usize> {
                 wrong += usize::from(!done);
             }
         }
-        // Many query heads to one key head: dk and dv come in parts.
+        // Many query heads share a key head, so dk and dv are computed as partial sums.
         let (q, k) = (random(&[1, 600, 16, 64], dtype)?, random(&[1, 600, 1, 64], dtype)?);
         let done = compare(rocm, "16 heads to 1", [&q, &k, &k], true, |q, k, v| {
             flash_attn_alibi_windowed_softcap(q, k, v, None, 0.1, None, Some(0), 0.)

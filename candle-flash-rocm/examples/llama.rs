@@ -35,7 +35,7 @@ fn flash(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     flash_attn(q, k, v, scale(), true)
 }
 
-/// By candle's operations, as candle-transformers' models have it without flash attention.
+/// Attention by candle's operations, as in candle-transformers' models without flash attention.
 fn plain(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (batch, seqlen_q, _, _) = q.dims4()?;
     let seqlen_k = k.dim(1)?;
@@ -129,7 +129,7 @@ impl Llama {
         })
     }
 
-    /// Logits `(seqlen, vocabulary)` of tokens that follow `start` others.
+    /// Logits `(seqlen, vocabulary)` of tokens whose first position is `start`.
     fn forward(&self, tokens: &[u32], start: usize, attention: Attention, caches: &mut [Cache]) -> Result<Tensor> {
         let mut x = self.tokens.forward(&Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?)?;
         let rotary = rotary(start, tokens.len())?;
@@ -139,7 +139,7 @@ impl Llama {
         self.head.forward(&self.norm.forward(&x)?)?.squeeze(0)
     }
 
-    /// The prompt's logits, and the tokens that follow it, each the likeliest.
+    /// The prompt's logits, and the generated tokens. Each token is the most likely one.
     fn generate(&self, prompt: &[u32], attention: Attention) -> Result<(Tensor, Vec<u32>)> {
         let mut caches = vec![None; LAYERS];
         let logits = self.forward(prompt, 0, attention, &mut caches)?;

@@ -75,7 +75,7 @@ impl Request {
             // SAFETY: the test that loads this library names its own planner.
             kernels = kernels.with_planner(unsafe { Planner::open(&path)? });
         }
-        // SAFETY: the default stream is always there.
+        // SAFETY: the default stream always exists.
         let stream = unsafe { gpu.foreign_stream(0) };
         let mut memory = Given { next: self.workspace[0], end: self.workspace[0] + self.workspace[1] };
         let shape = self.shape();

@@ -87,8 +87,8 @@ impl Sizes {
         Self { batch: 1, seqlen_q, seqlen_k: 0, heads, heads_k, dim, pages, page_size }.checked(q, k, v)
     }
 
-    /// Zeros for a tensor like q. `Error::OutOfMemory` where the host has no memory for it and for what the CPU kernels
-    /// keep of each row.
+    /// Zeros for a tensor like q. `Error::OutOfMemory` if the host lacks memory for this tensor and
+    /// for what the CPU kernels store for each row.
     pub fn memory_of_q<T: bytemuck::Zeroable>(&self) -> Result<Vec<T>> {
         memory([self.batch, self.seqlen_q, self.heads, self.dim])
     }
@@ -123,7 +123,7 @@ pub(crate) fn memory<T: bytemuck::Zeroable>(sizes: [usize; 4]) -> Result<Vec<T>>
             format!("a tensor of shape {sizes:?} has more elements than an address space: pass fewer sequences");
         return Err(Error::OutOfMemory { reason, source: None });
     };
-    // Given back at once; it shows that the host has the memory.
+    // Freed at once. The allocation only shows that the host has the memory.
     drop(zeros::<u8>(rows.saturating_mul(ROW_BYTES))?);
     zeros(elements)
 }
@@ -153,8 +153,9 @@ impl Options {
         Ok(())
     }
 
-    /// The window sizes; `None` for one that excludes no key. Query `i` sees the keys from `i + seqlen_k - seqlen_q - left`
-    /// to `i + seqlen_k - seqlen_q + right`, so the first query needs `right >= seqlen_q - 1` to see the last key.
+    /// The window sizes. `None` means that this side excludes no key. Query `i` sees the keys from
+    /// `i + seqlen_k - seqlen_q - left` to `i + seqlen_k - seqlen_q + right`, so the first query
+    /// needs `right >= seqlen_q - 1` to see the last key.
     pub fn window(&self, max_seqlen_q: usize, max_seqlen_k: usize) -> (Option<usize>, Option<usize>) {
         let left = self.window_size_left.filter(|&left| left <= max_seqlen_k);
         (left, self.window_size_right.filter(|&right| right <= max_seqlen_q.max(max_seqlen_k)))
@@ -202,7 +203,7 @@ impl Varlen {
         Ok(batch)
     }
 
-    /// The sequences, by the values of the index tensors, which are read back from their device.
+    /// The sequences that the index tensors describe. Copies the index tensors to the host.
     pub fn sequences(&self, sizes: &Sizes) -> Result<Vec<cpu::Sequence>> {
         let batch = self.batch()?;
         let starts_q = starts("seqlens_q", &self.seqlens_q, Some(sizes.seqlen_q), self.max_seqlen_q)?;
@@ -264,7 +265,7 @@ fn starts(name: &'static str, tensor: &Tensor, rows: Option<usize>, longest: usi
             return argument(name, format!("{} after {}", pair[1], pair[0]), "cumulative lengths, which never fall");
         }
         if length as usize > longest {
-            let wanted = format!("at most the max_seqlen given with it, {longest}");
+            let wanted = format!("at most its max_seqlen argument, {longest}");
             return argument(name, format!("{length} rows in sequence {index}"), wanted);
         }
     }

@@ -1,4 +1,5 @@
-//! A GPU for CPU tensors: candle has no ROCm device, so tensors go there and back.
+//! Computes CPU tensors on a GPU. candle has no ROCm device, so tensors are copied to the GPU and
+//! back.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +26,7 @@ thread_local! {
 /// Open scopes of GPUs, on all threads.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes a scope of a GPU, also where its calls panic.
+/// Closes a scope of a GPU, even if its calls panic.
 struct Closing;
 
 impl Drop for Closing {
@@ -69,7 +70,8 @@ struct Inner {
     workspace: Mutex<Workspace>,
 }
 
-/// The kernels of a GPU by its number, from the store of its target. A planner beside the store comes along.
+/// Opens the GPU with this number and the store of its target, with the planner library next to the
+/// store if there is one.
 pub(crate) fn open_kernels(platform: Platform, ordinal: usize, stores: &Stores) -> Result<Kernels> {
     let gpu = Gpu::open(Driver::open(platform)?, ordinal)?;
     let store = stores.for_gpu(gpu.target(), gpu.hip())?;
@@ -161,7 +163,7 @@ impl RocmContext {
         }
     }
 
-    /// Lets one call use the GPU's memory, when those before have finished.
+    /// Lets one call use the GPU's memory after the earlier calls have finished.
     pub(crate) fn session<T>(&self, call: impl FnOnce(Session<'_>) -> Result<T>) -> Result<T> {
         let inner = &self.0;
         let mut workspace = inner.workspace.lock().unwrap_or_else(PoisonError::into_inner);

@@ -27,7 +27,7 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
-    /// The operation for CPU tensors. Refuses to compute on the CPU what a scope sends to a GPU.
+    /// The operation for CPU tensors. An error within the scope of a GPU.
     fn cpu_operation(&self) -> Result<Attention> {
         if RocmContext::current()?.is_some() {
             return Err(Error::Unsupported(

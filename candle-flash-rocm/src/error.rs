@@ -12,7 +12,7 @@ pub type Cause = Box<dyn StdError + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument that no kernel can take.
+    /// An argument that is invalid for every kernel.
     #[error("{name}: got {found}, wanted {wanted}")]
     #[non_exhaustive]
     Argument {
@@ -23,7 +23,7 @@ pub enum Error {
         /// What the function takes.
         wanted: String,
     },
-    /// A sound call that this crate has no kernel for, on any GPU.
+    /// A valid call for which this crate has no kernel on any GPU.
     #[error("{0}")]
     Unsupported(String),
     /// A kernel that the store of a GPU target lacks.
@@ -84,7 +84,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct DriverCode {
     /// The number.
     pub code: i32,
-    /// The driver's name of it, such as `hipErrorOutOfMemory`.
+    /// The driver's name of the error, such as `hipErrorOutOfMemory`.
     pub name: String,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn argument<T>(name: &'static str, found: impl ToString, wanted: impl
     Err(Error::Argument { name, found: found.to_string(), wanted: wanted.to_string() })
 }
 
-/// Zeros in host memory. `Error::OutOfMemory` where the host has no such memory, instead of an abort.
+/// Zeros in host memory. If the host lacks memory, `Error::OutOfMemory` instead of an abort.
 pub(crate) fn zeros<T: bytemuck::Zeroable>(count: usize) -> Result<Vec<T>> {
     bytemuck::allocation::try_zeroed_vec(count).map_err(|()| Error::OutOfMemory {
         reason: format!(

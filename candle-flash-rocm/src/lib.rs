@@ -10,7 +10,8 @@
 )]
 // q, k, v and m, n, k are the names of the literature.
 #![allow(clippy::many_single_char_names, clippy::similar_names)]
-// Without it the kernels would not be compiled for the vector extensions that they are dispatched to.
+// Without this inlining, the kernels would not be compiled for the vector extensions that are
+// chosen at run time.
 #![allow(clippy::inline_always)]
 
 mod arguments;

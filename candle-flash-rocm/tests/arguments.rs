@@ -149,7 +149,7 @@ fn filled(shape: &[usize], dtype: DType) -> Tensor {
     common::Random(1).tensor(shape, dtype).expect("a tensor")
 }
 
-/// A result has the shape of q; an error says something.
+/// Checks that a result has the shape of q and that an error has a message.
 fn sound(q: &Tensor, result: Result<Tensor>) {
     match result {
         Ok(out) => assert_eq!(out.dims(), q.dims()),
@@ -214,7 +214,7 @@ proptest! {
     }
 }
 
-/// Kernels of every name, with one tile.
+/// A catalogue that has every kernel, all with the same tile.
 struct Every;
 
 impl Catalogue for Every {
@@ -274,7 +274,7 @@ fn operand() -> impl Strategy<Value = Operand> {
     })
 }
 
-/// No dimension of 0 hides that the product of the other ones is above every number.
+/// A dimension of 0 does not hide that the product of the other dimensions overflows.
 #[test]
 fn huge_sizes_beside_zeros_are_refused() {
     let planner: Option<&dyn Planner> = Some(&Endless);
@@ -329,7 +329,7 @@ proptest! {
 #[test]
 fn calls_that_are_too_large_for_memory_are_errors() {
     use candle_flash_rocm::Error;
-    // A tensor of one element, which candle shows as many.
+    // A tensor of one element that candle broadcasts to a large shape.
     let expanded = |shape: &[usize]| tensor(&vec![1; shape.len()]).expand(shape).expect("a view");
     for shape in [[1usize << 40, 16, 4, 64], [1 << 20, 1 << 20, 4, 64], [1 << 45, 1, 1, 1]] {
         let q = expanded(&shape);

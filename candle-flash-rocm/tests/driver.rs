@@ -200,7 +200,7 @@ fn host_memory_of_an_unfinished_copy_is_never_reused() {
 }
 
 #[test]
-fn work_of_a_scope_never_reaches_the_cpu() {
+fn calls_within_a_scope_never_run_on_the_cpu() {
     let _stub = stub();
     let directory = directory("scope");
     let stores = Stores::open(store(&directory, &kernels(), None)).expect("stores");

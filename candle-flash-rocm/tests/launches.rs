@@ -303,7 +303,7 @@ fn source_of(steps: &[Step], asked: &Asked) -> &'static str {
 }
 
 #[test]
-fn the_source_of_each_call_is_that_of_python() {
+fn python_chooses_the_same_kernel_provider_for_every_call() {
     let mut recorded = recorded();
     let mut target = recorded.targets.remove("gfx942").expect("gfx942");
     let mut by_assembly = 0;

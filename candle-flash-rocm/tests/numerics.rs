@@ -238,7 +238,7 @@ fn no_queries_and_no_keys() -> Result<()> {
 }
 
 #[test]
-fn a_gradient_is_not_that_of_another_call() -> Result<()> {
+fn calls_do_not_share_gradients() -> Result<()> {
     // Two calls share a query: each backward takes the sums of its own forward.
     let mut random = Random(3);
     let q = Var::from_tensor(&random.tensor(&[1, 6, 1, 16], DType::F32)?)?;

@@ -142,7 +142,7 @@ fn a_generic_store_serves_the_gpus_that_its_manifest_names() {
 }
 
 #[test]
-fn a_manifest_without_facts_or_with_unknown_sources_is_refused() {
+fn a_manifest_without_facts_or_with_unknown_providers_is_refused() {
     for (name, part, words) in [
         ("facts", serde_json::json!({"min_hip": null}), "manifest.json cannot be read: missing field `gpus`"),
         ("choice", serde_json::json!(null), "manifest.json cannot be read: invalid type: null"),
@@ -176,14 +176,14 @@ fn code_comes_from_the_store_beside_it() {
         fs::write(&path, without_code(offset, at)).expect("a file");
         refused(Store::open(&path).expect("a store").image("k"), &[words]);
     }
-    refused(read(without_code(2, 4)).expect("a store").image("k"), &["the store of gfx1100, which is not beside it"]);
+    refused(read(without_code(2, 4)).expect("a store").image("k"), &["the store of gfx1100, which is not in the same directory"]);
 }
 
 #[test]
-fn what_is_no_store_is_refused() {
+fn files_that_are_no_store_are_refused() {
     let directory = Directory::new("refused");
     refused(Stores::open(directory.0.join("absent")), &["absent", "cannot be read", "./build_rocm.sh --store"]);
-    refused(Stores::open(&directory.0), &["no store in it", "./build_rocm.sh --store"]);
+    refused(Stores::open(&directory.0), &["it contains no store", "./build_rocm.sh --store"]);
     refused(Store::open(Path::new("/nonexistent/gfx942.zip")), &["/nonexistent/gfx942.zip", "cannot be read"]);
     refused(read(b"PK".to_vec()), &["gfx942.zip", "no zip archive"]);
     refused(read(archive(&[("other", b"")])), &["manifest.json"]);
@@ -261,7 +261,7 @@ fn archives_that_unpack_to_more_than_a_store_has_are_refused() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_no_regular_file_is_refused() {
+fn only_regular_files_are_opened() {
     let directory = Directory::new("pipe");
     let pipe = directory.0.join("gfx942.zip");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");

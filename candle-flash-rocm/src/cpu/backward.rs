@@ -326,11 +326,11 @@ struct HeadKernel<'a> {
     inputs: Inputs<'a>,
     sequence: &'a Sequence,
     head: usize,
-    /// Takes the rows of dk and dv, key by key.
+    /// Called with the rows of dk and dv of each key in turn.
     put: &'a mut dyn FnMut(&[f32], &[f32]),
 }
 
-/// Queries of a head and what is computed for them, kept while the keys go by.
+/// Queries of a head and the values computed from them, kept during the loop over keys.
 struct QueryTile {
     rows: Rows,
     seen: Range<usize>,
@@ -413,7 +413,7 @@ impl HeadKernel<'_> {
     }
 }
 
-/// The rows of a tile as they are, [`Call::columns`] apart, and turned as by [`read_turned`].
+/// The rows of a tile, [`Call::columns`] apart, and the same tile transposed as by [`read_turned`].
 fn rows_and_turned(
     call: &Call,
     from: &dyn Widened,

@@ -15,7 +15,7 @@ pub(crate) struct Sequence {
     pub k: Range<usize>,
     /// Pages of the sequence's keys in a paged cache.
     pub pages: Vec<usize>,
-    /// Ranges of positions that see each other whatever the window says.
+    /// Ranges of positions that see each other regardless of the window.
     pub prefixes: Vec<(i64, i64)>,
 }
 
@@ -63,7 +63,7 @@ impl Call {
         sequence.batch * self.entry_k + sequence.k.start + key
     }
 
-    /// Keys that a query at a position sees by the window, within `0..keys`.
+    /// The keys within `0..keys` that the window lets a query at this position see.
     pub fn window(&self, position: i64, keys: usize) -> Range<usize> {
         let keys = keys as i64;
         let wide = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
@@ -85,14 +85,14 @@ impl Call {
     }
 }
 
-/// What a row of a tile stands for.
+/// The query of one row of a tile.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
     pub head: usize,
     pub query: usize,
 }
 
-/// The rows of a tile: which keys each sees, and its ALiBi slope.
+/// For each row of a tile, the keys that it sees and its ALiBi slope.
 pub(super) struct Rows {
     pub each: Vec<Row>,
     position: Vec<i64>,
@@ -134,9 +134,10 @@ impl Rows {
         low.min(high)..high
     }
 
-    /// Turns raw scores `[keys, width]`, a column a row of the tile, into scaled, capped, biased and masked ones.
+    /// Scales, caps, biases and masks raw scores `[keys, width]` in place. A column holds the
+    /// scores of one row of the tile.
     ///
-    /// `slopes` receives, where there is a softcap, the derivative of the cap at each score.
+    /// With a softcap, `slopes` receives the derivative of the cap at each score.
     #[inline(always)]
     pub fn transform(
         &self,

@@ -13,7 +13,8 @@ use super::product::{add_product, exp, scale, Left, LANES};
 const BLOCK_M: usize = 64;
 const BLOCK_N: usize = 64;
 
-/// The work of one thread: some heads of a key head, some queries, and where their rows of the result go.
+/// The work of one thread: query heads of one key head, a range of queries, and where their result
+/// rows are stored.
 struct Task<'a, T> {
     sequence: &'a Sequence,
     heads: Range<usize>,
@@ -169,8 +170,8 @@ impl Kernel<'_> {
     }
 }
 
-/// One step of the online softmax over scores `[keys, width]`: they become exponentials, `most` and `total` follow, and
-/// `shrink` says by how much earlier sums have to shrink.
+/// One step of the online softmax over scores `[keys, width]`: replaces them by exponentials,
+/// updates the maxima `most` and the sums `total`, and sets `shrink`, the factor for earlier sums.
 #[inline(always)]
 fn soften(scores: &mut [f32], most: &mut [f32], total: &mut [f32], shrink: &mut [f32]) {
     let width = most.len();

@@ -9,7 +9,7 @@ use super::Platform;
 pub(super) type Handle = *mut c_void;
 type Code = c_int;
 
-/// What the loader of libraries says; the error alone says only that it failed.
+/// The message of the library loader. The text of the error itself only says that loading failed.
 pub(super) fn why(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -26,7 +26,7 @@ pub(super) enum Errors {
     },
 }
 
-/// How a device becomes the thread's current one.
+/// How the driver makes a device the current device of a thread.
 pub(super) enum Select {
     Hip {
         get: unsafe extern "C" fn(*mut c_int) -> Code,
@@ -87,17 +87,18 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Opens a library and finds every function. The error says what is missing.
+    /// Opens a library and looks up every function. The error names what is missing.
     pub fn open(platform: Platform, name: &str) -> Result<Self, String> {
         // SAFETY: a GPU driver's initializers run, as in every program that is linked with it.
         let library = unsafe { Library::new(name) }.map_err(|error| why(&error))?;
-        // Gives a function by its name on this platform. The signatures above come from the drivers' headers.
+        // Looks up a function by its name on this platform. The signatures above are from the
+        // drivers' headers.
         macro_rules! find {
             ($hip:expr, $cuda:expr) => {{
                 let symbol = if platform == Platform::Hip { $hip } else { $cuda };
                 // SAFETY: the field's type is the function's signature in the driver's header.
                 *unsafe { library.get(symbol.as_bytes()) }
-                    .map_err(|_| format!("{name} has no function {symbol}: it is too old, or no driver"))?
+                    .map_err(|_| format!("{name} has no function {symbol}: it is too old or not a GPU driver"))?
             }};
         }
         let errors = match platform {

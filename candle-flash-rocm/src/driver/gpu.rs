@@ -10,7 +10,8 @@ use super::{Driver, Platform};
 use crate::error::{zeros, Error, Result};
 use crate::store::Version;
 
-/// Where HIP's `hipDeviceProp_tR0600`, whose layout is fixed since ROCm 6.0, has what is read of it; its size in bytes.
+/// Size in bytes of HIP's `hipDeviceProp_tR0600`, and offsets of the fields read here. The layout
+/// is fixed since ROCm 6.0.
 const PROPERTIES: usize = 1472;
 const COMPUTE_UNITS: usize = 388;
 const ARCHITECTURE: usize = 1160;
@@ -113,7 +114,8 @@ impl Gpu {
         &self.driver
     }
 
-    /// Runs driver calls with this device as the thread's current one, which it was before or is again afterwards.
+    /// Runs driver calls with this device as the thread's current device, and restores the previous
+    /// device afterwards.
     pub(super) fn with<T>(&self, calls: impl FnOnce() -> Result<T>) -> Result<T> {
         let driver = &self.driver;
         match &driver.api.select {
@@ -244,7 +246,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let free = self.gpu.driver.api.free;
-        // A failure has nobody to tell it to; the driver's own tools show leaks.
+        // A failure cannot be reported from here. The driver's tools show leaks.
         // SAFETY: the address is of this allocation, which nobody else frees. The drivers wait for work that uses it.
         let _ = self.gpu.with(|| self.gpu.check("freeing memory", unsafe { free(self.address) }));
     }
@@ -386,7 +388,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream, with its time.
+/// A point in a stream, with the time at which the GPU reached it.
 #[derive(Debug)]
 pub struct Event {
     gpu: Arc<Gpu>,

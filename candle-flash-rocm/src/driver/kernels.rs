@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::launch::{Argument, Catalogue, Choice, Device, Fill, Launch, Sources, Tile};
 use crate::store::{Kernel, Parameter, Store};
 
-/// Bytes of dynamic shared memory that a CUDA kernel may use before it has to ask for more.
+/// Bytes of dynamic shared memory that a CUDA kernel may use without opting in to more.
 const CUDA_DEFAULT_SHARED: u32 = 48 * 1024;
 
 /// A store's kernels on a device.
@@ -60,7 +60,8 @@ impl Kernels {
         Ok(Self { gpu, store, planner: None, loaded: Mutex::new(HashMap::new()) })
     }
 
-    /// The same kernels. Composable Kernel serves the calls that it can, where the store has its kernels.
+    /// Adds a planner, so that Composable Kernel serves the calls it supports, if the store has its
+    /// kernels.
     #[must_use]
     pub fn with_planner(mut self, planner: Planner) -> Self {
         let composable = |name: &str| {
@@ -254,7 +255,7 @@ impl Catalogue for Kernels {
     }
 }
 
-/// Compares arguments with what the manifest says that the kernel takes.
+/// Compares the arguments of a launch with the manifest's list for the kernel.
 fn check_arguments(name: &str, kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
     let wanted = || kernel.parameters.iter().filter(|one| **one != Parameter::Null);
     let fits = |(argument, parameter): (&Argument, &Parameter)| match (argument, parameter) {

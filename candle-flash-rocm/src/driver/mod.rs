@@ -49,7 +49,7 @@ impl Platform {
         }
     }
 
-    /// Terminator of the option list of a launch whose arguments are one block.
+    /// Ends the option list of a launch that passes all arguments as one block.
     fn end_of_extra(self) -> *mut c_void {
         match self {
             Self::Hip => std::ptr::without_provenance_mut(3),
@@ -161,7 +161,8 @@ impl Driver {
         Ok(count.max(0) as usize)
     }
 
-    /// Turns a driver's code into a result. The error names the call, the driver's word for the code, and a remedy.
+    /// Turns a driver's code into a result. The error names the call, the driver's name of the
+    /// code, and a remedy.
     fn check(&self, what: &str, code: i32) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -204,7 +205,7 @@ impl Driver {
     }
 }
 
-/// The drivers' names of the error for memory that a device does not have.
+/// The drivers' names for the out-of-memory error.
 const OUT_OF_MEMORY_HIP: &str = "hipErrorOutOfMemory";
 const OUT_OF_MEMORY_CUDA: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 

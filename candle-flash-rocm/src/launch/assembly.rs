@@ -1,7 +1,8 @@
 //! AMD's assembly kernels: which one serves a forward, and its arguments (`flash_attn/backends/asm` of the
 //! repository).
 //!
-//! A backward of theirs needs sums before and after it that no kernel of a store computes, so Triton's kernels do it.
+//! Their backward needs sums before and after it that no kernel of a store computes, so Triton's
+//! kernels compute every backward.
 
 use super::choice::Mask;
 use super::plan::{Argument, Catalogue, Device, Fill, Launch, Step};
@@ -48,7 +49,7 @@ fn kernel(call: &Forward, kernels: &dyn Catalogue, device: Device) -> Option<(St
     let shape = &call.shape;
     let mask = Mask::of(shape);
     let has_option = shape.softcap > 0.0 || shape.alibi_slopes != 0 || call.pages.is_some() || call.lengths != 0;
-    // Rows without a key: a causal kernel gives them the logarithm of 0, a plain one not a number.
+    // For rows that see no key, a causal kernel stores -inf as lse, and a plain kernel stores NaN.
     let every_row_has_a_key = if shape.is_packed() {
         shape.cu_seqlens_q == shape.cu_seqlens_k
     } else {
@@ -112,7 +113,7 @@ pub(super) fn plan_forward(call: &Forward, kernels: &dyn Catalogue, device: Devi
         return Ok(Some(steps));
     }
     let tiles = shape.seqlen_q.div_ceil(ROWS);
-    // A program of a causal kernel serves a tile near the start and one near the end.
+    // A program of a causal kernel computes two tiles, one near the start and one near the end.
     let tiles = if mask == Mask::Causal { tiles.div_ceil(2) } else { tiles } as u32;
     let (heads, batch) = (shape.heads as u32, shape.batch as u32);
     let grid = if shape.is_packed() { [heads, batch, tiles] } else { [tiles, heads, batch] };

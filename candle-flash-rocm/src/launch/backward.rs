@@ -4,11 +4,12 @@ use super::plan::{line, Arguments, Catalogue, Device, Fill, Launch, Memory, Step
 use super::{chunk, variant, Dtype, Operand, Shape};
 use crate::error::Result;
 
-/// Queries of all heads that a program of dk and dv has to have, to be worth another that adds up its part.
+/// Splitting dk and dv is worthwhile if each program still processes this many queries, counted
+/// over its heads.
 const ROWS_WORTH_PARTS: usize = 4096;
 
-/// The kernel that measures dout and v first. A store has it where the GPU's fp16 products flush subnormals; there the
-/// kernels of a backward take its result.
+/// The kernel that measures dout and v first. Only stores for GPUs whose fp16 products flush
+/// subnormals have this kernel. There the backward kernels read its result.
 const NORMS: &str = "bwd-norms-fp16-d64";
 
 /// A backward with tensors on the device.

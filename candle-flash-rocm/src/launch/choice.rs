@@ -1,4 +1,5 @@
-//! Which source of kernels serves a call, by the table that the store carries (docs/kernel-store.md in the repository).
+//! Chooses the kernel provider of a call from the store's table (docs/kernel-store.md in the
+//! repository).
 
 use serde::Deserialize;
 
@@ -59,26 +60,28 @@ struct Row {
     /// Queries of the longest sequence from which the row holds.
     least_q: usize,
     sources: Vec<Source>,
-    /// Head dim of v where it is another one than that of q, which no call of this crate has; otherwise 0.
+    /// Head dim of v if it differs from q's, otherwise 0. In this crate both are always equal.
     value_dim: usize,
 }
 
-/// The table of a store: which source of kernels serves a call of its target.
+/// The table of a store: which kernel provider serves a call on its target.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Choice {
-    /// Calls of larger head dims are served by `larger`.
+    /// Calls with a larger head dim use the providers in `larger`.
     max_head_dim: usize,
     /// The first row that a call fits in decides.
     rows: Vec<Row>,
     default: Vec<Source>,
     larger: Vec<Source>,
-    /// Element types whose calls are all served by `larger`: other sources lose their small numbers on this GPU.
+    /// Element types that always use the providers in `larger`, because the other providers flush
+    /// subnormals of this type on this GPU.
     #[serde(default)]
     flushed: Vec<String>,
 }
 
 impl Choice {
-    /// The sources for a call, the fastest first. Rows hold for plain scores; other calls take the default.
+    /// The kernel providers for a call, fastest first. The rows are for calls without score
+    /// modifiers. Other calls use the default.
     pub(super) fn sources(&self, operation: Operation, shape: &Shape, is_paged: bool) -> &[Source] {
         if shape.head_dim > self.max_head_dim || self.flushed.iter().any(|name| name == shape.dtype.name()) {
             return &self.larger;

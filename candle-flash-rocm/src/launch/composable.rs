@@ -1,4 +1,5 @@
-//! Calls of Composable Kernel: what its planner library takes (`csrc/ck/include/flash_attn_ck.h` of the repository).
+//! The parameters of a call as Composable Kernel's planner library takes them
+//! (`csrc/ck/include/flash_attn_ck.h` of the repository).
 //!
 //! A planner turns the bytes of a call into launches of kernels that a store has; [`crate::driver::Planner`] is the library.
 
@@ -9,7 +10,7 @@ use crate::error::Result;
 /// Head dims of the kernels of the backward.
 const DIMS: [usize; 4] = [32, 64, 128, 256];
 
-/// What a planner is asked for.
+/// The kind of call to plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `flash_attn_ck_plan_forward`.
@@ -31,7 +32,8 @@ pub trait Planner {
     fn backward_workspace(&self, parameters: &[u8]) -> usize;
 }
 
-/// The bytes of one of the header's structures, field by field; all fields lie at their alignment.
+/// Builds the bytes of a structure of the header field by field. Every field is aligned to its
+/// size.
 #[derive(Default)]
 struct Fields(Vec<u8>);
 
@@ -52,7 +54,8 @@ impl Fields {
     fn shape(&mut self, shape: &Shape, one_query: bool) {
         let open = |size: Option<usize>| size.map_or(-1, |size| size.min(i32::MAX as usize) as i32);
         let (mut left, mut right) = (open(shape.window_left), open(shape.window_right));
-        // Causal ends the window at the query itself, which one query alone does not notice.
+        // A causal mask ends the window at the query itself, which changes nothing for a single
+        // query.
         if one_query && shape.is_causal() {
             (left, right) = (-1, -1);
         }

@@ -136,7 +136,8 @@ pub struct Shape {
     pub alibi_slopes: u64,
     /// Device address of int32 `(batch + 1)`: where each sequence of packed queries starts.
     pub cu_seqlens_q: u64,
-    /// As `cu_seqlens_q`, of keys. The same address says that each sequence has as many keys as queries.
+    /// As `cu_seqlens_q`, for keys. If both addresses are equal, each sequence has as many keys as
+    /// queries.
     pub cu_seqlens_k: u64,
 }
 
@@ -160,7 +161,7 @@ mod flags {
     pub const PACKED_BLOCKS: i32 = 2048;
 }
 
-/// What stands for an open window: wider than any sequence.
+/// The window size that means "no limit": larger than any sequence.
 const OPEN_WINDOW: i32 = 1 << 29;
 
 /// Row strides are smaller than this, in units of 16 bytes.
@@ -242,7 +243,7 @@ impl Shape {
         self.heads / self.heads_k
     }
 
-    /// The window as the kernels take it.
+    /// The window sizes (left, right) in the kernels' encoding.
     fn window(&self) -> (i32, i32) {
         let size = |size: Option<usize>| size.map_or(OPEN_WINDOW, |size| size.min(OPEN_WINDOW as usize) as i32);
         (size(self.window_left), size(self.window_right))

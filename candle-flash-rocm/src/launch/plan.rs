@@ -1,4 +1,4 @@
-//! What a plan is made of: steps, arguments, and what it needs to know of kernels, memory and the device.
+//! The parts of a launch plan: steps, arguments, and interfaces to kernels, memory and the device.
 
 use super::Choice;
 use crate::error::{Error, Result};
@@ -60,7 +60,8 @@ pub struct Fill {
 
 /// Partial gradients to add up: fp32 `(rows, parts, head_dim)` become elements `(rows, head_dim)` of the call's type.
 ///
-/// Rows are those of k and its heads. The kernels have no such sum: the host does it, or the caller's framework.
+/// Rows are those of k and its heads. No kernel computes this sum. The host or the caller's
+/// framework does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// Device address of the parts.
@@ -95,16 +96,16 @@ pub struct Tile {
     pub num_xcds: usize,
 }
 
-/// What there is to launch: a store, or a stand-in.
+/// The kernels that can be launched: a store, or a stand-in in tests.
 pub trait Catalogue {
     /// The tile of a kernel.
     ///
     /// # Errors
     ///
-    /// If the kernel is not there, with how to build it.
+    /// If the kernel does not exist. The error says how to build it.
     fn tile(&self, kernel: &str) -> Result<Tile>;
 
-    /// Whether a kernel is there.
+    /// Whether a kernel exists.
     fn has(&self, kernel: &str) -> bool;
 
     /// Which source of kernels serves a call.
@@ -181,7 +182,7 @@ fn int(size: usize) -> Result<i32> {
     })
 }
 
-/// A grid of one axis.
+/// A one-dimensional grid.
 pub(super) fn line(blocks: usize) -> Result<[u32; 3]> {
     Ok([int(blocks)? as u32, 1, 1])
 }

@@ -1,4 +1,4 @@
-//! The plan of a call by the source of kernels that is the fastest for it.
+//! Plans a call with the fastest kernel provider that supports it.
 
 use super::choice::Operation;
 use super::plan::{Catalogue, Device, Memory, Step};
@@ -23,7 +23,7 @@ pub struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// The plan of a forward by the fastest source that serves it.
+    /// Plans a forward with the fastest kernel provider that supports it.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl Sources<'_> {
         plan_forward(call, self.kernels, self.device, memory)
     }
 
-    /// The plan of a forward by one source; None where it has no kernel for the call.
+    /// Plans a forward with one kernel provider. None if it has no kernel for the call.
     ///
     /// Composable Kernel leaves few queries of many keys, as in decoding, to this project's kernels, which split the
     /// keys.
@@ -61,7 +61,7 @@ impl Sources<'_> {
         }
     }
 
-    /// The plan of a backward by the fastest source that serves it.
+    /// Plans a backward with the fastest kernel provider that supports it.
     ///
     /// # Errors
     ///
@@ -75,7 +75,8 @@ impl Sources<'_> {
         plan_backward(call, self.kernels, self.device, memory)
     }
 
-    /// The plan of a backward by one source; None where it has no kernel for the call. Assembly has none here.
+    /// Plans a backward with one kernel provider. None if the provider has no kernel for the call;
+    /// assembly never has one here.
     ///
     /// # Errors
     ///

@@ -24,12 +24,12 @@ const FORWARD: [(usize, f64, f64, f64); 6] = [
 ];
 /// The same of `decode` and of `extend`.
 const PARTS: [(usize, f64, f64); 4] = [(64, 0.43, 0.5), (128, 0.93, 0.84), (256, 1.8, 2.11), (512, 3.6, 6.5)];
-/// Microseconds of a call beside its blocks, and to join a row of 128 columns.
+/// Fixed time of a call, and the time to combine a row of 128 columns, in microseconds.
 const START_FORWARD: f64 = 4.0;
 const START_DECODE: f64 = 8.0;
 const START_EXTEND: f64 = 10.0;
 const JOIN: f64 = 0.0005;
-/// What has to be gained where the forward is one launch, in microseconds.
+/// The least gain, in microseconds, for which a forward of one launch is split.
 const HOST: f64 = 20.0;
 
 /// Programs that share a multiprocessor with their loads in flight, and the most parts of the keys.
@@ -40,10 +40,11 @@ const START: f64 = 2.0;
 const COMBINE: f64 = 4.0;
 const PART: f64 = 0.0015;
 
-/// Pages are found in units of this many rows, else of one, and there are fewer units than this.
+/// The page lookup works in units of this many rows, or else of one row, and there are fewer units
+/// than this.
 const PAGE_UNIT: usize = 16;
 const MAX_PAGE_UNITS: usize = 1 << 22;
-/// The page size of a cache without pages: each of its lines is a page that does not end.
+/// The page size for a cache without pages: each cache line is one page without end.
 const ENDLESS: usize = 1 << 30;
 /// More parts than this of so few rows are joined many at a time.
 const MANY_PARTS: usize = 16;
@@ -68,12 +69,12 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// Whether a call has so few queries that one tile of `decode` holds those that share a key head.
+/// Whether one tile of `decode` can hold all queries that share a key head.
 pub(super) fn is_few(shape: &Shape) -> bool {
     shape.seqlen_q * shape.heads <= DECODE_ROWS * shape.heads_k
 }
 
-/// Whether a forward is enough faster in parts to pay for what they cost the host.
+/// Whether split-KV saves more GPU time than it costs the host.
 pub(super) fn is_profitable(shape: &Shape, block_m: usize, device: Device) -> bool {
     if shape.seqlen_k < LEAST_KEYS || block_m == 0 {
         return false;
@@ -123,7 +124,7 @@ fn splits(programs: usize, blocks: usize, units: usize, rows: usize) -> usize {
     best
 }
 
-/// The kernel for so many rows of a key head, with its tile's rows and keys.
+/// The kernel for this number of rows per key head, and the rows and keys of its tile.
 fn kernel_of(call: &Forward, rows: usize, kernels: &dyn Catalogue) -> Result<(String, usize, usize)> {
     let shape = &call.shape;
     let kind = if shape.softcap == 0.0 && shape.alibi_slopes == 0 { "plain" } else { "any" };

@@ -44,7 +44,8 @@ impl Dtype {
     }
 }
 
-/// Whether a forward kernel has a pointer to sinks, which this crate has none of: the kernels of every option have it.
+/// Whether a forward kernel takes a pointer to sinks (kernels with all options do). This crate
+/// passes null.
 pub(super) fn takes_sinks(kernel: &str) -> bool {
     kernel.ends_with("-any")
 }

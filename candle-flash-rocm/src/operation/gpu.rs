@@ -36,8 +36,8 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros. `Error::OutOfMemory` where it is too
-/// large.
+/// A tensor `(batch, rows, heads, dim)`, dense, with head dims padded with zeros.
+/// `Error::OutOfMemory` if it is too large.
 fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], padded: usize) -> Result<Vec<T>> {
     let mut found: Vec<T> = memory([batch, rows, heads, padded])?;
     if padded > 0 {
@@ -49,7 +49,8 @@ fn gather<T: Element>(view: View<'_, T>, [batch, rows, heads, dim]: [usize; 4], 
     Ok(found)
 }
 
-/// The elements of a dense tensor without the padding of its head dims. `Error::OutOfMemory` where the host has no memory.
+/// The elements of a dense tensor without the padding of its head dims. `Error::OutOfMemory` if the
+/// host has no memory.
 fn unpadded<T: Element>(bytes: &[u8], padded: usize, dim: usize) -> Result<Vec<T>> {
     let rows = bytes.len() / size_of::<T>() / padded.max(1);
     let mut elements: Vec<T> = zeros(rows * dim)?;

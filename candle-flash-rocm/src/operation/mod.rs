@@ -19,7 +19,7 @@ const HEAD_DIM_MULTIPLE: usize = 8;
 const NO_PAGED_BACKWARD: &str =
     "block_table: a paged cache has no backward, call flash_attn_varlen with packed keys instead";
 
-/// Attention as the functions of this crate call it.
+/// Runs attention for all public functions of this crate.
 pub(crate) fn attend(
     q: &Tensor,
     k: &Tensor,
@@ -35,7 +35,8 @@ pub(crate) fn attend(
     q.apply_op3(k, v, attention)
 }
 
-/// One call of attention. It is used for one call alone, because it keeps what the backward needs of its forward.
+/// One call of attention. Do not reuse it for another call, because it keeps the results of the
+/// forward that the backward needs.
 pub(crate) struct Attention {
     options: Options,
     varlen: Option<Varlen>,
@@ -43,7 +44,7 @@ pub(crate) struct Attention {
     rocm: Option<RocmContext>,
     /// In the layout of who computes.
     lse: Mutex<Option<Vec<f32>>>,
-    /// The same of tensors on a GPU of candle, which stays there.
+    /// The forward's results for tensors on candle's GPU device. They stay on the GPU.
     #[cfg(any(feature = "cuda", rocm_device))]
     lse_there: Mutex<Option<Tensor>>,
     /// Whether the forward fills `lse_there`; a backward that finds nothing computes them.
@@ -82,7 +83,7 @@ impl Attention {
         Ok(sizes)
     }
 
-    /// The call as the CPU kernels take it.
+    /// Converts the call to the arguments of the CPU kernels.
     fn cpu_call(&self, sizes: &Sizes) -> Result<cpu::Call> {
         let dense = || cpu::Sequence {
             batch: 0,

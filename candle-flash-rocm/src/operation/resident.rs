@@ -20,8 +20,8 @@ pub(super) fn attend(q: &Tensor, k: &Tensor, v: &Tensor, options: Options, varle
     out.narrow(out.rank() - 1, 0, dim)
 }
 
-/// Applies the operation. What a backward needs is kept only where one can follow: each tensor more costs the host
-/// microseconds.
+/// Applies the operation. Results for the backward are kept only if a backward can follow, because
+/// every additional tensor costs the host microseconds.
 fn apply(q: &Tensor, k: &Tensor, v: &Tensor, mut attention: Attention) -> Result<Tensor> {
     attention.keeps_lse = [q, k, v].iter().any(|tensor| tensor.track_op());
     if attention.keeps_lse {

@@ -13,7 +13,8 @@ fn unsupported<T>(storage: &CudaStorage) -> Result<T> {
     Err(Error::Unsupported(format!("the GPU kernels take no tensors of dtype {:?}", storage.dtype())))
 }
 
-/// The address of a slice. cudarc orders the streams that use it, by what it does here.
+/// The address of a slice. Asking cudarc for it also makes cudarc order the streams that use the
+/// slice.
 fn address<T>(slice: &CudaSlice<T>) -> u64 {
     slice.device_ptr(slice.stream()).0
 }

@@ -1,11 +1,12 @@
-//! Attention of tensors in host memory on a GPU: copied there, computed, copied back.
+//! Attention on a GPU for tensors in host memory: copies them to the GPU, computes, copies the
+//! results back.
 
 use super::{run, Workspace};
 use crate::driver::{Kernels, Stream};
 use crate::error::{zeros, Result};
 use crate::launch::{Backward, Forward, Memory, Operand, Pages, Shape, Step};
 
-/// A device, a stream of it, and memory there.
+/// A device, one of its streams, and device memory.
 pub(crate) struct Session<'a> {
     pub kernels: &'a Kernels,
     pub stream: &'a Stream,
@@ -25,7 +26,7 @@ pub(crate) struct HostForward<'a> {
     pub pages: Option<(&'a [i32], usize, usize)>,
 }
 
-/// What a backward takes beside its forward's tensors.
+/// The inputs of a backward in addition to the tensors of its forward.
 pub(crate) struct HostBackward<'a> {
     pub forward: HostForward<'a>,
     pub out: &'a [u8],
@@ -84,7 +85,7 @@ impl Session<'_> {
         let mut lengths = 0;
         if let Some((starts_q, starts_k)) = call.seqlens {
             shape.cu_seqlens_q = self.put(&bytes(starts_q, i32::to_le_bytes))?;
-            // One address for both tells that every query has its key.
+            // Equal addresses mean that each sequence has as many keys as queries.
             shape.cu_seqlens_k =
                 if starts_k == starts_q { shape.cu_seqlens_q } else { self.put(&bytes(starts_k, i32::to_le_bytes))? };
             if call.pages.is_some() {

@@ -103,7 +103,7 @@ pub(crate) unsafe fn run(kernels: &Kernels, stream: &Stream, steps: &[Step]) -> 
             // SAFETY: the caller's promise.
             Step::Fill(fill) => unsafe { kernels.fill(stream, fill)? },
             Step::Sum(_) => {
-                let reason = "may_split: nothing here adds up the parts of dk and dv, set it to false";
+                let reason = "may_split: this function cannot add up partial dk and dv: set it to false";
                 return Err(Error::Unsupported(reason.into()));
             }
         }

@@ -24,17 +24,17 @@ pub(crate) trait GpuStorage: BackendStorage<Device: BackendDevice<Storage = Self
     /// Whose driver launches.
     const PLATFORM: Platform;
 
-    /// The number of its GPU.
+    /// The number of the tensor's GPU.
     fn ordinal(&self) -> usize;
 
-    /// The stream on which candle computes with it, as a number.
+    /// The handle of the stream on which candle uses the tensor, as a number.
     fn stream(&self) -> usize;
 
-    /// Device address of its first element. Work of the stream from here on waits for those who write there, and those
-    /// who write there later wait for what the stream has been given.
+    /// Device address of the first element. Later work on the stream waits for earlier writes to
+    /// the tensor, and later writes wait for the work that is on the stream then.
     fn address(&self) -> Result<u64>;
 
-    /// Tells candle that the stream has been given work that writes there.
+    /// Tells candle that work on the stream writes to the tensor.
     fn written(&mut self) -> Result<()>;
 
     /// The storage of a tensor, if it is of this kind.
@@ -43,7 +43,7 @@ pub(crate) trait GpuStorage: BackendStorage<Device: BackendDevice<Storage = Self
     /// As the storage of a tensor.
     fn into_storage(self) -> Storage;
 
-    /// Its device, as candle's functions take it.
+    /// The tensor's device, in the type that candle's functions take.
     fn candle_device(&self) -> Device;
 }
 
@@ -62,7 +62,7 @@ thread_local! {
     static LANES: RefCell<Vec<Lane>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The kernels of a GPU from the store that the environment names. A GPU is opened once.
+/// The kernels of a GPU from the store named by the environment variable. Opens each GPU only once.
 fn open(platform: Platform, ordinal: usize) -> Result<Arc<Kernels>> {
     static OPEN: Mutex<BTreeMap<(Platform, usize), Arc<Kernels>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +113,7 @@ pub(crate) struct Call<'a> {
     pub varlen: Option<&'a Varlen>,
 }
 
-/// The tensors of a call's options, on its GPU and dense.
+/// The optional tensors of a call, dense and on its GPU.
 struct Indices {
     slopes: Option<Tensor>,
     seqlens: Option<(Tensor, Tensor)>,
@@ -142,7 +142,7 @@ impl Indices {
             }
         };
         let starts_q = there(&varlen.seqlens_q)?;
-        // One address for both tells that every query has its key.
+        // Equal addresses mean that each sequence has as many keys as queries.
         let shared = varlen.seqlens_q.id() == varlen.seqlens_k.id();
         let starts_k = if shared { starts_q.clone() } else { there(&varlen.seqlens_k)? };
         Ok(Self { slopes, seqlens: Some((starts_q, starts_k)), pages })
@@ -196,7 +196,7 @@ fn operand<S: GpuStorage>(name: &'static str, storage: &S, layout: &Layout) -> R
     Ok(Operand { address: storage.address()? + start as u64, batch, row, head })
 }
 
-/// A new tensor beside another one, whose elements a kernel has to write.
+/// A new, uninitialised tensor on the device of `near`. A kernel must write all its elements.
 fn empty<S: GpuStorage>(near: &S, shape: &candle_core::Shape, dtype: DType) -> Result<S> {
     // SAFETY: the caller launches a kernel that writes every element before anybody reads one.
     Ok(unsafe { near.device().alloc_uninit(shape, dtype)? })

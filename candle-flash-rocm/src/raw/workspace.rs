@@ -9,11 +9,12 @@ use crate::launch::Memory;
 /// Bytes that addresses are multiples of.
 const ALIGNMENT: usize = 256;
 
-/// Memory of a device for one stream's workspaces. It grows to what the largest call took.
+/// Memory of a device for one stream's workspaces. It grows to the size that the largest call
+/// needed.
 #[derive(Debug)]
 pub struct Workspace {
     gpu: Arc<Gpu>,
-    /// The last one has room from `used` on.
+    /// The last buffer is free from byte `used` on.
     buffers: Vec<Buffer>,
     used: usize,
 }
@@ -25,13 +26,13 @@ impl Workspace {
         Self { gpu, buffers: Vec::new(), used: 0 }
     }
 
-    /// Bytes that it holds.
+    /// Bytes that the workspace has allocated.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buffers.iter().map(Buffer::bytes).sum()
     }
 
-    /// Takes everything back; what was given out belongs to the next call. Frees what became too small.
+    /// Takes back all memory for the next call, and frees buffers that became too small.
     ///
     /// A stream runs calls in order, so the next call on the same stream may write where this one reads.
     pub(super) fn reset(&mut self) {
@@ -53,7 +54,8 @@ impl Memory for Workspace {
     fn allocate(&mut self, bytes: usize) -> Result<u64> {
         let size = bytes.max(1).next_multiple_of(ALIGNMENT);
         if self.buffers.last().is_none_or(|buffer| buffer.bytes() - self.used < size) {
-            // Room for what this call took before too, so that the next one finds it in one piece.
+            // Large enough for everything that this call has taken so far, so that the next call
+            // needs only this buffer.
             let whole = size + self.bytes();
             self.buffers.push(self.gpu.allocate(whole)?);
             self.used = 0;

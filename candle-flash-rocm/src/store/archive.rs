@@ -69,7 +69,8 @@ impl Archive {
         &self.names
     }
 
-    /// A whole member. Refuses one that has more than `limit` bytes, whatever its header claims.
+    /// Reads a whole member. An error if it has more than `limit` bytes, whatever its header
+    /// claims.
     pub fn read(&self, name: &str, limit: usize) -> Result<Vec<u8>> {
         let content = self.start(name, limit.saturating_add(1))?;
         if content.len() > limit {

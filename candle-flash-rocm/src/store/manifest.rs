@@ -1,4 +1,4 @@
-//! The manifest of a store: what each kernel is called, takes and needs.
+//! The manifest of a store: name, arguments and resources of each kernel.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::launch::Choice;
 /// Most threads that a block may have.
 const MAX_THREADS: u32 = 1024;
 
-/// Most bytes of a kernel's one structure, and most single arguments.
+/// Maximum size in bytes of a structure argument, and maximum number of arguments.
 const MAX_STRUCTURE: usize = 4096;
 const MAX_PARAMETERS: usize = 64;
 
@@ -30,13 +30,13 @@ pub enum Parameter {
     F64,
     /// A null pointer that the launch adds by itself.
     Null,
-    /// The kernel's one argument, a structure of so many bytes.
+    /// The kernel's only argument: a structure of this many bytes.
     Structure(usize),
     /// All arguments of the kernel as a block of so many bytes: AMD's assembly kernels.
     Block(usize),
 }
 
-/// What a store says of one kernel.
+/// The manifest entry of one kernel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Kernel {
@@ -95,7 +95,7 @@ pub(super) struct Manifest {
     pub choice: Choice,
 }
 
-/// The format alone, so that a manifest of another one is refused by its number.
+/// Only the format number, so that the error for another format can name it.
 #[derive(Deserialize)]
 struct Head {
     format: u64,

@@ -117,17 +117,17 @@ impl Store {
         self.manifest.kernels.keys().map(String::as_str)
     }
 
-    /// What the manifest says of a kernel, if the store has it.
+    /// The manifest entry of a kernel, if the store has the kernel.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Kernel> {
         self.manifest.kernels.get(name)
     }
 
-    /// What the manifest says of a kernel.
+    /// The manifest entry of a kernel.
     ///
     /// # Errors
     ///
-    /// If the store lacks the kernel, with how to build it.
+    /// If the store lacks the kernel. The error says how to build it.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         self.get(name).ok_or_else(|| {
             let (kernel, target, store) = (name.to_owned(), self.target.clone(), self.path.clone());
@@ -147,7 +147,10 @@ impl Store {
         if let Some(code) = kernel.code {
             let beside = self.beside.as_ref().ok_or_else(|| {
                 let base = self.manifest.base.as_deref().unwrap_or("another target");
-                damaged(&self.path, &format!("the code of {name} is in the store of {base}, which is not beside it"))
+                damaged(
+                    &self.path,
+                    &format!("the code of {name} is in the store of {base}, which is not in the same directory"),
+                )
             })?;
             let there = part(beside, &kernel.group, code.offset, code.size)?.filter(|_| code.at <= image.len());
             image.splice(code.at..code.at, there.ok_or_else(ends)?);
@@ -166,7 +169,7 @@ impl Store {
     }
 }
 
-/// So many bytes of a group, from `offset` on; None where it ends before.
+/// `size` bytes of a group from `offset` on. None if the group ends before.
 fn part(archive: &Archive, group: &str, offset: usize, size: usize) -> Result<Option<Vec<u8>>> {
     let Some(end) = offset.checked_add(size) else { return Ok(None) };
     let mut content = archive.start(group, end)?;

@@ -15,17 +15,17 @@ const VARIABLE: &str = "CANDLE_FLASH_ROCM_STORE";
 const SOURCES: &str = "a wheel of flash_attn from this crate's repository, a kernel store such as gfx942.zip, or a \
                        directory of stores. In a clone of the repository, ./build_rocm.sh --store gfx942 writes a store";
 
-/// How LLVM's names of targets end that stand for a family of GPUs.
+/// Suffix of LLVM's names for targets that stand for a family of GPUs.
 const GENERIC: &str = "-generic";
 
-/// Where a wheel keeps its stores.
+/// The directory of the stores in a wheel.
 const IN_A_WHEEL: &str = "flash_attn/_kernels/";
 
 /// The stores in a file, a wheel or a directory.
 #[derive(Clone, Debug)]
 pub struct Stores {
     origin: PathBuf,
-    /// Target -> the archive's file, or its bytes where it lies in a wheel.
+    /// Target -> the path of the store, or its bytes if it is inside a wheel.
     found: BTreeMap<String, Place>,
 }
 
@@ -36,14 +36,15 @@ enum Place {
 }
 
 impl Stores {
-    /// The stores in what the environment variable `CANDLE_FLASH_ROCM_STORE` names.
+    /// Opens the stores in the file or directory that the environment variable
+    /// `CANDLE_FLASH_ROCM_STORE` names.
     ///
     /// # Errors
     ///
     /// If it is not set, and as [`Stores::open`].
     pub fn from_environment() -> Result<Self> {
         let Some(path) = std::env::var_os(VARIABLE) else {
-            return Err(Error::store(format!("{VARIABLE} is not set: let it name {SOURCES}")));
+            return Err(Error::store(format!("{VARIABLE} is not set: set it to the path of {SOURCES}")));
         };
         Self::open(PathBuf::from(path))
     }
@@ -81,7 +82,7 @@ impl Stores {
             add(&name(&origin), Place::File(origin.clone()));
         }
         if found.is_empty() {
-            let found = "no store in it, which is a file <target>.zip";
+            let found = "it contains no store (a file <target>.zip)";
             return Err(damaged(&origin, &format!("{found}; name {SOURCES}")));
         }
         Ok(Self { origin, found })

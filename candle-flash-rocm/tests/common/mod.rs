@@ -1,4 +1,5 @@
-//! Attention by its definition in f64, random tensors, and how many random cases a property is tried with.
+//! Attention by its definition in f64, random tensors, and the number of random cases of a property
+//! test.
 
 #![allow(dead_code)] // each test file uses a part of it
 
@@ -8,7 +9,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_flash_rocm::launch::internals::Choice;
 use proptest::test_runner::{Config, RngSeed};
 
-/// A table of sources for stand-ins of a store: AMD's kernels first.
+/// The table of kernel providers for mock stores. AMD's kernels come first.
 pub fn choice() -> &'static Choice {
     static CHOICE: LazyLock<Choice> = LazyLock::new(|| {
         let text = r#"{"max_head_dim": 256, "rows": [], "default": ["asm", "ck", "triton"], "larger": ["triton"]}"#;
@@ -17,15 +18,15 @@ pub fn choice() -> &'static Choice {
     &CHOICE
 }
 
-/// So many random cases, the same in each run, so that no change is blamed for an old fault. `PROPTEST_RNG_SEED` takes
-/// others.
+/// A configuration with this number of random cases. Each run uses the same cases, so that a new
+/// failure comes from a change. `PROPTEST_RNG_SEED` selects other cases.
 pub fn cases(cases: u32) -> Config {
     let config = Config::default();
     let rng_seed = if config.rng_seed == RngSeed::Random { RngSeed::Fixed(0) } else { config.rng_seed };
     Config { cases, rng_seed, failure_persistence: None, ..config }
 }
 
-/// What a call asks for, as the definition takes it.
+/// The options of a call, for the reference implementation.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     pub scale: f64,
