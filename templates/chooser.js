@@ -7,7 +7,7 @@ const NAMES = {python: "Python", torch: "torch", rocm: "ROCm", gpu: "GPU", backe
 
 const numbers = (version) => version.replace(".post", ".").split(".").map(Number); // 2.8.3.post2 too
 
-// Steps between two minor versions; a major one counts as 100 minor ones.
+// Distance between two versions, in minor versions. A major version counts as 100 minor versions.
 function steps(ours, theirs) {
   const [a, b] = numbers(ours), [c, d] = numbers(theirs);
   return Math.abs(100 * (a - c) + b - d);
@@ -34,7 +34,7 @@ function parseEnvironment(text) {
   };
 }
 
-// The universal wheel is for every ROCm, every torch from OLDEST_TORCH on, and every Python from its own on.
+// The universal wheel supports every ROCm, torch from OLDEST_TORCH on, and Python from the version in its name on.
 const isUniversal = (wheel) => wheel.torch === "";
 const oldestOf = (wheel) => ({torch: OLDEST_TORCH, rocm: "", python: wheel.python});
 
@@ -92,8 +92,8 @@ function universalFor(wheels, want) {
   return fitting.sort((a, b) => compare(order(a), order(b)))[0] ?? null;
 }
 
-// The GPUs wanted that a wheel of these versions can have kernels for: those of its backend, or Triton's, which every
-// wheel has. None if the backend asked for has kernels for none of them.
+// The wanted GPUs for which a wheel of these versions can have kernels, from its backend or from Triton. Empty if the
+// requested backend supports none of them.
 function fitting(want, known) {
   const since = (gpu) => known.targets[gpu] ?? {};
   const serves = (gpu, backend) => since(gpu)[backend] && compare(numbers(since(gpu)[backend]), numbers(want.rocm)) <= 0;
@@ -122,8 +122,8 @@ function impossible(want, known) {
 const indexOf = (wheel) => (isUniversal(wheel) ? "simple/" : `rocm${wheel.rocm}/torch${wheel.torch}/simple/`);
 const pipLine = (wheel, site) => `pip install "flash_attn==${wheel.version}" --extra-index-url ${site}${indexOf(wheel)}`;
 
-// What installs torch of a minor version for that ROCm, else for its newest. With the label of torch's version: without
-// it pip keeps the other build of that version.
+// The command that installs torch of a minor version for that ROCm, or else for torch's newest ROCm. It names the label
+// of torch's version, because otherwise pip keeps another build of that version.
 function torchLine(torch, rocm, known) {
   const {full, rocm: directories} = known.torch[torch];
   const newest = Object.keys(directories).sort((a, b) => compare(numbers(b), numbers(a)))[0];

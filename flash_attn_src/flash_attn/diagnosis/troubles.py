@@ -13,10 +13,10 @@ from flash_attn.kernels.switches import OLDEST_TORCH, OLDEST_TRITON
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """`sign` is what a user meets. `remedy` may name the commands of commands.py in braces.
+    """`sign` is the symptom that a user sees. `remedy` may name commands of commands.py in braces.
 
-    `windows` is the remedy on Windows: "" where `remedy` holds there too, None where the trouble does not exist there.
-    `log` is a regular expression for the line of a build's log that gives the trouble away; "" for none.
+    `windows` is the remedy on Windows: "" if `remedy` works there too, None if the trouble does not exist there.
+    `log` is a regular expression for the line of a build's log that shows the trouble; "" if there is no such line.
     """
 
     key: str
@@ -156,21 +156,22 @@ TROUBLES = (
         key="two-hip-runtimes",
         title="Two HIP runtimes in one process",
         sign="crashes, `invalid device function` or wrong results; `/proc/self/maps` names two libamdhip64",
-        remedy="Keep the one of torch: `unset LD_LIBRARY_PATH LD_PRELOAD`, and import torch before other GPU "
+        remedy="Use torch's runtime alone: `unset LD_LIBRARY_PATH LD_PRELOAD`, and import torch before other GPU "
         "libraries.",
-        windows="Keep the one of torch: import torch before other GPU libraries.",
+        windows="Use torch's runtime alone: import torch before other GPU libraries.",
     ),
     Trouble(
         key="two-tritons",
         title="Two distributions of Triton",
-        sign="`import triton` fails or is the CUDA one: triton, pytorch-triton-rocm and triton-rocm share one module",
-        remedy="Keep the one that your torch requires: `{triton}`. The kernels in the wheel need none.",
+        sign="`import triton` fails or imports the CUDA build: triton, pytorch-triton-rocm and triton-rocm share one "
+        "module",
+        remedy="Keep the Triton that your torch requires: `{triton}`. The wheel's compiled kernels need no Triton.",
     ),
     Trouble(
         key="device-package-empty",
         title="torch 2.12 for ROCm 7.14 on gfx90a",
         sign="`hipErrorInvalidImage: device kernel image is invalid` at the first kernel of torch itself, on an MI200",
-        remedy="That torch has two empty files which HIP takes for its kernels (ROCm/TheRock#7081). Delete them: "
+        remedy="That torch contains two empty files that HIP loads as its kernels (ROCm/TheRock#7081). Delete them: "
         '`find "$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')" -name '
         "'torch_gfx90a:xnack*.kpack' -delete`, or install torch 2.11.",
         windows=None,
@@ -217,14 +218,14 @@ TROUBLES = (
         key="variable",
         title="A variable has a wrong name or value",
         sign="`FLASH_ATTENTION_KERNEL_SOURCE=... is none of asm, ck, triton`, or a variable without an effect",
-        remedy="These are read: FLASH_ATTENTION_TRITON_AMD_ENABLE and FLASH_ATTENTION_TRITON_AMD_AUTOTUNE, TRUE or "
+        remedy="flash_attn reads FLASH_ATTENTION_TRITON_AMD_ENABLE and FLASH_ATTENTION_TRITON_AMD_AUTOTUNE, TRUE or "
         "FALSE, FLASH_ATTENTION_KERNEL_SOURCE, asm, ck or triton, and FLASH_ATTENTION_MAX_LAUNCH_SECONDS, a number; a "
         "wheel of Triton kernels alone has no asm and no ck. Set them before Python starts, or remove them.",
     ),
     Trouble(
         key="call-failed",
         title="A call fails, or is wrong",
-        sign="the doctor's own forward and backward",
+        sign="the forward or backward that the doctor runs fails",
         remedy="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
         "died without a message, `sudo dmesg | grep amdgpu` may have one.",
         windows="If nothing else is found, report it with all that this command prints: {issue}. Where the process "
@@ -235,7 +236,7 @@ TROUBLES = (
         key="nothing-launched",
         title="A launch that does nothing",
         sign="results that are zeros, NaN or old values, without an error",
-        remedy="The driver accepted the launch and did not run it. See what it says: {log_level}, then "
+        remedy="The driver accepted the launch and did not run it. Print its log: {log_level}, then "
         "`{python} -m flash_attn.doctor`, and report it with all of that: {issue}.",
     ),
     Trouble(
@@ -275,7 +276,7 @@ def page(commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
 def _section(trouble: Trouble, commands: Mapping[str, str], on_windows: Mapping[str, str]) -> str:
     paragraphs = [
         f"## {trouble.title}",
-        f"**It shows as** {trouble.sign}.",
+        f"**Symptom:** {trouble.sign}.",
         f"{trouble.remedy.format(**commands)} (`{trouble.key}`)",
     ]
     there = trouble.advice(on_windows=True).format(**on_windows)
