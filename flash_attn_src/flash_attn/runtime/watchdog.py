@@ -31,10 +31,11 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "attn_bwd_dq": _FORWARD,
     "attn_bwd_dkdv": _DKDV,
     "fp8_fwd": (*_FORWARD[:-1], "kind", "flags"),
+    "int8_fwd": _FORWARD[:-1],
 }
 BIAS_ARGUMENTS = ("stride_sb", "stride_sh", "stride_sm")
 # Products of a tile of scores: 2 * queries * keys * head_dim operations each.
-_PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2}
+_PRODUCTS = {"attn_fwd": 2, "attn_bwd_dq": 3, "attn_bwd_dkdv": 4, "fp8_fwd": 2, "int8_fwd": 2}
 _MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
 
 
