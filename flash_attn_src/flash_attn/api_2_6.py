@@ -14,8 +14,10 @@ Backward = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _padded(x: torch.Tensor, head_dim: int | None = None) -> torch.Tensor:
-    """x with a head dim that is a multiple of 8, or the one given, which is less than 8 away. What cannot be padded to
-    it comes back as it is, for the op to refuse."""
+    """x with a head dim that is a multiple of 8, or the one given, which is less than 8 away.
+
+    A tensor that cannot be padded to it is returned unchanged, and the op refuses it.
+    """
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() == 0:
         return x
     missing = -x.shape[-1] % 8 if head_dim is None else head_dim - x.shape[-1]

@@ -10,10 +10,13 @@ _is_any_enabled = torch._C._is_any_autocast_enabled
 
 
 def cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in autocast's type, where autocast is on and they are neither all fp16 nor all bf16. fp64 stays."""
+    """Casts the tensors to autocast's dtype if autocast is on and they are neither all fp16 nor all bf16.
+
+    fp64 is kept.
+    """
     if not (is_compiling() or _is_any_enabled()):
         return tensors
-    if not all(isinstance(x, torch.Tensor) for x in tensors):  # The checks say so.
+    if not all(isinstance(x, torch.Tensor) for x in tensors):  # The checks report it.
         return tensors
     kind, dtype = tensors[0].device.type, tensors[0].dtype
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):

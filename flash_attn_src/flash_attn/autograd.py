@@ -32,9 +32,9 @@ def _served(x: torch.Tensor) -> torch.Tensor:
 
 
 def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | None = None) -> Result:
-    """The forward of a checked call, which it completes; with a ctx it keeps what the backward needs.
+    """Runs the forward of a checked call and completes the call. With a ctx it saves what the backward needs.
 
-    packed: what autograd knows of q, k, v, where they are views of it: (qkv,) or (q, kv).
+    packed: the tensors that autograd tracks, if q, k, v are views of them: (qkv,) or (q, kv).
     """
     q, k, v = call.q, call.k, call.v
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
@@ -68,8 +68,11 @@ def attend(ctx: Any, call: AttentionCall, packed: tuple[torch.Tensor, ...] | Non
 
 
 def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
-    """What _first_gradients gives. Where a second derivative may be asked for: by PyTorch's operations, which have one,
-    or guarded."""
+    """The result of _first_gradients.
+
+    If a second derivative may follow, PyTorch's operations compute it, which have one, or a guard makes a second
+    derivative an error.
+    """
     if ctx.paged:
         raise RuntimeError("block_table: attention over a paged cache has no backward; call it under no_grad")
     if is_compiling() or not torch.is_grad_enabled():
@@ -88,12 +91,11 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> Gradients:
 
 
 def _first_gradients(ctx: Any, saved: tuple[torch.Tensor, ...], dout: torch.Tensor) -> Gradients:
-    """The gradients of what autograd gave: of q, k, v, or of q and kv, or of qkv; and last of s_aux and
-    attn_bias."""
+    """The gradients of the tensors that autograd tracks (q, k, v, or q and kv, or qkv), then of s_aux and attn_bias."""
     out, softmax_lse, alibi_slopes, rng_state, cu_seqlens_q, cu_seqlens_k, s_aux, attn_bias, *given = saved
-    packed = 4 - len(given)  # how many of q, k, v the last of given holds
+    packed = 4 - len(given)  # number of tensors packed in the last input: 1 = v, 2 = kv, 3 = qkv
     q, k, v = given if packed == 1 else (*given[:-1], *given[-1].unbind(-3))
-    # Where nothing is padded the op sees to strides itself, and Dynamo of torch 2.5 takes none here.
+    # Without padding the op handles strides itself. Dynamo of torch 2.5 cannot trace strides here.
     if ctx.is_padded or not (is_compiling() or dout.stride(-1) == q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
         dout, q, k, v = (_served(x) for x in (dout, q, k, v))
     results: tuple[torch.Tensor, ...]

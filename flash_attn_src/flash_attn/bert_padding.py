@@ -25,14 +25,14 @@ _EINOPS = ("rearrange", "repeat")
 
 
 def __getattr__(name: str) -> Any:
-    """rearrange and repeat of einops, loaded when asked for: nothing here needs it."""
+    """Loads einops' rearrange and repeat on first access, because this module itself does not need einops."""
     if name not in _EINOPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("einops"), name)
 
 
 def _check_indices(indices: torch.Tensor, x: torch.Tensor, rows: int, shape: tuple[int, ...] | None = None) -> None:
-    """Indices of `rows` rows, where x is."""
+    """Checks that the indices are below `rows` and on the device of x."""
     check_tensor("indices", indices, ("indices",), like=x, shape=shape, dtypes=(torch.int32, torch.int64))
     if indices.is_cpu and not is_traced(indices) and indices.numel():
         low, high = (int(edge) for edge in indices.aminmax())
@@ -94,7 +94,7 @@ class IndexFirstAxisResidual:
 
 
 def _largest(lengths: torch.Tensor) -> int:
-    """The largest length, 0 of none; a symbol where it is traced, which int() would ask for its value."""
+    """The maximum length (0 if empty). No int(), because it would break tracing with a symbolic length."""
     return pad(lengths, (0, 1)).max().item()  # type: ignore[return-value]
 
 

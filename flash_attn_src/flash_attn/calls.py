@@ -23,7 +23,7 @@ Options = tuple[Any, ...]
 
 
 def maybe_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """x, or a contiguous copy where its last dimension is strided."""
+    """x, or a contiguous copy if its last dimension is strided."""
     return x.contiguous() if x.stride(-1) != 1 else x
 
 
@@ -45,8 +45,9 @@ def replace(call: _Call, **changes: Any) -> _Call:
 class AttentionCall:
     """Attention of q over k and v, forward and backward.
 
-    The checks of flash_attn.arguments and flash_attn.autograd complete a call. Nobody changes it after that: a backend
-    that needs another one makes it by `replace`. Fields are slots, because reading them is part of every call's time.
+    The checks of flash_attn.arguments and flash_attn.autograd complete a call. It must not change after that: a backend
+    that needs a different call makes a copy with `replace`. Fields are slots, because reading them is part of every
+    call's time.
 
     q                  (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q
     k, v               (batch, seqlen_k, heads_k, head_dim), or (total_k, heads_k, head_dim) with cu_seqlens_k, or
@@ -102,7 +103,7 @@ class AttentionCall:
 
     @property
     def batch(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     @property
@@ -118,11 +119,11 @@ class AttentionCall:
 
     @property
     def is_inference(self) -> bool:
-        """Whether the call has an option with which there is no backward."""
+        """Whether the call has an option that no backward supports."""
         return self.block_table is not None or self.leftpad_k is not None or self.seqused_k is not None
 
     def tensors(self) -> Tensors:
-        """The tensors beside q, k and v that a backward needs, for `restore`."""
+        """The tensors other than q, k and v that a backward needs, for `restore`."""
         lengths = self.cu_seqlens_q, self.cu_seqlens_k
         return self.alibi_slopes, self.rng_state, *lengths, self.s_aux, self.attn_bias
 
@@ -166,7 +167,7 @@ def restore(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensors: Tensors,
 
 
 class ForwardResult(NamedTuple):
-    """What a backend's forward gives.
+    """The result of a backend's forward.
 
     softmax_lse    fp32, of fp64 fp64: (batch, heads, seqlen_q), packed (heads, total_q), sinks included; +inf in rows
                    without a key and a sink. out is 0 in rows without a key
@@ -288,7 +289,7 @@ class CacheCall:
 
     @property
     def lengths(self) -> torch.Tensor | None:
-        """What the cache holds of each sequence, where only the device knows."""
+        """The number of cached keys of each sequence, as a device tensor."""
         return None if isinstance(self.cache_seqlens, int) else self.cache_seqlens
 
     @property

@@ -1,4 +1,4 @@
-"""`python -m flash_attn.doctor` says what is wrong with this installation and what to do."""
+"""`python -m flash_attn.doctor` finds what is wrong with this installation, and prints remedies."""
 
 import sys
 

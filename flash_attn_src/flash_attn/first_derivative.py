@@ -1,4 +1,4 @@
-"""A guard for gradients that no formula differentiates again: a derivative of them raises RuntimeError.
+"""Guards gradients that have no formula for a second derivative: differentiating them raises RuntimeError.
 
 `torch.autograd.function.once_differentiable` is not enough. It adds no error where the incoming gradient is constant,
 and `autograd.grad(penalty, weight)` prunes the error away: the second derivative then comes out too small.

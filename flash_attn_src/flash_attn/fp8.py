@@ -91,7 +91,7 @@ def stand_in(x: torch.Tensor) -> torch.Tensor:
 def _check_fp8(tensors: tuple[torch.Tensor, ...], descales: Descales, batch: int) -> None:
     small = [is_fp8(x) for x in tensors]
     if any(small) and not all(small):
-        raise TypeError(f"q, k, v: got {', '.join(str(x.dtype) for x in tensors)}, wanted FP8 for all or none")
+        raise TypeError(f"q, k, v: got {', '.join(str(x.dtype) for x in tensors)}, wanted FP8 for all or for none")
     for name, x, descale in zip("qkv", tensors, descales, strict=True):
         if descale is None:
             if is_fp8(x):
@@ -116,12 +116,12 @@ def _check_packed(qkv: torch.Tensor, ndim: int) -> None:
 
 
 def _attend(call: AttentionCall, descales: Descales) -> Result:
-    """What every function here calls. The call is checked and has the tensors given, not their stand-ins."""
+    """Runs attention for all functions of this module. The call is checked and has the caller's tensors."""
     refuse_transforms("attention in FP8")
     q, k, v = call.q, call.k, call.v
     _check_fp8((q, k, v), descales, call.batch)
     if call.return_softmax and call.dropout_p > 0.0:
-        raise NotImplementedError("return_attn_probs with dropout: S_dmask of attention in FP8 is not there")
+        raise NotImplementedError("return_attn_probs with dropout: attention in FP8 has no S_dmask")
     head_dim = q.shape[-1]
     if v.shape[-1] != head_dim:
         raise ValueError(
@@ -213,7 +213,7 @@ def flash_attn_varlen_fp8_func(
 ) -> Result:
     """flash_attn_varlen_func in FP8, one scale a sequence and head. block_table raises NotImplementedError."""
     if block_table is not None:
-        raise NotImplementedError("block_table: attention in FP8 casts whole sequences, a paged cache is not there")
+        raise NotImplementedError("block_table: attention in FP8 casts whole sequences and does not support pages")
     max_seqlen_q, max_seqlen_k = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     call = AttentionCall(
         stand_in(q), stand_in(k), stand_in(v), softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p,

@@ -51,7 +51,7 @@ def has_memory(x: torch.Tensor) -> bool:
 
 
 def shares_memory(x: torch.Tensor | None, y: torch.Tensor | None) -> bool:
-    """Whether a byte is in both. True where a search of many steps does not tell."""
+    """Whether two tensors share a byte. True if a long search does not decide it."""
     if x is None or y is None or not (x.numel() and y.numel() and has_memory(x) and has_memory(y)):
         return False
     if x.device != y.device:
@@ -104,7 +104,7 @@ def _reaches(terms: Terms, target: int) -> bool:
     for step, most in terms:
         merged[step] = merged.get(step, 0) + most
     ordered = sorted(((step, most) for step, most in merged.items() if step), reverse=True)
-    rest = [0] * (len(ordered) + 1)  # what the terms from a place on reach at most
+    rest = [0] * (len(ordered) + 1)  # the largest sum of the terms from each index on
     for place in range(len(ordered) - 1, -1, -1):
         rest[place] = rest[place + 1] + ordered[place][0] * ordered[place][1]
     pending, steps = [(0, target)], 0

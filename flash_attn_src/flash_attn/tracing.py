@@ -20,7 +20,7 @@ def is_transformed() -> bool:
 
 
 def refuse_transforms(what: str) -> None:
-    """Raises NotImplementedError where torch.func transforms a call that it would not differentiate, or get wrong."""
+    """Raises NotImplementedError if torch.func transforms a call that it cannot transform correctly."""
     if is_transformed():
         raise NotImplementedError(
             f"{what}: torch.func and torch.vmap do not transform it, wanted torch.autograd.grad, or a loop over vmap's "
@@ -47,8 +47,11 @@ def is_traced(x: torch.Tensor, *more: torch.Tensor | None) -> bool:
 
 
 def arrived(x: torch.Tensor) -> torch.Tensor:
-    """x, whose address a kernel may read: a copy where it is of a subclass, such as a value that is still on its way
-    from another rank. For gradients, which come as they are."""
+    """A tensor whose memory a kernel may read:
+
+    x, or a copy if x is of a subclass, such as a value that another rank is still sending. For gradients, which may be
+    of a subclass.
+    """
     return x if type(x) in _PLAIN else torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 

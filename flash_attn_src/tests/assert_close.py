@@ -17,7 +17,8 @@ def assert_close(
     tiny: float = 1e-5,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """`got` is as near to `wanted`, an fp32 or fp64 reference, as `factor` times `rough` is, plus `tiny`.
+    """Fails unless the error of `got` against `wanted`, an fp32 or fp64 reference, is at most `factor` times `rough`'s
+    plus `tiny`.
 
     `rough` is the same computed by PyTorch in the type of `got`; without it the bar is `tiny` alone. `tiny`
     is relative to the largest finite value of `wanted` where that is above 1. dtype, if given, is got's.

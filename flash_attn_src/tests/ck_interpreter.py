@@ -1,4 +1,5 @@
-"""What the Composable Kernel kernels do, in plain PyTorch, told by nothing but their names and argument bytes.
+"""The Composable Kernel kernels in plain PyTorch. Its only inputs are the names of the kernels and their argument
+bytes.
 
 It reads and writes the CPU memory that the argument's pointers name, as the kernels would a GPU's: a wrong stride,
 length or pointer gives a wrong result or ends the process. The layouts are those of ck_tile's Kargs structures.

@@ -1,4 +1,4 @@
-"""Calls for the Composable Kernel backend, and the comparison of what its recorded launches give."""
+"""Calls for the Composable Kernel backend, and the comparison of the results of its recorded launches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ BF16 = torch.bfloat16
 
 @contextmanager
 def running(request: pytest.FixtureRequest, *, alone: bool = False) -> Iterator[list[ck_planner.Launch]]:
-    """The launches of the calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by their
-    code. alone: nothing goes to the Triton kernels."""
+    """Records the launches of the calls and runs each on the CPU:
+
+    in PyTorch, or with --gfx the kernel's code. alone: no call may use the Triton kernels.
+    """
     import ck_interpreter
 
     from amdgpu_simulator import gpu

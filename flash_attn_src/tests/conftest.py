@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_in_vain() -> Iterator[None]:
-    """Triton's interpreter without two thirds of its time, which change no result.
+    """Makes Triton's interpreter three times as fast without changing results.
 
     It works out whether each sum and product of integers overflows, and asks for the answer only with `debug`, which is
     off. It patches its language at a launch and again at each call of a function in the kernel, where most is patched.
@@ -77,7 +77,7 @@ def _nothing_in_vain() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The pretended GPU of --gfx."""
+    """The simulated GPU of --gfx."""
     target = request.config.getoption("--gfx")
     if target is None:
         yield
@@ -94,7 +94,7 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def fresh_kernels() -> Iterator[None]:
-    """No kernel is known from before, and none stays: for a test that changes what a kernel is made of."""
+    """Empties the cache of kernels before and after a test that changes how kernels are made."""
     from flash_attn.runtime import device
 
     device.clear_kernels()
@@ -186,8 +186,10 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def done(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
-    """The launches of the test's calls, each done on the CPU as it comes: by what the kernels compute, or with --gfx by
-    their code."""
+    """Records the launches of the test's calls and runs each on the CPU:
+
+    in PyTorch, or with --gfx the kernel's code.
+    """
     import ck_recorded
 
     with ck_recorded.running(request) as launches:

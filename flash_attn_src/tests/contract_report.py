@@ -15,7 +15,7 @@ import torch
 
 
 def signature(function: Any) -> str:
-    """Parameters with their defaults; those of the function behind a custom op."""
+    """Parameters with their defaults. For a custom op, the parameters of its function."""
     parameters = inspect.signature(getattr(function, "_init_fn", function)).parameters.values()
     return ", ".join(str(parameter.replace(annotation=parameter.empty)).replace(" = ", "=") for parameter in parameters)
 
@@ -37,7 +37,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def results(version: str) -> dict[str, tuple[int, bool]]:
-    """Of every private function: how many values it gives, and whether they are those of the public ones."""
+    """For every private function, the number of results and whether they equal the public function's results."""
     from flash_attn import bert_padding, flash_attn_func
     from flash_attn import flash_attn_interface as interface
 

@@ -341,5 +341,5 @@ CALLS = (
        if any(make().get(argument) is not None for argument in ("alibi_slopes", "alibi_slopes_"))}
     | fuzz_layer_calls.CALLS
 )  # fmt: skip
-# What errors call an argument beside its own name.
+# Other names that errors may use for an argument.
 NAMES = fuzz_private_calls.NAMES | fuzz_layer_calls.NAMES

@@ -1,4 +1,4 @@
-"""Right calls of what is not attention itself, and of the modules: constructors, then forwards."""
+"""Valid calls of operations other than attention, and of modules: constructors, then forwards."""
 
 from __future__ import annotations
 
@@ -282,14 +282,15 @@ _RIGHT: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {
         "a list", "numpy", "another device", "one element more", "every second", "negative"
     ),
 }  # fmt: skip
-# Wrong, which torch says in its own words: its layers of other tensors, what it lacks for a type.
+# Invalid calls for which PyTorch raises the error: its own layers with wrong tensors, operations that it lacks for a
+# dtype.
 _TORCH_SAYS = {
     *((function, argument, change) for function in CALLS if function.startswith("MHA.forward")
       for argument in ("x", "x_kv") for change in ("another float", "another device")),
     ("index_put_first_axis", "values", "quarter precision"),
     ("pad_input", "hidden_states", "quarter precision"),
 }  # fmt: skip
-# Wrong by values inside of a tensor, which torch asserts on a GPU: nothing runs there any more after that.
+# Invalid values inside of a tensor. PyTorch asserts on the GPU, after which the process cannot use the GPU.
 _ASSERTED = {(function, "x", "one dimension more") for function in ("index_first_axis", "index_first_axis_residual")}
 LEFT_OUT = _TORCH_SAYS | (_ASSERTED if DEVICE == "cuda" else set()) | {
     (function, argument, change)

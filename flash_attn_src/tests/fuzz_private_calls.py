@@ -1,4 +1,4 @@
-"""Right calls of the functions below the public ones that clients call: private ones, the extension's."""
+"""Valid calls of functions below the public ones that clients call: private functions and the extension's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _inputs(varlen: bool) -> dict[str, torch.Tensor]:
 
 
 def _gradients(varlen: bool, end: str = "") -> dict[str, torch.Tensor]:
-    """What a backward gets, in its order; `end` is that of the extension's names of gradients."""
+    """The arguments of a backward, in order. `end`: the suffix of the extension's names for gradients."""
     inputs = _inputs(varlen)
     q = inputs["q"]
     return {
@@ -175,7 +175,7 @@ LEFT_OUT = {
     *((function, "rng_state", change) for function in CALLS for change in ("negative", "huge", "decreasing")),
     *((function, argument, "negative") for function in CALLS for argument in ("seqused_k", "seqlens_k_")),
     *((function, argument, "every second") for function in CALLS for argument in ("block_table", "block_table_")),
-    # Where pages and their lengths are given.
+    # The arguments with pages and their lengths.
     *((function, "cu_seqlens_k", "huge") for function in CALLS if "varlen_forward, paged" in function),
     # Rows outside every sequence, more pages.
     *((function, argument, "one row more") for function in CALLS for argument in ("q", "k", "v")

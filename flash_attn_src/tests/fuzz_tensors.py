@@ -1,4 +1,4 @@
-"""Small tensors that right calls are made of, where the tests run."""
+"""Small tensors for valid calls, on the device of the tests."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def keys_that_are_not_seen_do_not_count(case: Case) -> None:
 
 
 def a_mask_in_an_extra_channel_is_a_mask(case: Case) -> None:
-    """-inf in the last column of hidden keys, where q holds 1: as -3e4 there, in out and in dk and dv."""
+    """If q has 1 in its last column, -inf in the last column of k hides keys. out, dk and dv are as with -3e4."""
     if case.softcap > 0.0:
         return
     q, k, v = case.tensors()
@@ -155,7 +155,7 @@ def padding_the_head_dim_changes_nothing(case: Case) -> None:
 
 
 def strides_change_nothing(case: Case) -> None:
-    """Transposed, and as parts of a wider tensor that holds NaN beside them."""
+    """Tries transposed tensors, and slices of a wider tensor whose other columns are NaN."""
     tensors = case.tensors()
     wanted, _ = attend(case, *tensors)
     transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
@@ -169,7 +169,7 @@ def strides_change_nothing(case: Case) -> None:
 
 
 def packed_is_as_dense(case: Case) -> None:
-    """The same sequences end to end, between rows of NaN that belong to none; max_seqlen may be larger."""
+    """Packed sequences, with rows of NaN between them that belong to no sequence; max_seqlen may be larger."""
     q, k, v = case.tensors()
     wanted, _ = attend(case, q, k, v)
 

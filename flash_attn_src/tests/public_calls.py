@@ -35,7 +35,7 @@ class Call:
     written: tuple[str, ...] = ()
 
     def run(self, **changed: torch.Tensor) -> list[torch.Tensor]:
-        """The results, and then what was written; some tensors of the call changed."""
+        """Runs the call with some tensors replaced. Returns its results, then the tensors that it wrote."""
         tensors = {**self.tensors, **changed}
         found = self.function(**tensors, **self.options)
         results = list(found) if isinstance(found, (tuple, list)) else [found]
@@ -43,12 +43,12 @@ class Call:
         return kept + [tensors[name] for name in self.written]
 
     def fresh(self) -> Call:
-        """The same call on tensors of its own."""
+        """The same call on copies of its tensors."""
         return Call(self.function, {n: x.clone() for n, x in self.tensors.items()}, self.options, self.written)
 
 
 def _positional(function: Callable[..., Any], names: str, **fixed: Any) -> Callable[..., Any]:
-    """A function of upstream's extension, which takes its arguments by position: those that are not given are None."""
+    """A function of upstream's extension, called by position. Missing arguments become None."""
 
     def named(**given: Any) -> Any:
         return function(*({**fixed, **given}.get(name) for name in names.split()))
@@ -87,7 +87,10 @@ _BACKWARD_OPTIONS = {
 def calls(
     batch: int = 2, seqlen_q: int = 3, seqlen_k: int = 4, heads: int = 2, heads_k: int = 1, dim: int = 8, page: int = 2
 ) -> dict[str, Call]:
-    """A call of each function, on fp32 tensors of these sizes. head_dim 1 leaves out what it cannot have."""
+    """A call of each function, on fp32 tensors of these sizes.
+
+    With head_dim 1, functions that cannot have it are left out.
+    """
     torch.manual_seed(batch + seqlen_q + dim)
     found: dict[str, Call] = {}
     q, k, v = (torch.randn(batch, n, h, dim) for n, h in ((seqlen_q, heads), (seqlen_k, heads_k), (seqlen_k, heads_k)))

@@ -1,4 +1,4 @@
-"""Attention by the book: dense scores, an explicit mask, gradients by autograd. Nothing of the package."""
+"""Reference attention: dense scores, an explicit mask, gradients by autograd. It imports nothing from the package."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def calls(device: str) -> dict[str, Callable[[], None]]:
         differentiated(flash_attn.flash_attn_func(q, k, v, **options))
 
     def biased(*shape: int, dim: int = 64, dtype: torch.dtype = half, **options: Any) -> None:
-        """Its rows are not aligned, and no memory of its own follows its last element."""
+        """A bias whose rows are not aligned, and whose allocation ends with its last element."""
         numbers = draw(1 + math.prod(shape), dtype=dtype)
         dense(dim, dtype, shape[2], shape[3], attn_bias=numbers[1:].view(shape), **options)
 
@@ -192,7 +192,7 @@ def run(only: str, device: str) -> None:
 
 
 def findings(output: str) -> Iterator[tuple[str, list[str]]]:
-    """(call, the first lines of what the tool found in it) of a run; the last call is "end" where all ran."""
+    """(call, first lines of the tool's findings) of a run; the last call is "end" if all calls ran."""
     name, found = "start", []
     for line in output.splitlines():
         if line.startswith(_MARK):
@@ -204,7 +204,7 @@ def findings(output: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _under(tool: str, sanitizer: str, only: str) -> dict[str, list[str]]:
-    """What a tool found, by call. SystemExit where the calls did not all run."""
+    """The tool's findings for each call. Raises SystemExit unless all calls ran."""
     command = [
         sanitizer, "--tool", tool, "--report-api-errors", "no", "--target-processes", "application-only",
         sys.executable, __file__, "--run", "--only", only,

@@ -12,7 +12,7 @@ PAGE = 4
 
 
 def check_num_splits() -> None:
-    """Changes no result, and the op's gradient is still there."""
+    """num_splits changes no result, and the op still has a gradient."""
     q, k, v = (torch.randn(8, 2, 16, requires_grad=True) for _ in range(3))
     ends = torch.tensor([0, 3, 8], dtype=torch.int32)
     packed = (ends, ends, 5, 5, 0.0, 0.25, True)

@@ -25,7 +25,7 @@ def in_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Late(torch.Tensor):
-    """A tensor whose memory torch's operations find and nobody else, as one that another rank is sending."""
+    """A tensor whose memory only torch's operations can access, as if another rank were still sending it."""
 
     def __new__(cls, value: torch.Tensor) -> Late:
         return cls._make_wrapper_subclass(cls, value.shape, dtype=value.dtype, device=value.device)

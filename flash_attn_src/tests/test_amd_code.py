@@ -50,7 +50,7 @@ def results(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> li
 
 
 def check(found: list[torch.Tensor], book: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> None:
-    """Against attention by the book in fp32, with twice the error that it has in the type of the inputs."""
+    """Compares with reference attention in fp32. Allows twice the error of the reference in the dtype of the inputs."""
     exact = results(lambda *x: book(*x, dtype=torch.float32), inputs)
     rounded = results(lambda *x: book(*x, dtype=None), inputs)
     for name, mine, wanted, same in zip(("out", "dq", "dk", "dv"), found, exact, rounded, strict=True):
@@ -110,7 +110,7 @@ def test_direct_copies(dim: int, kind: str, options: dict[str, torch.Tensor]) ->
     ],
 )
 def test_waves_have_priorities(target: str, variant: Variant) -> None:
-    """In the loop without a mask and in the one with a mask: none, from the output's scaling on, none again."""
+    """In both loops (without and with a mask), the scaling of the output raises the priority, which then falls."""
     _, entry, text = gpu.compiled(target, variant)
     assert entry["options"]["wave_priorities"] == 1
     assert re.findall(r"s_setprio (\d)", text) == ["0", "1", "0"] * 2
@@ -153,7 +153,7 @@ def test_dropout(target: str, dim: int) -> None:
 
 
 def test_the_order_of_waves_changes_nothing() -> None:
-    """Nor would it on a GPU, where each runs as it likes between two barriers. Eight heads go to eight dies."""
+    """On a GPU, waves run in any order between two barriers. Eight heads go to eight dies."""
     inputs = tensors(*[(1, 100, 8, 32)] * 3, dtype=torch.bfloat16)
     runs = []
     for backwards in (False, True):
@@ -270,7 +270,7 @@ def test_composable_kernel(launched: list[ck_planner.Launch], heads: int, dim: i
 
 
 def test_composable_kernel_combines(launched: list[ck_planner.Launch]) -> None:
-    """Its rows of log-sum-exps once overlapped: a wave then wrote where another one had."""
+    """Rows of log-sum-exps once overlapped, so that two waves wrote to one address."""
     q, k, v = tensors((2, 1, 8, 64), (2, 300, 2, 64), (2, 300, 2, 64), dtype=torch.bfloat16)
     out, lse = flash_attn_with_kvcache(q, k, v, num_splits=12, return_softmax_lse=True)
     assert [launch.kernel for launch in launched] == ["splitkv-bf16-d64-batch", "combine-bf16-d64-batch-splits4"]

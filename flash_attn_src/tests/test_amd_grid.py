@@ -222,5 +222,5 @@ def test_a_call(name: str, target: str) -> None:
         _cache(case, target)
 
 
-def test_what_is_run_always_exists() -> None:
+def test_launched_kernels_exist_in_the_store() -> None:
     assert {(name, target) for name in CASES for target in TARGETS} >= SAMPLE

@@ -21,7 +21,7 @@ VERSIONS = list(_CONTRACT["extension"])
 
 
 def install(version: str, directory: Path) -> Path:
-    """The package as a wheel of that version has it, in a directory of its own."""
+    """Copies the package, as in a wheel of that version, to a new directory."""
     source = _TESTS.parent
     shutil.copytree(source / "flash_attn", directory / "flash_attn", ignore=shutil.ignore_patterns("__pycache__"))
     for module in source.glob("flash_*.py"):
@@ -70,7 +70,7 @@ def test_signatures(report: dict[str, Any]) -> None:
     assert offered == report["wanted"]
 
 
-def test_private_functions_give_what_upstream_gives(report: dict[str, Any]) -> None:
+def test_private_functions_return_the_same_as_upstream(report: dict[str, Any]) -> None:
     counts = {name: number for name, (number, _) in report["results"].items()}
     assert counts == _CONTRACT["returns"][report["release"]]
     assert all(right for _, right in report["results"].values()), report["results"]
@@ -122,7 +122,7 @@ def test_the_extension_attribute_tells_the_backend_of_a_wheel_with_both(
     assert answers == f"{selected == 'TRUE'} False False False"
 
 
-def test_what_2_8_4_adds(tmp_path: Path) -> None:
+def test_additions_of_2_8_4(tmp_path: Path) -> None:
     done = run(install("2.8.4", tmp_path), str(_TESTS / "since_2_8_4.py"))
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""docs/api.md says what the code does: its table is made anew and compared, what it calls absent is."""
+"""docs/api.md is up to date: its table is generated again and compared, and names that it calls absent are absent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHOLE = {
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the script runs kernels in Triton's interpreter")
-def test_the_page_is_what_the_code_does() -> None:
+def test_the_api_page_is_up_to_date() -> None:
     done = subprocess.run([sys.executable, _SCRIPT, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -32,7 +32,7 @@ def _spelled_out(name: str) -> list[str]:
     return [each for part in middle.split(",") for each in _spelled_out(start + part + end)] if opened else [name]
 
 
-def test_what_the_page_lists_is_there() -> None:
+def test_names_on_the_api_page_exist() -> None:
     (table,) = re.findall(r"\| module \| what \|\n\|-\|-\|\n(.*?)\n\n", (_DOCS / "api.md").read_text(), re.DOTALL)
     count = 0
     for row in table.splitlines():
@@ -49,7 +49,7 @@ def test_what_the_page_lists_is_there() -> None:
     assert count > 70
 
 
-def test_what_the_page_calls_absent_raises_an_import_error() -> None:
+def test_absent_names_on_the_page_raise_an_import_error() -> None:
     (listed,) = re.findall(r"raises ImportError: upstream's (.*?)\.\n\n", (_DOCS / "api.md").read_text(), re.DOTALL)
     names = []
     for name in re.findall("`(.*?)`", listed):

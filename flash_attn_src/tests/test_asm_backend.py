@@ -32,7 +32,7 @@ from amdgpu_simulator.debian import UnavailableError
 
 @contextmanager
 def simulated(forced: str | None = None, target: str = "gfx942") -> Iterator[list[str]]:
-    """What ran on a pretended MI300X or MI350X, where PyTorch stands in for Composable Kernel and Triton."""
+    """The kernels that ran on a mock MI300X or MI350X. PyTorch computes in place of Composable Kernel and Triton."""
     names: list[str] = []
 
     class Noting(gpu.SimulatedGpu):
@@ -147,7 +147,7 @@ def test_values_with_a_head_dim_of_their_own(packed: bool) -> None:
         assert_close(name, got, one, rough=other, dtype=torch.bfloat16)
 
 
-def test_results_in_tensors_that_are_given() -> None:
+def test_results_in_the_callers_tensors() -> None:
     """dk and dv are parts of one tensor, whose heads lie apart. Composable Kernel has no sums for this head dim."""
     qkv = tensors((1, 20, 3, 1, 96))[0]
     with simulated() as launched:
@@ -268,7 +268,7 @@ def test_the_environment_forces_a_source(
 def test_a_radeon_in_a_wheel_of_all_gpus(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], there: bool, wanted: str
 ) -> None:
-    """Triton's kernels serve it without a warning, unless other ones are asked for."""
+    """Triton's kernels serve it without a warning, unless the environment selects another provider."""
     _environment(monkeypatch, "ck", variables)
     monkeypatch.setattr(backends, "problem", lambda: None)
     monkeypatch.setattr(backends, "_chosen", backends.choose())
@@ -282,7 +282,7 @@ def test_a_radeon_in_a_wheel_of_all_gpus(
     ("backend", "source", "message"),
     [("ck", "hip", "KERNEL_SOURCE=hip is none of asm, ck, triton"), ("triton", "asm", "does not have: unset it")],
 )
-def test_a_source_that_is_not_there(
+def test_a_kernel_provider_that_the_wheel_lacks(
     monkeypatch: pytest.MonkeyPatch, backend: str, source: str, message: str
 ) -> None:  # fmt: skip
     _environment(monkeypatch, backend, {"FLASH_ATTENTION_KERNEL_SOURCE": source})
@@ -300,7 +300,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, backend: str, variables: dict[
 
 
 def test_the_table_names_kernels_that_exist() -> None:
-    """Where a row prefers assembly there is a kernel for each of its dtypes, at the largest head dim."""
+    """A row that prefers assembly has a kernel for each of its dtypes at the largest head dim."""
     for row in providers.ROWS:
         assert set(row.sources) <= set(providers.SOURCES)
         if providers.ASM in row.sources:
@@ -345,7 +345,7 @@ def test_rows_that_were_measured_on_this_machine_come_first(tmp_path: Path, monk
         choice.find.cache_clear()
 
 
-def test_backend_info_says_who_serves_a_call() -> None:
+def test_backend_info_names_the_kernel_provider_of_a_call() -> None:
     one = call(seqlen=300)
     with device.using(Recording("gfx942")), backends.using(Sources(torch_backend, torch_backend)):
         told = backend_info(one.q, one.k, one.v, causal=True)["call"]

@@ -182,7 +182,7 @@ def check_backward(row: Kernel, given: Sequences) -> None:
 
 
 def lengths(row: Kernel) -> tuple[list[int], list[int]]:
-    """Of several tiles of queries and keys, ragged; packed ones with short and empty sequences."""
+    """Lengths of several tiles that are no multiple of a tile; packed, also short and empty sequences."""
     if row.op == "fwd":
         keys = row.columns + 16  # more than a tile of any forward's
         return ([270, 0, 7], [keys, 33, 40]) if row.packed else ([270], [keys])
@@ -203,5 +203,5 @@ def test_a_kernel(row: Kernel) -> None:
         check(row, make(row, *lengths(row), 2, row.least_dim))
 
 
-def test_what_is_run_always_exists() -> None:
+def test_launched_kernels_exist_in_the_store() -> None:
     assert {(row.target, row.name) for row in assembly.KERNELS} >= SAMPLE

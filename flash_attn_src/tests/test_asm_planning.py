@@ -61,7 +61,7 @@ def test_the_argument_of_a_forward() -> None:
 
 
 def test_values_with_a_head_dim_of_their_own() -> None:
-    """A tile has 128 queries there."""
+    """These kernels have tiles of 128 queries."""
     call = replace(CALL, target="gfx950", head_dim=192, value_dim=128, right=0)
     assert planning.unsupported_reason(call, "fwd", {"q": Q, "k": K, "v": V}) is None
     launch = forward(call)
@@ -91,7 +91,7 @@ def test_the_grids_of_a_forward() -> None:
 
 
 def test_the_order_of_a_causal_forward() -> None:
-    """By heads, where all dies get as many and sequences are short."""
+    """The order is by heads if all dies get equally many heads and sequences are short."""
     causal = replace(CALL, right=0)
     assert word(forward(causal).argument, 0xF0) == 5
     assert word(forward(replace(causal, heads=12)).argument, 0xF0) == 3
@@ -176,7 +176,7 @@ def test_one_query_needs_no_causal_mask() -> None:
         ({"scale": math.nan}, "fwd", "softmax_scale: nan"),
     ],
 )
-def test_what_no_kernel_serves(change: dict[str, int], op: str, reason: str) -> None:
+def test_unsupported_calls_have_a_reason(change: dict[str, int], op: str, reason: str) -> None:
     found = planning.unsupported_reason(replace(CALL, **change), op, {"q": Q, "k": K})
     assert found is not None
     assert reason in found
@@ -194,12 +194,12 @@ def test_a_plan_without_a_kernel_is_refused() -> None:
 
 
 def test_compute_units_choose_the_kernel() -> None:
-    """An MI308X has kernels of its own; whatever else is gfx942 takes the kernels for MI300X."""
+    """An MI308X has separate kernels; every other gfx942 uses the kernels for MI300X."""
     for units, suffix in ((304, ""), (228, ""), (38, ""), (80, "-mi308"), (64, "-mi308")):
         assert forward(replace(CALL, units=units)).kernel == f"asm-fwd-bf16-d128-plain{suffix}"
 
 
-def test_every_kernel_is_found_by_the_calls_that_it_serves() -> None:
+def test_every_kernel_serves_its_calls() -> None:
     assert len({(row.target, row.name) for row in assembly.KERNELS}) == len(assembly.KERNELS)
     for row in assembly.KERNELS:
         units = 80 if row.name.endswith("-mi308") else 304

@@ -47,8 +47,11 @@ def test_fp32_is_cast(name: str, compiled: bool) -> None:
     assert all(torch.equal(a, b) and a.dtype is torch.float32 for a, b in zip(gradients, best, strict=True))
 
 
-def test_types_are_those_of_scaled_dot_product_attention() -> None:
-    """Mixed ones too. The exception is one low type that is not autocast's: it stays, as in upstream's wheels."""
+def test_autocast_dtypes_match_scaled_dot_product_attention() -> None:
+    """Mixed dtypes too.
+
+    The exception: if all tensors have another low-precision dtype than autocast's, they keep it, as upstream.
+    """
     wide, half = torch.float32, torch.float16
     for dtypes in ((wide, LOW, half), (wide, half, half), (LOW, LOW, LOW), (half, half, half), (torch.float64,) * 3):
         if dtypes[0] is torch.float64 and DEVICE == "cuda":

@@ -50,7 +50,7 @@ def _one_row() -> AttentionCall:
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # of the reference, in the thread of its backward
-def test_search_keeps_what_it_found(searching: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_results_are_saved(searching: Path, capsys: pytest.CaptureFixture[str]) -> None:
     q, k, v, dout, out, *grads = _call()
     wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
     expected, _ = reference.attention(*wide, causal=True, dtype=None)
@@ -78,7 +78,7 @@ def test_kept_configurations_are_read_and_not_searched(searching: Path, capsys: 
     assert {(kernel.block_m, kernel.block_n) for kernel in tuned} == {(16, 32)}
 
 
-def test_options_are_kept_as_they_were_found() -> None:
+def test_compiler_options_are_saved_unchanged() -> None:
     config = Config(16, 32, 4, options=(("waves_per_eu", 2), ("schedule_hint", "attention")))
     assert autotune._config(json.loads(json.dumps(config))) == config
 
@@ -101,7 +101,7 @@ def test_dropout_draws_once() -> None:
     assert torch.equal(torch.randint(0, 1 << 30, (1,), device=DEVICE), searched)
 
 
-def test_it_is_a_whole_backend() -> None:
+def test_autotuning_has_every_backend_function() -> None:
     assert set(triton.__all__) <= set(autotune.__all__)
     assert autotune.kvcache is triton.kvcache
 
@@ -166,7 +166,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"ENTRY": 3}', '{"ENTRY": {"config": [1]}}'])
 @pytest.mark.usefixtures("searching", "untimed")
-def test_a_file_of_another_form_is_searched_anew(content: str) -> None:
+def test_an_invalid_file_starts_a_new_search(content: str) -> None:
     store = autotune._store(-1 if DEVICE == "cpu" else 0)
     store.parent.mkdir(parents=True)
     store.write_text(content.replace("ENTRY", "fwd-fp32-d32 q1-k1-full"))
@@ -175,9 +175,9 @@ def test_a_file_of_another_form_is_searched_anew(content: str) -> None:
 
 
 @pytest.mark.usefixtures("untimed")
-def test_what_cannot_be_kept_is_used_all_the_same(searching: Path) -> None:
+def test_results_that_cannot_be_saved_are_used(searching: Path) -> None:
     (searching / "flash_attn").write_text("a file where a directory should be")
-    with pytest.warns(RuntimeWarning, match="cannot be kept .* set XDG_CACHE_HOME"):
+    with pytest.warns(RuntimeWarning, match="cannot be saved .* set XDG_CACHE_HOME"):
         autotune._choose(("fwd",), _one_row(), tuple)
     autotune._choose(("fwd",), _one_row(), tuple)  # and is not searched for again
 

@@ -1,4 +1,4 @@
-"""flash_attn.utils.benchmark: what is called, what is printed. What it measures is torch.utils.benchmark's."""
+"""flash_attn.utils.benchmark: which calls it makes and what it prints. torch.utils.benchmark does the measuring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Function:
-    """2 * x, counting its calls and those of its backward."""
+    """Computes 2 * x, and counts calls of its forward and backward."""
 
     def __init__(self) -> None:
         self.forwards = self.backwards = 0

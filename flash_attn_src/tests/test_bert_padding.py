@@ -67,7 +67,7 @@ def test_bool_masks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_pad_inverts_unpad(dtype: torch.dtype) -> None:
-    """Of what tokens stand for, and of their numbers."""
+    """Tests token embeddings (floats) and token numbers (ints)."""
     hidden = torch.randint(2, (3, 5, 2, 4)).to(dtype)
     mask = _mask([5, 1, 0], 5)
     tokens, indices, *_ = unpad_input(hidden, mask)
@@ -126,7 +126,7 @@ def _several_in_a_row(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [_there_and_back, _several_in_a_row], ids=lambda f: f.__name__)
 def test_traces_whole(function: Callable[..., torch.Tensor]) -> None:
-    """Lengths that the values of a tensor say stay symbols: in torch.compile where told to capture them, in export."""
+    """Lengths from the values of a tensor stay symbolic in torch.export, and in torch.compile if it captures them."""
 
     class Module(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def test_traces_whole(function: Callable[..., torch.Tensor]) -> None:
 
 
 def test_int32_indices() -> None:
-    """transformers makes such ones when it generates from a padded batch."""
+    """transformers makes int32 indices when it generates from a padded batch."""
     x, indices = torch.randn(3, 2), torch.tensor([4, 0, 2])
     assert torch.equal(pad_input(x, indices.int(), 1, 5), pad_input(x, indices, 1, 5))
     assert torch.equal(index_first_axis(x, indices.int() // 2), index_first_axis(x, indices // 2))

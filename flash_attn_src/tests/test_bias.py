@@ -1,4 +1,4 @@
-"""An additive bias of the scores, `attn_bias`: by PyTorch and by the Triton kernels, and who refuses it."""
+"""An additive bias of the scores, `attn_bias`: PyTorch, the Triton kernels, and the functions that refuse it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _draw(
 
 
 def _check(leaves: list[torch.Tensor], sinks: torch.Tensor | None = None, **options: Any) -> None:
-    """out, lse and the four gradients, against attention by the book."""
+    """Compares out, lse and the four gradients with reference attention."""
     *inputs, bias = leaves
     out, lse, _ = flash_attn.flash_attn_func(
         *inputs, return_attn_probs=True, attn_bias=bias, s_aux=sinks, **reference.public(options)
@@ -183,7 +183,7 @@ def test_rows_that_a_finite_bias_hides(case: tuple[Any, ...], backend: Any) -> N
 
 @pytest.mark.usefixtures("_tiles")
 def test_the_largest_and_the_lowest_bias_in_a_row() -> None:
-    """The weight of a key is 1 where every other one is lower, by whatever."""
+    """If one key's bias is much larger than all others, its weight is 1."""
     q, k, v, _ = (x.detach() for x in _draw())
     for high, low in ((-3e38, LOWEST), (-LOWEST, LOWEST), (-LOWEST, 0.0), (-1e38, -1.1e38)):
         bias = torch.full((1, 1, 41, 37), low, device=DEVICE)

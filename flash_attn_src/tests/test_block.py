@@ -27,7 +27,7 @@ def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def _made(kind: Any, **options: Any) -> Any:
-    """A block, each norm with weights of its own."""
+    """A block whose norms have different random weights."""
     torch.manual_seed(0)
     block = kind(DIM, **{"mixer_cls": MIXER, "mlp_cls": Mlp, **options})
     for name, parameter in block.named_parameters():
@@ -91,7 +91,7 @@ def test_half_precision_keeps_the_residual_wide(kind: Any, fused: bool) -> None:
 
 
 def test_dropouts_and_depth() -> None:
-    """Each where it belongs: a layer that is dropped whole leaves the others' result."""
+    """If dropout removes a whole layer, the result is that of the other layers."""
     x = _draw(3, 5, DIM)
     for fused in (False, True):
         block = _made(Block, resid_dropout2=1.0, fused_dropout_add_ln=fused)
@@ -163,7 +163,7 @@ def test_marks_are_on_the_norms_alone() -> None:
         ({"drop_path1": 1.5}, "drop_path: got 1.5"),
     ],
 )
-def test_what_no_block_can_be(options: dict[str, Any], message: str) -> None:
+def test_invalid_block_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _made(Block, **options)
 

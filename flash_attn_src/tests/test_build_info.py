@@ -63,7 +63,7 @@ def test_build_info_of_a_wheel(tmp_path: Path) -> None:
     ]
 
 
-def test_import_without_torch_says_which() -> None:
+def test_import_without_torch_names_the_torch_to_install() -> None:
     root = Path(flash_attn.__file__).parents[1]
     script = f"import sys; sys.path.insert(0, {str(root)!r}); sys.modules['torch'] = None; import flash_attn"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def test_import_without_torch_says_which() -> None:
     assert "ImportError: flash_attn 2.8.3 needs torch 2.5 or newer" in result.stderr
 
 
-def test_a_damaged_build_info_says_to_reinstall(tmp_path: Path) -> None:
+def test_a_damaged_build_info_asks_the_user_to_reinstall(tmp_path: Path) -> None:
     path = tmp_path / "_build_info.json"
     for text in ('{"version": "2.8', "[]"):
         path.write_text(text)
@@ -117,7 +117,7 @@ def test_the_gpus_of_a_machine_and_those_of_the_wheel(monkeypatch: pytest.Monkey
     assert (told["problems"], told["torch"]["wheel"]) == (["the driver's"], None)
 
 
-def test_the_driver_library_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_info_reports_the_driver_library_or_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def bind(platform: str) -> str:

@@ -1,5 +1,8 @@
-"""The Composable Kernel backend without a GPU: its launches recorded on CPU tensors, and done by ck_interpreter; with
---gfx by the code that was compiled for that target, on the simulator."""
+"""The Composable Kernel backend without a GPU:
+
+its launches are recorded on CPU tensors. ck_interpreter runs them; with --gfx the simulator runs the code compiled for
+that target.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def test_varlen(done: list[ck_planner.Launch], options: dict[str, Any]) -> None:
     assert not found[0][75:].any()
     assert not found[2][75:].any()
     assert not found[3][99:].any()
-    for results in (found, wanted):  # the log-sum-exp of rows outside of every sequence is nobody's
+    for results in (found, wanted):  # the log-sum-exp of rows outside of every sequence is undefined
         results[1] = results[1][:, :75]
     compare(found, wanted)
     assert {launch.kernel.split("-")[3] for launch in done} == {"group"}
@@ -122,7 +125,7 @@ def test_parts_of_dq_that_span_4_gib(
     zeros = torch.zeros
 
     def lazy_zeros(*shape: int, **options: Any) -> torch.Tensor:
-        """Large ones in memory that nothing touched."""
+        """Allocates large zero tensors lazily, without touching their memory."""
         return torch.from_numpy(np.zeros(shape, np.float32)) if shape[0] > 2**28 else zeros(*shape, **options)
 
     (q, grad), (k, v) = tensors((20, 1, 64), (20, 1, 64)), tensors((keys, 1, 64), (keys, 1, 64), seed=1)
@@ -176,7 +179,7 @@ def test_softcap_forward(done: list[ck_planner.Launch]) -> None:
     assert [launch.kernel for launch in done] == ["fwd-bf16-d64-batch-mask-softcap"]
 
 
-def test_what_ck_cannot_do_is_announced_once() -> None:
+def test_calls_without_a_ck_kernel_warn_once() -> None:
     q, k, v = (x.requires_grad_() for x in tensors((1, 20, 2, 64), (1, 20, 2, 64), (1, 20, 2, 64)))
     with recording.record("gfx942") as launches:
         with pytest.warns(
@@ -215,7 +218,9 @@ def test_ck_alone_raises() -> None:
         ("maybe", "ck", "neither"),
     ],
 )
-def test_the_environment_asks(monkeypatch: pytest.MonkeyPatch, value: str, backend: str, expected: str | None) -> None:
+def test_the_environment_selects_the_ck_backend(
+    monkeypatch: pytest.MonkeyPatch, value: str, backend: str, expected: str | None
+) -> None:
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", value)
     digest = hashlib.sha256(ck_planner.PATH.read_bytes()).hexdigest()
     _build(monkeypatch, backend, digest)

@@ -1,4 +1,4 @@
-"""Caches, pages and few queries by the Composable Kernel backend, done as in test_ck_backend.py."""
+"""Caches, pages and few queries on the Composable Kernel backend, run as in test_ck_backend.py."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_kvcache(done: list[ck_planner.Launch], seed: int) -> None:
         turned = {name: options[name].to(kind) for name in ("rotary_cos", "rotary_sin") if rotary}
         with backends.using(torch_backend) if exact else nullcontext():
             out, lse = flash_attn_with_kvcache(*given, *fresh, **{**options, **turned})
-        assert given[0].equal(q.to(kind))  # the query is not the kernel's to turn
+        assert given[0].equal(q.to(kind))  # the kernel does not rotate the query
         results.append((out, lse, given[1], given[2]))
     for name, mine, wanted in zip(("out", "lse", "k_cache", "v_cache"), *results, strict=True):
         assert_close(name, mine, wanted, tiny=0.04)

@@ -24,7 +24,7 @@ LABEL = "rocm62torch2.5triton"
 
 
 def _run(*command: str | Path, **environment: str) -> str:
-    """Standard output; the end of what a failed command said goes into the failure."""
+    """Runs a command. Returns its standard output. Fails with the end of its error output."""
     variables = {
         **os.environ,
         "TRITON_INTERPRET": "0",

@@ -172,7 +172,7 @@ OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor", "tes
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_opcheck(dropout_p: float) -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
-    # A mask drawn anew differs between the runs that some checks compare.
+    # Some checks compare runs, and dropout draws a different mask in each run.
     checks = OPCHECKS if dropout_p == 0.0 else OPCHECKS[:3]
     options = (dropout_p, 0.25, True, 4, -1, 2.0, torch.rand(4))
     op = torch.ops.flash_attn._flash_attn_forward.default

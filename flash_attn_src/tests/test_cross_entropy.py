@@ -58,7 +58,7 @@ def test_kernels(classes: int, dtype: torch.dtype, option: str) -> None:
     again, _, _ = cross_entropy.launch_forward(logits, labels, lse, *options)
     assert torch.equal(again, losses)
     weights = torch.arange(1.0, 10.0, device=DEVICE)
-    # Interpreted bf16 is cut off where a GPU rounds: twice the error.
+    # The interpreter truncates to bf16 where a GPU rounds, so it has twice the error.
     tiny = 2.0**-7 if dtype is torch.bfloat16 and DEVICE == "cpu" else 2e-6
     got = cross_entropy.launch_backward(logits, labels, lse, weights, *options, False)
     assert_close("dlogits", got, gradient, rough=gradient.to(dtype), tiny=tiny, dtype=dtype)
@@ -105,7 +105,7 @@ def test_a_label_that_is_no_class_shows() -> None:
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
 def test_odd_rows(kernel: bool) -> None:
-    """NaN in an ignored row counts as nothing; the square of a huge lse does not count where its scale is 0."""
+    """NaN in an ignored row has no effect, and neither has the square of a huge lse if its scale is 0."""
     logits, labels = _draw(4, 8, torch.float32)
     logits[0], logits[1] = torch.nan, 0.0
     logits[1, 2], labels[1] = 1e25, 2

@@ -1,4 +1,4 @@
-"""flash_attn.utils.distributed and shared embeddings over two processes, against what they hold together."""
+"""flash_attn.utils.distributed and embeddings that are split over two processes, compared with one process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_parts_of_a_dim() -> None:
         distributed.get_dim_for_local_rank(10, 4, 4)
 
 
-def test_what_is_no_tensor_of_rows() -> None:
+def test_tensors_without_rows_are_refused() -> None:
     with pytest.raises(TypeError, match="input_: got list"):
         distributed.all_gather([1.0], None)
     with pytest.raises(ValueError, match=r"input_: got shape \(\), wanted \(n, \.\.\.\)"):

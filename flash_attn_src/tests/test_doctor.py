@@ -78,7 +78,7 @@ def torch(version: str, hip: str | None = None, cuda: str | None = None, **answe
 
 _DENIED = replace(_KFD, path="/dev/dri/renderD128", allowed=False)
 
-# trouble, a machine that has it, and what the doctor must say of it
+# trouble, a machine that has it, and the text that the doctor must print
 CASES: list[tuple[str, Facts, str]] = [
     ("torch-missing", replace(HEALTHY, probe={"torch_error": ""}), _PIP_TORCH.format("2.5.1+rocm6.2", "rocm6.2")),
     ("torch-broken", replace(HEALTHY, probe={"torch_error": "OSError: libamdhip64.so.6"}), "OSError: libamdhip64.so.6"),
@@ -180,7 +180,7 @@ CASES: list[tuple[str, Facts, str]] = [
     (
         "variable",
         replace(HEALTHY, variables={"FLASH_ATTN_TRITON_AMD_ENABLE": "TRUE"}),
-        "nothing reads FLASH_ATTN_TRITON_AMD_ENABLE=TRUE, what is read is FLASH_ATTENTION_TRITON_AMD_ENABLE",
+        "FLASH_ATTN_TRITON_AMD_ENABLE=TRUE has no effect: the variable is FLASH_ATTENTION_TRITON_AMD_ENABLE",
     ),
     (
         "variable",
@@ -384,7 +384,7 @@ def test_the_line_that_installs_the_wheel_again() -> None:
     assert commands.site("https://git.example.org/owner/name") == ""
 
 
-def test_the_line_that_leaves_one_triton() -> None:
+def test_the_command_that_leaves_one_triton_installed() -> None:
     both = {"triton": "3.1.0", "pytorch-triton-rocm": "3.1.0"}
     told = commands.commands(replace(HEALTHY, tritons=both, torch_triton="pytorch-triton-rocm==3.1.0"))["triton"]
     assert told.replace('"', "") == (
@@ -395,7 +395,7 @@ def test_the_line_that_leaves_one_triton() -> None:
     assert told.replace('"', "").endswith(f"&& {_PIP_TORCH.format('2.5.1+rocm6.2', 'rocm6.2')} --force-reinstall")
 
 
-def test_what_torch_requires_and_where_the_wheel_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_triton_requirement_of_torch_and_the_origin_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = ["filelock", 'pytorch-triton-rocm==3.1.0; platform_system == "Linux"']
     monkeypatch.setattr(survey.metadata, "requires", lambda _: needs)
     assert survey.torch_triton() == "pytorch-triton-rocm==3.1.0"
@@ -437,7 +437,7 @@ def test_a_healthy_machine_has_nothing_wrong() -> None:
     assert "2.8.3, a source tree in" in doctor.report(Facts(probe=plain))
 
 
-def test_what_pip_compiled_for_amd_gpus_wants_torch_for_rocm() -> None:
+def test_a_package_compiled_by_pip_for_amd_gpus_needs_torch_for_rocm() -> None:
     built = BuildInfo(targets=("gfx942",), python="3.11", compiler="triton 3.7.1")
     driver = {"launcher": None, "problems": ["no GPU driver: no CUDA driver; install the NVIDIA driver"]}
     facts = replace(torch("2.5.1+cu124", cuda="12.4", devices=[], info=driver), build=built)
@@ -463,7 +463,7 @@ def test_it_reads_a_log(key: str) -> None:
     assert findings.examine(replace(HEALTHY, log="[1/9] compiling\nSuccessfully built flash_attn\n")) == []
 
 
-def test_what_a_wheel_lacks(tmp_path: Path) -> None:
+def test_missing_files_of_a_wheel_are_reported(tmp_path: Path) -> None:
     (tmp_path / "_kernels").mkdir()
     (tmp_path / "_kernels/gfx942.zip").write_bytes(b"no zip")
     missing, damaged, *files = survey.lacking(replace(_BUILD, backend="ck"), tmp_path)
@@ -526,7 +526,7 @@ def test_the_facts_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(facts.variables) == sorted(facts.variables)
 
 
-def test_what_a_machine_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_that_a_machine_does_not_provide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgroups", list)
     monkeypatch.setattr(os, "getuid", lambda: 123456789)
     assert PLATFORM.user() == "123456789, in no further group"
@@ -542,7 +542,7 @@ def test_the_installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert survey.installed() == str((tmp_path / "flash_attn").resolve())
 
 
-def test_a_probe_that_dies_leaves_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_crashed_probe_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'print(\'{"torch": 1}\', flush=True); print("{", end="", flush=True); import os; os.kill(os.getpid(), 9)'
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
     assert survey.run_probe() == ({"torch": 1}, "ended with signal 9")
@@ -608,7 +608,7 @@ def test_the_probe_sees_launches_that_do_nothing(tmp_path: Path, monkeypatch: py
     assert keys == ["nothing-launched", "torch-attention"]
 
 
-def test_the_variables_are_those_that_are_read() -> None:
+def test_the_doctor_knows_all_variables_that_are_read() -> None:
     """By name: the doctor calls a variable unknown that nothing reads."""
     assert sources.VARIABLE == environment.KERNEL_SOURCE == "FLASH_ATTENTION_KERNEL_SOURCE"
     assert environment.TRITON_ENABLE == "FLASH_ATTENTION_TRITON_AMD_ENABLE"
@@ -626,14 +626,14 @@ def test_who_reads_its_first_lines_sees_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, "looking; the first import of torch may take a while\n")
 
 
-def test_the_memory_of_a_compiler_is_that_of_the_pipeline() -> None:
+def test_doctor_and_pipeline_agree_on_memory_per_compiler() -> None:
     versions = pytest.importorskip("rocm_wheels.matrix.versions")
     assert max(each.job_memory_mib for each in versions.load().backends.values()) == commands.JOB_MIB
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what pip would unpack from a wheel."""
+    """A directory with the files of an installed wheel."""
     directory = tmp_path_factory.mktemp("wheel")
     labelled = {"FLASH_ATTN_LOCAL_VERSION": "rocm62torch2.5triton", "FLASH_ATTN_TORCH": "2.5", "FLASH_ATTN_ROCM": "6.2"}
     subprocess.run(

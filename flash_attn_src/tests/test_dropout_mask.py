@@ -1,4 +1,4 @@
-"""Dropout: every tiling draws what the definition says, and what is drawn is as good as independent."""
+"""Dropout: every tiling draws the numbers of the definition, and the numbers are practically independent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def philox(counter: tuple[np.ndarray, ...], seed: int) -> list[np.ndarray]:
 
 
 def numbers(rows: np.ndarray, cols: np.ndarray, shared: int) -> np.ndarray:
-    """The 32 bits of each score, by the definition: no tiles."""
+    """The 32 random bits of each score, computed from the definition without tiles."""
     low, *second, middle, high = (1 << bit for bit in range(8) if shared >> bit & 1)
     half = cols & second[0] if second else rows & low
     words = philox((cols & ~shared, rows if second else rows & ~low, np.asarray(PLANE), np.asarray(OFFSET)), SEED)

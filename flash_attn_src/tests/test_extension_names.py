@@ -1,4 +1,4 @@
-"""flash_attn_2_cuda: upstream's positional functions give what the public functions give."""
+"""flash_attn_2_cuda: upstream's positional functions return the same as the public functions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_result_in_the_memory_of_an_input(place: int) -> None:
         extension.fwd_kvcache(queries, *caches, None, None, *tail[:7], caches[0][:, :3], *tail[8:])
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_refused() -> None:
     q, k, v, dout = _inputs()
     odd = [x[..., :12].contiguous() for x in (q, k, v)]
     with pytest.raises(ValueError, match="head_dim 12, wanted a multiple of 8"):

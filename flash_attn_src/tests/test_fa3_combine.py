@@ -15,7 +15,7 @@ from small_calls import Late, in_one_graph
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_combine(packed: bool) -> None:
-    """Of parts of the keys, one of them empty: what attention over all of them gives."""
+    """Combining the results of splits of the keys, of which one is empty, equals attention over all keys."""
     q, k, v = qkv()
     wanted, wanted_lse = fa3.flash_attn_func(q, k, v, return_attn_probs=True)
     parts = [fa3.flash_attn_func(q, k[:, s], v[:, s], return_attn_probs=True) for s in (slice(4), slice(4, 9))]

@@ -1,4 +1,4 @@
-"""FlashAttention-3's functions of FP8 numbers, by PyTorch and by the Triton kernels."""
+"""FlashAttention-3's functions on FP8 tensors, in PyTorch and in the Triton kernels."""
 
 from __future__ import annotations
 

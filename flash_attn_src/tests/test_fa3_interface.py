@@ -114,7 +114,7 @@ def test_packed_in_both_layouts() -> None:
 
 @pytest.mark.parametrize("which", ["q", "k", "both"])
 def test_used_lengths(which: str) -> None:
-    """Rows beyond seqused give 0 and get no gradient; the others are as if the rest were not there."""
+    """Rows beyond seqused give 0 and get no gradient. The other rows are the same as without them."""
     q, k, v = (x.flatten(0, 1).requires_grad_() for x in qkv())
     used_q = index(4, 6) if which != "k" else None
     used_k = index(9, 5) if which != "q" else None
@@ -137,7 +137,7 @@ def test_used_lengths(which: str) -> None:
 
 @pytest.mark.parametrize("varlen", [False, True])
 def test_a_second_query(varlen: bool) -> None:
-    """The values are its keys: as attention of q beside qv and of k beside v."""
+    """qv attends to the values as keys. This equals attention of q and k concatenated with qv and v."""
     q, k, _ = qkv()
     v, qv = draw(2, k.shape[1], 2, 24), draw(*q.shape[:-1], 24)
     wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
@@ -159,7 +159,7 @@ def test_a_second_query(varlen: bool) -> None:
     torch.testing.assert_close(cached, wanted)
 
 
-def test_what_has_no_meaning_here_is_refused() -> None:
+def test_meaningless_options_are_refused() -> None:
     q, k, v = qkv()
     with pytest.raises(NotImplementedError, match="qv: attention with a second query has no backward"):
         fa3.flash_attn_func(q.requires_grad_(), k, v, qv=q.detach()).sum().backward()

@@ -46,7 +46,7 @@ def test_pages_and_metadata() -> None:
     assert int(fa3.get_scheduler_metadata(2, 6, 9, 4, 2, 16, lengths, num_splits=5)) == 5
 
 
-def test_metadata_splits_what_would_leave_units_idle() -> None:
+def test_metadata_splits_calls_that_leave_compute_units_idle() -> None:
     def parts(batch: int, *shape: int, **options: int) -> int:
         return int(fa3.get_scheduler_metadata(batch, *shape, 128, index(*[0] * batch), **options))
 

@@ -48,7 +48,7 @@ def _wanted_parts(leaves: list[torch.Tensor], dout: torch.Tensor, **options: Any
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["window_size_left and _right", "window_size"])
-def test_private_functions_equal_the_public_one(older: bool) -> None:
+def test_private_functions_equal_the_public_function(older: bool) -> None:
     """Called as yunchang and vllm-omni do, with a window and queries that see no key."""
     leaves = [x.requires_grad_() for x in (draw(2, 9, 4, 16), *(x[:, :6] for x in qkv()[1:]))]
     dout = draw(2, 9, 4, 16, seed=3)
@@ -137,7 +137,7 @@ def test_private_forward_over_a_cache() -> None:
     assert_close("lse", lse, wanted[1].transpose(0, 1).flatten(1))
 
 
-def test_private_functions_refuse_what_they_cannot_do() -> None:
+def test_private_functions_refuse_unsupported_options() -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"window_size: got \(3, 0\), wanted None with window_size_left = 2"):
         fa3._flash_attn_forward(q, k, v, window_size=(3, 0), window_size_left=2)

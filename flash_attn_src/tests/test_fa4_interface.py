@@ -121,7 +121,7 @@ def test_dense(window: tuple[int | None, int | None], causal: bool, softcap: flo
         check(got, reference(q, k, v, given, mask, softcap), every)
 
 
-def test_softmax_lse_is_there_where_upstream_has_it() -> None:
+def test_softmax_lse_is_returned_when_upstream_returns_it() -> None:
     q, k, v, _ = draw()
     assert cute.flash_attn_func(q.detach(), k.detach(), v.detach())[1] is None
     recorded = cute.flash_attn_func(q, k, v)[1]
@@ -328,7 +328,7 @@ def test_pages() -> None:
 
 @pytest.mark.parametrize("layout", ["dense", "packed", "pages"])
 def test_second_query(layout: str) -> None:
-    """As attention of q beside qv and of k beside v."""
+    """Equals attention of q and k concatenated with qv and v."""
     q, k, _, sink = (x.detach() for x in draw(11, 16))
     v, qv = (torch.randn(shape).to(DEVICE) for shape in ((2, 16, 2, 24), (2, 11, 4, 24)))
     wide_q, wide_k = torch.cat((q, qv), -1), torch.cat((k, v), -1)
@@ -400,14 +400,14 @@ def test_under_compile() -> None:
      ("block_sparse_tensors", "flex_attention with a BlockMask"), ("aux_tensors", "nothing but score_mod"),
      ("gather_kv_indices", "pages of one key by page_table")],
 )  # fmt: skip
-def test_what_is_not_served_says_what_to_use(name: str, instead: str) -> None:
+def test_unsupported_options_name_an_alternative(name: str, instead: str) -> None:
     q, k, v, _ = draw()
     for function in (cute.flash_attn_func, cute.flash_attn_varlen_func):
         with pytest.raises(NotImplementedError, match=f"{name}: flash_attn for ROCm has none, .*{instead}"):
             function(q, k, v, **{name: [q]})
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_refused() -> None:
     q, k, v, _ = draw()
     ends = index(0, 11, 22)
     with pytest.raises(TypeError, match=r"window_size: got 3, wanted \(left, right\), ints or None"):

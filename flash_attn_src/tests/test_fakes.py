@@ -1,4 +1,4 @@
-"""The fakes of the custom ops say what the ops return: shapes, types, strides, over a grid of options."""
+"""The fakes of the custom ops return the same shapes, dtypes and strides as the ops, over a grid of options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _described(results: Any) -> list[Any]:
 
 
 def _agree(op: Any, arguments: Arguments) -> None:
-    """The op with real tensors against the op with fake ones."""
+    """Compares the op on real tensors with the op on fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         fakes = tree_map_only(torch.Tensor, mode.from_tensor, arguments)
         promised = _described(op(*fakes))

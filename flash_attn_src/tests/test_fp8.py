@@ -43,7 +43,7 @@ def _small_tiles(fresh_kernels: None, fp8_rounding: None, monkeypatch: pytest.Mo
 
 
 def _format() -> torch.dtype:
-    """The FP8 type of the GPU, of the one that is pretended."""
+    """The FP8 dtype of the GPU or of the simulated GPU."""
     return backend.fp8_format(torch.empty(0, device=DEVICE))
 
 
@@ -65,7 +65,7 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("lengths", [None, [150, 0, 40], [300, 0, 40, 1, 3]], ids=["dense", "packed", "unequal"])
-def test_casts_are_those_of_pytorch(lengths: list[int] | None, dtype: torch.dtype, transposed: bool) -> None:
+def test_casts_equal_pytorchs_casts(lengths: list[int] | None, dtype: torch.dtype, transposed: bool) -> None:
     """Bit for bit, one scale a sequence and head; transposed sequences start on 128 columns, zeros behind them."""
     varlen = lengths is not None
     lengths = lengths or [150]
@@ -119,7 +119,7 @@ def _both(
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(("sq", "sk", "dim"), [(70, 90, 64), (33, 150, 48)])
 def test_forward(sq: int, sk: int, dim: int, name: str) -> None:
-    """Within the rounding of the probabilities to FP8 of the oracle, which keeps those in fp32."""
+    """The error is within the rounding of probabilities to FP8; the oracle keeps them in fp32."""
     tensors = _draw(1, sq, 4, dim), _draw(1, sk, 2, dim, seed=1), _draw(1, sk, 2, dim, seed=2)
     (out, lse, _, descales), (wanted, wanted_lse, _, wanted_descales) = _both(tensors, CALLS[name], None, (sq, sk))
     assert _error(out, wanted) < 0.04
@@ -144,7 +144,7 @@ def test_varlen(lengths_q: list[int], lengths_k: list[int], causal: bool) -> Non
     assert torch.allclose(lse, wanted_lse, atol=2e-3)
 
 
-def test_one_tensor_for_several() -> None:
+def test_one_tensor_for_q_k_and_v() -> None:
     """v is laid out otherwise for the kernel, k and q are not, whether they are the same tensor or not."""
     q, k = _draw(1, 70, 2, 64), _draw(1, 70, 2, 64, seed=1)
     for shared, apart in (((q, k, k), (q, k, k.clone())), ((q, q, q), (q, q.clone(), q.clone()))):
@@ -205,7 +205,7 @@ def test_ops_return_contiguous_tensors() -> None:
     assert all(x.is_contiguous() for x in (*results, again))
 
 
-def test_given_factors_and_fp8_inputs_give_the_same() -> None:
+def test_precomputed_scales_and_fp8_inputs_give_the_same_result() -> None:
     tensors = _draw(2, 40, 2, 64), _draw(2, 50, 1, 64, seed=1), _draw(2, 50, 1, 64, seed=2)
     call = AttentionCall(*tensors, 0.125, True, descales=(None, None, None))
     out, lse, _, descales = backend.fp8_forward(call)
@@ -287,7 +287,7 @@ def test_dropout_has_gradients() -> None:
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), leaves))
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_invalid_fp8_arguments_are_refused() -> None:
     q = _draw(2, 8, 2, 64)
     small = q.to(_format())
     function = flash_attn.flash_attn_fp8_func
@@ -310,7 +310,7 @@ def test_what_is_wrong_is_told() -> None:
         flash_attn.flash_attn_varlen_fp8_func(q[0], q[0], q[0], cu, cu, 8, 8, block_table=table)
 
 
-def test_targets_without_fp8_have_no_kernels_for_it() -> None:
+def test_targets_without_fp8_have_no_fp8_kernels() -> None:
     for target in ("gfx90a", "gfx1030", "gfx1100"):
         assert targets.fp8_format(target) is None
         assert not [variant for variant in variants.table(target) if "fp8" in variant.name]
@@ -321,7 +321,7 @@ def test_targets_without_fp8_have_no_kernels_for_it() -> None:
     assert "fp8-cast-v-bf16-d64" in names
 
 
-def test_other_gpus_are_told_which_have_it() -> None:
+def test_gpus_without_fp8_are_told_which_gpus_have_fp8() -> None:
     class OnGpu:
         is_cuda = True
 
@@ -340,7 +340,7 @@ def test_other_gpus_are_told_which_have_it() -> None:
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("seqlen_q", [1, 30])
 def test_a_cache_in_fp8(seqlen_q: int, paged: bool) -> None:
-    """Appended to and attended to in FP8, with factors: what the fp32 numbers that it stands for give."""
+    """Appending and attention in FP8 with scales equal the same operations on the fp32 numbers."""
     small = [_draw(2, seqlen_q, heads, 64, seed=heads).to(_format()) for heads in (4, 2, 2)]
     caches = [_draw(2, 96, 2, 64, seed=i).to(_format()) for i in (3, 4)]
     descales = tuple(torch.rand(2, 2, device=DEVICE) + 0.5 for _ in range(3))

@@ -68,7 +68,7 @@ def test_fused_mlp(activation: str, checkpoint_lvl: int) -> None:
         assert_close("gradient", one, other)
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_refused() -> None:
     x, weight = torch.randn(2, 4), torch.randn(3, 4)
     with pytest.raises(ValueError, match="activation: got 'silu', wanted gelu_approx, relu, sqrelu"):
         fused_mlp_func(x, weight, weight.t(), activation="silu")

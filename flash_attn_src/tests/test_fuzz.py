@@ -102,7 +102,7 @@ WRONG_THINGS: dict[str, Change] = {
 
 @cache
 def _signature(call: Callable[..., Any]) -> inspect.Signature:
-    """Of a custom op, that of the function behind it."""
+    """The signature of a function. For a custom op, of its implementation."""
     if isinstance(call, torch._ops.OpOverloadPacket):
         call = getattr(custom_ops, call.__name__)
     return inspect.signature(getattr(call, "_init_fn", call))
@@ -215,12 +215,12 @@ CASES = [
     if not {function, function.removesuffix(", plain")}
     & {name for name, *what in RIGHT if what in ([argument, change], [None, change])}
 ]
-# What a message may name beside the arguments themselves: the parts of packed and of shared ones, a module's weight.
+# Names that a message may use other than arguments: parts of packed and shared tensors, a module's weight.
 PARTS = {"block_table", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "weight"}
 
 
 def _problem(function: str, *changes: tuple[str, str]) -> str | None:
-    """What is wrong with how a call with wrong arguments ends; None where it ends as it should."""
+    """The fault in how an invalid call ended; None if it ended with a proper error."""
     call, make = CALLS[function]
     arguments = make()
     for argument, change in changes:

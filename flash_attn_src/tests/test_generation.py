@@ -21,7 +21,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that
 
 
 class Model(nn.Module, GenerationMixin):
-    """Two layers, with positions that are learned and rotary ones."""
+    """A model of two layers with learned positions and rotary embedding."""
 
     def __init__(self, flash: bool = True, **place: Any) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_greedy_by_graphs(dtype: torch.dtype) -> None:
     torch.testing.assert_close(decode(prompt, model, 30, cg=True).sequences, eager.sequences)
 
 
-def test_it_ends_where_all_have_ended() -> None:
+def test_generation_ends_when_all_sequences_have_ended() -> None:
     model = _model()
     whole = model.generate(PROMPT[:1], 12)[0]
     end = int(whole[6])
@@ -115,7 +115,7 @@ def test_a_teacher_goes_before() -> None:
     torch.testing.assert_close(out, _without_caches(model, said, 9, None))
 
 
-def test_one_token_at_least() -> None:
+def test_generation_makes_at_least_one_token() -> None:
     assert _model().generate(PROMPT, PROMPT.shape[1]).shape == (3, 5)
 
 
@@ -179,6 +179,6 @@ def test_caches() -> None:
         ({"max_length": 9, "input_ids": PROMPT[0]}, r"input_ids: got shape \(4,\), wanted \(batch, seqlen\)"),
     ],
 )
-def test_what_cannot_be_decoded(options: dict[str, Any], message: str) -> None:
+def test_invalid_decoding_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode(**{"input_ids": PROMPT, "model": _model(), **options})

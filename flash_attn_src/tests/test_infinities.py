@@ -57,7 +57,7 @@ def test_huge_scores(size: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", [1e9, 1e11, 1e30])
 def test_scores_without_a_bit_for_their_differences(size: float) -> None:
-    """Beyond what the kernels can do rows are NaN or infinite. They are not 0, as if they saw no key."""
+    """Scores beyond the range of the kernels give NaN or infinite rows, never 0 as for a row that sees no key."""
     out, _, _ = _out(size, torch.float16)
     assert not out.eq(0.0).all(1).any()
 

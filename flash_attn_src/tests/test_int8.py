@@ -60,7 +60,7 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("op", "block"), [("int8-cast-q", QUERY_ROWS), ("int8-cast-k", KEY_ROWS)])
 @pytest.mark.parametrize("smooth", [False, True])
-def test_casts_are_those_of_pytorch(op: str, block: int, smooth: bool) -> None:
+def test_casts_equal_pytorchs_casts(op: str, block: int, smooth: bool) -> None:
     """One scale for a block of rows. A number between two integers may round to either of them."""
     x = _draw(2, 200, 2, 48)
     x[:, 70:, 1] *= 30.0

@@ -256,7 +256,7 @@ def test_max_seqlen_may_be_a_tensor() -> None:
 @pytest.mark.parametrize("dim", [8, 5])
 @pytest.mark.parametrize("packed", [1, 2, 3])
 def test_the_matrix_of_second_derivatives(packed: int, dim: int) -> None:
-    """Also where torch would take what is not there for zero."""
+    """Also for gradients that torch would silently treat as zero."""
     x = torch.randn(1, 4, packed, 2, dim)
     q = torch.randn(1, 4, 2, dim)
 
@@ -303,7 +303,7 @@ def test_graph_of_the_backward_of_a_checkpoint() -> None:
     assert torch.equal(x.grad, wanted)
 
 
-def test_gradient_is_skipped_where_none_is_asked() -> None:
+def test_gradients_that_are_not_needed_are_skipped() -> None:
     q = torch.randn(1, 4, 2, 8, requires_grad=True)
     with torch.no_grad():
         assert flash_attn.flash_attn_func(q, q, q).grad_fn is None

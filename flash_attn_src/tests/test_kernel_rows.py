@@ -1,4 +1,4 @@
-"""The rows of kernels/operations.py and kernels/targets.py: what they say is true of the kernels and of the GPUs."""
+"""The rows of kernels/operations.py and kernels/targets.py: the rows agree with the kernels and the GPUs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_providers_of_a_target_for_its_store() -> None:
     assert {row.target for row in providers.ROWS} <= {*TARGETS}
 
 
-def test_elf_machines_are_those_of_llvm() -> None:
+def test_elf_machines_equal_llvms() -> None:
     """By the compiler that kernels are made with."""
     from triton._C.libtriton import amd, llvm
 

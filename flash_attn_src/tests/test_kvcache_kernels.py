@@ -287,7 +287,7 @@ def test_caches_with_gaps_are_written_in_place() -> None:
         assert all(map(torch.equal, caches, wanted_caches))
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_tensors_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 16, device=DEVICE)
     cache = torch.zeros(1, 32, 1, 16, device=DEVICE)
     table = torch.zeros(8, 8, device=DEVICE)
@@ -379,7 +379,7 @@ def test_splits_fill_the_machine_and_no_more(units: int) -> None:
             assert programs * count >= min(units, programs * blocks / 2) / 2
 
 
-def test_splits_weigh_what_combining_takes() -> None:
+def test_num_splits_accounts_for_the_cost_of_combining() -> None:
     calls = {
         (1, 0, 304, 16): 1,
         (1, 4, 304, 16): 1,  # as long as the launch of the combining kernel

@@ -85,7 +85,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[A
         ("gfx942", "7.2.0", "gfx942"),
     ],
 )
-def test_a_gpu_takes_its_own_store_or_the_one_of_its_family(
+def test_a_gpu_loads_the_store_of_its_target_or_of_its_family(
     target: str, hip: str, opened: str | None, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = store.open_store("gfx942")
@@ -144,7 +144,7 @@ def test_a_launch_holds_its_tensors(launched: list[Any]) -> None:
     assert gone == ["freed"]
 
 
-def test_what_composable_kernel_planned_is_launched(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_planned_by_composable_kernel_run(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ck_planner, "plan", lambda _call, _packed: [Launch("ck-fwd", (4, 5, 6), b"arguments")] * 2)
     parameters = Parameters()
     tensor = torch.zeros(1)
@@ -166,7 +166,7 @@ def test_a_wheel_without_its_launcher_says_to_reinstall(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("launched")
-def test_a_kernel_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with pytest.raises(store.KernelError, match=r"no kernel ck-bwd for gfx942 .*PYTORCH_ROCM_ARCH=gfx942 "):
             gpu().run([Launch("ck-bwd", (1, 1, 1), b"")], ())
@@ -177,7 +177,7 @@ OTHER = Variant("fwd", "bf16", 128, "plain")
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["another kernel", "no store"])
-def test_what_the_wheel_lacks_triton_compiles_or_it_is_an_error(
+def test_triton_compiles_missing_kernels_or_an_error_is_raised(
     there: bool, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lack = "this flash_attn has no kernel fwd-bf16-d128 for gfx942"
@@ -239,7 +239,7 @@ def test_the_jit_names_no_option_that_the_installed_triton_lacks(monkeypatch: py
         assert left == {}
 
 
-def test_the_jit_launches_what_has_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jit_skips_empty_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 
     class Function:
@@ -345,7 +345,7 @@ def test_a_device_has_a_target_and_units(monkeypatch: pytest.MonkeyPatch) -> Non
         assert device.of(-1) is interpreter
 
 
-def test_cpu_tensors_have_a_device_where_one_is_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_tensors_have_a_device_only_with_a_mock_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_devices", {})
     monkeypatch.setattr(jit, "interpreting", lambda: False)
     with pytest.raises(ValueError, match="CPU tensors belong to the torch backend"):
@@ -377,7 +377,7 @@ def test_whether_triton_can_serve(version: str | None, problem: str | None, monk
 
 
 @pytest.mark.parametrize("manifest", [{}, [], None, 3, {"format": store.FORMAT}, {"format": 99}], ids=str)
-def test_a_manifest_of_another_form_says_to_reinstall(tmp_path: Path, manifest: object) -> None:
+def test_an_invalid_manifest_asks_the_user_to_reinstall(tmp_path: Path, manifest: object) -> None:
     path = write(tmp_path / "gfx942.zip", manifest or [])
     with pytest.raises(store.KernelError, match=r"gfx942\.zip.*reinstall the wheel"):
         store.Store(path)

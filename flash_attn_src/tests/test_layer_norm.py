@@ -289,7 +289,7 @@ def test_autograd_on_the_gpu(mode: tuple[torch.dtype, ...]) -> None:
 
 
 @pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
-def test_references_undo_what_was_dropped(is_rms: bool) -> None:
+def test_references_undo_dropout(is_rms: bool) -> None:
     """Upstream's tests compare layer_norm_fn with them, in its dtype and in fp32."""
     torch.manual_seed(5)
     x, x1, residual = torch.randn(3, 8, 64).bfloat16()

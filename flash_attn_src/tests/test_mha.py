@@ -42,7 +42,7 @@ def test_inner_modules_agree(scale: float | None) -> None:
         assert_close("out", FlashCrossAttention(causal, scale)(q, kv), wanted)
 
 
-def test_the_causal_mask_of_padded_keys_ends_at_the_last_one_kept() -> None:
+def test_the_causal_mask_ends_at_the_last_key_that_is_not_padding() -> None:
     """Each sequence of a padded batch as if alone; without padding, as without a mask."""
     torch.manual_seed(6)
     q, kv = torch.randn(3, 3, 4, 8), torch.randn(3, 6, 2, 2, 8)

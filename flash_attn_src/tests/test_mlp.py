@@ -67,7 +67,7 @@ def test_each_forward_and_backward(dtype: torch.dtype) -> None:
         assert_close(name, got, wanted, tiny=4 * TINY[dtype], dtype=dtype)
 
 
-def test_swiglu_wants_one_shape() -> None:
+def test_swiglu_requires_equal_shapes() -> None:
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"y: got shape \(3,\), wanted \(2, 3\)"):
         activations.swiglu(x, x[0])
@@ -109,6 +109,6 @@ def test_the_order_of_arguments() -> None:
     assert list(inspect.signature(GatedMlp).parameters) == [*head, "multiple_of", *tail]
 
 
-def test_the_fused_layers_are_those_of_fused_dense() -> None:
+def test_fused_mlp_layers_come_from_fused_dense() -> None:
     assert mlp.FusedMLP is fused_dense.FusedMLP
     assert mlp.ParallelFusedMLP is fused_dense.ParallelFusedMLP

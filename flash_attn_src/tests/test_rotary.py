@@ -110,7 +110,7 @@ def test_before_2_8_tables_have_the_dtype_of_x(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["torch", "triton"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_varlen_equals_one_call_each(interleaved: bool, kernel: bool) -> None:
+def test_varlen_equals_one_call_per_sequence(interleaved: bool, kernel: bool) -> None:
     lengths = [7, 0, 33, 1]
     x = torch.randn(45, 2, 32, device=DEVICE)
     ends = torch.tensor([2, *(2 + end for end in itertools.accumulate(lengths))], dtype=torch.int32, device=DEVICE)
@@ -196,7 +196,7 @@ def test_second_derivative(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         assert_close("second", twice, 2.0 * gradient.detach(), tiny=1e-5)
 
 
-def test_a_gradient_that_others_share_is_left_alone() -> None:
+def test_a_shared_gradient_is_not_changed() -> None:
     cos, sin = (table.cpu() for table in _tables(4, 2, torch.float32))
     x, other = torch.randn(2, 1, 4, 1, 4).requires_grad_().unbind(0)
     other = other.detach().requires_grad_()
@@ -235,7 +235,7 @@ IN_PLACE_COS, IN_PLACE_SIN = (torch.rand(9, 4) for _ in range(2))
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*(get_attr|not writable):UserWarning")  # torch.export's
 @pytest.mark.parametrize("strict", [False, True])
-def test_exports_what_works_in_place(strict: bool) -> None:
+def test_in_place_functions_can_be_exported(strict: bool) -> None:
     if strict and torch.__version__ < "2.13":
         pytest.skip("this torch does not say whether it exports or compiles")
 
@@ -327,7 +327,7 @@ def test_in_place_is_as_out_of_place(turn: Callable[..., tuple[torch.Tensor, ...
     assert_close("x", x.detach(), after, tiny=1e-6)
 
 
-def test_what_is_turned_in_place_is_an_alias_that_may_be_changed() -> None:
+def test_a_tensor_rotated_in_place_may_be_changed_later() -> None:
     x = torch.randn(2, 9, 3, 2, 8, requires_grad=True)
     qkv = x * 1.0
     turned = apply_rotary_emb_qkv_(qkv, IN_PLACE_COS, IN_PLACE_SIN)

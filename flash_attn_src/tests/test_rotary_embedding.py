@@ -105,7 +105,7 @@ def test_the_module_compiles_whole(scale_base: float | None, split: bool) -> Non
     assert_close("dx", *gradients, tiny=1e-6)
 
 
-def test_tables_of_a_trace_serve_no_other_call() -> None:
+def test_tables_made_while_tracing_are_not_reused() -> None:
     module, x = RotaryEmbedding(8), torch.randn(2, 5, 3, 2, 16)
     wanted = RotaryEmbedding(8)(x.clone())
     with FakeTensorMode(allow_non_fake_inputs=True):

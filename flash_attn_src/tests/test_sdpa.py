@@ -186,7 +186,7 @@ def _unserved() -> dict[str, tuple[list[torch.Tensor], dict[str, Any]]]:
     # PyTorch's own kernels on a GPU refuse a mask of one column, which its math path takes.
     column: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {}
     if not GPU:
-        column["its last axis is not the keys"] = ([q, k, v], {"attn_mask": torch.zeros(6, 1)})
+        column["its last axis does not have one element per key"] = ([q, k, v], {"attn_mask": torch.zeros(6, 1)})
     return column | {
         "types": (wide, {}),
         "tensors of other than 3 or 4": ([x[0, 0] for x in (q, k, v)], {}),
@@ -231,7 +231,7 @@ def test_wrong_calls_have_pytorchs_errors() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_what_the_program_forbids_is_not_served() -> None:
+def test_backends_that_the_program_disables_are_not_served() -> None:
     q, k, v = _draw((1, 2, 6, 16), (1, 2, 6, 16), (1, 2, 6, 16), dtype=torch.float32)
     with use_for_sdpa(), sdpa_kernel(SDPBackend.MATH):
         served = sdpa_report().served
@@ -251,7 +251,7 @@ def test_tensors_of_a_cpu_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sdpa_report().served == served
 
 
-def test_modules_that_imported_the_name_are_served_until_it_is_off() -> None:
+def test_modules_that_imported_sdpa_by_name_are_served_until_switched_off() -> None:
     module = types.ModuleType("some_model")
     module.attend = pytorch  # type: ignore[attr-defined]
     sys.modules["some_model"] = module

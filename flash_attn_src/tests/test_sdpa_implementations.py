@@ -243,7 +243,7 @@ def test_varlen_attn_over_pages(num_splits: int | None) -> None:
 
 
 @pytest.mark.usefixtures("active")
-def test_what_no_kernel_has_is_refused() -> None:
+def test_calls_without_a_kernel_are_refused() -> None:
     q = torch.zeros(1, 4, 2, 16, dtype=torch.float16, device=DEVICE)
     with pytest.raises(NotImplementedError, match=r"return_debug_mask: got True"):
         ops._flash_attention_forward(q, q, q, None, None, 4, 4, 0.0, False, True)
@@ -321,7 +321,7 @@ class _Door:
 @pytest.mark.parametrize("name", ["FA3", "FA4"])
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
 @pytest.mark.parametrize(("is_causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (4, 2))])
-def test_what_pytorch_calls_of_the_wheels(
+def test_pytorch_calls_functions_of_the_wheels(
     name: str, lengths: tuple[list[int], list[int]] | None, is_causal: bool, window: tuple[int, int]
 ) -> None:
     if window != (-1, -1) and not hasattr(importlib.import_module("torch.nn.attention.varlen"), "varlen_attn_out"):

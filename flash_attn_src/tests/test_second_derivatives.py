@@ -246,7 +246,7 @@ def test_cross_entropy_over_processes_refuses(tmp_path: Path) -> None:
     both(tmp_path, _penalty_over_two_processes)
 
 
-def test_a_gradient_in_place_of_the_logits_serves_one_backward() -> None:
+def test_a_gradient_written_over_the_logits_allows_one_backward() -> None:
     """The second backward would read the gradient as logits."""
     logits = torch.randn(4, 12, device=DEVICE)
     x = logits.clone().requires_grad_()

@@ -92,7 +92,7 @@ def test_the_kernels_that_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert line["kernels"] == ["ck-fwd-bf16-d64", Variant("fwd", "bf16", 64, "causal").name]
 
 
-def test_a_report_names_nobody(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:
+def test_a_report_contains_no_personal_data(run: tuple[subprocess.CompletedProcess[str], dict[str, Any], str]) -> None:
     text = run[2]
     for name in (platform.node(), str(Path.home()), str(_SOURCE), sys.executable):
         assert name not in text
@@ -260,7 +260,7 @@ def test_a_gpu_runs_the_forward_a_thousand_times() -> None:
     assert (on_gpu.dtype, dict(on_gpu.options)) == ("fp32", {"head_dim": 80, "times": 1000})
 
 
-def test_what_a_gpu_cannot_do_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_that_a_gpu_does_not_support_are_no_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     def cannot(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("FP8: gfx90a has no such matrix units")
 
@@ -340,7 +340,7 @@ def test_a_silent_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(command, "_SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(command.sys, "executable", _python(tmp_path, "exec sleep 60"))
     lines, _ = command.run("cpu")
-    assert lines[0]["failure"] == "it said nothing for 0.5 s"
+    assert lines[0]["failure"] == "it printed nothing for 0.5 s"
 
 
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,7 +392,7 @@ def test_an_installed_wheel_is_compared_with_its_record(tmp_path: Path, monkeypa
     assert wheel.facts()["damaged"] == ["flash_attn/api.py", "flash_attn/gone.py"]
 
 
-def test_the_address_is_that_of_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_for_reports_comes_from_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(_: str) -> Any:
         raise metadata.PackageNotFoundError
 

@@ -33,7 +33,7 @@ LENGTHS = [([5, 130, 0, 1], [9, 200, 4, 0]), ([300], [7]), ([1, 1, 1], [40, 270,
     [{}, {"causal": True}, {"window": (9, 4)}, {"softcap": 3.0, "alibi": True}, {"dropout_p": 0.25}],
     ids=str,
 )
-def test_varlen_equals_each_sequence_alone(lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]) -> None:
+def test_varlen_equals_separate_calls(lengths_q: list[int], lengths_k: list[int], options: dict[str, Any]) -> None:
     options = dict(options)
     tensors, lengths = _varlen(lengths_q, lengths_k)
     slopes = torch.rand(len(lengths_q), 4) if options.pop("alibi", False) else None
@@ -124,7 +124,7 @@ def test_seqused_and_leftpad() -> None:
     assert bool((lse[1] == torch.inf).all())
 
 
-def test_seqused_says_the_lengths_of_sequences_with_gaps() -> None:
+def test_seqused_gives_the_lengths_of_sequences_with_gaps() -> None:
     """As xformers' masks of keys with gaps, and serving engines with pages: cu_seqlens_k is where room begins."""
     (q, k, v), (cu_seqlens_q, room, _, _) = _varlen([1, 1], [32, 32])
     used = torch.tensor([5, 7], dtype=torch.int32)

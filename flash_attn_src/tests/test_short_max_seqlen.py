@@ -73,7 +73,7 @@ def test_public_function_on_a_gpu(window: tuple[int, int]) -> None:
         assert longest[0] < 700 or not got.isnan().any()
 
 
-def test_on_a_cpu_it_is_an_error() -> None:
+def test_a_short_max_seqlen_is_an_error_on_the_cpu() -> None:
     cu = torch.tensor([0, 9], dtype=torch.int32)
     q = torch.randn(9, 2, 16)
     for longest, match in (((5, 9), "max_seqlen_q: got 5"), ((9, 5), "max_seqlen_k: got 5")):

@@ -84,7 +84,7 @@ def test_a_key_head_for_every_query_head() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_backward_goes_on_from_it(packed: bool) -> None:
+def test_the_backward_follows_a_split_forward(packed: bool) -> None:
     torch.manual_seed(6)
     tensors = _draw(2, 3, 4, 24), _draw(2, 50, 2, 24), _draw(2, 50, 2, 24)
     lengths = DENSE

@@ -155,7 +155,7 @@ def test_dropout_differs_between_calls_sequences_and_heads() -> None:
 
 @pytest.fixture
 def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
-    """Sets PyTorch's default dtype for the length of a test."""
+    """Sets PyTorch's default dtype for the duration of a test."""
     before = torch.get_default_dtype()
     yield torch.set_default_dtype
     torch.set_default_dtype(before)

@@ -130,7 +130,7 @@ CACHES = {name: call for name, call in calls().items() if "kvcache" in name or n
 
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("argument", ["s_aux", "softmax_scale", "alibi_slopes"])
-def test_functions_of_caches_refuse_what_would_get_no_gradient(name: str, argument: str) -> None:
+def test_cache_functions_refuse_tensors_that_need_a_gradient(name: str, argument: str) -> None:
     call = CACHES[name]
     own = "learnable_sink" if name.startswith("FA4") and argument == "s_aux" else argument
     if "extension" in name or (argument == "alibi_slopes" and not name.startswith("kvcache")):

@@ -230,7 +230,7 @@ def test_gradients_land_in_strided_buffers() -> None:
     assert torch.equal(odd, plain[0])
 
 
-def test_what_the_kernels_lack_is_refused() -> None:
+def test_options_without_a_kernel_are_refused() -> None:
     q = torch.randn(1, 16, 1, 16, device=DEVICE)
     table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
     with pytest.raises(NotImplementedError, match="S_dmask of a paged cache"):

@@ -45,7 +45,7 @@ def test_dropout_drops_the_same_in_forward_and_backward(dtype: torch.dtype, alib
 
 
 @pytest.mark.usefixtures("_tiles")
-def test_dropout_draws_anew_at_each_call() -> None:
+def test_dropout_draws_new_numbers_at_each_call() -> None:
     q, k, v = torch.randn(3, 1, 48, 2, 16, device=DEVICE, dtype=torch.float16)
     call = AttentionCall(q, k, v, 0.25, dropout_p=0.3)
     torch.manual_seed(5)
@@ -57,7 +57,7 @@ def test_dropout_draws_anew_at_each_call() -> None:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_dmask_shows_probabilities_and_what_was_dropped(dtype: torch.dtype) -> None:
+def test_dmask_holds_probabilities_and_dropped_elements(dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     q, k, v = torch.randn(3, 2, 40, 2, 48, device=DEVICE, dtype=dtype)
     slopes = torch.rand(2, 2, device=DEVICE)

@@ -170,7 +170,7 @@ def test_forward_mode_differentiation_is_refused() -> None:
         assert flash_attn_func(q, q, q).shape == q.shape
 
 
-def test_dropout_in_a_graph_draws_anew_at_each_replay() -> None:
+def test_dropout_in_a_graph_draws_new_numbers_at_each_replay() -> None:
     torch.manual_seed(2)
     q = torch.randn(1, 128, 2, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():

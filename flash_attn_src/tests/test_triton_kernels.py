@@ -71,7 +71,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("call", KINDS)
-def test_a_call_gets_the_kernel_that_does_what_it_asks_for_and_no_more(call: str) -> None:
+def test_a_call_gets_the_smallest_kernel_for_its_options(call: str) -> None:
     options, half, single = KINDS[call]
     q = torch.empty(1, 1, 1, 8)
     attention = AttentionCall(q, q, q, **{"softmax_scale": 0.5, **options})
@@ -129,7 +129,7 @@ def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[
         assert OPERATIONS["fwd-v"].value_dims[size] == served[1]
 
 
-def test_what_is_there_ahead_of_time() -> None:
+def test_the_list_of_ahead_of_time_kernels() -> None:
     small = ("fp16", "bf16")
     wanted = dict.fromkeys(OPERATIONS, (*small, "fp32"))
     of_a_cache = ("decode", "decode-paged", "extend", "extend-paged", "append")
@@ -289,7 +289,7 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
         assert found.options == compiler, name
 
 
-def test_an_unknown_target_is_told_where_to_add_it() -> None:
+def test_the_error_for_an_unknown_target_says_where_to_add_it() -> None:
     for op in ("fwd", "decode", "append", "rotary"):
         with pytest.raises(ValueError, match=r"unknown GPU target 'gfx803': add a row to .*/kernels/targets\.py"):
             launches.specification(variants.Variant(op, "bf16", 64, "plain"), "gfx803")

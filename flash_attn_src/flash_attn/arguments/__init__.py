@@ -1,7 +1,7 @@
 """Checks of the public functions' arguments.
 
-Each check has a fast path that only answers "all as it should be" and, on anything else, a slow one that
-finds out what is wrong and raises TypeError or ValueError naming the argument, what came and what was wanted.
+Each check has a fast path that only answers "everything is right". Otherwise a slow path finds out what is wrong and
+raises TypeError or ValueError naming the argument, what came and what was wanted.
 """
 
 from flash_attn.arguments.attention import check_dense, check_packed, check_varlen

@@ -31,7 +31,10 @@ from flash_attn.calls import AttentionCall
 
 
 def check_dense(call: AttentionCall) -> None:
-    """Checks a call of dense tensors, and completes it: window_size is -1 where it is open or reaches every key."""
+    """Checks a call of dense tensors, and completes it:
+
+    window_size becomes -1 on a side that is open or reaches every key.
+    """
     q, k, v = call.q, call.k, call.v
     dropout_p, softcap, softmax_scale = call.dropout_p, call.softcap, call.softmax_scale
     try:
@@ -92,7 +95,7 @@ def check_dense(call: AttentionCall) -> None:
 def check_varlen(call: AttentionCall) -> None:
     """The same for packed sequences. max_seqlen_* are ints here: see `as_int`."""
     q, k, v = call.q, call.k, call.v
-    # A caller of the public function may have given anything.
+    # A caller of the public function may have passed any object.
     cu_seqlens_q: Any = call.cu_seqlens_q
     cu_seqlens_k: Any = call.cu_seqlens_k
     max_seqlen_q, max_seqlen_k, block_table = call.max_seqlen_q, call.max_seqlen_k, call.block_table
@@ -162,7 +165,7 @@ def check_varlen(call: AttentionCall) -> None:
         diagnose_sinks(call.s_aux, q)
         dim = q.shape[-1]
         left, right = diagnose_options(q, batch, dropout_p, call.window_size, softcap, call.alibi_slopes)
-    # Wider than every row there is, not than max_seqlen_*: those may be too small, which a GPU alone can know.
+    # Compare with the number of rows, not with max_seqlen_*, because those may be too small, and only the GPU can tell.
     most_k = k.shape[0] if block_table is None else block_table.shape[1] * k.shape[1]
     if left < 0 or (not is_compiling() and left >= most_k):
         left = -1

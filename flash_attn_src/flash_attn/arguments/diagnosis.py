@@ -21,7 +21,10 @@ DENSE = torch.strided
 
 
 def is_number(value: object) -> bool:
-    """Whether value stands for a number. torch.compile does not let its symbols be asked for attributes."""
+    """Whether value is a number or a symbolic number.
+
+    torch.compile does not allow reading attributes of its symbols.
+    """
     if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
         return True
     return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
@@ -136,7 +139,8 @@ def refuse_gradients(**constants: object) -> None:
                 "multiply q by the tensor and pass softmax_scale=1.0, or detach it" if "scale" in name else "detach it"
             )
             raise ValueError(
-                f"{name}: got a tensor that requires a gradient, wanted one that does not, because it gets none here: "
+                f"{name}: got a tensor that requires a gradient, wanted a tensor "
+                f"that does not, because this function computes no gradient for it: "
                 f"{remedy}, or call under torch.no_grad()"
             )
 
@@ -198,7 +202,7 @@ def diagnose_switches(softmax_scale: float | None, **switches: bool) -> None:
                 f"softmax_scale: got {softmax_scale}, wanted 0 or 2**-126 to 2**127 of either sign, as fp32 holds"
             )
     for name, switch in switches.items():
-        # 0, 1 and numpy's bool pass for False and True; a string, which is true whatever it says, does not.
+        # Accepts 0, 1 and numpy's bool as False and True, but no string, because every non-empty string is true.
         try:
             fine = not isinstance(switch, (str, bytes)) and switch in (False, True)
         except (RuntimeError, TypeError, ValueError):  # of several elements
@@ -255,7 +259,7 @@ def check_per_sequence(q: torch.Tensor, count: int, **indexes: torch.Tensor | No
         if index is not None:
             check_index(name, index, q, 1)
             if index.shape[0] != count:
-                raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {count}, as the batch of q says")
+                raise ValueError(f"{name}: got {index.shape[0]} elements, wanted {count}, the batch size of q")
 
 
 def check_alike(name: str, x: torch.Tensor, like: torch.Tensor, like_name: str, head_dim: int | None = None) -> None:

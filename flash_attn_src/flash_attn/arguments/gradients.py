@@ -16,10 +16,10 @@ def check_gradients(
     softmax_lse: torch.Tensor,
     given: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
 ) -> GradientCall:
-    """The gradients of a checked call, into the tensors given or new ones for None.
+    """Computes the gradients of a checked call into the given tensors; for None it allocates a tensor.
 
     rng_state is read, and checked, with dropout only. Raises ValueError for gradients that share memory with each other
-    or with what is read.
+    or with an input.
     """
     q, rng_state = forward.q, forward.rng_state
     head_dim_v = forward.v.shape[-1]
@@ -55,10 +55,10 @@ def check_gradients(
 
 
 def _turned_back(softmax_lse: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
-    """softmax_lse, or its transpose where that is as the forward wrote it.
+    """softmax_lse, or its transpose if the caller passed a transposed view of what the forward wrote.
 
-    Upstream reads the memory whatever the view, and diffusers 0.36 gives it transposed. Where heads and seqlen are the
-    same number only the strides tell.
+    Upstream reads the memory whatever the view, and diffusers 0.36 passes a transposed view. If heads and seqlen are
+    equal, only the strides show it.
     """
     if isinstance(softmax_lse, torch.Tensor) and softmax_lse.layout is DENSE and softmax_lse.dim() == len(rows):
         turned = softmax_lse.transpose(-1, -2)
@@ -69,7 +69,7 @@ def _turned_back(softmax_lse: torch.Tensor, rows: tuple[int, ...]) -> torch.Tens
 
 
 def _check_given(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, q: torch.Tensor) -> None:
-    """x is what a forward of q returned."""
+    """Checks that x can be the result of a forward of q."""
     check_strided(name, x, "what the forward returned")
     if tuple(x.shape) != shape or x.dtype is not dtype or x.device != q.device:
         raise ValueError(

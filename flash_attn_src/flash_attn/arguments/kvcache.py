@@ -122,7 +122,7 @@ def check_kvcache(
 
 
 def _diagnose(call: CacheCall, dtypes: tuple[torch.dtype, ...]) -> tuple[int, int]:
-    """The window; raises where a tensor or an option is wrong."""
+    """The window. Raises if a tensor or an option is wrong."""
     q, k_cache, block_table, cu_seqlens_q = call.q, call.k_cache, call.block_table, call.cu_seqlens_q
     axes_q = _AXES if cu_seqlens_q is None else ("total_q", "heads", "head_dim")
     axes_cache = _AXES if block_table is None else ("pages", "page_size", "heads", "head_dim")
@@ -165,7 +165,7 @@ def _check_new(call: CacheCall, axes_q: tuple[str, ...], batch: int, dtypes: tup
     if v.shape[-1] != call.v_cache.shape[-1]:
         raise ValueError(f"v: got head_dim {v.shape[-1]}, wanted {call.v_cache.shape[-1]} as v_cache has")
     if call.cache_seqlens is None:
-        raise ValueError("cache_seqlens: got None, wanted the place where k and v go")
+        raise ValueError("cache_seqlens: got None, wanted the position at which k and v are appended")
     if cu_seqlens_k_new is not None:
         check_index("cu_seqlens_k_new", cu_seqlens_k_new, q, 1)
         if cu_seqlens_k_new.shape[0] != batch + 1:
@@ -197,9 +197,9 @@ def check_places(call: CacheCall, cache_length: int) -> None:
 
 
 def check_tables(call: CacheCall) -> None:
-    """The rotary tables have a place for every row that may be turned: ValueError, before a kernel reads beyond them.
+    """Raises ValueError unless the rotary tables have a row for every position that may be rotated.
 
-    Where a device alone knows the lengths, those are all that the cache has room for.
+    A kernel would read beyond them. If only the device knows the lengths, every position of the cache counts.
     """
     if call.rotary_cos is None:
         return

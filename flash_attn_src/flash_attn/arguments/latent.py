@@ -22,7 +22,7 @@ def split_absorbed(call: CacheCall) -> None:
         width, width_q, width_k = v_cache.shape[-1], q.shape[-1], k_cache.shape[-1]
         is_fp8 = q.element_size() == 1
     except (AttributeError, IndexError, RuntimeError):
-        return  # no tensors with rows: the checks say so
+        return  # not tensors with rows: the checks report that
     if q.layout is not torch.strided:
         return
     if width == width_q or width_q != width_k or call.qv is not None or is_fp8 or is_compiling():
@@ -33,7 +33,9 @@ def split_absorbed(call: CacheCall) -> None:
         call.softmax_scale = q.shape[-1] ** -0.5
     if k is not None and v is not None:
         if v.shape[:-1] != k.shape[:-1] or k.shape[-1] != q.shape[-1] or not _are_first(v, k):
-            raise ValueError(f"v: got a tensor of its own, wanted the view k[..., :{width}], as v_cache is of k_cache")
+            raise ValueError(
+                f"v: got a separate tensor, wanted the view k[..., :{width}], because v_cache is such a view of k_cache"
+            )
         call.k = k[..., width:]
     call.q, call.qv, call.k_cache = q[..., width:], q[..., :width], k_cache[..., width:]
 
@@ -42,7 +44,7 @@ def _are_first(v: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether v is a view of the first columns of k."""
     try:
         same = v.untyped_storage()._cdata == k.untyped_storage()._cdata
-    except (AttributeError, RuntimeError):  # of no tensor, or of one without memory of its own
+    except (AttributeError, RuntimeError):  # not a tensor, or a tensor without memory of its own
         return False
     return same and v.storage_offset() == k.storage_offset() and v.stride() == k.stride() and v.dtype is k.dtype
 
@@ -52,4 +54,4 @@ def check_second_query(call: CacheCall) -> None:
     assert call.qv is not None
     check_alike("qv", call.qv, call.q, "q", call.v_cache.shape[-1])
     if call.q.element_size() == 1:
-        raise NotImplementedError("qv: attention in FP8 has none, pass fp16 or bf16")
+        raise NotImplementedError("qv: not supported by attention in FP8, pass fp16 or bf16")

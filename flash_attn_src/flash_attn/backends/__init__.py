@@ -31,7 +31,10 @@ __all__ = ["Backend", "choose", "gpu_backend", "problem", "select", "using"]
 
 
 def _source() -> str:
-    """The source that the environment forces, "" for none. Upstream's variable says the same in its own words."""
+    """The kernel provider that the environment forces, "" for none.
+
+    Upstream's variable has its own words for the same choice.
+    """
     try:
         asked = {None: "", True: TRITON, False: CK}[switch(os.environ, TRITON_ENABLE)]
     except ValueError:  # see `problem`
@@ -40,7 +43,7 @@ def _source() -> str:
 
 
 def problem() -> str | None:
-    """Why no backend serves GPU tensors here, with the remedy; None where one does."""
+    """The reason why no backend serves GPU tensors, with a remedy. None if a backend does."""
     has_ck = build_info.load().backend == "ck"
     try:
         asked = switch(os.environ, TRITON_ENABLE)
@@ -63,7 +66,10 @@ def problem() -> str | None:
 
 
 class Choice(NamedTuple):
-    """Who serves GPU tensors, and why nobody can. elsewhere: who serves GPUs that CK has no kernels for, if another."""
+    """The backend for GPU tensors, or why there is none.
+
+    elsewhere: the backend for GPUs without CK kernels, if it is another.
+    """
 
     backend: Backend
     problem: str | None
@@ -86,7 +92,7 @@ _forced: Backend | None = None
 
 
 def gpu_backend() -> Backend:
-    """The backend that GPU tensors go to in this process, as the environment asked when flash_attn was imported."""
+    """The backend that serves GPU tensors in this process. The environment is read when flash_attn is imported."""
     return _chosen.backend
 
 

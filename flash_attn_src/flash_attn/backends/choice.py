@@ -25,7 +25,7 @@ def cache_file(target: str) -> Path:
 
 
 def write(target: str, rows: Sequence[Row]) -> Path:
-    """Makes rows the ones that come first on this machine. Returns the file. Raises OSError where it cannot be kept."""
+    """Saves rows that take precedence on this machine. Returns the file. Raises OSError if it cannot be written."""
     path = cache_file(target)
     write_whole(path, json.dumps([row._asdict() for row in rows], indent=1))
     _measured.cache_clear()
@@ -35,7 +35,7 @@ def write(target: str, rows: Sequence[Row]) -> Path:
 
 @cache
 def _measured(target: str) -> tuple[Row, ...]:
-    """The rows of the user's cache. Warns where the file holds something else, which then does not count."""
+    """The rows of the user's cache. If the file is invalid, warns and ignores it."""
     try:
         path = cache_file(target)
     except RuntimeError:  # a user without a home, such as the bare number of a container's user
@@ -46,7 +46,7 @@ def _measured(target: str) -> tuple[Row, ...]:
         return ()
     except (OSError, ValueError, TypeError) as error:
         warnings.warn(
-            f"{path} does not say which kernels are fastest here ({error}), so the wheel's own table counts: delete "
+            f"{path} is invalid ({error}), so the wheel's own table of the fastest kernels is used: delete "
             "it, or write it again by `python benchmarks/tune_sources.py`",
             RuntimeWarning,
             stacklevel=2,

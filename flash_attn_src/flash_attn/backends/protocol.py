@@ -43,7 +43,7 @@ class Backend(Protocol):
         """
 
     def fp8_format(self, x: torch.Tensor) -> torch.dtype:
-        """The FP8 type of x's device. NotImplementedError where its matrix units have none."""
+        """The FP8 type of x's device. Raises NotImplementedError if its matrix units have no FP8."""
 
     def int8_forward(self, call: AttentionCall, mean: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, softmax_lse) with INT8 queries and keys: flash_attn.int8. fp16 or bf16, head_dim a multiple of 16.

@@ -27,7 +27,7 @@ from flash_attn.runtime.recording import Recording
 
 
 class _Fallback:
-    """Records what a call to the Triton backend would be, and lets PyTorch compute it."""
+    """Records a call to the Triton backend, and lets PyTorch compute it."""
 
     name = "flash_attn.backends.torch"
 
@@ -69,10 +69,10 @@ class _Fallback:
 def record(
     target: str, *, alone: bool = False, run: Callable[[Sequence[Launch], Tensors], None] | None = None
 ) -> Iterator[list[Launch]]:
-    """Records what would be launched on a GPU of `target`; gives the list that fills. RuntimeError if nested.
+    """Records the launches that a GPU of `target` would run. Yields the list that they are added to.
 
-    alone: as FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE has it; run: called for the launches of each call, while the
-    memory that they name is there.
+    Raises RuntimeError if nested. alone: as with FLASH_ATTENTION_TRITON_AMD_ENABLE=FALSE. run: is called with the
+    launches of each call, while the memory that they name exists.
     """
     global _recording
     if _recording:

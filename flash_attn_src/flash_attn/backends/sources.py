@@ -34,13 +34,16 @@ class Sources:
     name = "flash_attn.backends.ck"
 
     def __init__(self, ck: Backend, triton: Backend, *, forced: str | None = None) -> None:
-        """forced: the one source that the environment asks for."""
+        """forced: the kernel provider that the environment selects."""
         self._ck = ck
         self._triton = triton
         self.forced = forced
 
     def decide(self, call: AttentionCall, op: str) -> Decision:
-        """Who serves an op, fwd or bwd, of a call. NotImplementedError where assembly is forced and cannot."""
+        """The kernel provider of an op (fwd or bwd) of a call.
+
+        Raises NotImplementedError if assembly is forced and cannot serve it.
+        """
         described = asm.describe(call)
         if self.forced is not None:
             if self.forced == ASM and (reason := asm.unsupported_reason(call, described, op)) is not None:
@@ -126,7 +129,10 @@ def _row(call: AttentionCall, described: Call | None, op: str) -> Row:
 
 
 def explain(backend: Backend, call: AttentionCall) -> dict[str, dict[str, str | None]]:
-    """Who would serve forward and backward of a call by a backend: source, kernel where the call tells it, and why."""
+    """For forward and backward of a call on a backend:
+
+    the kernel provider, the kernel if the call determines it, and the reason.
+    """
     found: dict[str, dict[str, str | None]] = {}
     for name, op in (("forward", "fwd"), ("backward", "bwd")):
         if not isinstance(backend, Sources):

@@ -1,4 +1,4 @@
-"""Split-KV: when to share out the keys of a head among programs, and an attention's forward as such a call.
+"""Split-KV: when to split the keys of a head among programs, and how to run a forward as such a call.
 
 The kernels of a cache split the keys and join the results, and read the keys of a head once for all of its query heads.
 Few queries of many keys, as in decoding, would otherwise leave most of a GPU idle.
@@ -16,20 +16,20 @@ from flash_attn.runtime import device
 # Rows of queries that share a key head, which `decode` takes at once, and `extend`.
 DECODE_ROWS = 16
 _EXTEND_ROWS = 64
-# Keys below which nothing is asked: the host's time is all that there is to gain.
+# Below this many keys, split-KV is not considered, because kernel time is negligible.
 _LEAST_KEYS = 512
 
 
 class _Forward(NamedTuple):
     """Times of 64 keys in the forward kernel, in microseconds of one multiprocessor."""
 
-    alone: float  # where it has one tile of queries
-    tile: float  # each tile, where it has several
+    alone: float  # the forward kernel with one tile of queries
+    tile: float  # each tile, with several tiles of queries
     read: float  # keys and values, which the tiles of a head share
 
 
 class _Split(NamedTuple):
-    """Times of 64 keys, in microseconds of one multiprocessor."""
+    """Times to process 64 keys on one multiprocessor, in microseconds."""
 
     decode: float
     extend: float
@@ -47,10 +47,10 @@ _FORWARD = (
     (512, _Forward(5.5, 5.5, 5.9)),
 )
 _SPLIT = ((64, _Split(0.43, 0.5)), (128, _Split(0.93, 0.84)), (256, _Split(1.8, 2.11)), (512, _Split(3.6, 6.5)))
-# Microseconds of a call beside its blocks, and to join a row of 128 columns.
+# Fixed time of a call, and the time to combine a row of 128 columns, in microseconds.
 _START_FORWARD, _START_DECODE, _START_EXTEND = 4.0, 8.0, 10.0
 _JOIN = 0.0005
-# What has to be gained where the forward is one launch: split-KV takes the host 49 us instead of 22.
+# The least gain for which a forward of one launch is split: split-KV takes the host 49 us instead of 22.
 _HOST = 20.0
 
 
@@ -103,7 +103,8 @@ def is_profitable(block_m: int, call: AttentionCall) -> bool:
 
 
 def as_cache_call(block_m: int, call: AttentionCall) -> CacheCall | None:
-    """A forward without dropout as a call over a cache where that is faster than the forward kernel, else None.
+    """Converts a forward without dropout to a call over a cache if that is faster than the forward kernel, else returns
+    None.
 
     block_m: the rows of the forward kernel's tiles.
     """
@@ -116,7 +117,7 @@ def cache_call_of(call: AttentionCall) -> CacheCall:
     if call.cu_seqlens_k is not None:
         if lengths is None:
             lengths = call.cu_seqlens_k.diff()
-        if call.block_table is None:  # every sequence is a line that starts at a row of its own
+        if call.block_table is None:  # every sequence is a cache line that starts at its own row
             lines = call.cu_seqlens_k[:-1]
             k, v = (x.as_strided((1, *x.shape), (x.stride(0), *x.stride())) for x in (k, v))
     return CacheCall(

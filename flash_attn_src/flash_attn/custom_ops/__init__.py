@@ -1,4 +1,4 @@
-"""The custom ops flash_attn::*: what torch.compile and torch.export see of attention."""
+"""The custom ops flash_attn::*, as which torch.compile and torch.export record attention."""
 
 from flash_attn.custom_ops.attention import (
     _flash_attn_forward,

@@ -41,7 +41,7 @@ def _flash_attn_forward(
     alibi_slopes: torch.Tensor | None,
     return_softmax: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless asked for and dropout_p > 0."""
+    """(out, softmax_lse, S_dmask, rng_state); S_dmask is (0,) unless return_softmax is set and dropout_p > 0."""
     call = AttentionCall(
         q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, dropout_p,
         return_softmax=return_softmax,

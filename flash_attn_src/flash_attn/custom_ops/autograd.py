@@ -63,7 +63,7 @@ def _new(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 
 
 def keep(ctx: Any, call: AttentionCall, out: torch.Tensor, softmax_lse: torch.Tensor) -> None:
-    """Keeps what `kept_gradients` needs."""
+    """Saves the tensors and options that `kept_gradients` needs."""
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(call.q, call.k, call.v, out, softmax_lse, *call.tensors())
     ctx.options = call.options()

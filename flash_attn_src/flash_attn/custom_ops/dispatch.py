@@ -1,4 +1,4 @@
-"""`forward` and `backward` of a checked call: by a backend at once, or through a custom op where the call is traced.
+"""`forward` and `backward` of a checked call: directly by a backend, or through a custom op if the call is traced.
 
 In eager mode they call the backend itself, as dispatching through a custom op costs more than a small kernel. Under
 torch.compile, torch.export, a dispatch mode or with a tensor subclass they go through the ops, which carry fakes.

@@ -17,7 +17,10 @@ _Fake = TypeVar("_Fake", bound=Callable[..., Any])
 
 
 def complete(q: torch.Tensor, results: ForwardResult) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """An op returns tensors only: an empty S_dmask, a zero rng_state where there is no dropout."""
+    """Replaces None by tensors, because an op returns only tensors:
+
+    an empty S_dmask, and a zero rng_state without dropout.
+    """
     out, softmax_lse, probabilities, rng_state = results
     if probabilities is None:
         s_dmask = torch.empty((0,), dtype=q.dtype, device=q.device)
@@ -40,8 +43,10 @@ def fake_results(
 
 
 def register_fake(op: Any) -> Callable[[_Fake], _Fake]:
-    """Registers a fake of an op, which is also what runs where any tensor is on the meta device: it refuses tensors of
-    several devices first."""
+    """Registers a fake of an op.
+
+    PyTorch also runs it if any tensor is on the meta device, so it first refuses tensors of several devices.
+    """
     signature = inspect.signature(op._init_fn)
 
     def register(fake: _Fake) -> _Fake:

@@ -1,4 +1,4 @@
-"""The gradient of sinks, as a custom op: a derivative of it raises, as one of the other gradients does."""
+"""The gradient of sinks, as a custom op. Like the other gradients, it raises if it is differentiated again."""
 
 from __future__ import annotations
 

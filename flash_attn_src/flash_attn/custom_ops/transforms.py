@@ -1,4 +1,4 @@
-"""What the custom ops do where torch.func or torch.vmap transforms them: they raise."""
+"""Makes the custom ops raise if torch.func or torch.vmap transforms them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Any, NoReturn
 
 import torch
 
-# torch.func asks for a kernel of this key before it transforms an operator.
+# torch.func looks for a kernel with this dispatch key before it transforms an operator.
 _KEY = "FuncTorchDynamicLayerFrontMode"
 _library = torch.library.Library("flash_attn", "IMPL")
 
 
 def refuse_to_be_transformed(*names: str) -> None:
-    """Lets these ops raise NotImplementedError under a transform, where torch.func would lose a tangent in silence."""
+    """Makes these ops raise NotImplementedError under a transform.
+
+    Otherwise torch.func would silently lose a tangent.
+    """
     for name in names:
 
         def refuse(*_: Any, op: str = name, **__: Any) -> NoReturn:

@@ -1,1 +1,1 @@
-"""What an installation is, whether it works, and what to do where it does not."""
+"""Describes an installation, finds out whether it works, and gives a remedy if it does not."""

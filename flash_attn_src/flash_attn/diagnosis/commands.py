@@ -60,8 +60,11 @@ def install_torch_on_windows(shell: Shell, *, targets: Sequence[str] = (), insta
 
 
 def install_torch(build: BuildInfo, *, torch: str = "", rocm: str = "") -> str:
-    """The line that installs torch for ROCm: the wheel's torch and ROCm where it names them, else the ones given, else
-    the newest. `torch` and `rocm` are versions of which the first two numbers count."""
+    """The line that installs torch for ROCm:
+
+    the versions that the wheel names, else the arguments, else the newest versions. `torch` and `rocm` are versions of
+    which the first two numbers count.
+    """
     indexes = build.torch_indexes
     minor = build.torch_minor or _minor(torch)
     found = [version for version in indexes if _minor(version) == minor] or list(indexes)
@@ -84,13 +87,13 @@ def site(repository: str) -> str:
 def _torch(facts: Facts) -> str:
     """The lines that install torch for ROCm on this machine."""
     if facts.windows:
-        installed = facts.probe.get("torch_error") != ""  # "" means that there is no torch
+        installed = facts.probe.get("torch_error") != ""  # "" means that torch is not installed
         return install_torch_on_windows(_shell(facts), targets=_targets(facts), installed=installed)
     return install_torch(facts.build, torch=_installed(facts), rocm=_rocm(facts))
 
 
 def _reinstall(facts: Facts) -> str:
-    """The line that installs the same wheel again: from its file where the installer wrote that down."""
+    """The line that installs the same wheel again: from its file if the installer recorded it."""
     build, shell = facts.build, _shell(facts)
     again = f"{shell.pip} install --force-reinstall --no-deps"
     if facts.origin:
@@ -159,7 +162,7 @@ def _hiding(facts: Facts) -> list[str]:
 
 
 def _installed(facts: Facts) -> str:
-    """The version of the installed torch, "" where there is none."""
+    """The version of the installed torch, "" if torch is not installed."""
     torch: Mapping[str, str] = facts.probe.get("torch") or {}
     return torch.get("version", "")
 

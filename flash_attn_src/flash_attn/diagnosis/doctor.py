@@ -33,7 +33,7 @@ def report(facts: Facts) -> str:
         ("flash_attn", f"{label} in {facts.location}"),
         *((("commit", build.commit),) if build.commit else ()),
         ("backend", f"{build.backend}, compiled by {build.compiler}" if build.compiler else build.backend),
-        ("targets", ", ".join(build.targets) or "none: kernels are compiled by Triton at their first call"),
+        ("targets", ", ".join(build.targets) or "no compiled kernels: Triton compiles each kernel at its first call"),
         ("python", facts.python),
         ("torch", f"{torch['version']}, HIP {torch['hip']}, CUDA {torch['cuda']}" if torch else "none that loads"),
         ("triton", ", ".join(f"{name} {version}" for name, version in facts.tritons.items()) or "none"),

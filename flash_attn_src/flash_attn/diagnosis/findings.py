@@ -30,7 +30,7 @@ _ALIKE = 0.92
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something wrong: a key of the table of troubles, what it is here, and what to do."""
+    """A problem: its key in the table of troubles, a description for this machine, and a remedy."""
 
     key: str
     what: str
@@ -38,13 +38,13 @@ class Finding:
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything wrong, in the order of the table: earlier ones explain later ones."""
+    """All problems, in the order of the table of troubles, because earlier troubles explain later ones."""
     found: dict[str, str] = {}
     for examination in (_torch, _wheel, _machine, _backend, _variables, _call, _build):
         for key, what in examination(facts):
             found.setdefault(key, what)
     if {"torch-missing", "torch-cpu", "torch-cuda"} & found.keys():
-        found.pop("no-driver", None)  # it is torch for ROCm that brings the driver library
+        found.pop("no-driver", None)  # the driver library comes with torch for ROCm
     known = commands(facts)
     return [
         Finding(
@@ -161,7 +161,7 @@ def _variables(facts: Facts) -> _Found:
     for name, value in given.items():
         whole = name.replace("FLASH_ATTN_", "FLASH_ATTENTION_")
         if name not in read and (meant := difflib.get_close_matches(whole, read, 1, _ALIKE)):
-            yield "variable", f"nothing reads {name}={value}, what is read is {meant[0]}"
+            yield "variable", f"{name}={value} has no effect: the variable is {meant[0]}"
 
 
 def _call(facts: Facts) -> _Found:

@@ -1,4 +1,4 @@
-"""`backend_info()`: what runs here, and what stands in the way of running on the GPU."""
+"""`backend_info()`: which backend runs here, and what prevents it from running on the GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flash_attn.runtime.platform import PLATFORM
 def backend_info(
     q: torch.Tensor | None = None, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Build, machine and problems of this installation; with tensors, who serves a call of flash_attn_func on them.
+    """The build, machine and problems of this installation. With tensors, also the backend of flash_attn_func for them.
 
     backend, version, label: of the wheel. gpu_backend: who serves GPU tensors in this process, "ck" or "triton", as the
     environment asked. torch: {"wheel", "running"} versions. targets: GPU targets with kernels in the wheel.
@@ -136,5 +136,5 @@ def _launcher(build: BuildInfo) -> tuple[str | None, list[str]]:
         return module.bind(platform), []
     except RuntimeError as error:
         if build.for_rocm and platform == "cuda":
-            return None, []  # it is torch for ROCm that is missing, as torch_problems says, and no NVIDIA driver
+            return None, []  # torch for ROCm is missing (see torch_problems), not an NVIDIA driver
         return None, [f"no GPU driver: {error}"]

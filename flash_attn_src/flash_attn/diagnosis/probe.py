@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-os.dup2(2, 1)  # what libraries print is no answer
+os.dup2(2, 1)  # keeps output of libraries out of the answer
 
 
 def answer(**found: Any) -> None:
@@ -134,7 +134,7 @@ try:
 except Exception as error:
     answer(error=words(error))
     sys.exit(0)
-try:  # the last step, because its failure spoils those after it
+try:  # the last step, because its failure would disturb later steps
     answer(attention=attention("cuda" if torch.cuda.is_available() else "cpu"))
 except Exception as error:
     answer(attention={"failure": words(error)})

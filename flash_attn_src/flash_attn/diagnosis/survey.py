@@ -31,7 +31,7 @@ _PROBE_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """A device file and what this user may do with it; `mode` as `ls -l` shows it."""
+    """A device file and this user's permissions for it; `mode` as `ls -l` shows it."""
 
     path: str
     owner: str
@@ -75,7 +75,7 @@ class Facts:
     log: str = ""
 
     def unserved(self) -> list[str]:
-        """The targets of GPUs here that load none of the wheel's code objects."""
+        """The targets of this machine's GPUs for which the wheel has no kernels."""
         hip = (self.probe.get("torch") or {}).get("hip")
         targets = {device["target"] for device in self.probe.get("devices", [])}
         return sorted(target for target in targets if not {*serving_targets(target, hip)} & {*self.build.targets})
@@ -114,7 +114,7 @@ def survey(log: str = "") -> Facts:
 
 
 def installed() -> str | None:
-    """The directory of the installed distribution's package; None where none is, or where it is an editable one."""
+    """The directory of the installed package. None if it is not installed, or installed as editable."""
     try:
         distribution = metadata.distribution("flash_attn")
     except metadata.PackageNotFoundError:
@@ -124,7 +124,7 @@ def installed() -> str | None:
 
 
 def origin() -> str:
-    """The file or address that the installer wrote down for the wheel, "" where it took it from an index."""
+    """The file or address that the installer recorded for the wheel, "" if the wheel came from an index."""
     try:
         written = json.loads(metadata.distribution("flash_attn").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -139,7 +139,7 @@ def origin() -> str:
 
 
 def torch_triton() -> str:
-    """What the installed torch requires of Triton: "pytorch-triton-rocm==3.1.0", "" where it requires none."""
+    """What the installed torch requires of Triton: "pytorch-triton-rocm==3.1.0", "" if it requires no Triton."""
     try:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
@@ -163,7 +163,7 @@ def lacking(build: build_info.BuildInfo, package: Path) -> Iterable[str]:
 
 
 def access(path: Path) -> Access | None:
-    """What this user may do with a device file; None if it is not there."""
+    """This user's permissions for a device file; None if the file does not exist."""
     try:
         mode = path.stat().st_mode
         owner, group = PLATFORM.owner(path)
@@ -179,13 +179,13 @@ def access(path: Path) -> Access | None:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Distribution -> version, of those that are installed."""
+    """Installed distribution -> version."""
     found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
     return {name: distribution.version for name, distribution in found.items() if distribution is not None}
 
 
 def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
-    """What the probe answered, and how it ended where not by itself."""
+    """The output of the probe, and how it ended if it crashed."""
     text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
     try:
         done = subprocess.run(
@@ -203,7 +203,10 @@ def run_probe(seconds: int = _PROBE_SECONDS) -> tuple[dict[str, Any], str]:
 
 
 def merged(output: str) -> dict[str, Any]:
-    """The probe's lines in one: not what others print, nor a last line that is cut off where the process died."""
+    """Merges the probe's lines.
+
+    Ignores lines of other programs, and a last line that is incomplete because the process died.
+    """
     answers: dict[str, Any] = {}
     for line in output.splitlines():
         if line.startswith("{"):

@@ -1,4 +1,4 @@
-"""What goes wrong with an installation: how it shows, and what to do.
+"""Known problems of an installation, with symptoms and remedies.
 
 `flash_attn.doctor` finds these, and docs/troubleshooting.md is this table.
 """

@@ -26,7 +26,7 @@ def one_window(left: int, right: int, window_size: Window | None) -> Window:
 
 
 def descales_of(q: torch.Tensor, k: torch.Tensor, batch: int, given: Descales) -> _Three | None:
-    """Descales (batch, heads_k) of FP8 tensors, 1 where there is none given; None for other tensors."""
+    """Descales (batch, heads_k) of FP8 tensors, 1 by default; None for other tensors."""
     heads_k = k.shape[-2]
     found = []
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
@@ -72,7 +72,10 @@ def used_rows(
     seqused_q: torch.Tensor | None,
     seqused_k: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each sequence as three: the rows that count, the other queries without keys, the other keys without queries."""
+    """Splits each sequence into three:
+
+    its used rows, the unused queries (without keys), the unused keys (without queries).
+    """
     offsets = []
     for name, cu_seqlens, used in (("seqused_q", cu_seqlens_q, seqused_q), ("seqused_k", cu_seqlens_k, seqused_k)):
         starts, ends = cu_seqlens[:-1], cu_seqlens[1:]

@@ -40,8 +40,8 @@ def attend(
     q, k, v = call.q, call.k, call.v
     inputs = tuple(x for x in (q, k, v, qv, call.s_aux) if x is not None)
     table = lengths = None
-    if call.cu_seqlens_k is not None:  # Each key is a page of its own, because a sequence begins at any row.
-        if k.is_cpu and not is_traced(k, call.cu_seqlens_k):  # where lengths are known
+    if call.cu_seqlens_k is not None:  # Pages have one key each, because a sequence may begin at any row.
+        if k.is_cpu and not is_traced(k, call.cu_seqlens_k):  # the lengths are known
             bounds("cu_seqlens_k", call.cu_seqlens_k, k.shape[0], call.max_seqlen_k)
         places = torch.arange(call.max_seqlen_k, dtype=torch.int32, device=k.device)
         table = (call.cu_seqlens_k[:-1, None] + places).clamp(max=max(k.shape[0] - 1, 0))

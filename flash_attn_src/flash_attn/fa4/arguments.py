@@ -1,4 +1,7 @@
-"""The arguments that FlashAttention-4 adds: those that are refused here, and the window, whose open sides are None."""
+"""FlashAttention-4's additional arguments:
+
+refuses the unsupported ones, and converts the window, whose open sides are None.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ OpenWindow = tuple[int | None, int | None]
 
 _FLEX = "torch.nn.attention.flex_attention"
 _ONLY_FOR_MODS = "nothing but score_mod and mask_mod reads it: pass None"
-# What no kernel here serves, and what does.
+# Argument that no kernel supports -> the alternative.
 _INSTEAD = {
     "score_mod": f"use softcap, alibi_slopes or attn_bias of flash_attn.flash_attn_func, or {_FLEX}",
     "score_mod_bwd": _ONLY_FOR_MODS,
@@ -41,7 +44,7 @@ def check_speed(num_splits: int, pack_gqa: bool | None, **switches: bool) -> Non
 
 
 class Mask(NamedTuple):
-    """What a query sees: a window whose sides are 0 or more, or -1 where open, over fewer queries and keys.
+    """The keys that a query sees: a window with sides of 0 or more, or -1 for open, over fewer queries and keys.
 
     fewer_queries, fewer_keys: that many rows at the end of each sequence do not count.
     """

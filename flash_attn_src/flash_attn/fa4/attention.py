@@ -166,7 +166,7 @@ def _paged(queries: Rows, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, op
     check_used("seqused_k", seqused_k, capacity)
     if seqused_q is not None:
         check_used("seqused_q", seqused_q, starts.diff())
-    if k.is_cpu and not is_traced(k, table, starts, seqused_k):  # where their values can be read
+    if k.is_cpu and not is_traced(k, table, starts, seqused_k):  # their values can be read
         sequences.bounds("cu_seqlens_q", starts, queries.x.shape[0], queries.longest)
         for index, used in enumerate(seqused_k.tolist()):
             sequences.pages_of(k, table, index, used)

@@ -1,6 +1,7 @@
-"""The functions of upstream's extension module, under the path by which its Triton backend is told from others.
+"""The functions of upstream's extension module, at the module path that callers check to detect upstream's Triton
+backend.
 
-`flash_attn_interface.flash_attn_gpu` is this module where Triton's kernels serve GPU tensors.
+`flash_attn_interface.flash_attn_gpu` is this module if Triton's kernels serve GPU tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What scripts for AMD GPUs ask of upstream's module of this name: which backend serves, and which GPU this is."""
+"""The part of upstream's module of this name that scripts for AMD GPUs use: the backend, and the GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from flash_attn import backends
 from flash_attn.runtime import device
 
-DEBUG = False  # flash-attn 2.7's own tests print what they compare where it is set
+DEBUG = False  # if it is set, flash-attn 2.7's tests print what they compare
 USE_TRITON_ROCM = backends.gpu_backend().name != "flash_attn.backends.ck"
 
 

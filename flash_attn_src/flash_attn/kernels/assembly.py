@@ -23,7 +23,7 @@ _MI308_UNITS = (80, 64)
 class Kernel(NamedTuple):
     """A kernel and the calls that it serves.
 
-    least_dim, head_dim: the head dims from and up to; value_dim: the head dim of v where it is another one, else 0;
+    least_dim, head_dim: the head dims from and up to; value_dim: the head dim of v if it differs, else 0;
     packed: whether sequences lie end to end; rows, columns: queries and keys of a tile; threads: of a work group;
     layout: the form of its argument, by its name in `arguments`.
     """
@@ -44,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """Kernels that differ in dtype, mask and form. layouts: of sequences of one length, then of packed ones, if any."""
+    """Kernels that differ in dtype, mask and form. layouts: for dense tensors, then for packed tensors if supported."""
 
     target: str
     op: str
@@ -104,8 +104,11 @@ KERNELS = tuple(
 def find(
     target: str, op: str, dtype: str, head_dim: int, mask: str, packed: bool, units: int, value_dim: int = 0
 ) -> Kernel | None:
-    """The kernel that serves a call, or None. units: compute units, which tell an MI308X from an MI300X. value_dim: of
-    v, where it is not head_dim."""
+    """The kernel that serves a call, or None.
+
+    units: compute units, which distinguish an MI308X from an MI300X. value_dim: the head dim of v, if it is not
+    head_dim.
+    """
     served = [
         row
         for row in KERNELS

@@ -66,7 +66,7 @@ _FORWARD_PAGED = replace(
 _FORWARD_PAGED_WHOLE = replace(
     _FORWARD_PAGED, name="fwd-paged-whole", fixed={"PAGE_MODE": PAGE_PER_BLOCK}, dtypes=HALVES, fp32_kinds=None
 )
-# For debugging, so no kind has a kernel of its own.
+# For debugging only, so all kinds share one kernel.
 _PROBABILITIES = Operation(
     name="probabilities",
     module="probabilities",

@@ -23,7 +23,7 @@ _CLASSES = {"amd": "HIPOptions", "nvidia": "CUDAOptions"}
 
 
 def known(options: Mapping[str, int | str], vendor: str) -> dict[str, int | str]:
-    """The options that the JIT path takes: those that the installed Triton has. Another one would raise KeyError.
+    """The options that the installed Triton has, for the JIT. Triton raises KeyError for other options.
 
     They change the speed of a kernel, not its results. `schedule_hint` exists from 3.4 on; `kpack` is deprecated.
     """
@@ -39,7 +39,7 @@ def _names(vendor: str) -> frozenset[str]:
 
 @contextmanager
 def switched(options: Mapping[str, int | str]) -> Iterator[dict[str, int | str]]:
-    """Turns on the switches of a configuration and gives the options that are left for Triton.
+    """Turns on the switches of a configuration and yields the other options, which are Triton's.
 
     A Triton without a switch (older than 3.4 has none) compiles the same results with slower code.
     """

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 KIB = 1024
-# Columns of `Target` that tell what the hardware does wrong.
+# Columns of `Target` for hardware errata.
 ERRATA = ("flushes_subnormals", "vopd_hazard")
 
 
@@ -65,7 +65,7 @@ class Target:
         return "nvidia" if self.family == "nvidia" else "amd"
 
     def loses_range(self, dtype: str) -> bool:
-        """Whether products of an element type ("fp16") need their operands scaled, because subnormal ones are lost."""
+        """Whether products of an element type ("fp16") need scaled operands, because the GPU flushes subnormals."""
         return self.flushes_subnormals and dtype == "fp16"
 
     @property
@@ -74,7 +74,7 @@ class Target:
         return self.fp8 == "fp8e4b8"
 
 
-# MFMA of 32 x 32: a thread has four neighbouring columns, and the ones 8 and 16 further on.
+# MFMA of 32 x 32: a thread has four adjacent columns, and the columns 8 and 16 to the right of these.
 _CDNA = Target(
     name="", family="cdna", wavefront=64, matrix_unit="mfma", fp8=None, half_up=True, flops_per_cycle=1024,
     dropout_bits=0b11011, shared_memory=64 * KIB, registers=512,
@@ -89,7 +89,7 @@ _RDNA3 = Target(
     name="", family="rdna3", wavefront=32, matrix_unit="wmma", fp8=None, half_up=True, flops_per_cycle=512,
     dropout_bits=0b11110, shared_memory=64 * KIB, registers=1536, vopd_hazard=True,
 )  # fmt: skip
-# WMMA of gfx12: a thread has 8 columns, and the ones 16 further on.
+# WMMA of gfx12: a thread has 8 columns, and the columns 16 to the right of these.
 _RDNA4 = replace(_RDNA3, family="rdna4", fp8="fp8e4nv", flops_per_cycle=1024, dropout_bits=0b10111, vopd_hazard=False)
 # mma from sm_80 on: a thread has columns 8 apart, and rows.
 _NVIDIA = Target(
@@ -204,5 +204,5 @@ def by_elf_machine(number: int) -> str | None:
 
 
 def fp8_format(name: str) -> str | None:
-    """Triton's name for a target's FP8 format. None where it has none, or where the target is unknown."""
+    """Triton's name for a target's FP8 format. None without FP8 and for an unknown target."""
     return TARGETS[name].fp8 if name in TARGETS else None

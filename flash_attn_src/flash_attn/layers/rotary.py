@@ -84,11 +84,11 @@ class RotaryEmbedding(torch.nn.Module):
     def _update_cos_sin_cache(
         self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        """Tables for `seqlen` positions, made anew where the present ones do not serve."""
+        """Tables for `seqlen` positions. They are recomputed if the present tables do not fit."""
         present = self._cos_cached
         if (
             present is not None
-            and type(present) is torch.Tensor  # not what was traced: torch.export of torch 2.5 leaves its own behind
+            and type(present) is torch.Tensor  # not a traced tensor, which torch.export of torch 2.5 leaves behind
             and seqlen <= self._seq_len_cached
             and present.device == device
             and present.dtype == dtype

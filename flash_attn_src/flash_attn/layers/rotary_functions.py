@@ -19,10 +19,10 @@ from flash_attn.ops.triton.rotary import apply_rotary, turn
 from flash_attn.tracing import refuse_transforms
 
 Offsets = int | torch.Tensor
-# There from torch 2.7 on, but in 2.11 torch.compile says so of itself too.
+# torch 2.7 and newer have this function, but in 2.11 it is also true under torch.compile.
 _is_exporting = torch.compiler.is_exporting if torch.__version__ >= "2.13" else lambda: False
 
-# How autograd knows a view: as one of several that an operation such as split gave, as made under no_grad, as DEFAULT.
+# Autograd's kinds of views: one of several views from an operation such as split, a view made under no_grad, DEFAULT.
 _creation_of = torch._C._autograd._get_creation_meta
 
 
@@ -69,8 +69,8 @@ def _changed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _written(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
-    """turned, after x took its values: what is compiled works in place by this."""
-    # torch.export refuses what is done to x.data, torch.compile to parts of a split that are detached.
+    """Copies `turned` into x and returns it, which makes compiled code work in place."""
+    # torch.export refuses changes of x.data, torch.compile refuses changes of detached parts of a split.
     exported = _is_exporting() or not is_dynamo_compiling()
     (x.detach() if exported else x.data).copy_(turned.detach())
     return turned
@@ -120,7 +120,7 @@ def apply_rotary_emb(
     max_seqlen: int | None = None,
 ) -> torch.Tensor:
     """x (batch, seqlen, heads, head_dim), or with cu_seqlens (total, heads, head_dim), turned by position."""
-    if is_compiling():  # the custom op below brings its own autograd, which is what Dynamo takes
+    if is_compiling():  # Dynamo needs the custom op below, which has its own autograd
         check_switches(inplace=inplace)
         out = apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)
         return _written(x, out) if inplace else out
@@ -139,7 +139,7 @@ def _turn_qkv(
     num_heads_q: int | None,
     conjugate: bool = False,
 ) -> None:
-    """Turns queries and keys in place, by one call where they share tables and lie as more heads."""
+    """Rotates queries and keys in place, in one call if they share tables and are adjacent heads in memory."""
     cos, sin, cos_k, sin_k = tables
     parts: tuple[torch.Tensor, ...]
     if num_heads_q is not None:

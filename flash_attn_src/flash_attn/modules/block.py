@@ -34,7 +34,10 @@ class StochasticDepth(nn.Module):
 
 
 class _Block(nn.Module):
-    """What both kinds have: a mixer, an MLP, and norms of the residual, with its sum in one kernel where asked for."""
+    """The common part of both kinds of blocks:
+
+    a mixer, an MLP, and norms of the residual, optionally fused with the sum.
+    """
 
     def __init__(
         self, dim: int, mixer_cls: Callable[..., nn.Module] | None, mlp_cls: Callable[..., nn.Module] | None,
@@ -45,7 +48,7 @@ class _Block(nn.Module):
         check_int("dim", dim, 1)
         check_switches(fused_dropout_add_ln=fused_dropout_add_ln, residual_in_fp32=residual_in_fp32)
         if mixer_cls is None and dim % 64:
-            raise ValueError(f"dim: got {dim}, wanted a multiple of 64 where mixer_cls is None: heads of 64")
+            raise ValueError(f"dim: got {dim}, wanted a multiple of 64, because mixer_cls is None and heads have 64")
         self.fused_dropout_add_ln = fused_dropout_add_ln
         self.residual_in_fp32 = residual_in_fp32
         self.mixer = (mixer_cls or partial(MHA, num_heads=dim // 64))(dim)

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, of their positions and types, whole or shared out over a tensor-parallel group.
+"""Embeddings of tokens, positions and token types, whole or split over a tensor-parallel group.
 
 Token, position and type numbers are int64 or int32, input_ids (batch, seqlen), the others broadcast to that; positions
 count from 0 where none are given, types are 0. max_position_embeddings <= 0: no embeddings of positions, which then
@@ -69,7 +69,7 @@ class GPT2Embeddings(nn.Module):
 
 
 class BertEmbeddings(GPT2Embeddings):
-    """Tokens, their positions, and, where type_vocab_size > 0, their types."""
+    """Embeds tokens, their positions, and their types if type_vocab_size > 0."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class VocabParallelEmbedding(nn.Embedding):
     ) -> None:
         part = _share("num_embeddings", num_embeddings, process_group)
         if padding_idx is not None and part != num_embeddings:
-            raise ValueError(f"padding_idx: got {padding_idx}, wanted None where ranks share the vocabulary")
+            raise ValueError(f"padding_idx: got {padding_idx}, wanted None, because the vocabulary is split over ranks")
         super().__init__(part, embedding_dim, padding_idx, *args, **kwargs)
         self.process_group = process_group
         self._vocabulary = num_embeddings
@@ -185,7 +185,7 @@ class ParallelGPT2Embeddings(nn.Module):
         shared = self.process_group is not None and dist.get_world_size(self.process_group) > 1
         if self.max_position_embeddings > 0:
             columns = self.position_embeddings(_positions(input_ids, position_ids, self.max_position_embeddings))
-            if shared:  # the other ranks add theirs
+            if shared:  # the sum over ranks adds the other ranks' rows
                 before = dist.get_rank(self.process_group) * columns.shape[-1]
                 columns = functional.pad(columns, (before, embeddings.shape[-1] - before - columns.shape[-1]))
             embeddings = embeddings + columns

@@ -152,7 +152,7 @@ class FlashCrossAttention(_FlashInner):
 
 
 def check_mask(key_padding_mask: torch.Tensor | None, keys: torch.Tensor) -> None:
-    """A mask of keys (batch, seqlen, ...), bool or int, where there is one."""
+    """Checks a mask of keys (batch, seqlen, ...), bool or int, or None."""
     if key_padding_mask is not None:
         shape = tuple(keys.shape[:2])
         check_tensor("key_padding_mask", key_padding_mask, like=keys, shape=shape, dtypes=_MASKS)

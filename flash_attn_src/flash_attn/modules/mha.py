@@ -269,7 +269,7 @@ class MHA(nn.Module):
 
     def _generate(self, q: torch.Tensor, kv: torch.Tensor, params: Any) -> torch.Tensor:
         """Attention over the cache of inference_params, after kv went into it."""
-        assert self.layer_idx is not None  # as _check_generation found
+        assert self.layer_idx is not None  # checked by _check_generation
         rows = slice(params.batch_size_offset, params.batch_size_offset + q.shape[0])
         lengths = params.lengths_per_sample
         offset = params.seqlen_offset if lengths is None else lengths[rows]
@@ -286,7 +286,7 @@ class MHA(nn.Module):
                 q, kv = self.rotary_emb(q, kv, seqlen_offset=offset, max_seqlen=params.max_seqlen)
         if first or not self.use_flash_attn:
             if lengths is not None and not first:
-                raise NotImplementedError("lengths_per_sample: wanted None where use_flash_attn is False")
+                raise NotImplementedError("lengths_per_sample: wanted None, because use_flash_attn is False")
             return inner(q, _update_kv_cache(kv, params, self.layer_idx))
         cache = _cache(kv, params, self.layer_idx)
         assert isinstance(inner, FlashCrossAttention)
@@ -315,7 +315,7 @@ class MHA(nn.Module):
             raise ValueError(f"max_seqlen: got {max_seqlen!r}, wanted None without cu_seqlens")
         if cu_seqlens is not None:
             if max_seqlen is None:
-                raise ValueError("max_seqlen: got None, wanted the longest sequence, as cu_seqlens is given")
+                raise ValueError("max_seqlen: got None, wanted the longest sequence, because cu_seqlens is set")
             refused = {"use_flash_attn=False": not self.use_flash_attn, "dwconv": self.dwconv,
                        "rotary_emb_dim": self.rotary_emb_dim > 0, "cross_attn": self.cross_attn,
                        "key_padding_mask": key_padding_mask is not None,

@@ -68,7 +68,10 @@ class GatedMlp(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_features, made a multiple of multiple_of: default 8 / 3 * in_features. out_features: in_features."""
+        """hidden_features (default 8 / 3 * in_features) is rounded up to a multiple of multiple_of.
+
+        out_features: default in_features.
+        """
         super().__init__()
         check_switches(bias1=bias1, bias2=bias2, return_residual=return_residual)
         hidden = check_int("in_features", in_features, 1) * 8 // 3 if hidden_features is None else hidden_features
@@ -135,7 +138,10 @@ class ParallelGatedMlp(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """hidden_features, made a multiple of multiple_of: default 8 / 3 * in_features. out_features: in_features."""
+        """hidden_features (default 8 / 3 * in_features) is rounded up to a multiple of multiple_of.
+
+        out_features: default in_features.
+        """
         super().__init__()
         hidden = check_int("in_features", in_features, 1) * 8 // 3 if hidden_features is None else hidden_features
         hidden = -(-hidden // check_int("multiple_of", multiple_of, 1)) * multiple_of

@@ -1,1 +1,1 @@
-"""Operations beside attention: norms, rotary embedding, cross entropy."""
+"""Operations other than attention: norms, rotary embedding, cross entropy."""

@@ -1,4 +1,4 @@
-"""Activations with their gradients, in PyTorch's operations: computed in fp32 where tensors are fp16 or bf16.
+"""Activations with their gradients, in PyTorch's operations: computed in fp32 if the tensors are fp16 or bf16.
 
 gelu is its tanh approximation. g is the gradient of the result; every tensor of a call has one shape, but bias (dim,).
 """

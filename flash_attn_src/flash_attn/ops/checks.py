@@ -49,7 +49,7 @@ def check_number(name: str, value: float, low: float, high: float, *, below: boo
 
 
 def check_int(name: str, value: int, low: int = -(1 << 31), high: int = (1 << 31) - 1) -> int:
-    """value, a plain int or something that stands for one, within low..high."""
+    """Returns value, an int or a symbolic int, checked to be within low..high."""
     if isinstance(value, (torch.Tensor, bool)):
         raise TypeError(f"{name}: got {type(value).__name__}, wanted an int")
     try:

@@ -1,1 +1,1 @@
-"""What the package knows of its own build, its kernels and the machine it runs on."""
+"""Facts about the package's build, its kernels and the machine."""

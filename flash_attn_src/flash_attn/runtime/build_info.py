@@ -1,4 +1,4 @@
-"""What the wheel was built from: `_build_info.json`, which the build puts beside the package's modules."""
+"""What the wheel was built from: `_build_info.json`, which the build puts next to the package's modules."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BuildInfo:
 
     @property
     def for_rocm(self) -> bool:
-        """Whether it needs torch for ROCm: its label says one, or pip compiled it for AMD GPUs alone."""
+        """Whether the wheel needs torch for ROCm: its label names a ROCm, or pip compiled it only for AMD GPUs."""
         return bool(self.rocm) or (any(self.targets) and all(target.startswith("gfx") for target in self.targets))
 
 

@@ -62,7 +62,7 @@ def check(sha256: str) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The planner. Raises ImportError where this installation has none, or one of another version."""
+    """The planner library. Raises ImportError if it is missing or has another version."""
     try:
         found = ctypes.CDLL(str(PATH))
     except OSError as error:

@@ -50,7 +50,7 @@ class Device(Protocol):
         """Compute units, on an NVIDIA GPU multiprocessors."""
 
     def kernel(self, variant: Variant) -> Kernel:
-        """A Triton kernel. Raises KernelError where neither the store nor a JIT has it."""
+        """A Triton kernel. Raises KernelError if neither the store nor a JIT has it."""
 
     def has_composable_kernel(self) -> bool:
         """Whether there are kernels of Composable Kernel."""
@@ -67,13 +67,13 @@ class Device(Protocol):
 
 # By torch's index; -1 is the device of CPU tensors.
 _devices: dict[int, Device] = {}
-# Every kernel that was found, by whatever its finder asks for. A public call looks its kernels up here, once.
+# Cache of all kernels that were found. The key is chosen by the finder. A public call looks each kernel up here once.
 kernels: dict[tuple[object, ...], Any] = {}
 _lock = threading.Lock()
 
 
 def of(index: int) -> Device:
-    """The device with torch's index. ValueError for CPU tensors where nothing stands in for a GPU."""
+    """The device with torch's index. Raises ValueError for CPU tensors unless a stand-in for a GPU is set."""
     found = _devices.get(index)
     if found is None:
         found = _devices[index] = _open(index)
@@ -113,7 +113,7 @@ def loses_range(index: int, dtype: torch.dtype) -> bool:
 
 
 def clear_kernels() -> None:
-    """Forgets every kernel that was found, so that the next call looks for its own."""
+    """Empties the cache of kernels, so that the next call looks for its kernels again."""
     kernels.clear()
 
 

@@ -1,4 +1,4 @@
-"""The GPU that torch sees, as a device: kernels of the wheel's store, or of Triton's JIT where the store has none."""
+"""The GPU that torch sees, as a device: kernels of the wheel's store, or else of Triton's JIT."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Driver:
             self.stored(launch.kernel).launch_planned(launch.grid, launch.argument)
 
     def stored(self, name: str) -> StoreKernel:
-        """A kernel of the store by its name, which no JIT could make. Raises KernelError where the store lacks it."""
+        """A kernel of the store by its name, which no JIT could make. Raises KernelError if the store lacks it."""
         found: StoreKernel | None = device.kernels.get((self.index, name))
         if found is None:
             archive = self._archive()

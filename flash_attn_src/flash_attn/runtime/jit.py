@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flash_attn.kernels.tuning import Config
     from flash_attn.runtime.device import Tensors
 
-# Triton's types of pointers to what is not the variant's element type.
+# Triton's types of the pointers whose elements are not of the variant's type.
 _POINTERS = {"*i32": torch.int32, "*i64": torch.int64, "*fp32": torch.float32, "*u8": torch.uint8}
 
 
@@ -76,8 +76,7 @@ class JitKernel:
             ) from error
 
     def _stand_in(self, place: int, tensors: Tensors) -> torch.Tensor:
-        """What stands for a pointer that the call lacks. Triton types a kernel by its arguments; the kernel never reads
-        it."""
+        """A tensor to pass for an absent pointer. Triton needs its type; the kernel never reads it."""
         given = next(x for x in tensors if x is not None)
         taken = [name for place, name in enumerate(self.function.arg_names) if place not in self.absent]
         type_ = self.variant.operation.argument_type(taken[place], self.variant.dtype)

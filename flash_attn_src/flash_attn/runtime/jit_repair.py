@@ -23,7 +23,7 @@ _originals: dict[str, Any] = {}
 
 @contextmanager
 def repaired() -> Iterator[None]:
-    """While it is open, code that Triton compiles for GPUs with the erratum has no such hazard.
+    """Within this context, Triton compiles code without the hazard for GPUs with the erratum.
 
     Triton's cache on disk keeps that code apart from code compiled without it.
     """

@@ -32,7 +32,7 @@ _UNREADABLE = (
 
 
 class KernelError(RuntimeError):
-    """A kernel that cannot be found or run; the message says which, and what to do."""
+    """A kernel cannot be found or run. The message names the kernel and a remedy."""
 
 
 def targets(directory: Path | None = None) -> tuple[str, ...]:
@@ -119,6 +119,6 @@ def _end(entry: dict[str, Any]) -> int:
 
 @cache
 def open_store(target: str, directory: Path | None = None) -> Store | None:
-    """The store of a target, or None where this installation has none."""
+    """The store of a target, or None if this installation has none for it."""
     path = (directory or DIRECTORY) / f"{target}.zip"
     return Store(path) if path.exists() else None

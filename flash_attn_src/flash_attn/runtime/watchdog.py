@@ -41,7 +41,7 @@ _MAX_PROGRAMS = 1 << (31 - CHUNK_BITS)
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the estimate needs to know: the operations of one compute unit in a second, and how many there are."""
+    """The facts for the estimate: operations per second of a compute unit, and the number of compute units."""
 
     flops: float
     compute_units: int

@@ -90,7 +90,7 @@ def _reason_of_mask(
         return "attn_mask: more dimensions than the scores, or none"
     sizes = (1,) * (len(wanted) - attn_mask.dim()) + tuple(attn_mask.shape)
     if sizes[-1] != wanted[-1]:
-        return "attn_mask: its last axis is not the keys"
+        return "attn_mask: its last axis does not have one element per key"
     if not all(size == 1 or size == full for size, full in zip(sizes, wanted, strict=True)):
         return "attn_mask: a shape that does not broadcast to the scores"
     return None

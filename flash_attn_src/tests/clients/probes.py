@@ -1,4 +1,4 @@
-"""What other libraries ask when they are imported, reproduced: versions, names, arities. No library is needed.
+"""Reproduces what other libraries check when they are imported: versions, names, arities. No library is needed.
 
 Each probe is what the library's source does, in our words; the library's release is named where it matters.
 """

@@ -1,4 +1,4 @@
-"""Work of two processes of torch.distributed, on two GPUs where there are two, else on the CPU."""
+"""Runs a function in two processes of torch.distributed: on two GPUs if the machine has them, else on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _process(work: Work, rank: int, directory: str) -> None:
 
 
 def run(work: Work) -> list[Any]:
-    """What work(rank) gives on each rank, one list after the other."""
+    """Runs work(rank) on each rank. Returns the results, first all of rank 0."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         workers = [context.Process(target=_process, args=(work, rank, directory)) for rank in range(WORLD)]

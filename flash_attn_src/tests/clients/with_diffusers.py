@@ -41,7 +41,7 @@ def main() -> None:
             ("dq", "dk", "dv"), torch.autograd.grad(got, (q, k, v), dout), gradients, strict=True
         ):
             close(name, one, other)
-        # What context parallelism is made of: the private ops, through an autograd context of its own.
+        # The parts of context parallelism: the private ops, called with a custom autograd context.
         context = SimpleNamespace()
         context.save_for_backward = lambda *tensors: setattr(context, "saved_tensors", tensors)  # noqa: B023
         out, lse = dispatch._flash_attention_forward_op(context, q, k, v, is_causal=causal, return_lse=True)

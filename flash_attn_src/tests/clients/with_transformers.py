@@ -87,7 +87,10 @@ PACKAGES = {"2": "flash_attn.flash_attn_interface", "3": "flash_attn_interface",
 
 
 def chosen(implementation: str, every: bool) -> list[str]:
-    """The models for an implementation: by flash_attention_2 all, by the others those that differ there."""
+    """The models to test with an implementation:
+
+    all with flash_attention_2, with the others only those that call other functions.
+    """
     if implementation == "sdpa":
         return [name for name in MODELS if name not in WITHOUT_SDPA]
     if every or implementation == "flash_attention_2":
@@ -113,7 +116,7 @@ def build(name: str, implementation: str, dtype: torch.dtype) -> torch.nn.Module
             if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
                 module.config._attn_implementation = implementation
     assert model.config._attn_implementation == implementation
-    if implementation not in ("eager", "sdpa"):  # transformers takes the functions anew for each model
+    if implementation not in ("eager", "sdpa"):  # transformers imports the functions again for each model
         count_calls(implementation)
     return model
 
@@ -174,7 +177,7 @@ def package_of(implementation: str) -> str:
 
 
 def count_calls(implementation: str) -> None:
-    """Counts calls of the functions that transformers took, so that eager attention cannot pass for flash_attn."""
+    """Counts calls of the functions that transformers imported, so that a test cannot pass with eager attention."""
     dispatch.lazy_import_flash_attention(implementation)
     for key, name in (("dense", "_flash_fn"), ("varlen", "_flash_varlen_fn")):
         function = getattr(dispatch, name)

@@ -1,4 +1,4 @@
-"""AMD's assembly kernels: what they serve, and calls that they serve."""
+"""AMD's assembly kernels: which calls they support, and how a call is launched."""
 
 from __future__ import annotations
 

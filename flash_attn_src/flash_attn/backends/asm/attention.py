@@ -16,7 +16,7 @@ DTYPES = {torch.float16: assembly.FP16, torch.bfloat16: assembly.BF16}
 
 
 def unsupported_reason(call: AttentionCall, described: Call | None, op: str) -> str | None:
-    """Why no assembly kernel serves an op, fwd or bwd, of a call, or None where one does."""
+    """The reason why no assembly kernel serves an op (fwd or bwd) of a call. None if a kernel does."""
     for name, given in (
         ("dropout_p", call.dropout_p > 0.0),
         ("softcap", call.softcap > 0.0),

@@ -37,7 +37,7 @@ def backward(gradients: GradientCall, described: Call) -> torch.Tensor:
         delta.copy_((dout.float() * gradients.out).sum(-1).transpose(-1, -2))
     if described.mask == assembly.WINDOW:
         lse = lse.new_empty(lse.numel() + _SPARE)[: lse.numel()].view(lse.shape).copy_(lse)
-    # Every head of q has a gradient of its own for its keys and values.
+    # The kernels write a separate gradient of keys and values for each head of q.
     shape = (*k.shape[:-2], heads, k.shape[-1])
     dk, dv = (_as_result(gradient, shape, packed) for gradient in (gradients.dk, gradients.dv))
     sums = torch.zeros((*lse.shape, q.shape[-1]), dtype=torch.float32, device=q.device)
@@ -58,8 +58,10 @@ def backward(gradients: GradientCall, described: Call) -> torch.Tensor:
 
 
 def _as_result(gradient: torch.Tensor, shape: tuple[int, ...], packed: bool) -> torch.Tensor:
-    """The gradient itself where a kernel can write it, else a new tensor of that shape. No program serves keys outside
-    of sequences, and keys of sequences without queries: there it is zero."""
+    """The gradient itself if a kernel can write it, else a new tensor of that shape.
+
+    It is zero for keys outside of sequences and for keys of sequences without queries, because no program writes those.
+    """
     fits = gradient.shape == shape and aligned(gradient) is gradient
     result = gradient if fits else torch.empty(shape, dtype=gradient.dtype, device=gradient.device)
     return result.zero_() if packed else result

@@ -38,7 +38,7 @@ _Strides = tuple[tuple[str, Operand], ...]
 
 
 class Call(NamedTuple):
-    """What a launch is planned from.
+    """The facts of a call from which a launch is planned.
 
     dtype: fp16 or bf16. left, right: the window, aligned at the last query and the last key, -1 for no limit; a causal
     mask has 0 on the right. packed: sequences lie end to end; then seqlen_q and seqlen_k are the longest ones, starts_q
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def mask(self) -> str:
-        """The kind of mask of a kernel that serves the call. A limit that no query reaches is none."""
+        """The kind of mask of a kernel that serves the call. A window limit that no query reaches is ignored."""
         left = self.left if self.left < self.seqlen_k - 1 else -1
         right = self.right if self.right < self.seqlen_q - 1 else -1
         if left < 0 and right < 0:
@@ -86,7 +86,7 @@ def find(call: Call, op: str) -> assembly.Kernel | None:
 
 
 def unsupported_reason(call: Call, op: str, operands: Mapping[str, Operand]) -> str | None:
-    """Why no kernel serves an op of this call on these tensors, or None where one does."""
+    """The reason why no kernel serves an op of this call on these tensors. None if a kernel does."""
     return _unsupported_reason(call.shape, op, _strides_of(operands))
 
 

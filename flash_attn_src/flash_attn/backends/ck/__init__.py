@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 class ComposableKernel:
-    """Serves attention in fp16 and bf16 by CK's kernels, and what CK has no kernel for by another backend."""
+    """Serves attention in fp16 and bf16 with CK's kernels, and every other call with another backend."""
 
     name = "flash_attn.backends.ck"
 
     def __init__(self, triton: Backend, *, alone: bool = False) -> None:
-        """triton: serves what CK has no kernel for. alone: of attention in fp16 and bf16 nothing may go there; such a
-        call raises NotImplementedError."""
+        """triton:
+
+        the backend for calls without a CK kernel. alone: attention in fp16 and bf16 must not use that backend; such a
+        call raises NotImplementedError.
+        """
         self._triton = triton
         self._fallback = Fallback(triton, alone)
 

@@ -28,7 +28,7 @@ def forward(call: AttentionCall, fallback: Fallback) -> ForwardResult:
 
     packed = call.cu_seqlens_q is not None
     few = call.dropout_p == 0.0 and call.longest_q * call.q.shape[-2] <= DECODE_ROWS * call.k.shape[-2]
-    # Packed keys begin at any row. Splits of the keys may begin there in Triton's kernels alone.
+    # Packed keys may begin at any row. Only Triton's kernels can split keys that begin at any row.
     if few and packed and call.block_table is None and not fallback.alone and is_profitable(_FORWARD_ROWS, call):
         return fallback.backend.forward(call)
     q, k, v = aligned(call.q), aligned(call.k), aligned(call.v)

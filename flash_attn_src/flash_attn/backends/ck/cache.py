@@ -36,8 +36,8 @@ def attend(call: CacheCall, fallback: Fallback) -> tuple[torch.Tensor, torch.Ten
     result = torch.empty_like(q)
     lse = torch.empty((batch, nheads, seqlen_q), dtype=torch.float32, device=q.device)
     seqlens = cache_seqlens if k is None or cache_seqlens is None else cache_seqlens + call.added
-    # Heads that share keys become queries of one head, where nothing tells queries apart: a block then reads the
-    # keys once for all of them.
+    # If all queries see the same keys, heads that share keys become queries of one head, so that a block reads the keys
+    # once for all of them.
     group = nheads // nheads_k
     together = group > 1 and seqlen_q == 1 and window == (-1, -1) and alibi_slopes is None and rotary_cos is None
     folded_q, folded_out, lse_strides = q, result, (lse.stride(0), lse.stride(1))

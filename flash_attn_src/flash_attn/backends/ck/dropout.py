@@ -1,4 +1,4 @@
-"""Dropout in the kernels of Composable Kernel: which calls may have it, and what they store of their random numbers."""
+"""Dropout in the kernels of Composable Kernel: which calls may have it, and which random numbers they store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from flash_attn.calls import AttentionCall
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why CK's kernels do not draw this call's random numbers. Forward and backward ask the same: both have to draw
-    the same pattern, which the Triton kernels do not share."""
+    """The reason why CK's kernels cannot draw this call's random numbers.
+
+    Forward and backward both call this, because both must draw the same pattern, and Triton's kernels draw another one.
+    """
     q, k, batch, seqlen_q, seqlen_k = call.q, call.k, call.batch, call.longest_q, call.longest_k
     if call.softcap > 0.0:
         return "softcap: not together with dropout_p"

@@ -13,7 +13,7 @@ _TO_THE_CALLER = 7
 
 
 class Fallback:
-    """The Triton backend, said once by a warning that names why; or an error where CK is asked for alone."""
+    """The Triton backend, with one warning that gives the reason; or an error if only CK is requested."""
 
     def __init__(self, backend: Backend, alone: bool) -> None:
         self.backend = backend
@@ -21,7 +21,7 @@ class Fallback:
         self._announced: set[str] = set()
 
     def because(self, what: str, unsupported_reason: str) -> Backend:
-        """The backend for a call ("forward") that CK cannot do. NotImplementedError where CK is asked for alone."""
+        """The backend for a call ("forward") that CK cannot do. Raises NotImplementedError if only CK is requested."""
         if self.alone:
             raise NotImplementedError(
                 f"the CK backend cannot do this {what}: {unsupported_reason}. Unset FLASH_ATTENTION_TRITON_AMD_ENABLE "

@@ -43,7 +43,7 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
     else:
         delta = torch.empty_like(softmax_lse)
     new_dq = _as_result(dq, q.shape)
-    # The kernels give every query head a gradient of its own for its keys and values.
+    # The kernels write a separate gradient of keys and values for each query head.
     shared = (*k.shape[:-2], nheads, head_dim)
     new_dk, new_dv = _as_result(dk, shared), _as_result(dv, shared)
     parameters = Parameters()
@@ -73,15 +73,17 @@ def backward(gradients: GradientCall, fallback: Fallback) -> torch.Tensor:
 
 
 def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
-    """Fills delta, laid out as softmax_lse and zero in rows outside of sequences, with rowsum(dout * out), by the first
-    kernel of CK's backward. False where CK has none for these tensors."""
+    """Fills delta with rowsum(dout * out) by the first kernel of CK's backward. Returns False if CK has no such kernel.
+
+    delta is laid out as softmax_lse, and is zero in rows outside of sequences.
+    """
     call = gradients.forward
     if call.q.shape[-1] not in DIMS or unsupported_reason(call.q, call.v) is not None:
         return False
     q, k, v, out, dout = (aligned(x) for x in (call.q, call.k, call.v, gradients.out, gradients.dout))
     packed = call.cu_seqlens_q is not None
     parameters = Parameters()
-    # dq, dk and dv are not written. Tensors of the same form stand for them.
+    # dq, dk and dv are not written, so tensors of the same form take their place.
     tensors = [field for x in (q, k, v, out, dout, q, q, q) for field in parameters.rows(x)]
     lse_strides = (0 if packed else delta.stride(0), delta.stride(-2))
     shape = parameters.attention(replace(call, q=q, k=k, v=v), window_of(call), lse_strides, None)
@@ -94,7 +96,7 @@ def row_sums(gradients: GradientCall, delta: torch.Tensor) -> bool:
 
 
 def _as_result(gradient: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The gradient itself where the kernels can write it, else a new tensor of the shape that they can write.
+    """The gradient itself if the kernels can write it, else a new tensor of a shape that they can write.
 
     A new tensor of packed sequences is zero outside of them.
     """

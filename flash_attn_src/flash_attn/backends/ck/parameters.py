@@ -70,7 +70,7 @@ class Parameters:
         )  # fmt: skip
 
     def run(self, what: str, packed: bytes) -> None:
-        """Plans a "forward", "backward" or "decode" and launches it where the tensors are.
+        """Plans a "forward", "backward" or "decode" and launches it on the tensors' device.
 
         Raises UnsupportedError before anything is launched.
         """
@@ -83,7 +83,7 @@ def batch_stride(alibi_slopes: torch.Tensor | None) -> int:
 
 
 def unsupported_reason(tensor: torch.Tensor, v: torch.Tensor) -> str | None:
-    """Why no CK kernel takes q, k or v like this tensor with such a v at all, or None."""
+    """The reason why no CK kernel takes a q, k or v like this tensor with this v, or None."""
     if tensor.dtype not in DTYPES:
         return f"dtype: {tensor.dtype} is neither float16 nor bfloat16"
     if tensor.shape[-1] > DIMS[-1]:
@@ -108,7 +108,7 @@ def has_kernels(tensor: torch.Tensor) -> bool:
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its rows start on 16 bytes and lie dense, else a copy that does."""
+    """The tensor itself if its rows are dense and start at multiples of 16 bytes, else such a copy."""
     *outer, last = tensor.stride()
     misaligned = tensor.data_ptr() & 15
     for stride in outer:

@@ -52,7 +52,7 @@ def forward(call: AttentionCall) -> ForwardResult:
 
 
 def backward(gradients: GradientCall) -> torch.Tensor:
-    """See `protocol.Backend.backward`. On a CPU it is deterministic whatever the call asks for."""
+    """See `protocol.Backend.backward`. On a CPU it is always deterministic."""
     call = gradients.forward
     with torch.no_grad(), in_own_types():
         if call.dropout_p > 0.0 and call.rng_state is None:

@@ -81,7 +81,7 @@ def kvcache(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 def _turned(
     call: CacheCall, spans: list[tuple[int, int]], new: list[tuple[int, int]], lengths: list[int]
 ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """The queries and new keys of each sequence after rotary embedding; None where there is none."""
+    """The queries and new keys of each sequence after rotary embedding; None without rotary embedding."""
     if call.rotary_cos is None or call.rotary_sin is None or call.k is None:
         return None
     origins = lengths

@@ -1,4 +1,4 @@
-"""FP8 in plain PyTorch: what casting makes of a tensor, and attention of it; the oracle of the FP8 kernels."""
+"""FP8 in plain PyTorch: the cast of a tensor, and attention of cast tensors. It is the oracle of the FP8 kernels."""
 
 from __future__ import annotations
 

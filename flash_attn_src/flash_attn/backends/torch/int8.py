@@ -1,4 +1,7 @@
-"""INT8 queries and keys in plain PyTorch: what casting makes of a tensor, and attention of it; the kernels' oracle."""
+"""INT8 queries and keys in plain PyTorch:
+
+the cast of a tensor, and attention of cast tensors. It is the kernels' oracle.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Where each sequence's rows lie: in a batch, packed, or in the pages of a cache. Index values are checked here.
 
-Reads index tensors on the host, so it synchronises with a GPU; what is out of range is a ValueError.
+Reads index tensors on the host, so it synchronises with a GPU. Raises ValueError for an index out of range.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def bounds(name: str, cu_seqlens: torch.Tensor, rows: int, longest: int) -> list
             raise ValueError(f"{name}: got {stop} after {start} at index {index + 1}, wanted no decrease")
         if stop - start > longest:
             maximum = name.replace("cu_seqlens", "max_seqlen")
-            raise ValueError(f"{maximum}: got {longest}, wanted at least {stop - start}, as {name} says")
+            raise ValueError(
+                f"{maximum}: got {longest}, wanted at least {stop - start}, the longest sequence in {name}"
+            )
     return pairs
 
 
@@ -60,7 +62,9 @@ def locate(call: AttentionCall) -> list[Sequence]:
     if block_table is not None:
         capacity = block_table.shape[1] * k.shape[1]
         keys = [(0, capacity)] * len(queries)
-        if cu_seqlens_k is not None and seqused_k is not None:  # which says the lengths: these may be anything
+        if (
+            cu_seqlens_k is not None and seqused_k is not None
+        ):  # seqused_k has the lengths, so the starts may have any distance
             bounds("cu_seqlens_k", cu_seqlens_k, INT32_MAX, INT32_MAX)
         elif cu_seqlens_k is not None:
             spans = bounds("cu_seqlens_k", cu_seqlens_k, capacity * len(queries), max_seqlen_k)
@@ -69,7 +73,7 @@ def locate(call: AttentionCall) -> list[Sequence]:
     elif cu_seqlens_k is None:
         keys = [(i * k.shape[1], (i + 1) * k.shape[1]) for i in range(k.shape[0])]
     else:
-        # With seqused_k they are where sequences begin and the room that each has, used or not.
+        # With seqused_k, they are the starts of the sequences and the room for each, used or not.
         longest = max_seqlen_k if seqused_k is None else k.shape[0]
         keys = bounds("cu_seqlens_k", cu_seqlens_k, k.shape[0], longest)
     if seqused_k is not None:

@@ -23,9 +23,9 @@ _LOST = 2.0**-15
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What shapes the scores. Windows are counted in keys, -1 is open; causal is `right == 0`.
+    """The options that change scores. Windows are in keys, -1 is open; causal is `right == 0`.
 
-    chunk > 0: a query sees keys of its own chunk of so many only, chunks counted from key 0.
+    chunk > 0: a query sees only the keys of its own chunk. Chunks have this many keys and begin at key 0.
     """
 
     scale: float
@@ -83,7 +83,7 @@ class Inputs(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a backward gets beside the inputs: dout and out (b, sq, h, d), lse (b, h, sq)."""
+    """The inputs of a backward in addition to those of the forward: dout and out (b, sq, h, d), lse (b, h, sq)."""
 
     dout: torch.Tensor
     out: torch.Tensor
@@ -91,9 +91,10 @@ class Given(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward fills: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout * out).
+    """The results that a backward writes: dq, dk, dv, laid out as q, k, v, and softmax_d (b, h, sq) = rowsum(dout *
+    out).
 
-    dbias, laid out as the bias, is filled where it is wanted.
+    dbias, laid out as the bias, is filled if it is not None.
     """
 
     dq: torch.Tensor
@@ -266,10 +267,11 @@ def _fill_dmask(
 def _lost_by_rounding(
     block: _Block, queries: torch.Tensor, row_lse: torch.Tensor, q0: int, q1: int
 ) -> torch.Tensor | float:
-    """The logarithm of the sum of a row's weights exp(score - lse), sink included; 0.0 where every lse is small.
+    """The correction for rounding of lse: log of the sum of a row's weights exp(score - lse), sink included; 0.0 if
+    every lse is small.
 
-    In a row whose keys are all hidden by a bias of -1e9 or of the lowest number, lse is that number: the logarithm of
-    the number of keys is less than its last bit.
+    If a bias of -1e9 or of the lowest number hides all keys of a row, lse rounds to that number, because the logarithm
+    of the number of keys is less than its last bit.
     """
     large = row_lse.isfinite() & (row_lse.abs() * torch.finfo(block.dtype).eps > _LOST)
     if not large.any():

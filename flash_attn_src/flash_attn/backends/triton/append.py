@@ -20,8 +20,10 @@ from flash_attn.kernels.variants import bucket
 
 
 def append(call: CacheCall, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Writes k and v into the caches of a call, whose rows start on 16 bytes; returns its q, turned where there is
-    rotary embedding."""
+    """Writes k and v into the caches of a call, whose rows are aligned to 16 bytes.
+
+    Returns its q, rotated if the call has rotary embedding.
+    """
     check_tables(call)
     q, head_dim, head_dim_v = call.q, call.q.shape[-1], v.shape[-1]
     width = max(head_dim, head_dim_v)

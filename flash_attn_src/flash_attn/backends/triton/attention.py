@@ -25,7 +25,7 @@ from flash_attn.backends.triton.kernels import (
 from flash_attn.backends.triton.value_dims import padded
 from flash_attn.calls import AttentionCall, ForwardResult, new_out, replace
 
-# Where v has the head dim of q and k, and where it has its own.
+# Operations for v with the head dim of q and k, and for v with another head dim.
 _FORWARD = (("fwd",), ("fwd-v",))
 _PAGED = (("fwd-paged",), ("fwd-paged-v",))
 _PAGED_BY_BLOCK = (("fwd-paged-whole",), ("fwd-paged-whole-v",))
@@ -33,7 +33,7 @@ _PROBABILITIES = ("probabilities",)
 
 
 def forward_ops(call: AttentionCall, kind: str) -> tuple[str]:
-    """The op of a forward. Over pages, the faster one where no block of keys crosses a page."""
+    """The op of a forward. With pages, the faster op if no block of keys crosses a page."""
     q = call.q
     own = call.v.shape[-1] != q.shape[-1]
     if call.block_table is None:

@@ -51,7 +51,7 @@ _lock = threading.Lock()
 
 
 def wanted() -> bool:
-    """Whether the environment asks for the search. Warns where Triton is not there to make it."""
+    """Whether the environment requests the search. Warns if Triton, which the search needs, is not installed."""
     try:
         asked = switch(os.environ, TRITON_AUTOTUNE)
     except ValueError as error:
@@ -95,7 +95,7 @@ def _shape_class(call: AttentionCall) -> str:
 
 
 def _choose(ops: tuple[str, ...], call: AttentionCall, run: Callable[[], object]) -> None:
-    """Makes the kernels of the shape class the ones that `kernels.find` gives; searches where none are known."""
+    """Makes `kernels.find` return the best kernels of the shape class. Searches if they are not known yet."""
     index, dtype, head_dim = call.q.get_device(), call.q.dtype, call.q.shape[-1]
     kind = (score_kind if ops == backward_ops(call) else forward_kind)(call, call.dropout_p)
     key, shape = (ops, index, dtype, head_dim, kind), _shape_class(call)
@@ -121,7 +121,7 @@ def _best(
     shape: str,
     run: Callable[[], object],
 ) -> Kernel:
-    """The fastest kernel of a variant, at a place among the standing ones."""
+    """The fastest kernel of a variant, at its index among the current kernels."""
     _, index, *_ = key
     target = device.of(index).target
     entry = f"{variant.name} {shape}"
@@ -129,7 +129,7 @@ def _best(
     try:
         kept = _config(_read(store)[entry]["config"])
     except (KeyError, TypeError, ValueError):
-        pass  # not searched for yet, or not what this module writes
+        pass  # not searched for yet, or not a file of this module
     else:
         return standing[place] if kept is None else _compiled(variant, index, kept)
 
@@ -144,7 +144,9 @@ def _best(
         remember(key, (*standing[:place], kernel, *standing[place + 1 :]))
         try:
             taken = _milliseconds(run, index)
-        except Exception as error:  # Triton and its compilers raise many kinds: the candidate is what failed
+        except (
+            Exception
+        ) as error:  # Triton and its compilers raise many kinds of errors; each means that the candidate failed
             print(f"flash_attn: {config} does not run here: {error}", file=sys.stderr)
             continue
         if taken < best_ms:
@@ -155,13 +157,13 @@ def _best(
 
 
 def _compiled(variant: Variant, index: int, config: Config | None = None) -> Kernel:
-    """A variant's kernel with a launch configuration of its own, or the tuning table's."""
+    """A variant's kernel with this launch configuration, or with the tuning table's for None."""
     there = device.of(index)
     return watchdog.watched(jit.JitKernel(variant, there.target, config, index=index), variant, there)
 
 
 def _config(fields: list[Any] | None) -> Config | None:
-    """A configuration as the file holds it; None says that the table's own is the fastest."""
+    """Converts a configuration to the file's form. None means that the table's configuration is the fastest."""
     if fields is None:
         return None
     block_m, block_n, num_warps, num_stages, depth, options = fields
@@ -186,7 +188,10 @@ def _milliseconds(run: Callable[[], object], index: int) -> float:
 
 @cache
 def _store(index: int) -> Path:
-    """The file of what was found: one for each device model, Triton and state of the kernels' sources."""
+    """The file of search results.
+
+    There is a file for each device model, Triton release and version of the kernels' sources.
+    """
     import triton
 
     root = PLATFORM.cache_directory(os.environ) / "autotune"
@@ -205,12 +210,12 @@ def _read(store: Path) -> dict[str, Any]:
 
 
 def _write(store: Path, entry: str, result: dict[str, Any]) -> None:
-    """Adds one entry; the file is whole whenever the process ends. Warns where it cannot be kept."""
+    """Adds an entry atomically. Warns if the file cannot be written."""
     try:
         write_whole(store, json.dumps(_read(store) | {entry: result}, indent=1, sort_keys=True))
     except OSError as error:
         warnings.warn(
-            f"what the search found cannot be kept ({error}), the next process searches again: "
+            f"the results of the search cannot be saved ({error}), so the next process searches again: "
             f"set {PLATFORM.cache_variable} to a directory that can be written",
             RuntimeWarning,
             stacklevel=2,

@@ -15,10 +15,10 @@ Strides = tuple[int, int, int]
 
 
 def bias_of(call: AttentionCall) -> tuple[torch.Tensor, Strides, int]:
-    """The bias as the kernels take it, its strides (batch, head, row) in elements, 0 where it is shared, and its flag.
+    """The bias for the kernels, its strides (batch, head, row) in elements (0 for a shared axis), and its flag.
 
-    It is copied where its last dimension is strided. Strides of axes of size 1 do not count. ValueError for rows that
-    lie too far apart.
+    It is copied if its last dimension is strided. Strides of axes of size 1 are ignored. Raises ValueError for rows
+    that are too far apart.
     """
     bias = call.attn_bias
     assert bias is not None

@@ -1,7 +1,7 @@
 """The Triton backend over a cache of keys and values: append, attend in splits, combine. No host synchronisation.
 
-The kernels read what only a device tensor knows, such as the length of each sequence. The host decides by what it
-knows itself, the capacity of the cache.
+The kernels read values in device tensors, such as the length of each sequence. The host decides by what it knows
+itself, the capacity of the cache.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _keeps_whole(call: CacheCall) -> bool:
 
 
 def _attend_whole(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of many queries to what the cache holds by now, without splits."""
+    """Attention of many queries to the current content of the cache, without splits."""
     k_cache, v_cache, block_table, lengths = call.k_cache, call.v_cache, call.block_table, call.lengths
     capacity = call.capacity
     length = min(call.length + call.added, capacity)
@@ -110,7 +110,7 @@ def _with_zeros(x: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _padded(call: CacheCall, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`kvcache` with a head_dim that is no multiple of what the kernels take, through padded copies."""
+    """Runs `kvcache` on padded copies if no kernel takes the head_dim."""
     head_dim, head_dim_v = call.q.shape[-1], call.v_cache.shape[-1]
     q, k_cache, v_cache = (_with_zeros(x, multiple) for x in (call.q, call.k_cache, call.v_cache))
     k, v, qv = (None if x is None else _with_zeros(x, multiple) for x in (call.k, call.v, call.qv))

@@ -39,7 +39,7 @@ _MANY_SPLITS, _FEW_ROWS = 16, 256
 
 
 def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of few queries to what the cache held and the new keys, in splits that are joined."""
+    """Attention of few queries to the cached and the new keys, computed in splits and then combined."""
     q, k_cache, v_cache, out = call.q, call.k_cache, call.v_cache, call.out
     cu_seqlens_q, alibi_slopes = call.cu_seqlens_q, call.alibi_slopes
     length, lengths, added, capacity, seqlen_q = call.length, call.lengths, call.added, call.capacity, call.seqlen_q
@@ -140,7 +140,7 @@ def attend_split(call: CacheCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _joined(qv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Rows of qv and then of q: as they lie in memory where both are views of such rows, else a copy."""
+    """Rows of qv, each followed by its row of q. No copy if both are already views of such rows."""
     ends = qv.data_ptr() + qv.shape[-1] * qv.element_size()
     if ends == q.data_ptr() and qv.stride() == q.stride() and qv.untyped_storage()._cdata == q.untyped_storage()._cdata:
         return qv.as_strided((*q.shape[:-1], qv.shape[-1] + q.shape[-1]), q.stride())

@@ -64,7 +64,7 @@ def cast(
     x, x_strides = rows(x, vec)
     nheads, head_dim = x.shape[-2:]
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    # Of packed rows all, not the caller's longest length: where that is too small the grid would lack blocks.
+    # For packed tensors, count all rows, not the caller's max_seqlen: if that is too small, the grid would lack blocks.
     seqlen = x.shape[1] if cu_seqlens is None else x.shape[0]
     if not transposed:
         y = torch.empty(x.shape, dtype=dtype, device=x.device)

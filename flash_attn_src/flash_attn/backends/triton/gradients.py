@@ -28,7 +28,7 @@ from flash_attn.backends.triton.value_dims import cut, padded_gradients
 from flash_attn.calls import AttentionCall, GradientCall
 from flash_attn.runtime import device
 
-# Where v has the head dim of q and k, and where it has its own.
+# Operations for v with the head dim of q and k, and for v with another head dim.
 _BACKWARD = (("bwd-dq", "bwd-dkdv"), ("bwd-dq-v", "bwd-dkdv-v"))
 
 

@@ -104,11 +104,11 @@ def remember(key: tuple[object, ...], kernels: tuple[Kernel, ...]) -> None:
     device.kernels[key] = kernels
 
 
-_FAR = 1 << 31  # what a kernel's int32 argument cannot hold
+_FAR = 1 << 31  # first value that an int32 argument cannot hold
 
 
 def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
-    """The tensor itself where its rows start on 16 bytes, lie dense and not too far apart, else a copy that does."""
+    """The tensor itself if its rows are dense, aligned to 16 bytes and with int32 strides, else such a copy."""
     *outer, last = tensor.stride()
     misaligned = tensor.data_ptr() & 15
     for stride in outer:
@@ -119,7 +119,7 @@ def aligned(tensor: torch.Tensor, vec: int) -> torch.Tensor:
 
 
 def rows(tensor: torch.Tensor, vec: int) -> tuple[torch.Tensor, Strides]:
-    """`aligned`, and `strides_of` of what it gives."""
+    """The result of `aligned`, and its `strides_of`."""
     strides = tensor.stride()
     if len(strides) == 4:
         batch, row, head, last = strides
@@ -151,7 +151,7 @@ def near(tensor: torch.Tensor) -> Strides:
 
 
 def window_of(call: AttentionCall | CacheCall) -> tuple[int, int]:
-    """(left, right), OPEN_WINDOW where open; causal ends the window at the query itself."""
+    """(left, right), OPEN_WINDOW for an open side; causal ends the window at the query itself."""
     left, right = call.window_size
     left = OPEN_WINDOW if left < 0 else min(left, OPEN_WINDOW)
     return left, (0 if call.causal else OPEN_WINDOW if right < 0 else min(right, OPEN_WINDOW))
@@ -163,7 +163,7 @@ def is_even(call: AttentionCall) -> bool:
 
 
 def flags_of(call: AttentionCall) -> int:
-    """Which of the optional pointers are there."""
+    """Flags that say which optional pointers are not null."""
     return (
         (HAS_CU_SEQLENS_Q if call.cu_seqlens_q is not None else 0)
         | (HAS_CU_SEQLENS_K if call.cu_seqlens_k is not None else 0)

@@ -1,4 +1,4 @@
-"""Calls whose v has another head dim than q and k, for the kernels that there are: see `kernels.value_dims`."""
+"""Pads calls whose v has another head dim than q and k for the compiled kernels: see `kernels.value_dims`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flash_attn.kernels.value_dims import served_pair
 
 
 def padded(call: AttentionCall) -> AttentionCall | None:
-    """The call with zeros up to the head dims of a kernel. None where a kernel serves the call as it is.
+    """The call padded with zeros to the head dims of a kernel. None if a kernel serves the call unpadded.
 
-    The kernels of a bias have no values with a head dim of their own.
+    Kernels with a bias need the same head dim for v as for q.
     """
     pair = call.q.shape[-1], call.v.shape[-1]
     served = served_pair(*pair) if call.attn_bias is None else (max(pair), max(pair))
@@ -23,7 +23,10 @@ def padded(call: AttentionCall) -> AttentionCall | None:
 
 
 def padded_gradients(gradients: GradientCall) -> GradientCall | None:
-    """The same for a backward. Its dq, dk and dv are new: `cut` writes the given ones. dbias is the given one."""
+    """Pads a backward likewise.
+
+    Its dq, dk and dv are new tensors, from which `cut` writes the caller's. dbias is the caller's tensor.
+    """
     call = padded(gradients.forward)
     if call is None:
         return None

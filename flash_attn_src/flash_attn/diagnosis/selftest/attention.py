@@ -12,7 +12,7 @@ from flash_attn.diagnosis.selftest.inputs import Draw, angles, turned
 from flash_attn.diagnosis.selftest.reference import OPEN, error, gradients_error
 
 Errors = tuple[float, float | None]
-_api: Any = flash_attn  # its results depend on arguments, which types cannot say
+_api: Any = flash_attn  # the types of its results depend on arguments
 
 
 def attention(
@@ -148,7 +148,7 @@ def cache(
             if not torch.equal(held[i, :length], before[i, :length]):
                 raise AssertionError(f"the first {length} keys or values of cache {i} have changed")
             if fresh is not None and error(held[i, length : length + new], fresh[i]) > 2**-7:
-                raise AssertionError(f"what was appended to cache {i} is not what was given")
+                raise AssertionError(f"cache {i} does not contain the appended keys and values")
     return max(error(*pair) for pair in zip(out, wanted, strict=True)), None
 
 

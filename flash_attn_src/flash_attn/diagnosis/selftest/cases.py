@@ -11,8 +11,8 @@ FORMAT = 1  # of the report
 # place of bf16, 2^-11 of fp16; a few roundings add up.
 LIMITS = {"fp32": (1e-5, 2e-5), "fp16": (2e-3, 4e-3), "bf16": (1.2e-2, 2.4e-2)}
 FP8_LIMITS = (0.12, 0.12)  # three bits of mantissa
-# With dout of 1e-5 dS and dQ are subnormal numbers of fp16. PyTorch in fp16 has an error of 0.03 there, and a GPU that
-# flushes them loses 80 % and more.
+# With dout of 1e-5, dS and dQ are subnormal in fp16. PyTorch in fp16 then has an error of 0.03. A GPU that flushes
+# subnormals loses at least 80 %.
 SMALL_DOUT_LIMITS = (LIMITS["fp16"][0], 0.1)
 # Beside a sink 12 above the scores the weights are subnormal in fp16. A GPU that flushes them returns zeros.
 SINK_LIMITS = (1e-2, 2e-2)
@@ -70,7 +70,7 @@ SPEEDS = (
     Shape(batch=1, heads=16, heads_k=16, seqlen=16384, head_dim=128, causal=True),
     Shape(batch=16, heads=32, heads_k=8, seqlen=8192, head_dim=128, cache=True),
 )
-# For a machine without a GPU: it exercises the program and says nothing about speed.
+# For a machine without a GPU: it tests the program, not the speed.
 CPU_SPEEDS = (Shape(batch=1, heads=2, heads_k=2, seqlen=256, head_dim=64, causal=True),)
 
 

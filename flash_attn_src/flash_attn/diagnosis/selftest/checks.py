@@ -1,6 +1,6 @@
 """Every check of the selftest by its name. A check makes calls of the public API and returns its errors.
 
-A check raises AssertionError where something is wrong that is no distance from a reference. NotImplementedError means
+A check raises AssertionError for a fault that is not an error against a reference. NotImplementedError means
 that this GPU cannot do it.
 """
 
@@ -32,5 +32,5 @@ CHECKS: dict[str, Callable[..., Errors]] = {
 
 
 def run(case: Case, device: str) -> Errors:
-    """The errors of a case on a torch device: forward, and backward where there is one."""
+    """The errors of a case on a torch device: of the forward, and of the backward if the case has one."""
     return CHECKS[case.check](Draw(device, DTYPES[case.dtype]), **case.options)

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unwritable(path: Path) -> str:
-    """Why a report cannot be written there, "" where it can: told before the checks, which take minutes."""
+    """The reason why the report cannot be written, or "". Checked first, because the checks take minutes."""
     there = path.exists()
     try:
         with path.open("a", encoding="utf-8"):
@@ -90,9 +90,9 @@ def _unwritable(path: Path) -> str:
 
 
 def run(gpu: str, repeats: int | None = None) -> tuple[list[dict[str, Any]], str]:
-    """The lines of all steps, and why the run ended early, "" where it did not.
+    """The lines of all steps, and the reason why the run ended early, or "".
 
-    A step that ends the process fails, and a new process goes on behind it.
+    A step that ends the process counts as failed, and a new process continues after it.
     """
     repeats = repeats or (cases.CPU_REPEATS if gpu == "cpu" else cases.REPEATS)
     planned = steps(gpu == "cpu", repeats)
@@ -123,7 +123,7 @@ def _lost(step: Any, why: str) -> dict[str, Any]:
 
 
 def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """The lines of a worker, as they come, and at last {"end": how it ended} where not by itself."""
+    """Yields the lines of a worker when they arrive. If the worker was ended, the last line is {"end": how}."""
     command = [sys.executable, "-m", "flash_attn.diagnosis.selftest.worker", gpu, str(skip), str(repeats)]
     words: list[str] = []
     silent = threading.Event()
@@ -145,7 +145,7 @@ def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
                 watch.cancel()
                 watch = threading.Timer(_SILENCE_SECONDS, stop)
                 watch.start()
-                with suppress(ValueError):  # a line that is cut off where the process ended
+                with suppress(ValueError):  # the last line may be incomplete if the process died
                     yield json.loads(text)
             code = process.wait()
         finally:
@@ -153,7 +153,7 @@ def _worker(gpu: str, skip: int, repeats: int) -> Iterator[dict[str, Any]]:
             process.kill()
             listener.join()
     if silent.is_set():
-        yield {"end": f"it said nothing for {_SILENCE_SECONDS} s"}
+        yield {"end": f"it printed nothing for {_SILENCE_SECONDS} s"}
     elif code:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         last = private(words[-1].strip()) if words else ""

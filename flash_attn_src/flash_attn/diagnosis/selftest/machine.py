@@ -12,7 +12,7 @@ import torch
 from flash_attn.kernels.targets import serving_targets
 from flash_attn.runtime.platform import PLATFORM
 
-# Settings that change what runs. Their values are numbers, targets or TRUE; no other variable is reported.
+# Variables that change what runs. Their values are numbers, targets or TRUE. Only these variables are reported.
 _VARIABLES = (
     "FLASH_ATTENTION_TRITON_AMD_ENABLE",
     "FLASH_ATTENTION_KERNEL_SOURCE",
@@ -45,7 +45,7 @@ def architecture(index: int) -> str:
 
 
 def facts(index: int | None) -> dict[str, Any]:
-    """What a report says of the machine; `index` is the GPU that ran, None is the CPU."""
+    """The machine part of a report. `index` is the number of the GPU, None for the CPU."""
     found: dict[str, Any] = {
         "device": "CPU",
         "target": "cpu",

@@ -1,4 +1,4 @@
-"""Checks of what is no distance from a reference: dropout, equal bits in two runs, captured graphs."""
+"""Checks that compare with no reference: dropout, equal bits in two runs, captured graphs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def steady(draw: Draw, *, head_dim: int, times: int) -> Errors:
 
 
 def captured(draw: Draw) -> Errors:
-    """A forward in a captured graph gives the bits of an eager one."""
+    """A forward in a captured graph gives the same bits as an eager forward."""
     q, k, v = (draw(2, 512, 4, 64, grad=False) for _ in range(3))
     wanted = _api.flash_attn_func(q, k, v, causal=True)
     stream = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""The report of a selftest: what was found, as JSON for programs and as a table for people."""
+"""The report of a selftest: the results, as JSON for programs and as a table for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Line = Mapping[str, Any]
 
 
 def build(machine: Line, wheel: Line, checks: Sequence[Line], speed: Sequence[Line], trouble: str) -> dict[str, Any]:
-    """The report. `trouble` is why the run ended early, "" where it did not."""
+    """The report. `trouble` is the reason why the run ended early, or ""."""
     wrong = bool(trouble or wheel["damaged"] or not checks) or any(map(failed, (*checks, *speed)))
     return {
         "format": cases.FORMAT,
@@ -29,7 +29,7 @@ def build(machine: Line, wheel: Line, checks: Sequence[Line], speed: Sequence[Li
 
 
 def failed(line: Line) -> bool:
-    """Whether a line of the report says that something is wrong; a check that this GPU cannot do is not."""
+    """Whether a line of the report is a failure. A check that this GPU does not support is not a failure."""
     return line["ok"] is False if "check" in line else bool(line.get("failure"))
 
 

@@ -1,4 +1,4 @@
-"""The speed part of the selftest: milliseconds of a shape, beside PyTorch's scaled_dot_product_attention."""
+"""The speed part of the selftest: milliseconds of each shape, compared with PyTorch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Call = Callable[[], object]
 def measure(shape: Shape, device: str) -> dict[str, Any]:
     """{"shape", "forward_ms", "backward_ms", "sdpa_forward_ms", "sdpa_backward_ms", "sdpa"}.
 
-    A time is None where it does not apply. "sdpa" says why SDPA could not run, "" where it ran. Each time is the median
+    A time that does not apply is None. "sdpa" is the reason why SDPA could not run, or "". Each time is the median
     of three rounds.
     """
     generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def measure(shape: Shape, device: str) -> dict[str, Any]:
 
 
 def _times(attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], device: str) -> Any:
-    """Milliseconds of the forward and of the backward; None for the backward where there are no inputs to derive by."""
+    """Milliseconds of the forward and of the backward; None for the backward if no input needs a gradient."""
 
     def forward() -> object:
         with torch.no_grad():

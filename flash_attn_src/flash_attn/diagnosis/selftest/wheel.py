@@ -51,7 +51,7 @@ def contents(record: str) -> str:
 
 
 def repository() -> str:
-    """The address of the repository that the wheel was built from, "" where its metadata has none."""
+    """The address of the repository that the wheel was built from, or "" if its metadata does not name it."""
     try:
         urls = metadata.metadata("flash_attn").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def _files(record: str) -> Iterable[tuple[str, str]]:
 
 
 def _is_imported(distribution: metadata.Distribution) -> bool:
-    """Whether this very package is what the distribution installed, and not another one that shadows it."""
+    """Whether the imported package is the installed one, not a copy that shadows it."""
     return str(distribution.locate_file("flash_attn/diagnosis/selftest/wheel.py")) == __file__
 
 

@@ -22,7 +22,7 @@ _FAMILIES = {"nvidia": nvidia, "cdna": cdna, "rdna2": rdna2, "rdna3": rdna3, "rd
 
 @cache
 def rows(target: str) -> Rows:
-    """The table of a target: its own rows, else the ones of its family.
+    """The table of a target: its own rows if it has some, else its family's rows.
 
     Raises ValueError for an unknown target, and for a family without tiles.
     """
@@ -54,8 +54,10 @@ def config(target: str, variant: Variant) -> Config:
 
 
 def _row(table: Rows, variant: Variant) -> Tiles:
-    """The first row that there is: of the operation, of those whose tile it takes, of the last at the next power of
-    two."""
+    """The first existing row:
+
+    the operation's own, else a row of an operation with the same tiles, else the row of the next power of two.
+    """
     size, names = variant.block_d, [variant.op]
     while (other := OPERATIONS[names[-1]].tile_of) is not None:
         names.append(other)

@@ -160,7 +160,7 @@ _FORWARDS: Rows = {
     ),
 }
 
-# Target -> its own rows, before those of the family.
+# Target -> its own rows, which precede the family's rows.
 TARGET_ROWS: dict[str, Rows] = {
     # gfx908 has half the registers for a wave: the tile of the family spills 111 of them.
     "gfx908": {

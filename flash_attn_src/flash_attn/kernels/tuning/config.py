@@ -13,7 +13,7 @@ class Config(NamedTuple):
 
     block_m, block_n: rows and columns of a tile.
     block_k: the head-dim piece of the score products, 0 for the whole head dim at once (see `tiles.deep_dot`).
-    options: the compiler's own, beside warps and stages.
+    options: compiler options other than warps and stages.
     """
 
     block_m: int
@@ -26,8 +26,8 @@ class Config(NamedTuple):
 
 C = Config  # as the tables write it
 
-# The score modifiers with a tile of their own. Sinks take the tile of `plain`, because they join after the loop. A bias
-# has rows of its own.
+# The score modifiers with their own tile. Sinks use the tile of `plain`, because they are added after the loop. A bias
+# has separate rows.
 MODIFIERS = tuple(kind for kind in KINDS if kind != "bias")
 Tiles = Mapping[str, Config]
 # (operation, element bits, size) -> score modifier -> its configuration.
@@ -51,8 +51,8 @@ def tiles(row: Config | Mapping[str, Config], *, base: Tiles | None = None) -> T
     return {name: found[name] for name in MODIFIERS}
 
 
-# Compiler options that a search on a GPU tries for AMD GPUs. `waves_per_eu` trades registers of a program for programs
-# beside it. `schedule_hint` orders the instructions of a loop with two products.
+# Compiler options that a search on a GPU tries for AMD GPUs. `waves_per_eu` gives a program fewer registers, so that
+# more programs run on a SIMD. `schedule_hint` orders the instructions of a loop with two products.
 WAVES: Options = tuple(("waves_per_eu", waves) for waves in (1, 2, 3, 4))
 ORDERS: Options = tuple(
     ("schedule_hint", order)
@@ -61,12 +61,12 @@ ORDERS: Options = tuple(
 
 BOTH_ORDERS: Options = (("schedule_hint", "attention,memory-bound-attention"),)
 # A thread holds a few keys of the same column and writes them to shared memory side by side, so that an operand which
-# runs along the keys is read 16 bytes at a time (`switches`). Triton does so for gfx942 without being asked.
+# runs along the keys is read 16 bytes at a time (`switches`). Triton does so for gfx942 without this option.
 TRANSPOSES: Options = (("in_thread_transpose", 1),)
 # Keys and values are copied straight to shared memory, which is then padded, so that reads of values have no bank
 # conflicts (`switches`). gfx950 alone has such copies of 16 bytes.
 ASYNC_COPY: Options = (("async_copy", 1),)
-# A wave has priority from the scaling of its output until its next scores are there. The compile stage alone does so
+# A wave has priority from the scaling of its output until its next scores are computed. Only the compile stage does so
 # (`switches`).
 PRIORITIES: Options = (("wave_priorities", 1),)
 ROWS_OF_16: Options = (("matrix_instr_nonkdim", 16),)

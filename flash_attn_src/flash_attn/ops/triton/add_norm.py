@@ -179,7 +179,7 @@ def launch_forward(
     rstd = x.new_empty(rows, dtype=torch.float32)
     mean = rstd if is_rms else torch.empty_like(rstd)
     flags = (NORM_IS_RMS if is_rms else 0) | (NORM_STORE_Z if kept else 0)
-    # What is absent is never read: a tensor of its type stands in.
+    # The kernel never reads an absent tensor, so a tensor of the same type is passed instead.
     shown = y if z is None else z
     added, stride_added, offset = shown, dim, weight
     if residual is not None:

@@ -130,7 +130,10 @@ def reference(
 
 
 class _FirstOnly(torch.autograd.Function):
-    """Logits over several processes: a second derivative of them would lack what the other processes hold."""
+    """Cross entropy of logits that are split over processes.
+
+    A second derivative would lack the parts of the other processes.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:  # noqa: ARG004

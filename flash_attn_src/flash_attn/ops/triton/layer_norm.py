@@ -300,7 +300,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def _dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(x with elements dropped and the others scaled up, what was kept)."""
+    """Returns x with dropout (kept elements scaled up), and the mask of kept elements."""
     if p == 0.0:
         return x, None
     kept = torch.rand(x.shape, dtype=torch.float32, device=x.device) >= p

@@ -63,7 +63,10 @@ def turn(
     conjugate: bool,
     tracked: bool = False,
 ) -> torch.Tensor:
-    """apply_rotary into y, which may be x; None makes a new tensor. tracked: autograd is told."""
+    """Writes the result of apply_rotary into y, which may be x; None makes a new tensor.
+
+    tracked: whether autograd records it.
+    """
     refuse_transforms("rotary embedding")
     check_switches(interleaved=interleaved, conjugate=conjugate)
     longest = _check(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen)
@@ -85,7 +88,7 @@ def turn(
 
 
 def _output(x: torch.Tensor, cos: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-    """Where a result goes, with what is not turned already in place."""
+    """The output tensor. The elements that are not rotated are already copied."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if cu_seqlens is not None or not cos.shape[1]:
         return y.copy_(x)
@@ -217,7 +220,9 @@ def reference(
             if not 0 <= start <= stop <= x.shape[0]:
                 raise ValueError(f"cu_seqlens: got {start}, {stop} at {index}, wanted no decrease, 0 to {x.shape[0]}")
             if stop - start > max_seqlen:
-                raise ValueError(f"max_seqlen: got {max_seqlen}, wanted at least {stop - start}, as cu_seqlens says")
+                raise ValueError(
+                    f"max_seqlen: got {max_seqlen}, wanted at least {stop - start}, the longest sequence in cu_seqlens"
+                )
         spans = [(x[start:stop], y[start:stop]) for start, stop in pairwise(ends)]
     half = cos.shape[1]
     exact = torch.promote_types(x.dtype, torch.float32)
@@ -262,7 +267,7 @@ def _check(
         if cu_seqlens.stride(0) != 1:
             raise ValueError(f"cu_seqlens: got stride {cu_seqlens.stride(0)}, wanted 1")
         if max_seqlen is None:
-            raise ValueError("max_seqlen: got None, wanted the longest sequence, as cu_seqlens is given")
+            raise ValueError("max_seqlen: got None, wanted the longest sequence, because cu_seqlens is set")
         batch, longest = cu_seqlens.shape[0] - 1, as_int("max_seqlen", max_seqlen)
         if longest < 0:
             raise ValueError(f"max_seqlen: got {longest}, wanted 0 or more")

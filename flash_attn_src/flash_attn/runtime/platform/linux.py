@@ -9,7 +9,7 @@ from typing import Any
 
 from flash_attn.runtime.platform.base import Platform
 
-_WSL_GPU = Path("/dev/dxg")  # what WSL, Linux in Windows, has in the place of /dev/kfd
+_WSL_GPU = Path("/dev/dxg")  # the device of WSL (Linux in Windows) that replaces /dev/kfd
 _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
 _DRIVERS = (Path("/sys/module/amdgpu/version"), Path("/proc/driver/nvidia/version"))
