@@ -74,7 +74,7 @@ def test_links_are_refused_wherever_they_are(tmp_path: Path, which: str) -> None
     assert (tmp_path / "from/one/ab/kernel").is_file(), "nothing is moved"
 
 
-def test_a_file_beside_the_artifacts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_next_to_the_artifacts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A single artifact without a directory of its name leaves such a file."""
     write(tmp_path / "from", one__a="1", loose="2")
     assert cli.main(["merge", str(tmp_path / "from"), str(tmp_path / "into")]) != 0

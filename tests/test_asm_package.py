@@ -56,14 +56,14 @@ def test_both_tables_have_the_same_kernels(tmp_path: Path, old: str, new: str, m
         package.load(changed)
 
 
-def test_a_package_of_other_bytes_is_refused(wheel: Path, tmp_path: Path) -> None:
+def test_a_package_with_a_wrong_digest_is_refused(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"amd_aiter.whl has sha256 [0-9a-f]+, amd_aiter.toml wants fe139d74"):
         package.directory(tmp_path / "cache")
     assert not list((tmp_path / "cache" / "amd_aiter").iterdir())
     assert wheel.exists()
 
 
-def test_a_code_object_of_other_bytes_is_refused(
+def test_a_code_object_with_a_wrong_digest_is_refused(
     wheel: Path, locked: package.Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -73,7 +73,7 @@ def test_a_code_object_of_other_bytes_is_refused(
         package.directory(tmp_path / "cache")
 
 
-def test_what_pip_cannot_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_pip_cannot_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "no such index")
     monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: failed)
     with pytest.raises(MissingTool, match="no such index") as caught:
@@ -94,7 +94,7 @@ def test_the_units_of_a_backend() -> None:
     assert not list(AssemblyKernels().units("gfx90a"))
 
 
-def test_every_code_object_is_what_the_table_says() -> None:
+def test_every_code_object_matches_its_row() -> None:
     """Its target, its threads, and the bytes of its arguments."""
     sizes = {"forward": 512, "backward": 272, "packed": 248, "window": 288, "backward950": 704}
     compiler = AssemblyKernels()

@@ -157,7 +157,7 @@ def _foreign(path: Path) -> None:
         (_foreign, "has no verdict"),
     ],
 )
-def test_what_must_not_be_published_is_refused_before_anything_is_sent(
+def test_invalid_files_are_refused_before_anything_is_uploaded(
     hub: Hub, tmp_path: Path, prepare: Any, message: str
 ) -> None:
     dist = tmp_path / "dist"
@@ -188,7 +188,9 @@ def test_a_release_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch
     assert hub.requests == 0
 
 
-def test_what_the_release_has_counts_too(monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path, tmp_path: Path) -> None:
+def test_files_already_in_the_release_count(
+    monkeypatch: pytest.MonkeyPatch, hub: Hub, dist: Path, tmp_path: Path
+) -> None:
     publish(hub, dist)
     before = state(hub)
     monkeypatch.setattr(assets, "MAX_ASSETS", 13)
@@ -236,7 +238,7 @@ def test_a_zip_is_published_if_a_wheel_of_the_release_holds_it(
         ({"../x": "x"}, "which is no file of the crate"),
     ],
 )
-def test_the_crate_is_the_one_of_the_commit(tmp_path: Path, files: dict[str, Any], message: str | None) -> None:
+def test_the_crate_must_be_built_from_the_commit(tmp_path: Path, files: dict[str, Any], message: str | None) -> None:
     wheelhouse.write(tmp_path, CELL)
     crate = fake_parts.crate(tmp_path, wheelhouse.COMMIT, **files)
     if message is None:

@@ -52,7 +52,7 @@ def attest(known: Path, dist: Path, *, workflow: str = WORKFLOW, commit: str = C
     known.write_text(json.dumps({digest: [f"owner/name/{workflow}", commit] for digest in digests}))
 
 
-def test_what_is_attested_is_published(hub: Hub, dist: Path, known: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attested_wheels_are_published(hub: Hub, dist: Path, known: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attest(known, dist)
     assert cli.main(arguments(dist, "--attested-by", WORKFLOW)) == 0
     assert f"attested by {WORKFLOW} at {COMMIT}: 3 wheels" in capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_what_is_attested_is_published(hub: Hub, dist: Path, known: Path, capsys
 
 
 @pytest.mark.parametrize("how", ["never", "by another workflow", "at another commit", "another file"])
-def test_what_is_not_attested_is_not_published(
+def test_wheels_without_attestation_are_not_published(
     hub: Hub, tmp_path: Path, known: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     dist = tmp_path / "dist"
@@ -79,7 +79,7 @@ def test_what_is_not_attested_is_not_published(
     assert hub.releases == {}, "nothing is sent, not even a draft is made"
 
 
-def test_gh_must_be_there_and_answer(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gh_must_be_installed_and_answer(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("gh", 120)
 
@@ -103,7 +103,7 @@ def test_a_run_of_another_commit_makes_no_draft(
     assert hub.releases == {}
 
 
-def test_verdicts_of_the_gpu_take_the_place_of_the_others(hub: Hub, tmp_path: Path) -> None:
+def test_test_reports_of_the_gpu_job_replace_the_others(hub: Hub, tmp_path: Path) -> None:
     dist, gpu = tmp_path / "dist", tmp_path / "gpu"
     for directory in (dist, gpu):
         directory.mkdir()
@@ -121,7 +121,7 @@ def test_verdicts_of_the_gpu_take_the_place_of_the_others(hub: Hub, tmp_path: Pa
     assert cli.main(arguments(dist, "--verdicts", str(tmp_path / "none"))) == 0
 
 
-def test_the_crate_is_attested_by_a_workflow_of_its_own(
+def test_the_crate_is_attested_by_a_separate_workflow(
     hub: Hub, tmp_path: Path, known: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel = wheelhouse.write(tmp_path / "dist", wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))

@@ -75,14 +75,14 @@ def test_the_presets_of_the_transformer(transformer: ModuleType, monkeypatch: py
         (["--output-json", "/nowhere/x.json"], "/nowhere/x.json cannot be written"),
     ],
 )
-def test_what_the_transformer_refuses_before_it_measures(
+def test_the_transformer_benchmark_checks_its_options_first(
     transformer: ModuleType, arguments: list[str], said: str
 ) -> None:
     with pytest.raises((SystemExit, RuntimeError), match=said):
         transformer.main(["--device", "cpu", *arguments])
 
 
-def test_the_transformer_measures_what_runs_against_sdpa(
+def test_the_transformer_benchmark_compares_with_sdpa(
     transformer: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "results.json"
@@ -308,7 +308,7 @@ def test_cold_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("build_cost", "--jobs 0", "argument --jobs: 0 is not a whole number above 0"),
     ],
 )
-def test_what_a_benchmark_refuses_before_it_measures(
+def test_a_benchmark_checks_its_options_first(
     script: str, arguments: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module(script)

@@ -40,7 +40,7 @@ def test_script_prints_the_plan_from_any_directory(tmp_path: Path) -> None:
     assert planned["work"].keys() == {"kernels", "cached", "minutes", "disk_mib", "downloads", "shorter", "why"}
 
 
-def test_script_finds_its_repository_through_links_and_whatever_cdpath_says(tmp_path: Path) -> None:
+def test_script_finds_its_repository_through_links_and_despite_cdpath(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(SCRIPT)
     for name in (str(tmp_path / "link"), f"{ROOT.name}/{SCRIPT.name}"):
         done = subprocess.run(
@@ -240,7 +240,7 @@ def test_script_makes_its_environment_once_and_builds(checkout: Checkout) -> Non
     assert checkout.calls == made
 
 
-def test_an_activated_environment_on_the_same_python_makes_none_anew(checkout: Checkout, tmp_path: Path) -> None:
+def test_an_activated_environment_of_the_same_python_is_not_recreated(checkout: Checkout, tmp_path: Path) -> None:
     checkout.run()
     activated = tmp_path / "activated/bin"
     activated.mkdir(parents=True)
@@ -279,7 +279,7 @@ def test_an_environment_finds_the_tools_whatever_the_path_and_the_locale(
 
 
 @pytest.mark.parametrize("group", ["relase", "../../x", "--docker"])
-def test_script_makes_no_environment_of_a_group_that_is_not_there(checkout: Checkout, group: str) -> None:
+def test_script_refuses_an_unknown_dependency_group(checkout: Checkout, group: str) -> None:
     setup = [str(checkout.root / SCRIPT.name), "--setup", group]
     done = subprocess.run(setup, env=checkout.env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "")
@@ -287,7 +287,7 @@ def test_script_makes_no_environment_of_a_group_that_is_not_there(checkout: Chec
     assert not (checkout.root / "build").exists()
 
 
-def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
+def test_script_recreates_a_broken_environment(checkout: Checkout) -> None:
     done = checkout.run(FAIL="1")
     assert done.returncode == 5
     assert len(checkout.calls) == 2
@@ -295,7 +295,7 @@ def test_script_makes_a_broken_environment_anew(checkout: Checkout) -> None:
     assert len(checkout.calls) == 3
 
 
-def test_of_pips_failure_the_user_gets_one_message_and_a_log(checkout: Checkout) -> None:
+def test_a_failure_of_pip_gives_one_message_and_a_log(checkout: Checkout) -> None:
     done = checkout.run(FAIL="1", PRINT="of no use")
     printed = "What it printed is in repository/build/env.log."
     assert done.stderr == f"error: pip could not make the environment repository/build/env\n{printed}\n"

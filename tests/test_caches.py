@@ -80,7 +80,7 @@ with work_directory(Path(sys.argv[1])) as work:
 """
 
 
-def test_the_next_build_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_the_next_build_deletes_the_files_of_a_killed_build(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WORK, tmp_path], stdout=subprocess.PIPE, cwd=ROOT, text=True
     ) as process:

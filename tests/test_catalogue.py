@@ -21,7 +21,7 @@ def read(hub: Hub) -> Catalogue:
     return catalogue.from_releases(public, lambda asset: hub.content[asset["id"]], {})
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none is not a directory\nGive the one that holds the wheels"):
         directory.read(tmp_path / "none")
 

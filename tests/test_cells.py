@@ -91,7 +91,7 @@ def test_unknown_versions(data: Versions, typed: str, message: str, remedy: str)
     assert remedy in caught.value.remedy
 
 
-def test_nearest_to_what_is_no_version_is_the_newest(data: Versions) -> None:
+def test_an_invalid_version_suggests_the_newest(data: Versions) -> None:
     with pytest.raises(UnknownVersion, match="torch 'latest' is not known") as caught:
         resolve(data, "2.8.3 3.11 latest 7.2")
     assert f"Nearest: {list(data.torch)[-1]}." in caught.value.remedy
@@ -149,7 +149,7 @@ def test_impossible_cells(data: Versions, typed: str, messages: list[str], near:
         ("2.8.3 3.11 2.6.0 6.2.1", "torch 2.6.0 is built for ROCm 6.2.4, not 6.2.1"),
     ],
 )
-def test_a_patch_release_must_be_that_of_torch(data: Versions, typed: str, message: str) -> None:
+def test_a_patch_release_must_match_torchs_minor_version(data: Versions, typed: str, message: str) -> None:
     with pytest.raises(ImpossibleCell) as caught:
         resolve(data, typed)
     assert caught.value.message == message
@@ -164,7 +164,7 @@ def test_the_nearest_cell_exists_for_every_combination(data: Versions) -> None:
         assert (near == wanted) == cells.exists(data, wanted)
 
 
-def test_product_leaves_out_what_cannot_be_with_its_reason(data: Versions) -> None:
+def test_product_leaves_out_impossible_combinations_with_a_reason(data: Versions) -> None:
     matrix = {
         "flash_attn": ["2.8.3"],
         "python": ["3.11", "3.13"],
@@ -205,7 +205,7 @@ def test_product_keeps_one_cell_a_wheel_name(data: Versions) -> None:
     }
 
 
-def test_product_refuses_what_nobody_knows(data: Versions) -> None:
+def test_product_refuses_unknown_versions(data: Versions) -> None:
     matrix = {axis: ["2.8.3"] for axis in cells.AXES}
     with pytest.raises(UnknownVersion, match=r"Python '2\.8\.3' is not known"):
         cells.product(data, matrix)

@@ -175,7 +175,7 @@ def test_a_refused_clipboard_selects_the_line(browser: Browser, sites: Sites) ->
         ("hello", "There is no Python or torch version in this text."),
     ],
 )
-def test_pasting_what_does_not_fit_says_why(browser: Browser, sites: Sites, pasted: str, note: str) -> None:
+def test_pasting_an_unsuitable_report_gives_the_reason(browser: Browser, sites: Sites, pasted: str, note: str) -> None:
     with Visit(browser, sites.full) as page:
         page.locator("#paste").fill(pasted)
         expect(page.locator("#pasted")).to_contain_text(note)
@@ -232,7 +232,7 @@ def test_a_cell_that_is_missing_gets_the_nearest_the_build_and_the_form(browser:
         expect(answer.get_by_role("link", name="ask for it")).to_have_attribute("href", form)
 
 
-def test_a_cell_that_cannot_be_says_so_and_is_not_asked_for(browser: Browser, sites: Sites) -> None:
+def test_an_impossible_combination_is_disabled_with_a_reason(browser: Browser, sites: Sites) -> None:
     with Visit(browser, f"{sites.full}#python=3.12&torch=2.5&rocm=7.1") as page:
         answer = page.locator("#answer")
         expect(answer).to_contain_text("PyTorch's index has no torch 2.5 for ROCm 7.1, only for 6.1, 6.2.")
@@ -252,7 +252,7 @@ def test_yanked_wheels_are_marked_and_not_offered(browser: Browser, sites: Sites
         expect(page.locator("#answer h3")).to_have_text(f"Withdrawn: {HOSTILE}")
 
 
-def test_without_javascript_it_is_a_table(browser: Browser, sites: Sites) -> None:
+def test_without_javascript_the_page_is_a_table(browser: Browser, sites: Sites) -> None:
     with Visit(browser, sites.full, java_script_enabled=False) as page:
         expect(page.locator("#wheels tbody tr")).to_have_count(24)
         expect(page.locator("#wheels tbody tr").first).to_be_visible()

@@ -43,7 +43,7 @@ def stores() -> dict[str, Path]:
     }
 
 
-def test_the_code_objects_are_what_the_manifest_and_the_planner_say(
+def test_code_objects_match_the_manifest_and_the_planner(
     stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner = sources.module("runtime.ck_planner")

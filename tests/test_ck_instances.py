@@ -12,7 +12,7 @@ from rocm_wheels.compile.ck import instances as ck_instances
 from rocm_wheels.compile.ck.units import ComposableKernel
 
 
-def test_the_table_is_what_the_axes_say() -> None:
+def test_the_table_follows_from_the_axes() -> None:
     counts = collections.Counter(instance.op for instance in ck_instances.table())
     assert counts == {
         "fwd": 144, "dqdkdv": 128, "dot": 16, "convert": 32, "splitkv": 72, "combine": 32, "appendkv": 48,

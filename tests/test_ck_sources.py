@@ -42,7 +42,7 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
         ck_sources.apply([FIX], tmp_path)
 
 
-def test_every_fix_says_why_and_changes_something() -> None:
+def test_every_fix_has_a_reason_and_changes_something() -> None:
     source = ck_sources.load()
     assert len(source.fixes) == 21
     for fix in source.fixes:
@@ -74,7 +74,7 @@ def test_an_archive_of_another_digest_is_refused(monkeypatch: pytest.MonkeyPatch
     assert not list((tmp_path / "composable_kernel").iterdir())
 
 
-def test_what_pip_says_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_output_of_pip_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = type("Done", (), {"returncode": 1, "stderr": "ERROR: no index"})
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(MissingTool, match=r"could not fetch flash-attn==2\.8\.3.*\nERROR: no index"):

@@ -50,7 +50,7 @@ def test_tiles_prints_which_tile_each_score_modifier_takes(capsys: pytest.Captur
         (["gfx1100", "fp8-fwd", "d128"], "fp8-fwd on gfx1100 has no size d128\nchoose another GPU target"),
     ],
 )
-def test_tiles_says_what_there_is(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiles_lists_the_known_names(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tiles", *words]) != 0
     assert message in capsys.readouterr().err
 
@@ -95,7 +95,7 @@ def test_a_build_takes_the_plan_of_the_check(
         assert "--planned is not what `check` prints: " in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_refused_at_once(
+def test_an_output_that_cannot_be_written_is_refused_at_once(
     stages: Stages, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -358,7 +358,7 @@ def test_store(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["store", "gfx94a", *where]) == 4
 
 
-def test_a_store_is_whole_or_not_there(
+def test_a_store_is_complete_or_absent(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dist, written = tmp_path / "dist", Path.write_bytes

@@ -12,7 +12,7 @@ from rocm_wheels.errors import CompileFailed
 
 
 @pytest.mark.parametrize("image", [b"", b"\x7fELF", b"not an object at all", b"\x7fELF" + b"\0" * 60])
-def test_what_is_no_code_object_is_refused(image: bytes) -> None:
+def test_files_that_are_no_code_object_are_refused(image: bytes) -> None:
     with pytest.raises(CompileFailed, match="not a "):
         codeobject.read(image)
 
@@ -22,7 +22,7 @@ def test_a_host_program_is_refused() -> None:
         codeobject.read(Path(sys.executable).read_bytes())
 
 
-def test_what_the_metadata_of_a_kernel_says() -> None:
+def test_the_metadata_of_a_kernel() -> None:
     """The caller does not pass the arguments that the compiler adds, and no spill is lost."""
     kinds = ("global_buffer", "by_value", "hidden_global_offset_x")
     registers = ("vgpr_count", "agpr_count", "sgpr_count", "vgpr_spill_count", "sgpr_spill_count")

@@ -125,7 +125,7 @@ def test_build_rocm_hands_its_arguments_to_the_container(tmp_path: Path, status:
     assert (tmp_path / "out").is_dir()
 
 
-def test_without_docker_it_says_so(tmp_path: Path) -> None:
+def test_without_docker_the_error_names_docker(tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(sys.executable)
     for name in ("bash", "env", "dirname", "readlink", "cat", "sed"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
@@ -136,7 +136,7 @@ def test_without_docker_it_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_without_dockers_daemon_it_says_so(tmp_path: Path) -> None:
+def test_without_dockers_daemon_the_error_names_the_daemon(tmp_path: Path) -> None:
     docker = tmp_path / "bin/docker"
     docker.parent.mkdir()
     docker.write_text("#!/usr/bin/env bash\necho Client: 27\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")

@@ -119,7 +119,7 @@ def test_of_one_release(
         assert "there is no release v3" in capsys.readouterr().err
 
 
-def test_readme_and_badges_are_what_the_data_says(data: Versions) -> None:
+def test_readme_and_badges_are_up_to_date(data: Versions) -> None:
     """`python -m rocm_wheels coverage --readme` writes them."""
     for path, text in coverage.generated(ROOT, data).items():
         assert path.read_text(encoding="utf-8") == text, path
@@ -181,7 +181,7 @@ def test_a_readme_without_the_place_is_refused(root: Path, data: Versions) -> No
         coverage.generated(root, data)
 
 
-def test_the_status_is_what_is_published(root: Path, data: Versions) -> None:
+def test_the_status_line_counts_published_wheels(root: Path, data: Versions) -> None:
     """In README.md and CHANGELOG.md, which nobody edits for a release."""
     for wheels, readme, changelog in (
         ([], NONE_YET, "No release is published yet."),

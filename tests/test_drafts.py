@@ -55,7 +55,7 @@ def test_draft_only(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) ->
         ({TAG: COMMIT}, "refs/tags/v9.9.9", f"Start it at the tag: gh workflow run build.yml --ref {TAG}"),
     ],
 )
-def test_the_first_job_refuses_what_would_stop_the_last_one(
+def test_the_first_job_finds_faults_that_would_stop_the_last_job(
     hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tags: dict[str, str],
     ref: str, message: str,
 ) -> None:  # fmt: skip

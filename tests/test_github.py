@@ -40,7 +40,7 @@ def test_refusals_name_the_remedy(
     assert hub.releases == {}
 
 
-def test_waits_as_long_as_github_asks(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_as_long_as_github_says(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(
         [
             (429, {"Retry-After": "7"}, "no"),

@@ -102,7 +102,7 @@ def test_a_report_is_kept(tmp_path: Path, wheel: Path, data: Versions) -> None:
     assert set(hardware.verified(hardware.load(kept))) == {"gfx942"}
 
 
-def test_what_failed_is_kept_and_verifies_nothing(tmp_path: Path, wheel: Path, data: Versions) -> None:
+def test_a_failed_report_is_kept_and_verifies_nothing(tmp_path: Path, wheel: Path, data: Versions) -> None:
     content = report()
     content["checks"][3] |= {"ok": False, "forward": None, "backward": None, "failure": "signal 11"}
     content["speed"][0] = {"shape": content["speed"][0]["shape"], "failure": "OutOfMemoryError"}
@@ -279,7 +279,7 @@ def test_the_name_of_a_gpu_fits_its_target(data: Versions, device: str, target: 
     assert (reports.wrong_device(device, target, data) == "") is good
 
 
-def test_what_the_selftest_writes_has_the_form(tmp_path: Path) -> None:
+def test_the_output_of_the_selftest_is_valid(tmp_path: Path) -> None:
     """With the selftest's own functions, on this machine."""
     names = ("report", "machine", "wheel", "command", "worker")
     selftest = {name: sources.module(f"diagnosis.selftest.{name}") for name in names}

@@ -68,7 +68,7 @@ def variants(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     return hub.write(wheel, tmp_path_factory.mktemp("hub") / "repository")
 
 
-def test_there_is_a_variant_for_rocm_and_one_for_cpus(wheel: Path, variants: list[Path]) -> None:
+def test_variants_for_rocm_and_for_cpus_exist(wheel: Path, variants: list[Path]) -> None:
     rocm, cpu = variants
     assert [path.name for path in variants] == ["torch-rocm", "torch-cpu"]
     with zipfile.ZipFile(wheel) as archive:

@@ -109,7 +109,7 @@ def test_the_same_wheels_give_the_same_bytes(dist: Path, tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
 
 
-def test_what_is_no_part_of_a_site_stays(dist: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_part_of_the_site_are_kept(dist: Path, tmp_path: Path) -> None:
     """A checked-out branch of GitHub Pages, with a domain of its own."""
     out = tmp_path / "site"
     wheels = directory.read(dist).wheels
@@ -246,7 +246,7 @@ def test_a_full_disk_is_two_lines(tmp_path: Path, dist: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().err) < 400
 
 
-def test_what_was_ever_public_stays_listed(tmp_path: Path) -> None:
+def test_a_wheel_that_was_public_stays_listed(tmp_path: Path) -> None:
     """In the pages of the index, for lock files. The page to choose on and metadata.json have the newest build."""
     cell = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
     for build in (0, 1):

@@ -140,7 +140,9 @@ def test_find_links(site: Site, consumer: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("installer", "words"), [("pip", "DO NOT MATCH THE HASHES"), ("uv", "Hash mismatch")])
-def test_other_bytes_than_the_index_says_are_refused(serve: Site, tmp_path: Path, installer: str, words: str) -> None:
+def test_a_file_with_another_digest_than_in_the_index_is_refused(
+    serve: Site, tmp_path: Path, installer: str, words: str
+) -> None:
     cell = wheelhouse.cell(f"2.8.3 {HERE} 2.5.1 6.2")
     wheelhouse.write(tmp_path / "dist", cell)
     out = serve.root / f"broken-{installer}"

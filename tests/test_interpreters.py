@@ -28,11 +28,11 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_running_one_comes_first() -> None:
+def test_the_running_python_comes_first() -> None:
     assert interpreters.find(RUNNING) == Path(sys.executable)
 
 
-def test_one_on_path(bare: Path) -> None:
+def test_a_python_on_path(bare: Path) -> None:
     found = _program(bare / "bin" / "python3.99", "echo 3.99")
     assert interpreters.find("3.99") == found
 
@@ -49,13 +49,13 @@ def test_a_program_of_another_version_is_passed_over(bare: Path) -> None:
         interpreters.find("3.99")
 
 
-def test_a_free_threaded_one_is_passed_over(bare: Path) -> None:
+def test_a_free_threaded_python_is_skipped(bare: Path) -> None:
     _program(bare / "bin" / "python3.99", "echo 3.99t")
     with pytest.raises(MissingTool):
         interpreters.find("3.99")
 
 
-def test_one_that_is_no_program_is_passed_over(bare: Path) -> None:
+def test_a_file_that_is_no_program_is_skipped(bare: Path) -> None:
     path = bare / "bin" / "python3.99"
     path.parent.mkdir()
     path.write_bytes(b"\x7fELF")
@@ -70,7 +70,7 @@ def test_pyenv_of_a_longer_version_is_no_match(bare: Path) -> None:
         interpreters.find("3.9" if RUNNING != "3.9" else "3.8")
 
 
-def test_uv_is_asked_last_and_then_installs(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_comes_last_and_installs_a_python(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     installed = bare / "uv" / "python3.99"
 
@@ -86,7 +86,7 @@ def test_uv_is_asked_last_and_then_installs(bare: Path, monkeypatch: pytest.Monk
     assert [each[1] for each in asked] == ["find", "install", "find"]
 
 
-def test_none_names_what_was_searched_and_what_to_do(bare: Path) -> None:
+def test_the_error_without_a_python_names_the_search_path_and_a_remedy(bare: Path) -> None:
     with pytest.raises(MissingTool, match=r"no Python 3\.99 .*PATH, pyenv.*/opt/python.*no uv in") as caught:
         interpreters.find("3.99")
     for remedy in (

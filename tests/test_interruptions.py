@@ -44,7 +44,7 @@ def test_a_corrupt_upload_of_the_right_size_is_sent_again(hub: Hub, dist: Path, 
         assert state(hub)["assets"] == expected(dist)
 
 
-def test_gives_up_in_the_end_and_says_how_to_go_on(hub: Hub, dist: Path) -> None:
+def test_gives_up_in_the_end_and_says_how_to_continue(hub: Hub, dist: Path) -> None:
     hub.rate = 1.0
     with pytest.raises(RocmWheelsError, match=r"Run (it|the same command) again: it goes on from what is there\."):
         publish(hub, dist)
@@ -60,7 +60,9 @@ def test_faults_of_github_change_nothing(hub: Hub, dist: Path, monkeypatch: pyte
     kills.check_once(hub, dist)
 
 
-def test_killed_at_any_point_and_run_again_it_ends_the_same(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_at_any_point_and_repeated_gives_the_same_result(
+    dist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sample; `python tests/support/kills.py --count 100` kills more often."""
     monkeypatch.setattr(github, "BACKOFF_SECONDS", kills.BACKOFF)
     monkeypatch.setattr(github, "TIMEOUT_SECONDS", kills.TIMEOUT)
@@ -159,7 +161,7 @@ def test_two_runs_at_once_end_well(hub: Hub, tmp_path: Path, same: bool) -> None
     assert state(hub)["assets"] in [expected(dist) for dist in runs]
 
 
-def test_sums_of_a_public_release_stay_until_their_successor_is_there(
+def test_sums_of_a_public_release_are_kept_until_they_are_replaced(
     hub: Hub, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(hub, dist)

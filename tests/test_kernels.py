@@ -62,7 +62,7 @@ def test_the_store_of_each_target_holds_what_its_manifest_says(built: tuple[Path
             assert entry["params"].startswith("P" * 10 + "fff" + "i" * 6)
 
 
-def test_a_generic_target_shares_the_code_of_the_gpu_that_it_is_made_for(tmp_path: Path) -> None:
+def test_a_generic_target_shares_the_code_of_its_base_target(tmp_path: Path) -> None:
     pair = ("gfx1100", "gfx11-generic")
     alone = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL)
     together = kernels.compile_store(pair, cache=tmp_path, jobs=2, only=SMALL, together=True)
@@ -183,7 +183,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         ("forward", ("fwd-bf16-d64",), "bwd-dq-bf16-d64"),
     ],
 )
-def test_a_kernel_is_compiled_anew_where_code_that_it_takes_changed(
+def test_a_kernel_is_recompiled_if_its_sources_change(
     changed: str,
     others: tuple[str, ...],
     same: str,
@@ -311,7 +311,7 @@ FULL = os.strerror(errno.ENOSPC)
     ],
     ids=repr,
 )
-def test_what_a_worker_could_not_do_is_reported(
+def test_failures_of_a_worker_are_reported(
     problem: Exception, jobs: int, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", partial(Pool, problem))

@@ -128,7 +128,7 @@ def test_case(built: Built, platform: str, name: str) -> None:
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
 @pytest.mark.parametrize("platform", ["hip", "cuda"])
-def test_same_binary_under_other_pythons(built: Built, platform: str, version: str) -> None:
+def test_one_launcher_binary_runs_under_every_python(built: Built, platform: str, version: str) -> None:
     ran = run_cases(built, platform, python=find_python(version))
     assert ran == [name for where, name in PLATFORM_CASES if where == platform]
 
@@ -172,7 +172,7 @@ class TestBind:
         assert str(built.hip.resolve()) in said
         assert str(other.resolve()) in said
 
-    def test_failing_to_bind_leaves_it_open(self, built: Built) -> None:
+    def test_the_launcher_can_bind_again_after_a_failure(self, built: Built) -> None:
         code = f"""
 try:
     _launcher.bind("hip")

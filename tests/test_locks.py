@@ -33,7 +33,7 @@ def test_every_group_has_its_lock_and_no_lock_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_is_in_step_with_what_it_is_made_from(name: str) -> None:
+def test_a_lock_matches_pyproject_toml(name: str) -> None:
     """If this fails, run `python -m rocm_wheels lock` and commit the result."""
     lock = LOCKS[name]
     text = lock.path.read_text(encoding="utf-8")

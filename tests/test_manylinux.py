@@ -64,7 +64,7 @@ def parts(tmp_path: Path) -> tuple[dict[str, Path], Path, Path]:
     return {name: fake_parts.store(tmp_path / "stores", name) for name in ("gfx942", "gfx1100")}, launcher, planner
 
 
-def test_the_wheel_is_the_one_that_is_made_without(
+def test_the_wheel_is_the_same_as_without_the_image(
     plan: Plan, docker: Path, parts: tuple[dict[str, Path], Path, Path], tmp_path: Path,
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_wheel_is_the_one_that_is_made_without(
         }
 
 
-def test_what_it_needs_is_asked_for_before_anything_is_compiled(
+def test_requirements_are_checked_before_anything_is_compiled(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(DataError, match=r"--cibuildwheel builds the universal wheel, .*-cp311-.* is for one Python"):

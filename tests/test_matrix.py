@@ -179,7 +179,7 @@ def test_a_pull_request_builds_the_oldest_and_the_newest(data: Versions, whole: 
     assert len(select(data, {"rocm": one}, event="pull_request").cells) == 1
 
 
-def test_what_a_release_has_is_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
+def test_wheels_in_the_release_are_left_out(data: Versions, whole: dict[str, list[str]], tmp_path: Path) -> None:
     cells = select(data, {"rocm": whole}, only="2.8.3 * 2.5.1 6.2 triton").cells
     there = [names.wheel_name(cell, "manylinux2014_x86_64.manylinux_2_17_x86_64") for cell in cells]
     there[0] = there[0].replace("-cp310-cp310", "-2-cp310-cp310")
@@ -309,9 +309,7 @@ def test_a_tag_is_checked(tag: str) -> None:
     assert "is not a release tag such as v1.2.3" in done.stderr
 
 
-def test_a_version_that_nobody_knows_is_an_error(
-    capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]
-) -> None:
+def test_an_unknown_version_is_an_error(capsys: pytest.CaptureFixture[str], whole: dict[str, list[str]]) -> None:
     assert matrix.main({"rocm": {**whole, "torch": ["9.9.9"]}}, []) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: torch '9.9.9' is newer than this checkout knows\nNewest known: 2.")
@@ -324,7 +322,7 @@ def test_a_matrix_without_a_cell_that_exists_is_an_error(data: Versions, whole: 
         select(data, {"rocm": {**whole, "torch": ["2.5.1"], "rocm": ["7.2"]}})
 
 
-def test_of_patch_releases_the_newest_is_built_and_what_is_named_twice_is_reported(
+def test_the_newest_patch_release_is_built_and_duplicates_are_reported(
     data: Versions, whole: dict[str, list[str]]
 ) -> None:
     """Their wheels have the same name."""

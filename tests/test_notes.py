@@ -102,7 +102,7 @@ def names_of(dist: Path, tag: str) -> str:
     return next(path.name for path in dist.glob(f"*{tag}*.whl"))
 
 
-def test_what_ran_on_an_amd_gpu_is_never_overstated(dist: Path) -> None:
+def test_notes_never_overstate_the_tests_on_amd_gpus(dist: Path) -> None:
     wheels = directory.read(dist).wheels
     on_amd = [wheel for wheel in wheels if wheel.on_amd_gpu]
     assert [wheel.python for wheel in on_amd] == ["3.12"]
@@ -131,7 +131,7 @@ def test_a_selftest_on_somebodys_gpu_is_reported(dist: Path, monkeypatch: pytest
     assert on_amd.on_amd_gpu
 
 
-def test_what_was_tested_with_another_torch_is_reported(dist: Path) -> None:
+def test_notes_report_a_test_with_another_torch(dist: Path) -> None:
     pypi, *others = directory.read(dist).wheels
     rocm = [
         replace(each, verdict=replace(each.verdict, torch_source="https://x/rocm6.2 2.5.1+rocm6.2")) for each in others
@@ -141,7 +141,7 @@ def test_what_was_tested_with_another_torch_is_reported(dist: Path) -> None:
     assert "PyPI's torch" not in render(rocm)
 
 
-def test_what_is_new_is_markdown(dist: Path) -> None:
+def test_the_list_of_changes_is_markdown(dist: Path) -> None:
     page = render(directory.read(dist).wheels, new="* **faster** <kernels>\n")
     assert "## What is new\n\n* **faster** <kernels>\n" in page
     assert "What is new" not in render(directory.read(dist).wheels)

@@ -86,7 +86,7 @@ def test_every_step_of_the_jobs_ran(rehearsal: tuple[Runner, dict[str, Job]]) ->
     ]
 
 
-def test_what_would_be_published_is_said(rehearsal: tuple[Runner, dict[str, Job]]) -> None:
+def test_a_dry_run_prints_the_files_to_publish(rehearsal: tuple[Runner, dict[str, Job]]) -> None:
     _, jobs = rehearsal
     assert f"{WHEEL}-cp311-manylinux" in jobs[REHEARSING].log
     assert "dry run: release v1.2.3 would hold these" in jobs[REHEARSING].log

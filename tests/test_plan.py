@@ -94,13 +94,13 @@ def test_targets_of_torch_without_kernels_are_left_out_with_a_note(data: Version
 
 
 @pytest.mark.parametrize("python", ["311", "cp311"])
-def test_a_python_without_a_dot_is_taken_for_the_one_of_its_digits_and_reported(data: Versions, python: str) -> None:
+def test_a_python_without_a_dot_is_completed_and_reported(data: Versions, python: str) -> None:
     made = make_plan(data, flash_attn="2.8.3", python=python, torch="2.5.1", rocm="6.2", env={}, machine=BARE)
     assert made.cell.python == "3.11"
     assert f"Python {python!r} is taken for 3.11" in made.notes
 
 
-def test_of_both_variables_that_of_flash_attn_counts(data: Versions) -> None:
+def test_the_variable_of_flash_attn_precedes_torchs(data: Versions) -> None:
     """In an image of rocm/pytorch, where torch's variable is set, upstream's documentation says to set
     GPU_ARCHS=gfx942.
     """
@@ -142,7 +142,7 @@ def test_products_name_targets(data: Versions, text: str, targets: tuple[str, ..
         assert plan(data, env={name: text}).targets == targets
 
 
-def test_the_environment_wins_over_the_gpu_found(data: Versions) -> None:
+def test_the_environment_overrides_the_detected_gpu(data: Versions) -> None:
     machine = replace(BARE, gpus=("gfx1100",))
     assert plan(data, machine).targets == ("gfx1100",)
     assert plan(data, machine).targets_from == "GPU of this machine"
@@ -240,7 +240,7 @@ def test_the_default_backend_is_the_first_that_is_ready(data: Versions) -> None:
         ({"FLASH_ATTENTION_TRITON_AMD_ENABLE": ""}, (), "ck"),
     ],
 )
-def test_the_backend_fits_the_targets_unless_one_is_asked_for(
+def test_the_backend_fits_the_targets_unless_it_is_named(
     data: Versions, env: dict[str, str], gpus: tuple[str, ...], backend: str
 ) -> None:
     made = plan(data, replace(BARE, gpus=gpus), env)
@@ -250,7 +250,7 @@ def test_the_backend_fits_the_targets_unless_one_is_asked_for(
     assert made.compiler.startswith("ziglang" if backend == "ck" else "triton")
 
 
-def test_what_is_asked_for_is_not_replaced(data: Versions) -> None:
+def test_requested_targets_are_not_replaced(data: Versions) -> None:
     with pytest.raises(BadTarget, match="the ck backend has no kernels for gfx1100"):
         plan(data, env={"GPU_ARCHS": "gfx1100"}, backend="ck")
     with pytest.raises(BadTarget, match="the ck backend has no kernels for gfx1100"):
@@ -303,7 +303,7 @@ def test_gpus_are_found_in_the_topology_of_the_driver(tmp_path: Path) -> None:
     assert detect_targets(tmp_path) == ("gfx1151", "gfx942")
 
 
-def test_without_the_driver_rocms_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_driver_rocms_tool_lists_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "rocm_agent_enumerator"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tool.write_text("#!/bin/sh\nprintf 'gfx000\\ngfx1100\\n'\n")
@@ -351,7 +351,7 @@ def test_a_malformed_flag_is_refused(data: Versions) -> None:
     assert not wants_triton_too(plan(data, backend="triton"), also)
 
 
-def test_what_is_uncertain_is_a_note(data: Versions) -> None:
+def test_uncertain_facts_are_notes(data: Versions) -> None:
     made = make_plan(
         data, flash_attn="2.8.3", python="3.12", torch="2.15", rocm="10.1", env={"PYTORCH_ROCM_ARCH": "gfx942"},
         machine=Machine(cores=1, available_mib=1024),

@@ -46,7 +46,7 @@ def test_a_wave_has_priority_from_the_scaling_to_its_next_scores() -> None:
     assert "s_cbranch" in lines[end - 1]
 
 
-def test_each_loop_has_them() -> None:
+def test_each_loop_has_priorities() -> None:
     both = LOOP + LOOP.replace("LBB0_2", "LBB0_3")
     assert priorities.insert(both, "kernel").count("s_setprio") == 6
 
@@ -70,7 +70,7 @@ def test_a_loop_of_another_form_is_refused(assembly: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950"])
-def test_the_code_is_otherwise_that_of_triton(target: str, tmp_path: Path) -> None:
+def test_the_other_code_is_unchanged(target: str, tmp_path: Path) -> None:
     (unit,) = units.find([target], only="combine-bf16-d128")
     # In a process of its own, because Triton may be set to interpret kernels in this process.
     spawn = multiprocessing.get_context("spawn")

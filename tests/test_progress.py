@@ -67,7 +67,7 @@ def test_the_time_left_is_right_from_the_first_kernel_on(
     assert left == sorted(left, reverse=True)
 
 
-def test_on_a_terminal_no_line_is_wider_than_it(
+def test_no_line_is_wider_than_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next line cannot erase a wrapped line."""

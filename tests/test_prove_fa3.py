@@ -87,7 +87,7 @@ def test_whatever_does_not_hold_is_no_proof(
     assert "success" not in out
 
 
-def test_another_gpu_proves_nothing_and_says_so(
+def test_a_gpu_of_another_kind_proves_nothing_and_is_reported(
     prove: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prove, "survey", lambda _: evidence(prove, hip=None, target="sm_90", device="NVIDIA H200"))

@@ -30,7 +30,7 @@ def test_all_pages_are_read_and_unfinished_uploads_left_out(hub: Hub) -> None:
     assert published.listing(client(hub), "v9.9.9", COMMIT)["files"] == []
 
 
-def test_the_listing_is_what_missing_and_a_build_read(
+def test_matrix_and_build_read_the_listing(
     hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     publish(hub, dist)
@@ -92,7 +92,7 @@ def test_build_numbers(hub: Hub, tmp_path: Path) -> None:
     assert build("v1.2.0", "").name == first.name.replace("-cp311-", "-2-cp311-", 1), "changed back"
 
 
-def test_it_must_be_known_whom_to_ask(
+def test_repository_and_token_must_be_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)

@@ -61,7 +61,7 @@ def arguments(line: str) -> list[str]:
     return shlex.split(line)[2:]
 
 
-def test_which_gives_one_line_for_gpus_of_every_family(site: Site, user: Path) -> None:
+def test_which_prints_one_command_for_gpus_of_every_family(site: Site, user: Path) -> None:
     line = f'pip install "flash_attn=={LABEL}" --extra-index-url {site.url}simple/\n'
     assert {gpu: line_for(site, user, gpu) for gpu in GPUS} == dict.fromkeys(GPUS, line)
 
@@ -82,7 +82,7 @@ def test_the_pinned_label_wins_over_newer_sources(site: Site, user: Path, tmp_pa
     assert installed(user) == expected
 
 
-def test_what_the_label_keeps_away(site: Site, user: Path, tmp_path: Path) -> None:
+def test_without_the_label_pip_takes_cuda_sources(site: Site, user: Path, tmp_path: Path) -> None:
     """Without the label, pip takes the newest of all indexes: sources for CUDA. uv takes the wheel of the site."""
     extra = ["--extra-index-url", f"{site.url}simple/", "--index-url", site.url.replace("/wheels/", "/ordinary/")]
     site.asked.clear()

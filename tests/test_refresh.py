@@ -18,7 +18,7 @@ def texts() -> dict[str, str]:
     return {name: (ROOT / name).read_text(encoding="utf-8") for name in refresh.PINNED}
 
 
-def test_every_pin_of_a_package_becomes_the_same_new_one() -> None:
+def test_every_pin_of_a_package_gets_the_same_new_version() -> None:
     asked: list[str] = []
 
     def releases(package: str) -> list[str]:
@@ -80,7 +80,7 @@ def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("said", "status", "good"), [(DIGEST, 0, True), ("sha256:12", 0, False), ("", 1, False)])
-def test_the_digest_is_what_docker_says(
+def test_the_digest_comes_from_docker(
     said: str, status: int, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "docker"
@@ -97,7 +97,7 @@ def test_the_digest_is_what_docker_says(
         refresh.image_digest("rocm/pytorch", "tag")
 
 
-def test_the_releases_are_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_releases_come_from_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from rocm_wheels.publish import assets, catalogue, published, yanks
 from rocm_wheels.wheel import assemble, contents, numbering
 
 
-def test_publishes_everything_and_says_so(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_publishes_everything_and_prints_it(hub: Hub, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments(dist)) == 0
     printed = capsys.readouterr()
     found = state(hub)
@@ -33,7 +33,7 @@ def test_publishes_everything_and_says_so(hub: Hub, dist: Path, capsys: pytest.C
     assert TOKEN not in printed.out + printed.err
 
 
-def test_sums_are_what_sha256sum_checks(hub: Hub, dist: Path, tmp_path: Path) -> None:
+def test_sha256sum_accepts_the_sums(hub: Hub, dist: Path, tmp_path: Path) -> None:
     publish(hub, dist)
     (found,) = hub.releases.values()
     for asset in found["assets"]:

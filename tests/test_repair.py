@@ -76,7 +76,7 @@ def test_same_input_gives_same_bytes(tmp_path: Path, plain: bytes) -> None:
         assert {info.date_time for info in archive.infolist()} == {(2025, 1, 2, 3, 4, 6)}
 
 
-def test_a_verdict_goes_with_the_wheel_that_it_is_on(tmp_path: Path, plain: bytes) -> None:
+def test_the_verdict_of_a_replaced_wheel_is_deleted(tmp_path: Path, plain: bytes) -> None:
     first = repair.repair(_wheel(tmp_path / "1", plain), tmp_path / "out")
     for name in (first.name, "another.whl"):
         (tmp_path / "out" / f"{name}.verdict.json").touch()

@@ -148,7 +148,7 @@ def test_a_fresh_repository_lacks_nearly_everything(hub: Hub, capsys: pytest.Cap
         ("/rulesets", 403, "rules for tags: GET /repos/owner/name/rulesets: 403"),
     ],
 )
-def test_one_thing_that_is_wrong_is_named(
+def test_each_wrong_setting_is_named(
     hub: Hub, capsys: pytest.CaptureFixture[str], path: str, answer: Any, words: str
 ) -> None:
     hub.settings = {**ready(), path: answer}

@@ -34,7 +34,7 @@ def imported(source: str) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_stage_imports_only_what_stands_above_it(path: Path) -> None:
+def test_a_stage_imports_only_earlier_stages(path: Path) -> None:
     own = stage(path.with_suffix("").parts)
     source = (PACKAGE / path).read_text(encoding="utf-8")
     below = {".".join(module) for module in imported(source) if stage(module) > own}

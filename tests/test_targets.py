@@ -139,7 +139,7 @@ def test_the_universal_wheel_has_a_generic_target_for_the_relatives_of_a_gpu(dat
         assert {target.name, served} & set(universal(data, None)), f"{target.name} is not in the universal wheel"
 
 
-def test_a_generic_target_serves_the_gpus_that_it_stands_for(data: Versions) -> None:
+def test_a_generic_target_serves_the_gpus_of_its_family(data: Versions) -> None:
     assert gpus_of(data, ["gfx12-generic", "gfx942"]) == ("gfx942", "gfx1200", "gfx1201", "gfx12-generic")
     assert gpus_of(data, ["gfx1100", "sm_90"]) == ("gfx1100", "sm_90")
     gpus = {target.name for target in data.targets.values() if not target.is_generic}

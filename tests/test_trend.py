@@ -118,7 +118,7 @@ def test_baselines_are_of_a_device_and_a_configuration(tmp_path: Path) -> None:
     ("content", "said"),
     [("{", "is no result"), ("{}", "it has no benchmark, environment"), ("[]", "is no result"), (None, "is no result")],
 )
-def test_what_is_no_result_is_refused_before_anything_is_archived(
+def test_invalid_results_are_refused_before_anything_is_archived(
     tmp_path: Path, content: str | None, said: str
 ) -> None:
     bad = tmp_path / "bad.json"
@@ -215,7 +215,7 @@ def test_benchmarks_run_where_the_wheel_is_installed(
     assert found[0].is_file(), "the others run all the same"
 
 
-def test_the_suite_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_suite_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent.parent / "flash_attn_src"))
     for script, flag in benchmark.SUITE:
         done = subprocess.run(

@@ -64,7 +64,7 @@ def publish(directory: Path, home: Home) -> None:
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_it_installs_the_newest_universal_wheel_beside_a_torch(
+def test_the_newest_universal_wheel_is_installed_next_to_torch(
     served: Home, tmp_path: Path, ran: list[str], installer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(tmp_path, served)
@@ -81,7 +81,7 @@ def test_it_installs_the_newest_universal_wheel_beside_a_torch(
     assert "-m flash_attn.selftest --cpu" in ran[5]
 
 
-def test_a_torch_that_was_replaced_fails_it(
+def test_a_replaced_torch_fails_the_tryout(
     served: Home, tmp_path: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path, served)
@@ -92,7 +92,7 @@ def test_a_torch_that_was_replaced_fails_it(
     assert not any("selftest" in command for command in ran)
 
 
-def test_a_missing_index_fails_it_once_something_is_published(
+def test_a_missing_index_fails_the_tryout_after_the_first_release(
     served: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = tmp_path / "published.json"

@@ -169,7 +169,7 @@ def test_an_archive_of_another_gpu_or_other_sources_is_refused(
         run(tune, gpu, archive, monkeypatch, given=other)
 
 
-def test_what_a_kernel_leaves_out_is_not_right(tune: ModuleType) -> None:
+def test_elements_that_a_kernel_does_not_write_are_errors(tune: ModuleType) -> None:
     """Where it did not write, an earlier result remains."""
     torch = importlib.import_module("torch")
     result = torch.arange(4.0)

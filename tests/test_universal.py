@@ -71,7 +71,7 @@ def test_its_plan_has_every_target_and_needs_no_rocm() -> None:
     assert planned(PYTORCH_ROCM_ARCH="gfx942;gfx1100").targets == ("gfx942", "gfx1100")
 
 
-def test_what_asks_for_another_wheel_is_refused() -> None:
+def test_options_of_other_wheels_are_refused() -> None:
     with pytest.raises(DataError, match="ask for a triton wheel"):
         planned(FLASH_ATTENTION_TRITON_AMD_ENABLE="TRUE")
     with pytest.raises(BadTarget, match="native, but this machine has no GPU"):
@@ -102,7 +102,7 @@ def test_for_one_radeon_nothing_names_composable_kernel() -> None:
     assert plan.load(plan.dump([radeon])) == [radeon]
 
 
-def test_what_makes_a_build_shorter_is_an_option_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hints_for_a_shorter_build_are_valid_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned().shorter == "PYTORCH_ROCM_ARCH=gfx942 builds for one GPU target alone"
     assert planned(PYTORCH_ROCM_ARCH="gfx942").shorter == ""
     versions_ = {"flash_attn": "2.8.3", "python": "3.11", "torch": "2.5.1", "rocm": "6.2"}
@@ -113,7 +113,7 @@ def test_what_makes_a_build_shorter_is_an_option_that_it_takes(capsys: pytest.Ca
     assert cli.main(["plan", *versions_.values(), *made[0].shorter.split()[:2]]) == 0
 
 
-def test_the_plan_says_what_the_build_takes(
+def test_the_plan_estimates_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1100")

@@ -43,7 +43,7 @@ def write(directory: Path, version: str = "2.8.3", build: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("build", [0, 2])
-def test_it_differs_in_metadata_and_record_alone(tmp_path: Path, build: int) -> None:
+def test_the_unlabelled_wheel_differs_only_in_metadata_and_record(tmp_path: Path, build: int) -> None:
     wheel = write(tmp_path, build=build)
     (tmp_path / "out").mkdir()
     made = rewrite.without_label(wheel, tmp_path / "out")
@@ -104,7 +104,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.mark.parametrize(("directory", "taken"), [("unlabelled/", True), ("", False)])
 @pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_transformer_engine_takes_it(site: Site, tmp_path: Path, installer: str, directory: str, taken: bool) -> None:
+def test_transformer_engine_accepts_the_unlabelled_wheel(
+    site: Site, tmp_path: Path, installer: str, directory: str, taken: bool
+) -> None:
     python = with_torch(tmp_path, TORCH)
     site.asked.clear()
     simple = ["--extra-index-url", f"{site.url}wheels/{directory}simple/", "--index-url", f"{site.url}pypi/"]
@@ -120,7 +122,7 @@ def test_transformer_engine_takes_it(site: Site, tmp_path: Path, installer: str,
     assert asked.stdout == f"{taken}\n"
 
 
-def test_it_is_published_with_its_wheel_and_withdrawn_with_it(tmp_path: Path) -> None:
+def test_the_unlabelled_wheel_is_published_and_withdrawn_with_its_wheel(tmp_path: Path) -> None:
     wheel = write(tmp_path / "dist")
     plain = names.unlabelled(wheel.name)
     with fake_github.serve(fake_github.Hub()) as hub:

@@ -126,7 +126,7 @@ def test_a_test_that_fails_or_ends_its_process_is_reported(
     ("module", "options", "package"),
     [("flash_attn", [], "the wheel"), ("flash_attn_interface", ["--fa3"], "the wheel of flash-attn-3")],
 )
-def test_what_is_not_installed_is_one_line(
+def test_missing_packages_give_one_line(
     upstream: ModuleType,
     module: str,
     options: list[str],
@@ -140,7 +140,7 @@ def test_what_is_not_installed_is_one_line(
     assert capsys.readouterr() == ("", expected)
 
 
-def test_what_is_no_source_distribution_is_refused(upstream: ModuleType, tmp_path: Path) -> None:
+def test_files_that_are_no_source_distribution_are_refused(upstream: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tests/\*\.py: give flash-attn's source distribution"):
         upstream.unpack(distribution(tmp_path, {"setup.py": ""}), tmp_path)
 

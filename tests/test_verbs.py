@@ -77,7 +77,7 @@ def test_repair_prints_where_the_wheel_is(built: Path, tmp_path: Path, capsys: p
                 assert part["hashes"][0]["content"] == hashlib.sha256(archive.read(part["name"])).hexdigest()
 
 
-def test_verify_asks_for_a_place_for_the_verdict_first(
+def test_verify_checks_the_path_of_the_verdict_first(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = tempfile.TemporaryFile
@@ -156,7 +156,7 @@ def test_a_kernel_that_the_cache_lacks_is_not_compiled_but_named(tmp_path: Path)
     assert "leave --cached-kernels out" in caught.value.remedy
 
 
-def test_kernels_of_a_backend_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_kernels_of_an_unknown_backend(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["compile", "--target", "gfx942", "--cache", str(tmp_path), "--backend"]
     assert cli.main([*command, "cuda"]) == 2
     assert "backend 'cuda' is not known" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_a_verdict_is_not_believed(tmp_path: Path, status: str | None) -> None:
         assets.collect(tmp_path)
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+def test_a_written_verdict_reads_back_unchanged(tmp_path: Path) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"), device=wheelhouse.MI300X)
     found = verdict.read(path.with_name(path.name + ".verdict.json"))
     for value in (found, replace(found, benchmarks=MEASURED), replace(found, beside={"x.whl": "0" * 64})):
@@ -199,7 +199,7 @@ def _damaged(content: bytes, seed: int) -> bytes:
 @pytest.mark.parametrize(
     "member", ["flash_attn/_build_info.json", "flash_attn-2.8.3+rocm62torch2.5triton.dist-info/RECORD"]
 )
-def test_any_change_of_what_a_wheel_says_is_an_error_of_ours(tmp_path: Path, member: str) -> None:
+def test_any_damage_of_a_wheel_gives_a_clear_error(tmp_path: Path, member: str) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}

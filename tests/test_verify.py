@@ -124,9 +124,7 @@ def test_passing_wheel(tmp_path: Path, repaired: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_the_packages_of_a_torch_go_before_those_of_the_next_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_of_a_torch_are_removed_before_the_next_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All torches of the universal wheel, gigabytes each, would fill the disk."""
     data, seen, caches = versions.load(), [], []
 
@@ -158,7 +156,7 @@ def test_the_packages_of_a_torch_go_before_those_of_the_next_come(
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_a_release_tells_what_the_verdict_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_notes_repeat_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = wheelhouse.write(tmp_path, wheelhouse.cell("2.8.3 3.11 2.5.1 6.2"))
     numerics: dict[str, Any] = {"error bfloat16 backward": 5e-3}
     on_gpu = [_test(file, **numerics) for file in verdict.TESTED[verdict.GPU]]
@@ -285,7 +283,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_torch_comes_from_the_rocm_index_where_it_answers(index: str) -> None:
+def test_torch_comes_from_the_rocm_index_if_it_answers(index: str) -> None:
     source = verify.torch_source(CELL)
     assert (source.requirement, source.index) == ("torch==2.5.1+rocm6.2", f"{index}/rocm6.2")
     assert verify._torch_words(source, None) == f"{index}/rocm6.2 torch==2.5.1+rocm6.2"
@@ -308,7 +306,7 @@ def test_torch_comes_from_pypi_where_the_index_refuses(index: str, capsys: pytes
 
 
 @pytest.mark.parametrize("hiccup", [500, 503, 429, SILENCE])
-def test_an_index_that_stumbles_is_asked_again(
+def test_a_failing_index_is_tried_again(
     index: str, hiccup: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _Index.first = [hiccup, hiccup]

@@ -50,7 +50,7 @@ def test_a_product_names_one_target(data: Versions) -> None:
     assert all(re.fullmatch("(?!.*(radeon|instinct|amd))[a-z0-9]+", product) for product in products)
 
 
-def test_compilers_are_those_of_the_build_group(data: Versions) -> None:
+def test_compilers_match_the_build_group(data: Versions) -> None:
     pins = dict(re.findall(r'"([\w-]+)==([\d.]+)"', PYPROJECT.read_text(encoding="utf-8")))
     assert {name: pins[name] for name in data.compilers} == dict(data.compilers)
 

@@ -132,7 +132,7 @@ def test_a_half_does_not_move_over(line: str) -> None:
         assert pairing.repair(f"{single}\n{line}\n{halves}").split("\n") == [single, line, *split]
 
 
-def test_halves_that_each_read_what_the_other_one_writes_are_refused() -> None:
+def test_halves_that_read_each_others_results_are_refused() -> None:
     with pytest.raises(ValueError, match="each half reads what the other one writes"):
         pairing.repair(pair("add_f32 v2, v5, v7", "add_f32 v5, v2, v9"))
 

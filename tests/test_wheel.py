@@ -356,7 +356,7 @@ def test_sdist_builds_the_same_package(tmp_path: Path) -> None:
         ("sageattention", ["sageattention/__init__.py"]),
     ],
 )
-def test_the_interface_beside_a_wheel(
+def test_the_interface_wheel_of_a_wheel(
     name: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules by which clients detect it, no platform tag, the flash_attn of its label; the same bytes after another

@@ -242,7 +242,7 @@ def test_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert which._gpus(tmp_path / "nodes") == ("gfx1100", "gfx1201", "gfx90a", "gfx942")
 
 
-def test_without_the_kernel_driver_rocms_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernel_driver_rocms_tool_lists_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example under WSL. The tool prints a line for each card, and one for the CPU."""
     tool = tmp_path / "rocm_agent_enumerator"
     tool.write_text("#!/bin/sh\nprintf 'gfx000\\ngfx90a\\ngfx1100\\ngfx1100\\n'\n")
@@ -251,7 +251,7 @@ def test_without_the_kernel_driver_rocms_tool_is_asked(tmp_path: Path, monkeypat
     assert which._gpus(tmp_path / "none") == ("gfx1100", "gfx90a")
 
 
-def test_the_default_backend_is_that_of_the_data(data: Versions) -> None:
+def test_the_default_backend_comes_from_the_data(data: Versions) -> None:
     assert tuple(data.backends) == which.BACKENDS
 
 
@@ -359,7 +359,7 @@ def test_a_universal_wheel_serves_a_torch_that_no_cell_is_for(
 @pytest.mark.parametrize(
     "name", ["gfx942", "gfx942:sramecc+:xnack-", "mi300x", "MI300X", "AMD Instinct MI300X", "Instinct MI325X", "300x"]
 )
-def test_gpus_by_the_each_namethat_users_type(site: Path, name: str) -> None:
+def test_gpus_by_the_names_that_users_type(site: Path, name: str) -> None:
     content = json.loads((site / "metadata.json").read_text())
     assert which.target(content, name) == "gfx942"
     for radeon in ("7900 XTX", "Radeon RX 7900 XTX", "rx7900xtx", "AMD Radeon Pro W7900"):
@@ -368,7 +368,7 @@ def test_gpus_by_the_each_namethat_users_type(site: Path, name: str) -> None:
         which.target(content, "RTX 4090")
 
 
-def test_what_they_say_can_be_built_is_what_build_rocm_sh_builds(site: Path, page: MiniRacer, data: Versions) -> None:
+def test_suggested_builds_are_accepted_by_build_rocm_sh(site: Path, page: MiniRacer, data: Versions) -> None:
     """Neither prints a command that is refused, nor calls a possible build impossible."""
     known = json.loads((site / "metadata.json").read_text())
     chance = random.Random(fake_github.seed("impossible"))
@@ -438,7 +438,7 @@ def planned(data: Versions, cell: str, targets: Sequence[str], backend: str | No
         ("", {"python": "", "torch": "", "rocm": "", "gpus": [], "notRocm": False}),
     ],
 )
-def test_what_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
+def test_reports_that_can_be_pasted(page: MiniRacer, text: str, expected: dict[str, Any]) -> None:
     assert js(page, "parseEnvironment", text) == expected
 
 

@@ -62,7 +62,7 @@ def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
         (["2.8.3", "3.11", "2.5.1", "6.2"], "the wheel of one combination is for Linux"),
     ],
 )
-def test_what_is_for_linux_alone_is_refused(
+def test_options_for_linux_alone_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["plan", *arguments, "--platform", "windows"]) == DataError.exit_code
@@ -98,7 +98,7 @@ def test_the_launcher_imports_python_and_the_system_alone(library: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b"", b"MZ", b"\x7fELF" + bytes(200)])
-def test_what_is_no_windows_library_is_refused(damage: bytes) -> None:
+def test_files_that_are_no_windows_library_are_refused(damage: bytes) -> None:
     with pytest.raises(DataError, match="not a Windows library"):
         pe.imported(damage)
 
@@ -121,7 +121,7 @@ def _changed(wheel: Path, directory: Path, change: dict[str, bytes | None]) -> P
     return directory / wheel.name
 
 
-def test_what_another_machine_could_not_load_is_refused(wheel: Path, library: Path, tmp_path: Path) -> None:
+def test_unusable_libraries_in_a_windows_wheel_are_refused(wheel: Path, library: Path, tmp_path: Path) -> None:
     linked = library.read_bytes().replace(b"ucrtbase.dll", b"amdhip64.dll")
     changes: list[tuple[dict[str, bytes | None], str]] = [
         ({"flash_attn/_launcher.pyd": linked}, r"_launcher\.pyd imports amdhip64\.dll"),
@@ -136,7 +136,7 @@ def test_what_another_machine_could_not_load_is_refused(wheel: Path, library: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_linux_does_not_verify_it(wheel: Path, tmp_path: Path) -> None:
+def test_linux_does_not_verify_a_windows_wheel(wheel: Path, tmp_path: Path) -> None:
     assert build.plan_of(wheel).platform == "windows"
     with pytest.raises(DataError, match=f"{re.escape(NAME)} is for Windows, this machine cannot test it"):
         build.verify_again(wheel, cache=tmp_path, require_gpu=False)
@@ -147,7 +147,9 @@ def test_linux_does_not_verify_it(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
 @pytest.mark.parametrize(("platform", "taken"), [("win_amd64", True), ("manylinux_2_17_x86_64", False)])
-def test_who_takes_it(python: str, platform: str, taken: bool, wheel: Path, tmp_path: Path) -> None:
+def test_installers_that_accept_a_windows_wheel(
+    python: str, platform: str, taken: bool, wheel: Path, tmp_path: Path
+) -> None:
     options = ["--no-deps", "--no-index", "--only-binary", ":all:", "--find-links", str(wheel.parent)]
     pip = [sys.executable, "-m", "pip", "download", "-q", *options, "--platform", platform, "--python-version", python]
     done = subprocess.run([*pip, "-d", str(tmp_path), "flash_attn"], capture_output=True, text=True, check=False)

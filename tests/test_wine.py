@@ -92,7 +92,7 @@ def test_a_store_is_launched_as_on_linux(built: Built, kernel_store: Path, tmp_p
     assert sum("hipModuleLaunchKernel" in line for line in done.stdout.splitlines()) > 10
 
 
-def test_the_hip_runtime_is_the_one_of_torch(built: Built) -> None:
+def test_the_hip_runtime_is_torchs(built: Built) -> None:
     code = """
 import ctypes, sys, _launcher
 def bind():

@@ -114,7 +114,7 @@ CASES: list[tuple[str, dict[str, int], list[int], list[int], int | None, int | N
 @pytest.mark.parametrize(
     ("releases", "yanked", "withdrawn", "pip", "uv"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_what_installers_take(
+def test_installers_skip_withdrawn_wheels(
     publish: Publish, serve: Site, tmp_path: Path, installer: str, releases: dict[str, int], yanked: list[int],
     withdrawn: list[int], pip: int | None, uv: int | None,
 ) -> None:  # fmt: skip

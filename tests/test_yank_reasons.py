@@ -48,7 +48,7 @@ def test_a_line_of_text_is_kept(file: Path, reason: str) -> None:
 @pytest.mark.parametrize(
     "reason", ["", "  ", "a\nb", "a\r", "\x00", "\x1b[31m", "\x7f", "\ud800", "\u202ea", "\u2028", "\ufeff", "x" * 301]
 )
-def test_what_cannot_be_shown_is_refused(file: Path, reason: str) -> None:
+def test_a_reason_that_cannot_be_shown_is_refused(file: Path, reason: str) -> None:
     before = file.read_bytes()
     with pytest.raises(DataError, match="the reason") as caught:
         yanks.mark(WHEEL, reason, file)

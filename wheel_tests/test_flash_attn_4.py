@@ -16,14 +16,16 @@ def interface() -> metadata.Distribution:
         pytest.skip("flash-attn-4 is not installed")
 
 
-def test_it_owns_its_modules_alone(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+def test_no_other_wheel_has_its_modules(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
     assert "flash-attn-4" in metadata.packages_distributions()["flash_attn"]
     files = [str(file) for file in interface.files or () if ".dist-info" not in str(file) and file.suffix != ".pyc"]
     assert sorted(files) == ["flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"]
     assert not {*files} & {*map(str, dist.files or ())}
 
 
-def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+def test_it_requires_flash_attn_with_the_same_label(
+    interface: metadata.Distribution, dist: metadata.Distribution
+) -> None:
     assert interface.requires == [f"flash-attn=={dist.version}"]
     assert interface.version.partition("+")[2] == dist.version.partition("+")[2]
 

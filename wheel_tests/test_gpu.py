@@ -240,7 +240,7 @@ def test_corrupt_code_objects_are_refused(copied: Path) -> None:
     assert "corrupt" in done.stderr
 
 
-def test_missing_target_is_told(copied: Path, build_info: dict[str, Any]) -> None:
+def test_a_missing_target_is_an_error(copied: Path, build_info: dict[str, Any]) -> None:
     for store in copied.glob("*.zip"):
         store.unlink()
     (copied / "gfx000.zip").write_bytes(b"")

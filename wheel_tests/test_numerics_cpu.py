@@ -39,7 +39,7 @@ def test_dense(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_varlen_is_each_sequence_alone(causal: bool, record_property: Record) -> None:
+def test_varlen_equals_one_call_per_sequence(causal: bool, record_property: Record) -> None:
     lengths_q, lengths_k = [5, 64, 1, 37], [9, 64, 130, 20]
     q, k, v, dout = (tensor[0] for tensor in inputs(1, sum(lengths_q), sum(lengths_k), 4, 2, 32, torch.float32))
     out = flash_attn_varlen_func(

@@ -26,7 +26,9 @@ def test_it_owns_its_module_alone(interface: metadata.Distribution, dist: metada
     assert not {*files} & {*map(str, dist.files or ())}
 
 
-def test_it_wants_the_flash_attn_of_its_label(interface: metadata.Distribution, dist: metadata.Distribution) -> None:
+def test_it_requires_flash_attn_with_the_same_label(
+    interface: metadata.Distribution, dist: metadata.Distribution
+) -> None:
     assert interface.requires == [f"flash-attn=={dist.version}"]
     assert interface.version.partition("+")[2] == dist.version.partition("+")[2]
 

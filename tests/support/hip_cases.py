@@ -63,7 +63,7 @@ def one(store: dict[str, Stored]) -> Stored:
     return store.pop(name)
 
 
-def test_every_kernel_arrives_as_it_was_launched(store: dict[str, Stored]) -> None:
+def test_every_launch_arrives_unchanged(store: dict[str, Stored]) -> None:
     for number, kernel in enumerate(store.values()):
         grid = (1 + number % 5, 1 + number % 3, 1 + number % 2)
         with packets.runtime().serving(partial(kernel.check, grid=grid), 1):
