@@ -14,7 +14,7 @@ from flash_attn.calls import AttentionCall
 from flash_attn.kernels import flags, launches, targets, value_dims, variants
 from flash_attn.kernels.operation import FORWARD_KINDS, launch_letter
 from flash_attn.kernels.operations import OPERATIONS
-from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3
+from flash_attn.kernels.tuning import cdna, decode, nvidia, rdna2, rdna3, rdna4
 from flash_attn.runtime import device
 
 
@@ -274,7 +274,8 @@ def test_which_row_of_the_tables_serves_a_variant() -> None:
         ("sm_90", "fwd-paged-bf16-d64-any", nvidia.ROWS["fwd-paged", 16, 64]["any"]),
         ("sm_90", "fwd-paged-whole-bf16-d96-any", nvidia.ROWS["fwd", 16, 96]["any"]),
         ("gfx1201", "fwd-paged-bf16-d96-any", rdna3.ROWS["fwd-paged", 16, 96]["any"]),
-        ("gfx1201", "fwd-paged-whole-v-fp16-d192", rdna3.ROWS["fwd", 16, 192]["plain"]),
+        ("gfx1100", "fwd-paged-whole-v-fp16-d192", rdna3.ROWS["fwd", 16, 192]["plain"]),
+        ("gfx1201", "fwd-paged-whole-v-fp16-d192", rdna4.ROWS["fwd", 16, 192]["plain"]),
         ("gfx1201", "fwd-paged-v-fp16-d128", rdna3.ROWS["fwd-paged", 16, 128]["plain"]),
         ("gfx1201", "fwd-paged-whole-fp16-d128", rdna3.ROWS["fwd-paged-whole", 16, 128]["plain"]),
         ("gfx1030", "decode-paged-fp32-d128", cached["rdna2"]["decode-paged", 32, 128]["plain"]),
