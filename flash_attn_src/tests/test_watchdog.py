@@ -112,7 +112,7 @@ def test_no_limit_cuts_nothing(programs: list[tuple[str, int]], monkeypatch: pyt
 class _Kernel:
     """Keeps the programs of its launches, and the number of the first one."""
 
-    block_m, block_n, num_xcds, takes_sinks, follows_pages = 64, 64, 1, False, True
+    block_m, block_n, num_xcds, takes_sinks = 64, 64, 1, False
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, int]] = []

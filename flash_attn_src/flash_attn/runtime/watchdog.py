@@ -60,11 +60,6 @@ class PiecewiseKernel:
         self.block_m, self.block_n = kernel.block_m, kernel.block_n
         self.num_xcds, self.takes_sinks = kernel.num_xcds, kernel.takes_sinks
 
-    @property
-    def follows_pages(self) -> bool:
-        """See `device.Kernel.follows_pages`."""
-        return self._kernel.follows_pages
-
     def launch(self, grid: Grid, tensors: Tensors, numbers: Sequence[int | float]) -> None:
         """See `device.Kernel.launch`."""
         programs, size = grid[0], self.programs_within(numbers)
