@@ -41,11 +41,29 @@ impl Platform {
         }
     }
 
-    /// File names of the library, in search order.
-    fn libraries(self) -> &'static [&'static str] {
-        match self {
-            Self::Hip => &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"],
-            Self::Cuda => &["libcuda.so.1"],
+    /// File names of the library on Windows or on Linux, in search order.
+    fn libraries(self, on_windows: bool) -> &'static [&'static str] {
+        match (self, on_windows) {
+            (Self::Hip, false) => {
+                &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"]
+            }
+            (Self::Hip, true) => &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"],
+            (Self::Cuda, false) => &["libcuda.so.1"],
+            (Self::Cuda, true) => &["nvcuda.dll"],
+        }
+    }
+
+    /// What a user installs where no library opens.
+    fn remedy(self, on_windows: bool) -> &'static str {
+        match (self, on_windows) {
+            (Self::Hip, false) => {
+                "install ROCm, or AMD's pip package rocm[libraries], and set CANDLE_FLASH_ROCM_HIP to its libamdhip64.so"
+            }
+            (Self::Hip, true) => {
+                "install AMD's driver Adrenalin, which has amdhip64_7.dll, or AMD's pip package rocm[libraries], and set \
+                 CANDLE_FLASH_ROCM_HIP to its amdhip64_7.dll"
+            }
+            (Self::Cuda, _) => "install the NVIDIA driver",
         }
     }
 
@@ -87,7 +105,8 @@ impl Driver {
     /// Opens a platform's driver, once a process.
     ///
     /// The library is the one that `CANDLE_FLASH_ROCM_HIP` or `CANDLE_FLASH_ROCM_CUDA` names, else the first that the
-    /// loader finds of `libamdhip64.so.7`, `.so.6`, `.so`, and `/opt/rocm/lib/libamdhip64.so`, or `libcuda.so.1`.
+    /// loader finds of `libamdhip64.so.7`, `.so.6`, `.so`, and `/opt/rocm/lib/libamdhip64.so`, or `libcuda.so.1`. On
+    /// Windows: of `amdhip64_7.dll`, `amdhip64_6.dll` and `amdhip64.dll`, or `nvcuda.dll`.
     ///
     /// # Errors
     ///
@@ -107,7 +126,7 @@ impl Driver {
         let named = std::env::var(platform.variable()).ok();
         let names: Vec<&str> = match &named {
             Some(name) => vec![name],
-            None => platform.libraries().to_vec(),
+            None => platform.libraries(cfg!(windows)).to_vec(),
         };
         let mut problems = Vec::new();
         for name in names {
@@ -123,12 +142,7 @@ impl Driver {
                 Err(problem) => problems.push(problem),
             }
         }
-        let install = match platform {
-            Platform::Hip => {
-                "install ROCm, or AMD's pip package rocm[libraries], and set CANDLE_FLASH_ROCM_HIP to its libamdhip64.so"
-            }
-            Platform::Cuda => "install the NVIDIA driver",
-        };
+        let install = platform.remedy(cfg!(windows));
         Err(Error::driver(format!("no GPU driver opens: {}; {install}", problems.join("; "))))
     }
 
@@ -217,6 +231,9 @@ fn remedy(name: &str) -> Option<&'static str> {
         }
         "hipErrorNoBinaryForGpu" | "hipErrorInvalidImage" | "hipErrorSharedObjectInitFailed" | "CUDA_ERROR_NO_BINARY_FOR_GPU"
         | "CUDA_ERROR_INVALID_IMAGE" => "the store's code is for another GPU: build one with ./build_rocm.sh --store <target>",
+        "hipErrorNoDevice" | "CUDA_ERROR_NO_DEVICE" if cfg!(windows) => {
+            "no GPU is visible: look at HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, and install the GPU's newest driver"
+        }
         "hipErrorNoDevice" | "CUDA_ERROR_NO_DEVICE" => {
             "no GPU is visible: look at HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, and for AMD GPUs at the groups of \
              /dev/kfd and /dev/dri/renderD*"
@@ -232,4 +249,20 @@ fn remedy(name: &str) -> Option<&'static str> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_system_has_its_own_names() {
+        for platform in [Platform::Hip, Platform::Cuda] {
+            assert!(platform.libraries(true).iter().all(|name| name.ends_with(".dll")));
+            assert!(platform.libraries(false).iter().all(|name| name.contains(".so")));
+        }
+        assert_eq!(Platform::Hip.libraries(true)[0], "amdhip64_7.dll");
+        assert!(Platform::Hip.remedy(true).contains("amdhip64_7.dll"));
+        assert!(!Platform::Hip.remedy(true).contains(".so"));
+    }
 }
