@@ -13,9 +13,11 @@ from fake_github import Hub
 from publishing import publish, state
 
 from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.publish import assets
 
 CELL = wheelhouse.cell("2.8.3 3.11 2.5.1 6.2")
+UNIVERSAL = Universal(flash_attn="2.8.3", python="3.10", backend="ck")
 
 
 def test_a_wheel_comes_after_its_interface(tmp_path: Path) -> None:
@@ -95,6 +97,10 @@ def _for_windows(path: Path) -> None:
     wheelhouse.write(path, CELL, platform="win_amd64")
 
 
+def _without_a_launcher(path: Path) -> None:
+    wheelhouse.write(path, UNIVERSAL, platform="win_amd64")
+
+
 def _without_record(path: Path) -> None:
     """A wheel with a member that RECORD does not list, as if somebody had added it later."""
     wheel = wheelhouse.write(path, CELL)
@@ -145,7 +151,8 @@ def _foreign(path: Path) -> None:
         (_too_large, "kernels.zip has 0 bytes, an asset has 1 to 2147483647"),
         (_failed, "did not pass its tests"),
         (_unrepaired, "is not repaired: it is for linux_x86_64"),
-        (_for_windows, "is not repaired: it is for win_amd64"),
+        (_for_windows, "is for one torch: for Windows there is the universal wheel alone"),
+        (_without_a_launcher, "has the libraries none, not flash_attn/_launcher.pyd alone"),
         (_edited_targets, "is for sm_90: wheels for NVIDIA GPUs are never published"),
         (_other_wheels_verdict, "the file name in its verdict"),
         (_other_contents, "the contents in its verdict"),

@@ -177,7 +177,10 @@ def test_a_build_through_cibuildwheel_has_the_same_stages(stages: Stages, tmp_pa
     made = {}
     for options in ((), ("--cibuildwheel",)):
         stages.calls.clear()
-        assert cli.main(["build", wheelhouse.NEWEST, "--dist", str(tmp_path / "out"), *options]) == 0
+        assert (
+            cli.main(["build", wheelhouse.NEWEST, "--platform", "linux", "--dist", str(tmp_path / "out"), *options])
+            == 0
+        )
         made[options] = [call for call in stages.calls if not call.startswith("find ")]
     assert made["--cibuildwheel",][:3] == ["toolchain.check", "repair.check", "manylinux.check"]
     renamed = {"cibuildwheel": "assemble"}
@@ -185,16 +188,23 @@ def test_a_build_through_cibuildwheel_has_the_same_stages(stages: Stages, tmp_pa
     assert "cibuildwheel" in made["--cibuildwheel",]
 
 
-def test_a_build_for_windows_ends_before_the_tests(
+def test_a_universal_build_makes_the_wheel_for_windows_too(
     stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["build", wheelhouse.NEWEST, "--platform", "windows", "--dist", str(tmp_path / "out")]) == 0
-    assert stages.calls == ["toolchain.check", "compile", "launcher for windows", "assemble", "repair for windows"]
+    windows = [
+        "toolchain.check", "compile", "launcher for windows", "assemble", "repair for windows", "verify for windows",
+    ]  # fmt: skip
+    assert cli.main(["build", wheelhouse.NEWEST, "--dist", str(tmp_path / "out")]) == 0
+    assert stages.calls[-len(windows) :] == windows
+    linux = stages.calls[: -len(windows)]
     lines = capsys.readouterr().out.splitlines()
     wheel = f"flash_attn-{wheelhouse.NEWEST}+rocm-cp310-abi3-win_amd64.whl"
-    assert f"{wheel} is not verified: a machine with Windows has to do that" in lines
     assert f"wheel    {tmp_path / 'out' / wheel}" in lines
-    assert not [line for line in lines if line.startswith("verdict")]
+    assert f"verdict  {tmp_path / 'out' / wheel}.verdict.json" in lines
+    for platform, calls in (("windows", windows), ("linux", linux)):
+        stages.calls.clear()
+        assert cli.main(["build", wheelhouse.NEWEST, "--platform", platform, "--dist", str(tmp_path / "out")]) == 0
+        assert stages.calls == calls
 
 
 def test_build_runs_the_stages_in_order(
@@ -227,17 +237,18 @@ def test_build_runs_the_stages_in_order(
     testing_with = "  testing it in clean environments with Python 3.11, torch 2.5.1"
     (testing,) = (line for line in lines if line.startswith(testing_with))
     lines.remove(testing)
-    assert [line.split()[0] for line in lines[1:8]] == [
+    assert [line.split()[0] for line in lines[1:9]] == [
         "check",
         "compile",
         "assemble",
         "repair",
         "flash-attn-3",
         "flash-attn-4",
+        "sageattention",
         "verify",
     ]
-    assert all(line.split()[2] == "s" for line in lines[1:8])
-    assert lines[8:] == [
+    assert all(line.split()[2] == "s" for line in lines[1:9])
+    assert lines[9:] == [
         "",
         "passed",
         "  tests: 12 passed",

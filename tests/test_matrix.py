@@ -96,8 +96,10 @@ def test_a_release_has_a_universal_wheel_for_each_name(data: Versions, whole: di
     def left(**options: Any) -> list[str]:
         return [str(each) for each in select(data, {"rocm": whole}, **options).universals]
 
-    name = names.wheel_name(selected.universals[0], "manylinux_2_17_x86_64")
-    assert left(has=[name, f"{name}.verdict.json"]) == every_name[1:]
+    both = [names.wheel_name(selected.universals[0], tag) for tag in ("manylinux_2_17_x86_64", "win_amd64")]
+    there = [name for wheel in both for name in (wheel, f"{wheel}.verdict.json")]
+    assert left(has=there) == every_name[1:]
+    assert left(has=there[:2]) == left(has=there[2:]) == every_name  # the wheel for one system is missing
     assert left(event="pull_request") == left(only="2.8.3 * * * *") == []
     assert left(only="2.8.3 universal") == ["2.8.3"]
     whole["backend"] = ["triton"]

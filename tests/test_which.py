@@ -22,6 +22,7 @@ from py_mini_racer import MiniRacer
 
 from rocm_wheels.errors import BadTarget, ImpossibleCell
 from rocm_wheels.matrix import machine as survey
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.plan import Plan, make_plan
 from rocm_wheels.matrix.versions import Versions
 from rocm_wheels.publish import directory, index, which
@@ -208,10 +209,38 @@ def test_a_torch_of_which_the_rocm_is_not_known(
 
 
 def test_other_platforms(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "darwin")
     code, _, err = run(site, MI300X, monkeypatch, capsys)
     assert code == 1
-    assert "the wheels are for Linux on x86_64, this is win32" in err
+    assert "the wheels are for Linux and Windows on x86_64, this is darwin" in err
+
+
+def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    card = Machine(python="3.13.1", torch="2.12.0+rocm7.14.0", hip="7.14.60850", rocm=None, gpus=("gfx1101",))
+    universal = Universal(flash_attn="2.8.3", python="3.10", backend="ck")
+    home = Home(url="https://example.org/wheels/", repository="https://github.com/owner/name")
+    monkeypatch.setattr(sys, "executable", r"C:\ComfyUI\python_embeded\python.exe")
+    pip = r"C:\ComfyUI\python_embeded\python.exe -m pip"
+    for platforms in (("manylinux_2_17_x86_64",), ("manylinux_2_17_x86_64", "win_amd64")):
+        for tag in platforms:
+            wheelhouse.write(tmp_path / "dist", universal, platform=tag, targets=("gfx1101",))
+        listed = Catalogue(wheels=directory.read(tmp_path / "dist").wheels)
+        index.build(listed, tmp_path / "site", versions=versions_of_this_repository(), home=home)
+        monkeypatch.setattr(sys, "platform", "win32")
+        code, out, err = run(tmp_path / "site", card, monkeypatch, capsys)
+        if len(platforms) == 1:
+            assert code == 1
+            assert "build    ./build_rocm.sh 2.8.3 --platform windows  # on Linux or in WSL" in err
+        else:
+            assert (
+                out == f'{pip} install "flash_attn==2.8.3+rocm" --extra-index-url https://example.org/wheels/simple/\n'
+            )
+            assert "win_amd64.whl" in err
+    _, _, err = run(tmp_path / "site", card._replace(torch="2.12.0", hip=None), monkeypatch, capsys)
+    assert f"torch    {pip} uninstall -y torch torchvision torchaudio\n" in err
+    assert f'torch    {pip} install "torch[device-all]"' in err
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "manylinux" in run(tmp_path / "site", card, monkeypatch, capsys)[2]
 
 
 @pytest.mark.parametrize("option", [["--torch", "new"], ["--backend", "cuda"]])

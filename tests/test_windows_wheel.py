@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import fake_parts
 import pytest
+import wheelhouse
 
 from rocm_wheels import cli
 from rocm_wheels.errors import BadTarget, DataError, RepairFailed
 from rocm_wheels.matrix import names, plan, targets, versions
+from rocm_wheels.matrix.cells import Universal
 from rocm_wheels.matrix.machine import Machine
 from rocm_wheels.matrix.plan import Plan, make_universal_plan
-from rocm_wheels.wheel import assemble, build, launcher, pe, windows
+from rocm_wheels.publish import assets, catalogue
+from rocm_wheels.wheel import assemble, build, launcher, pe, verdict, windows
 from rocm_wheels.wheel.contents import Contents
 
 DATA = versions.load()
@@ -48,11 +53,23 @@ def test_its_plan_has_the_gpus_of_torch_for_windows() -> None:
     assert made.targets == ("gfx1030", "gfx10-3-generic", "gfx1100", "gfx11-generic", "gfx12-generic")
     assert not [name for name in made.targets if not DATA.targets[name].windows]
     assert {*made.targets} < {*targets.universal(DATA, None)}
-    assert (made.cell.backend, made.steps[-1]) == ("triton", "repair")
+    assert (made.cell.backend, made.steps[-1]) == ("triton", "verify")
     assert plan.load(plan.dump([made])) == [made]
     with pytest.raises(BadTarget, match="torch for Windows does not serve gfx942") as error:
         planned(PYTORCH_ROCM_ARCH="gfx942;gfx1030")
     assert "gfx1201" in str(error.value.remedy)
+
+
+def test_a_build_without_a_platform_makes_a_wheel_for_each() -> None:
+    def other(**env: str) -> list[Plan]:
+        return plan.other_platforms(DATA, make_universal_plan(DATA, flash_attn="2.8.3", env=env, machine=MACHINE))
+
+    (everything,) = other()
+    assert everything == replace(planned(), jobs=everything.jobs)
+    (some,) = other(PYTORCH_ROCM_ARCH="gfx942;gfx1101")
+    assert (some.wheel, some.targets) == (NAME, ("gfx1101",))
+    assert some.targets_from == "PYTORCH_ROCM_ARCH"
+    assert other(PYTORCH_ROCM_ARCH="gfx942") == []
 
 
 @pytest.mark.parametrize(
@@ -136,13 +153,49 @@ def test_unusable_libraries_in_a_windows_wheel_are_refused(wheel: Path, library:
     assert not (tmp_path / "out").exists()
 
 
-def test_linux_does_not_verify_a_windows_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_linux_installs_a_windows_wheel_and_does_not_run_it(wheel: Path, tmp_path: Path) -> None:
     assert build.plan_of(wheel).platform == "windows"
-    with pytest.raises(DataError, match=f"{re.escape(NAME)} is for Windows, this machine cannot test it"):
-        build.verify_again(wheel, cache=tmp_path, require_gpu=False)
+    with pytest.raises(DataError, match=f"{re.escape(NAME)} is for Windows, this machine cannot run it"):
+        build.verify_again(wheel, cache=tmp_path, require_gpu=True)
+    there = Path(shutil.copy(wheel, tmp_path / wheel.name))
+    made = build.verify_again(there, cache=tmp_path / "cache", require_gpu=False)
+    assert verdict.beside(there) == made
+    assert made.ok
+    assert {name: stage.status for name, stage in made.stages.items()} == {
+        **dict.fromkeys((verdict.REPAIRED, verdict.PIP, verdict.UV), "passed"),
+        **dict.fromkeys(verdict.TESTED, "not run: Linux cannot run a wheel for Windows"),
+    }
+    assert made.stages[verdict.UV].details == {"pythons": ["3.10", "3.15"]}
+    assert made.stages[verdict.REPAIRED].details["imports"] == ["kernel32.dll", "python3.dll", "ucrtbase.dll"]
     assert names.parse(NAME).platforms == ("win_amd64",)
-    with Contents(wheel) as contents:
-        assert not contents.record_errors()
+    # The same report of a wheel for Linux is none of success.
+    linux = replace(made, wheel=NAME.replace("win_amd64", "manylinux_2_17_x86_64"))
+    assert [name for name, _ in linux.unmet()] == [*verdict.TESTED][:-1]
+
+
+def test_both_platforms_are_admitted_and_listed(wheel: Path, tmp_path: Path) -> None:
+    linux = wheelhouse.write(tmp_path, Universal(flash_attn="2.8.3", python="3.10", backend="ck"), commit="")
+    there = Path(shutil.copy(wheel, tmp_path / wheel.name))
+    for path in (linux, there):  # both of one commit
+        wheelhouse.write_verdict(
+            path, targets=("gfx1030",) if path == there else ("gfx90a", "gfx942"), commit=_commit(path)
+        )
+    windows.verify(there, build.plan_of(there), tmp_path / "work")
+    shutil.rmtree(tmp_path / "work")
+    directory, assets_ = assets.collect(tmp_path)
+    assert [(each.name, each.platform, each.ran_on) for each in directory.wheels] == [
+        (linux.name, "linux", "CPU"),
+        (there.name, "windows", "nothing"),
+    ]
+    assert {linux.name, there.name, f"{there.name}{names.VERDICT}"} <= {asset.name for asset in assets_}
+    assert len(catalogue.newest(directory.wheels)) == 2
+    assert names.stem(there.name) != names.stem(linux.name)
+
+
+def _commit(wheel: Path) -> str:
+    with Contents(wheel) as opened:
+        assert not opened.record_errors()
+        return str(opened.build_info().get("commit") or "")
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,7 @@ from rocm_wheels.paths import FLASH_ATTN_SRC
 from rocm_wheels.wheel import assemble, launcher, windows
 
 SUPPORT = Path(__file__).parent / "support"
+_STORE_LAUNCHES, _STORE_READER = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
 TORCH = "2.9.1"
 # What torch requires on Windows, by name: pip would take the requirements for this machine's system.
 REQUIRED = ["einops", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions"]
@@ -67,28 +69,27 @@ def test_the_cases_of_the_launcher(built: Built) -> None:
     assert done.returncode == 0
 
 
-def test_a_store_is_launched_as_on_linux(built: Built, kernel_store: Path, tmp_path: Path) -> None:
-    script, reader = SUPPORT / "store_launches.py", FLASH_ATTN_SRC / "flash_attn/runtime/store.py"
-    here = tmp_path / "libamdhip64.so.6"
-    compiler = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        "-std=c11",
-        "-shared",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-pthread",
-    ]
-    subprocess.run([*compiler, "fake_driver.c", "-o", str(here)], cwd=SUPPORT, check=True)
-    launcher.build(tmp_path / "modules", cache=wine.CACHE)
-    arguments = (reader, tmp_path / "modules", here, kernel_store)
-    native = [sys.executable, str(script), *map(str, arguments)]
-    wanted = subprocess.run(native, capture_output=True, text=True, check=True).stdout
-    done = wine.run(*map(wine.windows, (script, reader, built.modules, built.hip, kernel_store)))
+@pytest.fixture(scope="module")
+def on_linux(kernel_store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The launches of every kernel of the store, as Linux makes them."""
+    root = tmp_path_factory.mktemp("linux")
+    here = root / "libamdhip64.so.6"
+    options = ["-std=c11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    compiler = [sys.executable, "-m", "ziglang", "cc", *options, "fake_driver.c", "-o", str(here)]
+    subprocess.run(compiler, cwd=SUPPORT, check=True)
+    launcher.build(root / "modules", cache=wine.CACHE)
+    arguments = (_STORE_LAUNCHES, _STORE_READER, root / "modules", here, kernel_store)
+    native = [sys.executable, *map(str, arguments)]
+    return subprocess.run(native, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("python", wine.PYTHONS)
+def test_a_store_is_launched_as_on_linux(python: str, built: Built, on_linux: list[str], kernel_store: Path) -> None:
+    """One file of the launcher serves every Python."""
+    arguments = (_STORE_LAUNCHES, _STORE_READER, built.modules, built.hip, kernel_store)
+    done = wine.run(*map(wine.windows, arguments), python=python)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == wanted.splitlines()
+    assert done.stdout.splitlines() == on_linux
     assert sum("hipModuleLaunchKernel" in line for line in done.stdout.splitlines()) > 10
 
 
@@ -208,6 +209,42 @@ def test_the_doctor(built: Built, installed: Path, tmp_path: Path) -> None:
         assert not re.search(r"Traceback|lacks|kfd|\b(sudo|export|unset)\b", text), text
     (library,) = (line for line in outputs["two-runtimes"].splitlines() if line.startswith("library"))
     assert library.endswith("amdhip64_7.dll")  # torch's
+
+
+_PORTABLE = """
+import multiprocessing, sys, sysconfig
+
+def bound(path):
+    import ctypes
+    from flash_attn.runtime.build_info import VERSION
+    import flash_attn._launcher as launcher
+    ctypes.CDLL(path)
+    return VERSION, launcher.bind("hip") == path, sys.flags.no_user_site
+
+if __name__ == "__main__":
+    print(sys.executable)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(*pool.apply(bound, sys.argv[1:]))
+"""
+
+
+def test_a_portable_python_as_comfyui_has_it(built: Built, installed: Path, tmp_path: Path) -> None:
+    """A Python with a file ._pth reads neither variables nor the user's packages. Another process is spawned."""
+    embedded = tmp_path / "ComfyUI windows" / "python_embeded"
+    shutil.copytree(wine.directory_of(wine.PYTHON), embedded, copy_function=os.link)
+    packages = embedded / "Lib" / "site-packages"
+    shutil.copytree(installed, packages)
+    (embedded / "python312._pth").write_text("lib\nDLLs\nLib\\site-packages\n..\nimport site\n")
+    MACHINES["cpu"].write(tmp_path / "torch", built)
+    shutil.copytree(tmp_path / "torch", packages, dirs_exist_ok=True)
+    (embedded.parent / "portable.py").write_text(_PORTABLE)
+    script = wine.windows(embedded.parent / "portable.py")
+    done = wine.run("-m", "flash_attn.doctor", portable=embedded)
+    assert "torch 2.12.0+cpu is not" in done.stdout, done.stderr
+    assert f'`& "{wine.windows(embedded)}\\python.exe" -m pip uninstall -y torch' in done.stdout
+    assert "type them without the &" in done.stdout
+    done = wine.run(script, wine.windows(built.hip), portable=embedded)
+    assert done.stdout.splitlines() == [wine.windows(embedded / "python.exe"), "2.8.3 True 1"], done.stderr
 
 
 def test_the_stand_in_of_torch_has_the_names_of_torch() -> None:

@@ -88,6 +88,7 @@ def test_these_are_the_workflows() -> None:
         "build_wheels_rocm",
         "rehearse_wheels",
         "smoke",
+        "windows",
         "trend",
         "crate",
         "sign_crate",

@@ -16,9 +16,17 @@ from rocm_wheels.environment import cache_directory
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import plan as plans
 from rocm_wheels.matrix import versions
-from rocm_wheels.matrix.cells import known_backend
+from rocm_wheels.matrix.cells import Universal, known_backend
 from rocm_wheels.matrix.machine import survey
-from rocm_wheels.matrix.plan import Plan, make_plan, make_universal_plan, parallel_jobs, toolchain_of, wants_triton_too
+from rocm_wheels.matrix.plan import (
+    Plan,
+    make_plan,
+    make_universal_plan,
+    other_platforms,
+    parallel_jobs,
+    toolchain_of,
+    wants_triton_too,
+)
 from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.matrix.targets import check_served, known_targets
 from rocm_wheels.packages import packages_of
@@ -47,8 +55,8 @@ def add_verbs(verbs: Any) -> None:
             "--backend", metavar="NAME", help="ck or triton (default: ck if it has kernels for the targets)"
         )
         verb.add_argument(
-            "--platform", choices=tuple(PLATFORMS), default=DEFAULT,
-            help="system that the universal wheel is for (linux); a wheel for windows is built but not tested here",
+            "--platform", choices=tuple(PLATFORMS),
+            help="the universal wheel for the users of one system alone (default: for each of them)",
         )  # fmt: skip
         verb.set_defaults(parser=verb)
         verb.add_argument("--dist", type=_directory, default=Path("dist"), metavar="DIR", help="for the wheel (dist)")
@@ -212,7 +220,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from rocm_wheels.wheel import build, manylinux
 
     made = _plans(arguments)
-    for plan in made if arguments.cibuildwheel else ():
+    for plan in made[:1] if arguments.cibuildwheel else ():
         manylinux.check_plan(plan)
     build.check_writable(dist=arguments.dist.absolute(), cache=_cache(arguments))
     print(plans.dump(made))
@@ -247,7 +255,7 @@ def _build(arguments: argparse.Namespace) -> int:
             cache=cache,
             cached_kernels=arguments.cached_kernels,
             without=arguments.without,
-            cibuildwheel=arguments.cibuildwheel,
+            cibuildwheel=arguments.cibuildwheel and plan.platform == DEFAULT,
             public=public,
             say=say,
         )
@@ -423,15 +431,15 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
                 f"--backend {arguments.backend} is for one combination; the universal wheel has every backend",
                 remedy="Leave it out, or name Python, torch and ROCm too: 2.8.3 3.11 2.5.1 6.2",
             )
-        if arguments.platform != DEFAULT and (arguments.docker or arguments.cibuildwheel):
+        if (arguments.platform or DEFAULT) != DEFAULT and (arguments.docker or arguments.cibuildwheel):
             raise DataError(
                 "--docker and --cibuildwheel run Linux containers, but the wheel is for another system",
                 remedy=f"Leave them out: ./build_rocm.sh {arguments.flash_attn} --platform {arguments.platform}",
             )
         return make_universal_plan(
-            versions.load(), flash_attn=arguments.flash_attn, env=os.environ, platform=arguments.platform
+            versions.load(), flash_attn=arguments.flash_attn, env=os.environ, platform=arguments.platform or DEFAULT
         )
-    if arguments.platform != DEFAULT:
+    if arguments.platform is not None:
         raise DataError(
             f"--platform {arguments.platform} is for the universal wheel; the wheel of one combination is for Linux",
             remedy=f"Name the version of flash-attn alone: {arguments.flash_attn} --platform {arguments.platform}",
@@ -451,9 +459,15 @@ def _planned(arguments: argparse.Namespace, backend: str | None = None) -> Plan:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """The plan of the wheel. If BUILD_TRITON_BACKEND is true, the plan of the triton wheel follows."""
+    """The plan of the wheel. If BUILD_TRITON_BACKEND is true, the plan of the triton wheel follows. The plans of the
+    universal wheels for other systems follow the plan for Linux if they have one of its GPU targets.
+    """
     plan = _planned(arguments)
-    return [plan, _planned(arguments, "triton")] if wants_triton_too(plan, os.environ) else [plan]
+    if wants_triton_too(plan, os.environ):
+        return [plan, _planned(arguments, "triton")]
+    if arguments.platform or not isinstance(plan.cell, Universal) or arguments.docker:
+        return [plan]
+    return [plan, *other_platforms(versions.load(), plan)]
 
 
 def _shard(text: str) -> tuple[int, int]:

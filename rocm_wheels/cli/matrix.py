@@ -52,6 +52,7 @@ def _outputs(made: dict[str, list[Row]], tag: str) -> str:
     lines = [f"tag={tag}"]
     for name, each in made.items():
         lines += [f"{name}={json.dumps({'include': each})}", f"{name}-count={len(each)}"]
+    lines.append(f"windows-count={rows.count_for_windows(versions.load(), made['wheels'])}")
     lines.append(f"newest={json.dumps({'include': _newest(made['wheels'])})}")
     return "\n".join(lines)
 

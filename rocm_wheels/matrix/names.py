@@ -13,7 +13,7 @@ from functools import cache
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
 from rocm_wheels.matrix.cells import Claim, Universal
-from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, platform_of
 from rocm_wheels.matrix.versions import Interface
 
 DISTRIBUTION = "flash_attn"
@@ -167,9 +167,11 @@ def labelled(filename: str) -> str:
 
 
 def stem(filename: str) -> str:
-    """A wheel's name without build number and platform: "flash_attn-2.8.3+rocm62torch2.5triton-cp311"."""
-    parts = filename.split("-")
-    return "-".join((*parts[:2], *parts[-3:-2]))
+    """A wheel's name without build number and tags: "flash_attn-2.8.3+rocm62torch2.5triton-cp311". The wheel for
+    another system than Linux has the system's name behind it.
+    """
+    parts, platform = filename.split("-"), platform_of(filename).name
+    return "-".join((*parts[:2], *parts[-3:-2], *((platform,) if platform != DEFAULT else ())))
 
 
 def build_number(filename: str) -> int:

@@ -13,7 +13,7 @@ from rocm_wheels.matrix import names
 from rocm_wheels.matrix import targets as gpu_targets
 from rocm_wheels.matrix.cells import Cell, Claim, Universal, known_backend, resolve, universal
 from rocm_wheels.matrix.machine import Machine, survey
-from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS, STEPS
 from rocm_wheels.matrix.requested import from_environment, from_machine
 from rocm_wheels.matrix.targets import has_kernels, known_targets, targets
 from rocm_wheels.matrix.versions import Versions
@@ -139,7 +139,7 @@ def make_plan(
         image=rocm_of.image,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, cell.backend),
-        steps=PLATFORMS[DEFAULT].steps,
+        steps=STEPS,
         notes=notes,
     )
 
@@ -192,10 +192,26 @@ def make_universal_plan(
         image=None,
         compiler=f"{compiler} {versions.compilers[compiler]}",
         toolchain=toolchain_of(machine, claim.backend),
-        steps=PLATFORMS[platform].steps,
+        steps=STEPS,
         notes=notes,
         platform=platform,
     )
+
+
+def other_platforms(versions: Versions, made: Plan, *, machine: Machine | None = None) -> list[Plan]:
+    """The plans of the universal wheel for the other systems. Each has the GPU targets of `made` that the torch of the
+    system serves; a system whose torch serves none of them has no plan.
+    """
+    plans = []
+    for platform in PLATFORMS.values():
+        served = gpu_targets.served_on(versions, platform.name)
+        built = tuple(name for name in made.targets if name in served)
+        if platform.name != made.platform and built:
+            plan = make_universal_plan(
+                versions, flash_attn=made.cell.flash_attn, env={}, machine=machine, platform=platform.name
+            )
+            plans.append(replace(plan, targets=built, targets_from=made.targets_from, jobs=made.jobs))
+    return plans
 
 
 def wants_triton_too(plan: Plan, env: Mapping[str, str]) -> bool:

@@ -11,24 +11,29 @@ from types import MappingProxyType
 class Platform:
     """One operating system.
 
-    tag: the platform tag of a wheel when it is assembled. launcher: file name of the launcher in the package. steps:
-    what a build on Linux can do for this system.
+    tag: the platform tag of a wheel when it is assembled. launcher: file name of the launcher in the package.
     """
 
     name: str
     tag: str
     launcher: str
-    steps: tuple[str, ...]
 
 
-_STEPS = ("check", "compile", "assemble", "repair")
+# What a build does for every system.
+STEPS = ("check", "compile", "assemble", "repair", "verify")
 PLATFORMS: Mapping[str, Platform] = MappingProxyType(
     {
         platform.name: platform
         for platform in (
-            Platform(name="linux", tag="linux_x86_64", launcher="_launcher.abi3.so", steps=(*_STEPS, "verify")),
-            Platform(name="windows", tag="win_amd64", launcher="_launcher.pyd", steps=_STEPS),
+            Platform(name="linux", tag="linux_x86_64", launcher="_launcher.abi3.so"),
+            Platform(name="windows", tag="win_amd64", launcher="_launcher.pyd"),
         )
     }
 )
 DEFAULT = "linux"
+
+
+def platform_of(filename: str) -> Platform:
+    """The system of a wheel, by its file name. A wheel for Linux has one of several tags after its repair."""
+    others = (platform for platform in PLATFORMS.values() if filename.endswith(f"-{platform.tag}.whl"))
+    return next(others, PLATFORMS[DEFAULT])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rocm_wheels.errors import BadTarget, DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal
-from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels
+from rocm_wheels.matrix.targets import CUDA, Fit, fit, has_kernels, served_on
 from rocm_wheels.matrix.targets import universal as universal_targets
 from rocm_wheels.matrix.versions import Versions
 
@@ -163,6 +163,12 @@ def universal_wheel_rows(
         }
         for claim in universals
     ]
+
+
+def count_for_windows(data: Versions, wheels: Sequence[Row]) -> int:
+    """How many jobs build a wheel for Windows too: universal wheels with a GPU target that torch has there."""
+    served = set(served_on(data, "windows"))
+    return sum(not row["python-version"] and not served.isdisjoint(str(row["targets"]).split(";")) for row in wheels)
 
 
 def gpu_rows(data: Versions, wheels: Sequence[Row]) -> list[Row]:

@@ -10,6 +10,7 @@ from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names
 from rocm_wheels.matrix.cells import AXES, Cell, Claim, Universal, has_interfaces, product, universal
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
 from rocm_wheels.matrix.rows import cell_name
 from rocm_wheels.matrix.versions import Versions
 
@@ -90,7 +91,8 @@ def select(
     interfaces = {names.stem(name) for name in has if names.is_interface(name)}
 
     def released(claim: Claim) -> bool:
-        if names.stem(names.wheel_name(claim)) not in there:
+        systems = PLATFORMS.values() if isinstance(claim, Universal) else (PLATFORMS[DEFAULT],)
+        if not there.issuperset(names.stem(names.wheel_name(claim, system.tag)) for system in systems):
             return False
         wanted = data.interfaces.values() if has_interfaces(data, claim) else ()
         return all(names.stem(names.interface_wheel_name(each, claim)) in interfaces for each in wanted)

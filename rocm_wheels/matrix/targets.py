@@ -62,18 +62,23 @@ def universal(versions: Versions, requested: Iterable[str] | None, *, platform: 
 
     Raises BadTarget for a target that does not exist, or that torch does not have on that platform.
     """
-    served = [target for target in versions.targets.values() if platform == DEFAULT or target.windows]
+    there = served_on(versions, platform)
     if requested is None:
-        return tuple(target.name for target in served if target.universal is None)
+        return tuple(name for name in there if versions.targets[name].universal is None)
     built = known_targets(versions, requested)
     if platform == DEFAULT:
         return built
-    if lacking := [name for name in built if name not in [target.name for target in served]]:
+    if lacking := [name for name in built if name not in there]:
         raise BadTarget(
             f"AMD's torch for {platform.capitalize()} does not serve {', '.join(lacking)}",
-            remedy=f"Name others: {', '.join(target.name for target in served)}.",
+            remedy=f"Name others: {', '.join(there)}.",
         )
     return built
+
+
+def served_on(versions: Versions, platform: str) -> tuple[str, ...]:
+    """The targets that torch for ROCm serves on a platform."""
+    return tuple(target.name for target in versions.targets.values() if platform == DEFAULT or target.windows)
 
 
 def known_targets(versions: Versions, requested: Iterable[str]) -> tuple[str, ...]:

@@ -7,23 +7,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rocm_wheels.errors import DataError, PublishFailed
+from rocm_wheels.errors import DataError, PublishFailed, RepairFailed
 from rocm_wheels.matrix import names
+from rocm_wheels.matrix.names import ParsedWheel
 from rocm_wheels.matrix.targets import CUDA
 from rocm_wheels.publish.links import Wheel
+from rocm_wheels.wheel import windows
 from rocm_wheels.wheel.contents import BUILD_INFO, WheelFile
 
-_PLATFORM = re.compile(r"manylinux(_\d+_\d+|2014)_(x86_64|aarch64)")
+_PLATFORM = re.compile(r"manylinux(_\d+_\d+|2014)_(x86_64|aarch64)|win_amd64")
 _AGAIN = "Build it again: ./build_rocm.sh"
 COMMIT_REMEDY = "Check out the commit of the release, without changes, and build there."
 
 
 def check(file: WheelFile, wheel: Wheel, *, commit: str | None) -> None:
-    """Raises PublishFailed unless the wheel matches its test report and is for AMD GPUs on Linux, from that commit.
+    """Raises PublishFailed unless the wheel matches its test report and is for AMD GPUs, from that commit.
 
     commit: None accepts every commit.
     """
-    check_platforms(wheel.name, names.parse(wheel.name).platforms)
+    parsed = names.parse(wheel.name)
+    check_platforms(wheel.name, parsed.platforms)
+    if wheel.platform == "windows":
+        _check_windows(file, parsed)
     verdict = wheel.verdict
     if file.build_info is None:
         raise DataError(f"{wheel.name} has no {BUILD_INFO}", remedy=_AGAIN)
@@ -65,13 +70,23 @@ def check_interface(file: WheelFile, wheels: Iterable[Wheel]) -> None:
         )
 
 
+def _check_windows(file: WheelFile, parsed: ParsedWheel) -> None:
+    """Raises PublishFailed for a wheel for Windows that is not the universal one, or that Windows could not load."""
+    if parsed.torch_minor:
+        raise PublishFailed(f"{file.name} is for one torch: for Windows there is the universal wheel alone")
+    try:
+        windows.check(file.path)
+    except RepairFailed as error:
+        raise PublishFailed(error.message, remedy=_AGAIN) from error
+
+
 def _check_record(file: WheelFile) -> None:
     if file.record_errors:
         raise PublishFailed(f"RECORD of {file.name} is wrong: {'; '.join(file.record_errors[:5])}", remedy=_AGAIN)
 
 
 def check_platforms(name: str, platforms: Iterable[str]) -> None:
-    """Raises PublishFailed for a wheel that is not repaired to manylinux."""
+    """Raises PublishFailed for a wheel for Linux that is not repaired to manylinux."""
     if others := [platform for platform in platforms if not _PLATFORM.fullmatch(platform)]:
         raise PublishFailed(
             f"{name} is not repaired: it is for {', '.join(others)}",

@@ -9,10 +9,11 @@ from typing import Any
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import names, versions
+from rocm_wheels.matrix.platforms import platform_of
 from rocm_wheels.matrix.targets import gpus_of
 from rocm_wheels.tables import version_key
 from rocm_wheels.wheel import contents
-from rocm_wheels.wheel.verdict import PASSED, Verdict
+from rocm_wheels.wheel.verdict import IMPORT, PASSED, Verdict
 
 UNLABELLED = "unlabelled/"  # the directory of the index of universal wheels without label
 
@@ -86,7 +87,13 @@ class Wheel(Link):
 
     @property
     def ran_on(self) -> str:
-        return ", ".join(self.gpus) or "CPU"
+        """Where its tests ran: GPUs, "CPU", or "nothing" for a wheel that was only installed."""
+        return ", ".join(self.gpus) or ("CPU" if self.verdict.stages[IMPORT].status == PASSED else "nothing")
+
+    @property
+    def platform(self) -> str:
+        """The system that it is for: "linux" or "windows"."""
+        return platform_of(self.name).name
 
     @property
     def on_amd_gpu(self) -> bool:
@@ -124,6 +131,7 @@ class Wheel(Link):
             "index": f"{self.directory}simple/",
             "flash_attn": self.flash_attn,
             "python": self.python,
+            "platform": self.platform,
             "torch": self.torch,
             "rocm": self.rocm,
             "backend": self.backend,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 SITE = ""  # the address of the site that serves this copy
 TIMEOUT_SECONDS = 20
 BACKENDS = ("ck", "triton")  # the default first
+AMD_INDEX = "https://repo.amd.com/rocm/whl-multi-arch/"  # of torch for Windows
 OLDEST_TORCH = "2.5"  # the oldest torch that the universal wheel supports
 # The command that the page to choose a wheel on asks its visitors to run.
 PASTE_COMMAND = (
@@ -76,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
         machine = machine._replace(gpus=tuple(target(site, gpu) for gpu in machine.gpus))
         _say(f"found    {describe(machine)}")
         check_torch(machine, site)
-        wheel, others = choose(site["wheels"], {**machine.wanted, "backend": options.backend})
+        there = [wheel for wheel in site["wheels"] if wheel.get("platform", "linux") == system()]
+        wheel, others = choose(there, {**machine.wanted, "backend": options.backend})
         if wheel is None:
             raise NoWheel(explain(site, machine, options.backend, others))
     except NoWheel as problem:
@@ -105,10 +107,22 @@ def describe(machine: Machine) -> str:
     return f"Python {machine.python}, torch {torch}, HIP of torch {hip}, ROCm {rocm}, {gpus}"
 
 
+def system() -> str:
+    """The system as the site's list names it."""
+    return "windows" if sys.platform == "win32" else sys.platform
+
+
 def check_platform() -> None:
     """Raises NoWheel on a system for which there are no wheels."""
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise NoWheel(f"the wheels are for Linux on x86_64, this is {sys.platform} on {platform.machine()}")
+    if system() not in ("linux", "windows") or platform.machine() not in ("x86_64", "AMD64"):
+        raise NoWheel(f"the wheels are for Linux and Windows on x86_64, this is {sys.platform} on {platform.machine()}")
+
+
+def pip() -> str:
+    """How the pip of the running Python is started. On Windows a portable Python is not in PATH."""
+    if system() != "windows":
+        return "pip"
+    return f'& "{sys.executable}" -m pip' if " " in sys.executable else f"{sys.executable} -m pip"
 
 
 def check_torch(machine: Machine, site: dict[str, Any]) -> None:
@@ -116,7 +130,11 @@ def check_torch(machine: Machine, site: dict[str, Any]) -> None:
     if machine.hip is not None and machine.torch is not None:
         return
     what = f"torch {machine.torch} is not built for ROCm" if machine.torch else "torch is not installed"
-    line = torch_line(site, minor(machine.torch or ""), minor(machine.rocm or ""))
+    if system() == "windows":
+        gone = f"{pip()} uninstall -y torch torchvision torchaudio\ntorch    " if machine.torch else ""
+        line = f'{gone}{pip()} install "torch[device-all]" "torchvision[device-all]" torchaudio --index-url {AMD_INDEX}'
+    else:
+        line = torch_line(site, minor(machine.torch or ""), minor(machine.rocm or ""))
     raise NoWheel(f"fits: {what} in this Python ({sys.executable})\ntorch    {line}  # then run this again")
 
 
@@ -212,6 +230,9 @@ def explain(site: dict[str, Any], machine: Machine, backend: str | None, nearest
     cell += "".join(f", {gpu}" for gpu in wanted["gpus"]) + (f", backend {backend}" if backend else "")
     lines = [f"is published for {cell}" if nearest else "is published yet"]
     wanted["backend"] = backend
+    if system() == "windows":
+        lines.append(f"build    ./build_rocm.sh {site['flash_attn'][-1]} --platform windows  # on Linux or in WSL")
+        return "\n".join(lines)
     lines += [
         f"withdrawn {wheel['name']}: {wheel['yanked']}"
         for wheel in site["wheels"]
@@ -314,7 +335,7 @@ def request_url(site: dict[str, Any], fields: dict[str, str]) -> str:
 
 def pip_line(site: dict[str, Any], wheel: Wheel) -> str:
     """pip's command. The exact version is only on that index; its dependencies come from pip's usual index."""
-    return f'pip install "flash_attn=={wheel["version"]}" --extra-index-url {site["url"]}{wheel["index"]}'
+    return f'{pip()} install "flash_attn=={wheel["version"]}" --extra-index-url {site["url"]}{wheel["index"]}'
 
 
 def standalone(site: str) -> str:

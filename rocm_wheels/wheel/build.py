@@ -15,7 +15,8 @@ from rocm_wheels.matrix import names, versions
 from rocm_wheels.matrix.cells import Cell, has_interfaces
 from rocm_wheels.matrix.names import VERDICT
 from rocm_wheels.matrix.plan import TORCH_INDEX, Plan, make_plan, make_universal_plan
-from rocm_wheels.matrix.platforms import DEFAULT, PLATFORMS
+from rocm_wheels.matrix.platforms import DEFAULT, platform_of
+from rocm_wheels.matrix.versions import Interface
 from rocm_wheels.wheel import contents
 from rocm_wheels.wheel.verdict import Verdict
 from rocm_wheels.wheel.workspace import work_directory
@@ -75,8 +76,7 @@ def run(
     cibuildwheel: bool = False,
     public: Sequence[PublicWheel] = (),
 ) -> Path:
-    """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it, if the plan has the
-    step verify.
+    """Builds the wheel of a plan into `dist` and returns its path. Its test report is next to it.
 
     without: names of compilers whose kernels the wheel does not get. cached_kernels: compile nothing; CompileFailed
     names the first kernel that is not in the cache. cibuildwheel: the wheel is assembled, repaired and tested in a
@@ -114,13 +114,12 @@ def run(
             toolchain.check(plan)
             if plan.platform == DEFAULT:
                 repair.check()
-            if cibuildwheel:
-                manylinux.check(plan)
-            detail += [plan.compiler, f"toolchain {plan.toolchain}"]
-            if "verify" in plan.steps:
                 (tested, *_) = combinations.of(plan, versions.load(), interpreters.found)
                 python = interpreters.find(tested.python)  # for verify: report it now, not after hours
                 detail.append(f"Python {tested.python} at {python}")
+            if cibuildwheel:
+                manylinux.check(plan)
+            detail += [plan.compiler, f"toolchain {plan.toolchain}"]
         with log.stage("compile") as detail:
             backend, tools = plan.cell.backend, plan.toolchain
             if cached_kernels:
@@ -144,19 +143,18 @@ def run(
         with log.stage("repair") as detail:
             repaired = numbering.assign(mend(raw, dist), public)
             detail.append(repaired.name)
-        if "verify" not in plan.steps:
-            say(f"\n{repaired.name} is not verified: a machine with {plan.platform.capitalize()} has to do that\n")
-            for line in _closing(plan, repaired, ()):
-                say(line)
-            return repaired
         beside = []
-        for interface in versions.load().interfaces.values() if has_interfaces(versions.load(), plan.cell) else ():
+        for interface in _interfaces(plan):
             with log.stage(interface.name.replace("_", "-")) as detail:
                 beside.append(numbering.assign(assemble.assemble_interface(interface, plan, dist), public))
                 detail.append(beside[-1].name)
-        say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
+        if plan.platform == DEFAULT:
+            say(f"  testing it in clean environments with {tested}; torch may have to be downloaded")
         with log.stage("verify") as detail:
-            verdict = verify.verify(repaired, plan, checks, beside=beside)
+            if plan.platform == DEFAULT:
+                verdict = verify.verify(repaired, plan, checks, beside=beside)
+            else:
+                verdict = windows.verify(repaired, plan, checks)
             detail.append("passed" if verdict.ok else "failed")
     say(f"\n{verdict.summary()}\n")
     for line in _closing(plan, repaired, beside):
@@ -171,16 +169,18 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
     Raises DataError if it is not a wheel of these sources, VerifyFailed if it does not pass, or with `require_gpu` if
     its tests did not run on a GPU.
     """
-    from rocm_wheels.wheel import verdict, verify
+    from rocm_wheels.wheel import verdict, verify, windows
 
     plan = plan_of(wheel)
-    if "verify" not in plan.steps:
+    if plan.platform != DEFAULT and require_gpu:
         raise DataError(
-            f"{wheel.name} is for {plan.platform.capitalize()}, this machine cannot test it",
+            f"{wheel.name} is for {plan.platform.capitalize()}, this machine cannot run it",
             remedy="Install it there and run: python -m flash_attn.selftest",
         )
     check_writable(cache=cache, verdicts=wheel.absolute().parent)
     with work_directory(cache) as work:
+        if plan.platform != DEFAULT:
+            return windows.verify(wheel, plan, work)
         found = verify.verify(wheel, plan, work, beside=_beside(wheel, plan), require_gpu=require_gpu, every=every)
     if require_gpu and found.gpu.status != verdict.PASSED:
         raise VerifyFailed(
@@ -188,6 +188,13 @@ def verify_again(wheel: Path, *, cache: Path, require_gpu: bool, every: bool = F
             remedy="Give the job its GPU (--device=/dev/kfd --device=/dev/dri --group-add video).",
         )
     return found
+
+
+def _interfaces(plan: Plan) -> Sequence[Interface]:
+    """The interfaces whose wheels accompany the wheel. They run on every system, so the build for Linux makes them."""
+    data = versions.load()
+    wanted = plan.platform == DEFAULT and has_interfaces(data, plan.cell)
+    return tuple(data.interfaces.values()) if wanted else ()
 
 
 def _beside(wheel: Path, plan: Plan) -> list[Path]:
@@ -208,7 +215,7 @@ def plan_of(wheel: Path) -> Plan:
         raise DataError(f"{wheel.name} is not a wheel that was built with these sources: it names no GPU targets")
     env = {"PYTORCH_ROCM_ARCH": ";".join(targets)}
     if name is None:
-        platform = next((each.name for each in PLATFORMS.values() if wheel.stem.endswith(f"-{each.tag}")), DEFAULT)
+        platform = platform_of(wheel.name).name
         return make_universal_plan(versions.load(), flash_attn=str(universal), env=env, platform=platform)
     return make_plan(
         versions.load(),
@@ -234,7 +241,7 @@ def _closing(plan: Plan, wheel: Path, beside: Sequence[Path]) -> list[str]:
         f"wheel    {wheel}",
         f"size     {_size(wheel)}",
         f"targets  {', '.join(plan.targets)}",
-        *((f"verdict  {wheel}{VERDICT}",) if "verify" in plan.steps else ()),
+        f"verdict  {wheel}{VERDICT}",
         f"python   {python}",
         f"torch    {torch}",
         f"install  pip install {shlex.quote(str(wheel))}",

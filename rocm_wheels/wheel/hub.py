@@ -17,6 +17,7 @@ from typing import Any
 
 from rocm_wheels.errors import DataError
 from rocm_wheels.matrix import versions
+from rocm_wheels.matrix.platforms import DEFAULT, platform_of
 from rocm_wheels.wheel.contents import BUILD_INFO, Contents
 
 NAME = "flash-attn-rocm"
@@ -53,6 +54,10 @@ def write(wheel: Path, output: Path) -> list[Path]:
     """
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} is not empty", remedy="Name a new directory.")
+    if platform_of(wheel.name).name != DEFAULT:
+        raise DataError(
+            f"{wheel.name} is for Windows; `hub` writes variants for Linux", remedy="Give a manylinux wheel."
+        )
     with Contents(wheel) as opened:
         info = opened.build_info()
         files = {

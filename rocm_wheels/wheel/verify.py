@@ -200,8 +200,8 @@ def _timed(install: Any, wheels: Sequence[Path], source: TorchSource, python: Pa
 def _with_pip(wheels: Sequence[Path], source: TorchSource, python: Path, env: Path) -> tuple[float, dict[str, Any]]:
     interpreter = environment(source, python, env, locks.DIRECTORY / "pip.txt")
     started = time.monotonic()
-    _run([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
-    _run([interpreter, "-m", "pip", "check"], cwd=env)
+    run_installer([interpreter, "-m", "pip", "install", "--no-input", *(wheel.resolve() for wheel in wheels)], cwd=env)
+    run_installer([interpreter, "-m", "pip", "check"], cwd=env)
     seconds = round(time.monotonic() - started, 2)
     return seconds, _tests(interpreter, env, WHEEL_TESTS, f"--ignore={WHEEL_TESTS / SMOKE}")
 
@@ -219,11 +219,11 @@ def install(interpreter: Path, wheels: Sequence[Path], env: Path) -> None:
     # A rebuilt wheel has the same version: uv must not use the cached one.
     owned = ("flash-attn", *(name.replace("_", "-") for name in versions.load().interfaces))
     refreshed = [word for name in owned for word in ("--refresh-package", name)]
-    _run(
+    run_installer(
         [packages.uv(), "pip", "install", "--python", interpreter, *refreshed, *(wheel.resolve() for wheel in wheels)],
         cwd=env,
     )
-    _run([packages.uv(), "pip", "check", "--python", interpreter], cwd=env)
+    run_installer([packages.uv(), "pip", "check", "--python", interpreter], cwd=env)
 
 
 def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Path:
@@ -232,16 +232,16 @@ def environment(source: TorchSource, python: Path, env: Path, *more: Path) -> Pa
 
     torch is what a user has: its index decides which packages it needs. Everything else is locked by hash.
     """
-    _run([packages.uv(), "venv", "--clear", "--no-project", "--python", python, env])
+    run_installer([packages.uv(), "venv", "--clear", "--no-project", "--python", python, env])
     interpreter = env / "bin" / "python"
     install: list[str | Path] = [packages.uv(), "pip", "install", "--python", interpreter]
     if source.cache is not None:
         install += ["--cache-dir", source.cache]
     if source.index is not None:
-        _run([*install, "--index-url", source.index, source.requirement])
-    _run([*install, source.requirement])
+        run_installer([*install, "--index-url", source.index, source.requirement])
+    run_installer([*install, source.requirement])
     files = (locks.DIRECTORY / "wheel_tests.txt", *more)
-    _run([*install, "--require-hashes", *(word for file in files for word in ("-r", file))])
+    run_installer([*install, "--require-hashes", *(word for file in files for word in ("-r", file))])
     return interpreter
 
 
@@ -301,7 +301,8 @@ def _call(command: Sequence[str | Path], *, seconds: int, cwd: Path | None = Non
         raise VerifyFailed(f"`{words}` took over {seconds} s") from error
 
 
-def _run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
+def run_installer(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
+    """Runs a command of pip or uv. Raises VerifyFailed with the end of its output if it fails."""
     done = _call(command, seconds=_INSTALL_SECONDS, cwd=cwd)
     if done.returncode != 0:
         words = " ".join(str(part) for part in command)

@@ -1,29 +1,51 @@
-"""The repair stage of a wheel for Windows: it changes nothing, and refuses what another machine could not load."""
+"""The wheel for Windows, which is made on Linux: its repair stage, which changes nothing and refuses what another
+machine could not load, and its test report. Linux cannot run the wheel, so the report says that pip and uv install it.
+"""
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
+import time
+from dataclasses import asdict
 from pathlib import Path
 
-from rocm_wheels.errors import DataError, RepairFailed
+from rocm_wheels import packages
+from rocm_wheels.errors import DataError, RepairFailed, VerifyFailed
+from rocm_wheels.matrix import locks, versions
 from rocm_wheels.matrix.names import VERDICT
+from rocm_wheels.matrix.plan import Plan
 from rocm_wheels.matrix.platforms import PLATFORMS
-from rocm_wheels.wheel import pe
+from rocm_wheels.tables import version_key
+from rocm_wheels.wheel import contents, pe
 from rocm_wheels.wheel.contents import Contents
 from rocm_wheels.wheel.repair import MAX_BYTES
+from rocm_wheels.wheel.verdict import PASSED, PIP, REPAIRED, TESTED, UV, Stage, Verdict
+from rocm_wheels.wheel.verify import run_installer
 
 LAUNCHER = f"flash_attn/{PLATFORMS['windows'].launcher}"
 # Python's limited API, the system and its C runtime. torch brings the HIP runtime, which nothing is linked to.
 _ALLOWED = re.compile(r"python3\.dll|kernel32\.dll|ucrtbase\.dll|api-ms-win-crt-[a-z]+-l1-1-0\.dll")
+_NOT_RUN = "Linux cannot run a wheel for Windows"
 
 
 def repair(wheel: Path, output: Path) -> Path:
     """Copies `wheel` into `output` after its checks. Returns the path of the copy.
 
-    Deletes the test report of another wheel of that name. Raises RepairFailed if the wheel has no launcher or another
-    library, if the launcher imports more than Python, the system and its C runtime, if RECORD is wrong, or if a release
-    does not accept so many bytes.
+    Deletes the test report of another wheel of that name. Raises RepairFailed as `check` does.
+    """
+    check(wheel)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / f"{wheel.name}{VERDICT}").unlink(missing_ok=True)
+    return Path(shutil.copy(wheel, output / wheel.name))
+
+
+def check(wheel: Path) -> tuple[str, ...]:
+    """The libraries that the launcher in the wheel imports.
+
+    Raises RepairFailed if the wheel has no launcher or another library, if the launcher imports more than Python, the
+    system and its C runtime, if RECORD is wrong, or if a release does not accept so many bytes.
     """
     try:
         with Contents(wheel) as contents:
@@ -46,6 +68,54 @@ def repair(wheel: Path, output: Path) -> Path:
             f"{wheel.name} has {size} bytes, a release asset takes at most {MAX_BYTES}",
             remedy='Build for fewer targets, such as PYTORCH_ROCM_ARCH="gfx1030;gfx1100".',
         )
-    output.mkdir(parents=True, exist_ok=True)
-    (output / f"{wheel.name}{VERDICT}").unlink(missing_ok=True)
-    return Path(shutil.copy(wheel, output / wheel.name))
+    return tuple(imports)
+
+
+def verify(wheel: Path, plan: Plan, work: Path) -> Verdict:
+    """Installs the wheel for Windows by pip and uv, for the oldest and the newest Python, into directories of this
+    machine. Writes <wheel>.verdict.json and returns the test report.
+
+    Raises VerifyFailed with the installer's message, RepairFailed as `check` does, MissingTool without uv.
+    """
+    pythons = (plan.cell.python, max(versions.load().python, key=version_key))
+    imports = check(wheel)
+    stages = {REPAIRED: Stage(status=PASSED, details={"imports": list(imports)})}
+    uv, env = packages.uv(), work / "envs" / "windows"
+    run_installer([uv, "venv", "--clear", "--no-project", env])
+    interpreter = env / "bin" / "python"
+    run_installer(
+        [uv, "pip", "install", "--python", interpreter, "--require-hashes", "-r", locks.DIRECTORY / "pip.txt"]
+    )
+    tag = PLATFORMS["windows"].tag
+    commands: dict[str, list[str | Path]] = {
+        PIP: [interpreter, "-m", "pip", "install", "--no-input", "--only-binary", ":all:", "--platform", tag],
+        UV: [uv, "pip", "install", "--python-platform", "windows"],
+    }
+    for name, command in commands.items():
+        started = time.monotonic()
+        for python in pythons:
+            target = env / f"{name}-{python}"
+            run_installer([*command, "--no-deps", "--python-version", python, "--target", target, wheel.resolve()])
+            if not (target / LAUNCHER).is_file():
+                raise VerifyFailed(f"{wheel.name}, {name} for Python {python}: {target} has no {LAUNCHER}")
+        seconds = round(time.monotonic() - started, 2)
+        stages[name] = Stage(status=PASSED, seconds=seconds, details={"pythons": list(pythons)})
+    stages |= {name: Stage.not_run(_NOT_RUN) for name in TESTED}
+    file = contents.read(wheel)
+    verdict = Verdict(
+        wheel=file.name,
+        sha256=file.sha256,
+        size=file.size,
+        contents=file.contents,
+        commit=file.commit,
+        cell={name: str(value) for name, value in asdict(plan.cell).items()},
+        targets=plan.targets,
+        torch_source=f"nowhere: {_NOT_RUN}",
+        python=", ".join(pythons),
+        platform=platform.platform(),
+        stages=stages,
+        tests={},
+        failures=(),
+    )
+    verdict.write(wheel)
+    return verdict

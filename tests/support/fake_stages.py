@@ -42,7 +42,7 @@ class Stages:
             "wheel.manylinux": {"check": self.note("manylinux.check"), "assemble": self.in_an_image},
             "wheel.repair": {"check": self.note("repair.check"), "repair": self.repair},
             "wheel.verify": {"verify": self.verify},
-            "wheel.windows": {"repair": self.repair_for_windows},
+            "wheel.windows": {"repair": self.repair_for_windows, "verify": self.verify_for_windows},
             "compile.inspect_store": {"report": self.report},
         }
         for module, functions in modules.items():
@@ -113,6 +113,13 @@ class Stages:
         self.calls.append("verify")
         if self.failure:
             raise self.failure
+        return Verdict()
+
+    def verify_for_windows(self, wheel: Path, plan: Plan, work: Path) -> Verdict:
+        assert wheel.is_file()
+        assert work.is_dir()
+        assert plan.platform == "windows"
+        self.calls.append("verify for windows")
         return Verdict()
 
     def report(self, path: Path) -> str:

