@@ -235,7 +235,7 @@ def test_the_page_runs_the_user_image_with_the_gpu() -> None:
         assert part in command
 
 
-def test_the_runner_takes_one_job_and_alone_its_daemon_is_privileged() -> None:
+def test_the_runner_takes_one_job_and_only_its_daemon_is_privileged() -> None:
     services = yaml.safe_load((DOCKER / "runner/compose.yml").read_text(encoding="utf-8"))["services"]
     runner, docker = services["runner"], services["docker"]
     assert runner["restart"] == "no"

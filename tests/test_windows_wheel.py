@@ -1,4 +1,7 @@
-"""The universal wheel for Windows: its plan, its contents, what its repair step refuses, and who takes it."""
+"""The universal wheel for Windows:
+
+its plan, its contents, what its repair step refuses, and which installers accept it.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Report:
-    """Collects what each test did and measured (record_property)."""
+    """Collects the outcome and the measurements (record_property) of each test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ def package(dist: metadata.Distribution) -> Path:
 
 @pytest.fixture(scope="session")
 def build_info(package: Path) -> dict[str, Any]:
-    """What the wheel says of its own build."""
+    """The build info of the wheel."""
     info: dict[str, Any] = json.loads((package / "_build_info.json").read_text(encoding="utf-8"))
     return info
 

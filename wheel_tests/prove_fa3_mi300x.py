@@ -87,7 +87,7 @@ def measure(device: str) -> Iterator[Result]:
 
 
 def survey(any_gpu: bool) -> Evidence | None:
-    """Runs everything on the first MI300X, else the first AMD GPU; None where there is none to run on."""
+    """Runs everything on the first MI300X, else on the first AMD GPU. None without an AMD GPU."""
     import torch
     from helpers import devices
 
@@ -135,7 +135,7 @@ def survey(any_gpu: bool) -> Evidence | None:
 
 
 def faults(evidence: Evidence, any_gpu: bool) -> list[str]:
-    """What stands against the proof."""
+    """The reasons why the run is no proof."""
     found = []
     if not any_gpu and evidence.hip is None:
         found.append(f"torch {evidence.torch} is no ROCm build")

@@ -22,7 +22,10 @@ def _only_ck(build_info: dict[str, Any]) -> None:
 
 @pytest.fixture
 def stores(package: Path, build_info: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Target -> its kernels, of those that Composable Kernel serves; for others the wheel has Triton kernels alone."""
+    """Target -> its kernels, for the targets of Composable Kernel.
+
+    For other targets the wheel has only Triton kernels.
+    """
     found = {}
     for path in sorted((package / "_kernels").glob("*.zip")):
         if path.stem in CK_TARGETS:
@@ -33,7 +36,7 @@ def stores(package: Path, build_info: dict[str, Any]) -> dict[str, dict[str, Any
 
 @pytest.fixture
 def kernels(stores: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The kernels of the target that has most of them: gfx90a has none in fp16, the others have all."""
+    """The kernels of the target with the most kernels: gfx90a has no fp16 kernels, the others have all."""
     return max(stores.values(), key=len)
 
 

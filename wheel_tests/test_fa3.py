@@ -22,7 +22,7 @@ VARIABLE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 
 
 def test_forward(fitting: list[Device], record_property: Callable[[str, object], None]) -> None:
-    """In a process of its own, as the backend is chosen when flash_attn is imported."""
+    """Runs in another process, because the backend is chosen when flash_attn is imported."""
     command = [sys.executable, __file__, str(fitting[0].index)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -30,7 +30,7 @@ def test_forward(fitting: list[Device], record_property: Callable[[str, object],
 
 
 def printed_error(text: str) -> float:
-    """The error in what `main` prints."""
+    """Reads the error from the output of `main`."""
     return float(text.partition(": error ")[2].partition(",")[0])
 
 

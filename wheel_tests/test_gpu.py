@@ -118,7 +118,7 @@ def test_varlen(causal: bool, dtype: torch.dtype, record_property: Record) -> No
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "dim"), [(1, 64), (1, 128), (1, 256), (70, 128)])
 def test_kvcache(seqlen_q: int, dim: int, paged: bool, dtype: torch.dtype) -> None:
-    """A step over a cache with 500 keys and some new ones, as if all of them lay in a row."""
+    """A step over a cache with 500 keys and some new keys equals attention over all these keys."""
     q, k, v, _ = (x.detach() for x in inputs(2, seqlen_q, 512 + seqlen_q, 8, 2, dim, dtype, "cuda"))
     old, new = ([x[:, :512] for x in (k, v)], [x[:, 512:] for x in (k, v)])
     caches = [torch.zeros(2, 1024, 2, dim, device="cuda", dtype=dtype) for _ in range(2)]

@@ -43,7 +43,7 @@ def test_built_for_this_python(build_info: dict[str, Any]) -> None:
 
 
 def test_licenses_are_there(dist: metadata.Distribution) -> None:
-    """The project's own, and the ones of AMD's assembly kernels and of Composable Kernel."""
+    """The licenses of the project, of AMD's assembly kernels and of Composable Kernel."""
     names = sorted(dist.metadata.get_all("License-File") or [])
     assert names == ["LICENSE", "LICENSE.aiter", "LICENSE.composable_kernel"]
     own, *others = (dist.read_text(f"licenses/{name}") or "" for name in names)

@@ -74,8 +74,10 @@ class Outcome:
 
 
 def unpack(archive: Path, directory: Path) -> Path:
-    """The tests of a checkout or of a source distribution in a directory, without the modules that they test: what lies
-    beside a test is found before what is installed."""
+    """The tests of a checkout or of a source distribution in a directory, without the modules that they test:
+
+    modules next to a test would be imported instead of the installed ones.
+    """
     if archive.is_dir():
         if not (archive / FILES[0]).is_file():
             raise ValueError(f"{archive} holds no {FILES[0]}: give a checkout of flash-attn's repository")
@@ -95,7 +97,7 @@ def unpack(archive: Path, directory: Path) -> Path:
 
 
 def load(path: Path) -> Any:
-    """A file of tests as a module; what it imports from beside it is found."""
+    """Imports a file of tests as a module. It can import modules next to it."""
     sys.path.insert(0, str(path.parent))
     return load_as(f"upstream_{path.stem}", path)
 
@@ -175,7 +177,7 @@ def _send(pipe: Any, job: tuple[Any, ...]) -> None:
 
 
 def run_alone(*job: Any) -> Outcome:
-    """`run` in a process of its own: what one test does to the GPU or to its process is no other's trouble."""
+    """Calls `run` in a new process, so that damage to the GPU or to the process affects no other test."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, job))
@@ -197,7 +199,7 @@ def names(path: Path) -> list[str]:
 
 
 def reason_left_out(path: Path, name: str, version: str, on_cpu: bool) -> str | None:
-    """Why a test function is not run on that version of flash_attn; None where it is."""
+    """The reason why a test function is not run on that version of flash_attn, or None."""
     text = path.read_text(encoding="utf-8")
     if name in LEFT_OUT:
         return LEFT_OUT[name]

@@ -17,7 +17,7 @@ _PROPERTIES = SimpleNamespace(total_memory=80 * 2**30, multi_processor_count=132
 
 
 def _moved(value: Any) -> Any:
-    """A device, or text that names one, that is the CPU where it was a GPU."""
+    """Replaces a GPU device, or text that names a GPU, by the CPU."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
@@ -33,7 +33,7 @@ class _OnCpu(TorchFunctionMode):
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """torch's functions put on the CPU what they are asked to put on a GPU."""
+    """Makes torch's functions create tensors on the CPU if a GPU is requested."""
     torch.set_num_threads(1)
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=_CAPABILITY),

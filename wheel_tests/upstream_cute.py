@@ -1,4 +1,4 @@
-"""What FlashAttention-4's own tests import beside the public functions: see upstream.py."""
+"""The names, other than public functions, that FlashAttention-4's tests import: see upstream.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _private(*_: Any, **__: Any) -> None:
 
 
 class _NoPlan:
-    """The plan of a launch, which none is needed for here: a test that looks into upstream's is skipped."""
+    """Stands in for upstream's launch plan, which is not needed here. A test that reads the plan is skipped."""
 
     def __getattr__(self, name: str) -> Any:
         import pytest

@@ -108,7 +108,7 @@ def nan_stays_in_its_batch_entry_and_head(case: Case) -> None:
 
 
 def keys_that_are_not_seen_do_not_count(case: Case) -> None:
-    """Keys hold infinity or NaN: rows that do not see them stay as they are."""
+    """Infinity or NaN in keys does not change rows that do not see these keys."""
     q, k, v = case.tensors()
     out, lse = attend(case, q, k, v)
     place = case.seqlen_k // 2

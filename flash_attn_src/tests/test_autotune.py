@@ -127,7 +127,7 @@ def test_the_neighbours_of_a_tile() -> None:
     orders = ("attention", "memory-bound-attention", "attention,memory-bound-attention")
     options += [("schedule_hint", order) for order in orders]
     assert tuning.neighbours("gfx942", own) == [*(own._replace(options=(one,)) for one in options), *wanted]
-    # Beside the options that it has.
+    # In addition to its other options.
     own = Config(64, 32, 4, 2, options=(("matrix_instr_nonkdim", 16), ("waves_per_eu", 2)))
     found = [one.options for one in tuning.neighbours("gfx942", own) if one[:5] == own[:5]]
     assert found[0] == (("matrix_instr_nonkdim", 16), ("waves_per_eu", 1))

@@ -48,7 +48,7 @@ def _small_tiles(
     monkeypatch.setattr(tuning, "config", config)
 
 
-# Every option by its name; _call knows what each means.
+# The names of all options. _call converts a name to arguments.
 OPTIONS = (
     "append", "rotary", "rotary halves", "rotary_seqlens", "causal", "window", "softcap", "alibi", "leftpad",
     "lines", "pages of 32", "pages of 16", "pages of 48", "pages of 7", "splits", "chunk", "varlen q", "varlen k",
@@ -143,7 +143,7 @@ def _call(
         out, lse = function(CacheCall(q.to(compute), *copies, **tensors, **options))
         return [out, lse, *copies]
 
-    # Many queries have the kernel of attention without a cache where they keep the GPU busy.
+    # If many queries keep the GPU busy, the kernel of attention without a cache serves them.
     with mock.patch.object(triton_cache, "are_faster", return_value="whole keys" not in chosen):
         got = run(backend.kvcache, dtype)
     exact = run(oracle.kvcache, torch.float32)
@@ -254,7 +254,10 @@ def test_many_queries_leave_the_keys_whole(options: tuple[str, ...], monkeypatch
 
 @pytest.mark.parametrize("queries", [4, 70])
 def test_nothing_is_written_outside_of_the_cache(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A length beyond the cache, which only the device knows, drops keys; out is that of the keys there are."""
+    """If a length that only the device knows exceeds the cache, the kernels drop the excess keys.
+
+    out is attention to the other keys.
+    """
     torch.manual_seed(0)
     monkeypatch.setattr(triton_cache, "are_faster", lambda *_: False)
     caches = [torch.randn(3, 32, 1, 16, device=DEVICE) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""From the store to a launch: what is handed to the driver, and what a damaged store says."""
+"""From the store to a launch: the arguments that the driver receives, and errors for damaged stores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gpu(index: int = 0, name: str = "gfx942:sramecc+:xnack-") -> driver.Driver:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
-    """A gfx942 with that store; the list fills with (kernel, what it was launched with)."""
+    """A mock gfx942 with that store, and the list of its launches: (kernel, arguments)."""
     found: list[Any] = []
 
     class Kernel(fake_launcher.Kernel):
@@ -208,7 +208,7 @@ def test_triton_compiles_missing_kernels_or_an_error_is_raised(
     assert kernel.index == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gpu(4).kernel(OTHER)  # told once for a target
+        gpu(4).kernel(OTHER)  # the warning comes once per target
     assert launched == []
 
 

@@ -66,7 +66,7 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
     exact = [None if each is None else each.detach().double().requires_grad_() for each in (x, residual, weight, bias)]
     whole = exact[0] if residual is None else exact[0] + exact[1]
     wanted = _by_the_book(whole, exact[2], exact[3], shift, is_rms)
-    # Interpreted bf16 is cut off where a GPU rounds: a unit in the last place.
+    # The interpreter truncates to bf16 where a GPU rounds, which costs a unit in the last place.
     tiny = 2.0**-7 if dtype is torch.bfloat16 and DEVICE == "cpu" else 4e-6
     assert_close("y", y, wanted, rough=wanted.to(dtype), tiny=tiny, dtype=dtype)
     if z is not None:
@@ -77,7 +77,7 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
     dx, dresidual, sums = add_norm.launch_backward(
         saved, weight, dy, dz, mean, rstd, shift, bias is not None, is_rms, dtype
     )
-    # From what the kernel kept, so that only its own rounding counts.
+    # Computed from the values that the kernel saved, so that only its own rounding counts.
     kept = saved.double().detach().requires_grad_()
     again = _by_the_book(kept, exact[2], exact[3], shift, is_rms)
     leaves = [leaf for leaf in (kept, exact[2], exact[3]) if leaf is not None]
@@ -87,7 +87,7 @@ def test_kernels(rows: int, dim: int, mode: tuple[torch.dtype, ...], is_rms: boo
     tiny = tiny if dtype is torch.float32 else 2.0**-6
     assert_close("dx", dx, grads[0], rough=grads[0].to(dtype), tiny=tiny, dtype=dtype)
     assert_close("dresidual", dresidual, grads[0], rough=grads[0].to(dtype), tiny=tiny, dtype=kept_type)
-    spread = 4e-6 if z is None or dtype is torch.float32 else 2e-2  # statistics are those of the sum before rounding
+    spread = 4e-6 if z is None or dtype is torch.float32 else 2e-2  # the statistics are of the sum before rounding
     assert sums.shape[1:] == (len(leaves) - 1, dim)
     assert_close("dweight", sums.sum(0)[0], grads[1], tiny=spread)
     if bias is not None:

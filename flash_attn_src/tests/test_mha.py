@@ -1,4 +1,7 @@
-"""Attention modules: those by flash_attn against those by the book, every projection, generation step by step."""
+"""Attention modules that use flash_attn, compared with reference modules:
+
+every projection, and generation step by step.
+"""
 
 from __future__ import annotations
 

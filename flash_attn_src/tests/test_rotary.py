@@ -47,7 +47,7 @@ def _by_complex_numbers(
 
 
 def _run(kernel: bool, x: torch.Tensor, *args: object) -> torch.Tensor:
-    """The kernel, interpreted where there is no GPU, or PyTorch."""
+    """Runs the kernel (in the interpreter without a GPU), or PyTorch."""
     y = x.clone()
     (rotary.launch if kernel else rotary.reference)(x, y, *args)
     return y

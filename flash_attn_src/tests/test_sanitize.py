@@ -1,4 +1,4 @@
-"""sanitize.py: its calls run, here on the CPU, and what a tool prints is read right."""
+"""sanitize.py: its calls run on the CPU, and the output of the tools is parsed correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m flash_attn.selftest: it passes here, it fails where a result is wrong, and its report names nobody."""
+"""python -m flash_attn.selftest: it passes here, it fails if a result is wrong, and its report has no personal data."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_everything_is_right_on_a_cpu(run: tuple[subprocess.CompletedProcess[str
 
 
 def test_the_kernels_that_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this check alone: what an earlier one found is forgotten."""
+    """Only the kernels of this check are named, not those of earlier checks."""
 
     def computed(*_: Any) -> tuple[float, float]:
         device.kernels[0, Variant("fwd", "bf16", 64, "causal")] = SimpleNamespace(launch=None)

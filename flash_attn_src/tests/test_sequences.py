@@ -1,4 +1,7 @@
-"""Packed and paged sequences of the pure PyTorch backend: each as alone, and what is wrong with an index."""
+"""Packed and paged sequences of the pure PyTorch backend:
+
+equal results to separate calls, and errors for wrong indices.
+"""
 
 from __future__ import annotations
 

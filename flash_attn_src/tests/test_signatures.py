@@ -1,4 +1,7 @@
-"""The public functions and the custom ops take what upstream's take, in its order, and more by keyword alone."""
+"""The public functions and the custom ops have upstream's parameters in upstream's order.
+
+Additional parameters are keyword-only.
+"""
 
 from __future__ import annotations
 

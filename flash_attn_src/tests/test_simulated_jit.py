@@ -11,7 +11,7 @@ _TESTS = Path(__file__).resolve().parent
 
 
 def test_kernels_of_a_gpu_that_no_wheel_is_for() -> None:
-    """In a process of its own: in this one Triton interprets."""
+    """Runs in another process, because Triton interprets kernels in this process."""
     words = "test_masks_and_lengths and 70-41-both or test_pairs_of_options and append and rotary_seqlens"
     files = [_TESTS / "test_triton_backend.py", _TESTS / "test_kvcache_kernels.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -39,7 +39,7 @@ def _draw(dtype: torch.dtype = torch.float32, sinks: torch.dtype | None = None, 
 
 
 def _check(leaves: list[torch.Tensor], call: Callable[..., Any] = flash_attn.flash_attn_func, **options: Any) -> None:
-    """out, lse and the four gradients, against attention by the book."""
+    """Compares out, lse and the four gradients with reference attention."""
     leaves = [x.detach().requires_grad_() for x in leaves]
     *inputs, sinks = leaves
     out, lse, _ = call(*inputs, return_attn_probs=True, s_aux=sinks, **reference.public(options))
@@ -199,7 +199,7 @@ CACHES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache(name: str) -> None:
-    """The sink joins once, however many splits there are, also where a sequence has no key."""
+    """The sink counts once whatever the number of splits, even for a sequence without keys."""
     options = dict(CACHES[name])
     pages, whole = options.pop("pages", 0), options.pop("whole", False)
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""A forward in splits of the keys, by the kernels of a cache, against the pure PyTorch backend; and when it is one."""
+"""A forward with split keys, compared with the pure PyTorch backend, and the rule for when keys are split."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FEWER = (1 << 33) + 3  # neither aligned nor held by int32
 
 
 def _strange(x: torch.Tensor, stride: int) -> torch.Tensor | None:
-    """x with another stride on every axis of size 1, the same elements; None where it has no such axis."""
+    """x with unusual strides on its axes of size 1 and the same elements. None if it has no such axis."""
     if 1 not in x.shape:
         return None
     strides = [stride if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]

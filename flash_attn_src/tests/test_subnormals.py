@@ -48,7 +48,7 @@ def flushing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def dominated(seqlen_q: int, seqlen_k: int, heads: int, heads_k: int, dim: int, dim_v: int = 0) -> list[torch.Tensor]:
-    """q, k and v where key 0 has a score GAP above the others and no value; theirs are near 1."""
+    """q, k and v. The score of key 0 is GAP above the others. Its value is 0, the other values are near 1."""
     generator = torch.Generator().manual_seed(0)
     q = 0.1 * torch.randn((1, seqlen_q, heads, dim), generator=generator)
     k = 0.1 * torch.randn((1, seqlen_k, heads_k, dim), generator=generator)
@@ -239,7 +239,7 @@ def test_an_infinity_does_not_reach_other_heads() -> None:
 
 @pytest.mark.usefixtures("flushing")
 def test_gradients_of_nothing() -> None:
-    """No dout and no v: neither 0 / 0 nor a shift beyond what fp32 holds."""
+    """dout and v are zero: this causes neither 0 / 0 nor a shift that fp32 cannot hold."""
     inputs = normal((1, 40, 2, 64), (1, 40, 1, 64), (1, 40, 1, 64))
     for dout, v in ((torch.zeros(1, 40, 2, 64).half(), inputs[2]), (inputs[0], torch.zeros(1, 40, 1, 64).half())):
         dq, dk, _ = gradients(flash_attn_func, [*inputs[:2], v], dout)

@@ -1,4 +1,4 @@
-"""Forward-mode tangents: no kernel has them, so every tensor that carries one raises where a kernel would serve."""
+"""Forward-mode tangents: no kernel has them, so a tensor with a tangent raises if a kernel would serve the call."""
 
 from __future__ import annotations
 

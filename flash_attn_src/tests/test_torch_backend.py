@@ -1,4 +1,4 @@
-"""The pure PyTorch backend against attention by the book, through the public functions."""
+"""The pure PyTorch backend, through the public functions, compared with reference attention."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_scores_without_end() -> None:
 
 
 def test_strides() -> None:
-    """Transposed, strided and expanded inputs give what their copies give."""
+    """Transposed, strided and expanded inputs give the same results as their copies."""
     torch.manual_seed(0)
     q = torch.randn(2, 3, 40, 16).transpose(1, 2)
     k = torch.randn(2, 50, 3, 32)[..., ::2]

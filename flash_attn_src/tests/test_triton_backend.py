@@ -1,4 +1,4 @@
-"""The Triton kernels against attention by the book: interpreted on a CPU, compiled where there is a GPU."""
+"""The Triton kernels compared with reference attention: interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout in the Triton kernels, by the mask that they drew."""
+"""Dropout in the Triton kernels, compared with a reference that uses their mask."""
 
 from __future__ import annotations
 

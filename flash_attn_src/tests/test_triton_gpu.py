@@ -87,7 +87,7 @@ def test_query_heads_shared_out(causal: bool, dim: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dim", [24, 64, 128, 256])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_dropout(option: str, dim: int, dtype: torch.dtype) -> None:
-    """out and the gradients are those of PyTorch under the mask that S_dmask shows: three kernels drew the same."""
+    """out and the gradients equal PyTorch's with the mask in S_dmask, so all three kernels drew the same mask."""
     torch.manual_seed(dim)
     call = dict(OPTIONS[option])
     if option == "alibi":

@@ -19,8 +19,10 @@ from flash_attn.runtime import device
 
 
 def test_how_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few as there are programs enough with, of those that divide the group and leave each two query heads; one
-    where there is little to do."""
+    """The fewest splits that give enough programs; one split for little work.
+
+    A number of splits must divide the group and leave each program two query heads.
+    """
     monkeypatch.setattr(device, "of", lambda _: SimpleNamespace(compute_units=100))
     found = [triton_kernels.splits_of(8, programs, 512, 9, 0) for programs in (0, 1, 74, 75, 149, 150, 299, 300)]
     assert found == [1, 4, 4, 4, 4, 2, 2, 1]
@@ -40,8 +42,10 @@ def test_splits_are_added_up(count: int) -> None:
 
 
 def test_blocks_of_a_grid() -> None:
-    """As many for each sequence as the longest has, one at least for rows outside of every sequence, or those of all
-    rows where these are fewer by a third."""
+    """Each sequence has the blocks of the longest one, at least one block.
+
+    If the blocks of all packed rows are fewer by a third, these are used.
+    """
     assert triton_kernels.grid_of(64, 100, 3, 5, 300) == (2, 15, 0)
     assert triton_kernels.grid_of(64, 640, 3, 5, 3 * 640) == (10, 15, 0)
     assert triton_kernels.grid_of(64, 640, 4, 5, 900) == (18, 5, flags.PACKED_BLOCKS)
@@ -122,7 +126,7 @@ def test_the_bucket_of_a_head_dim() -> None:
     ],
 )  # fmt: skip
 def test_the_kernel_of_a_pair_of_head_dims(pair: tuple[int, int], served: tuple[int, int]) -> None:
-    """The first pair with a kernel of its own that holds it, else the larger of both."""
+    """The first compiled pair that holds both head dims, else the kernel for the larger of the two."""
     assert value_dims.served_pair(*pair) == served
     if served[0] != served[1]:
         size = variants.bucket(served[0], "fwd-v")

@@ -47,7 +47,7 @@ def test_varlen_equals_dense_calls(
 
 @pytest.fixture
 def _unwritten_is_nan() -> Iterator[None]:
-    """What nothing writes to shows as NaN."""
+    """Memory that no kernel writes is NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -61,8 +61,10 @@ def _unwritten_is_nan() -> Iterator[None]:
     ids=str,
 )
 def test_rows_outside_every_sequence(monkeypatch: pytest.MonkeyPatch, bounds: list[int], dim: int) -> None:
-    """Their results and gradients are 0, as those of no key; the others are not touched by them. Nor do the splits of
-    dk and dv have other rows."""
+    """Their results and gradients are 0, as for rows without keys, and the other rows do not change.
+
+    The splits of dk and dv have no other rows either.
+    """
     monkeypatch.setattr(triton_gradients, "splits_of", lambda *_: 2 if dim == 72 else 1)
     q, dout = (torch.randn(200, 2, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))
     k, v = (torch.randn(220, 1, dim, device=DEVICE, dtype=torch.float16) for _ in range(2))

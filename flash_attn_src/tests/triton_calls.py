@@ -1,4 +1,4 @@
-"""Calls of the Triton backend, and the comparison of what they give."""
+"""Calls of the Triton backend, and the comparison of their results."""
 
 from __future__ import annotations
 

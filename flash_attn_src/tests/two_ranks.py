@@ -19,7 +19,7 @@ def _one_rank(rank: int, store: str, work: Callable[[int], list[torch.Tensor]], 
 
 
 def both(tmp_path: Path, work: Callable[[int], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """What each rank found; `work` gets its number."""
+    """Runs `work` with the number of each rank. Returns the results."""
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     workers = [context.Process(target=_one_rank, args=(r, str(tmp_path / "store"), work, queue)) for r in range(2)]

@@ -318,7 +318,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """Serves the hub at an address of its own while the block runs."""
+    """Serves the hub at a free address while the block runs."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with _Server(("127.0.0.1", 0), handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -38,7 +38,7 @@ ENTRY = """int _DllMainCRTStartup(void *library, unsigned reason, void *reserved
 
 
 def missing() -> str:
-    """The programs that are missing here, "" if none is."""
+    """The names of missing programs, "" if all are installed."""
     return ", ".join(name for name in ("wine", "mvn") if shutil.which(name) is None)
 
 

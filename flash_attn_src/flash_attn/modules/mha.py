@@ -38,7 +38,7 @@ __all__ = [
     "flash_attn_with_kvcache", "get_alibi_slopes",
 ]  # fmt: skip
 
-# What MHA asks of inference_params.
+# The attributes of inference_params that MHA reads.
 _PARAMETERS = (
     "key_value_memory_dict", "seqlen_offset", "batch_size_offset", "lengths_per_sample", "max_seqlen", "max_batch_size",
 )  # fmt: skip
