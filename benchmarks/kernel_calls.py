@@ -17,7 +17,7 @@ def calls(variant: Any, device: torch.device, tokens: int = 4096) -> dict[str, C
     torch.manual_seed(0)
     if variant.op.startswith(("decode", "extend", "latent")):
         return dict(_of_a_cache(variant, device, tokens))
-    if variant.op.startswith(("fwd", "bwd", "fp8-fwd")):
+    if variant.op.startswith(("fwd", "bwd", "fp8-fwd", "int8-fwd")):
         return dict(_of_attention(variant, device, tokens))
     raise NotImplementedError(f"{variant.name}: no call for it")
 
@@ -55,6 +55,8 @@ def _of_attention(variant: Any, device: torch.device, tokens: int) -> Iterator[t
         )  # fmt: skip
         if op.startswith("fwd"):
             yield name, lambda call=call: list(backend.forward(call)[:2])
+        elif op == "int8-fwd":
+            yield name, lambda call=call: list(backend.int8_forward(call, None))
         elif op == "fp8-fwd":
             fp8_q, fp8_k, fp8_v = small
             fp8 = replace(call, q=fp8_q, k=fp8_k, v=fp8_v, descales=factors)

@@ -25,7 +25,7 @@ import torch
 
 from flash_attn import rng
 from flash_attn.backends.split_kv import as_cache_call
-from flash_attn.backends.triton import attention, combine, fp8_format, fp8_forward, kvcache
+from flash_attn.backends.triton import attention, combine, fp8_format, fp8_forward, int8_forward, kvcache
 from flash_attn.backends.triton import backward as untuned_backward
 from flash_attn.backends.triton import forward as untuned_forward
 from flash_attn.backends.triton.gradients import backward_ops
@@ -42,7 +42,7 @@ from flash_attn.runtime.files import write_whole
 from flash_attn.runtime.platform import PLATFORM
 
 # What is not searched for is the Triton backend's own.
-__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "kvcache", "name", "wanted"]
+__all__ = ["backward", "combine", "forward", "fp8_format", "fp8_forward", "int8_forward", "kvcache", "name", "wanted"]
 
 name = "flash_attn.backends.triton"
 
