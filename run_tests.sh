@@ -39,7 +39,7 @@ check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 check-jsonschema --builtin-schema vendor.compose-spec docker/runner/compose.yml
 hadolint docker/*/Dockerfile
 zizmor --offline --quiet --persona auditor .
-# A Go module, which Go checks by its database of hashes; GitHub's runners have Go.
+# actionlint is a Go module. Go checks it against its checksum database. GitHub's runners have Go.
 if command -v go >/dev/null; then
     go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 fi

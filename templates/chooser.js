@@ -38,7 +38,7 @@ function parseEnvironment(text) {
 const isUniversal = (wheel) => wheel.torch === "";
 const oldestOf = (wheel) => ({torch: OLDEST_TORCH, rocm: "", python: wheel.python});
 
-// Whether a wheel is what is wanted in one axis; of several GPUs it has to serve one.
+// Whether a wheel matches the choice on one axis. It must support at least one of several chosen GPUs.
 function fits(wheel, want, axis) {
   if (axis === "gpu") return !want.gpus.length || want.gpus.some((gpu) => wheel.targets.includes(gpu));
   if (!want[axis]) return true;
@@ -55,7 +55,8 @@ function off(wheel, want, axis) {
 
 const matches = (wheel, want) => AXES.every((axis) => fits(wheel, want, axis));
 
-// GPU first, then the number of axes that differ, then the steps in torch, ROCm and Python: as which.py has it.
+// Compare by GPU, then by the number of axes that differ, then by the steps in torch, ROCm and Python. which.py has the
+// same order.
 function distance(wheel, want) {
   const away = ["torch", "rocm", "python"].map((axis) => off(wheel, want, axis));
   const differing = away.filter(Boolean).length + ["backend", "flash_attn"].filter((axis) => !fits(wheel, want, axis)).length;

@@ -110,7 +110,7 @@ def test_backend_info(build_info: dict[str, Any]) -> None:
 
 
 def test_the_doctor_finds_the_wheel_whole(package: Path) -> None:
-    """It may find fault with the torch here; not with the wheel, nor with a call."""
+    """The doctor may report this machine's torch, but neither the wheel nor a call."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("FLASH_ATT", "PYTHONPATH"))}
     command = [sys.executable, "-m", "flash_attn.doctor", "--json"]
     done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, check=False)

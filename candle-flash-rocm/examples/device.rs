@@ -31,7 +31,7 @@ fn random(shape: &[usize], dtype: DType) -> candle_core::Result<Tensor> {
     Tensor::randn(0f32, 1., shape, &Device::Cpu)?.to_dtype(dtype)
 }
 
-/// The largest difference, against the largest value.
+/// The largest difference, relative to the largest value.
 fn error(got: &Tensor, wanted: &Tensor) -> candle_core::Result<f32> {
     let (got, wanted) = (got.to_dtype(DType::F32)?, wanted.to_dtype(DType::F32)?);
     let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();

@@ -27,7 +27,7 @@ struct Recorded {
     cases: Vec<Case>,
     /// What each case asks Composable Kernel's planner for: a call and its bytes in hexadecimal.
     composable: Vec<Vec<(String, String)>>,
-    /// Which sources Python's table gives each case.
+    /// The kernel providers that Python's table gives each case.
     sources: Vec<Expected>,
     targets: BTreeMap<String, Target>,
 }
@@ -292,7 +292,7 @@ fn the_planner_of_composable_kernel_is_asked_as_by_python() {
     assert!(compared > 100, "{compared}");
 }
 
-/// The source of a plan, by its kernels' names and what the planner was asked.
+/// The kernel provider of a plan, derived from the kernels' names and the planner's calls.
 fn source_of(steps: &[Step], asked: &Asked) -> &'static str {
     let is_asm = |step: &Step| matches!(step, Step::Launch(launch) if launch.kernel.starts_with("asm-"));
     match (steps.iter().any(is_asm), asked.0.take().is_empty()) {

@@ -111,7 +111,7 @@ def cases() -> Iterator[Case]:
         yield wide | {"window": [-1, 0], "seqlen_k": 20000, "backward": False} | more
     grouped = {"lengths_q": [3000, 2500], "lengths_k": [3000, 2500], "heads": 16, "heads_k": 1}
     yield base | grouped
-    # Pages: of whole blocks and not; few queries over many keys.
+    # Pages that are multiples of a block and others; few queries over many keys.
     for page_size, dtype, lengths in product((16, 48, 256), DTYPES, (([5, 70], [300, 90]), ([1] * 3, [20000, 5, 700]))):
         columns = -(-max(lengths[1]) // page_size)
         packed = {"lengths_q": lengths[0], "lengths_k": lengths[1], "batch": len(lengths[0]), "backward": False}

@@ -185,7 +185,7 @@ CASES: list[tuple[str, Facts, str]] = [
     (
         "variable",
         replace(HEALTHY, variables={"FLASH_ATTENTION_TRITON_AMD_ENBALE": "1"}),
-        "nothing reads FLASH_ATTENTION_TRITON_AMD_ENBALE=1",
+        "FLASH_ATTENTION_TRITON_AMD_ENBALE=1 has no effect",
     ),
     ("call-failed", probed(call={**_CALL, "backward_error": float("nan")}), "the backward by flash_attn.backends"),
     ("call-failed", probed(call=None, error="RuntimeError: no"), "RuntimeError: no"),

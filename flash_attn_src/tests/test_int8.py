@@ -132,7 +132,7 @@ def test_sageattn_has_both_layouts(sageattn: Callable[..., torch.Tensor]) -> Non
     assert torch.equal(found, lse)
 
 
-def test_what_is_refused(sageattn: Callable[..., torch.Tensor]) -> None:
+def test_unsupported_int8_calls_are_refused(sageattn: Callable[..., torch.Tensor]) -> None:
     q, k, v = _inputs(20, 30, 64, torch.float16)
     with pytest.raises(ValueError, match="tensor_layout: got 'HDN', wanted one of HND, NHD"):
         sageattn(q, k, v, "HDN")

@@ -194,7 +194,7 @@ def test_gradients_with_dropout() -> None:
 
 @pytest.mark.usefixtures("flushing")
 def test_gradients_of_rows_of_many_sizes() -> None:
-    """Rows of dout from 1 to 2^-20 of the largest one, and a value that is far larger than the others."""
+    """Rows of dout are 1 to 2^-20 times the largest row, and a value of v is far larger than the others."""
     inputs = normal((1, 70, 2, 64), (1, 90, 2, 64), (1, 90, 2, 64))
     inputs[2][:, 5] *= 200.0
     (dout,) = normal((1, 70, 2, 64), size=0.5)

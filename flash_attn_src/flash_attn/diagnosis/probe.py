@@ -1,4 +1,4 @@
-"""What only a process that imports torch and uses the GPU can tell, as lines of JSON on stdout.
+"""Prints facts that need torch and the GPU, as lines of JSON on stdout.
 
 `flash_attn.diagnosis.survey` runs the text of this file in a separate interpreter, because torch may be broken and a
 call may kill the process. Each line is printed before the next step begins, so the last one tells how far it came.

@@ -295,8 +295,8 @@ _INT8_FORWARD = Int8Operation(
     tuning="table",
 )
 
-# With fp32 elements these operations are the plain ones, so they do not exist for fp32: tables of cosines in fp32
-# (t32), weights in fp32 (w32), weights and residual in fp32 (r32).
+# Operations whose tables or weights are fp32. They do not exist for fp32 elements, for which they would equal the plain
+# operations: tables of cosines in fp32 (t32), weights in fp32 (w32), weights and residual in fp32 (r32).
 _ROTARY = Operation(
     name="rotary",
     module="rotary",
