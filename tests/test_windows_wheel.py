@@ -18,7 +18,7 @@ import fake_parts
 import pytest
 import wheelhouse
 
-from rocm_wheels import cli
+from rocm_wheels import cli, packages
 from rocm_wheels.errors import BadTarget, DataError, RepairFailed
 from rocm_wheels.matrix import names, plan, targets, versions
 from rocm_wheels.matrix.cells import Universal
@@ -211,3 +211,15 @@ def test_installers_that_accept_a_windows_wheel(
     done = subprocess.run([*pip, "-d", str(tmp_path), "flash_attn"], capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == taken, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [NAME] * taken
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
+def test_uv_takes_the_wheel_of_its_system(python: str, wheel: Path, tmp_path: Path) -> None:
+    linux = wheelhouse.write(tmp_path / "both", Universal(flash_attn="2.8.3", python="3.10", backend="ck"))
+    shutil.copy(wheel, tmp_path / "both")
+    options = ["--dry-run", "--verbose", "--no-deps", "--no-index", "--find-links", str(tmp_path / "both")]
+    for platform, name in (("windows", NAME), ("linux", linux.name)):
+        system = ["--python-platform", platform, "--python-version", python, "--target", str(tmp_path / "target")]
+        command = [packages.uv(), "pip", "install", *options, *system, "flash_attn"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert re.findall(r"Selecting: flash-attn.*\((\S+)\)", done.stderr) == [name]
